@@ -1,0 +1,58 @@
+# Everything from a bare machine with make and Python 3.11 or newer: `make demo`, `make test`.
+
+SHELL := /bin/bash
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+MODEL := build/tiny-qwen3-omni
+PROMPT := examples/assets/prompt.txt
+PICTURES := $(sort $(wildcard examples/assets/*.png))
+RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
+ANSWER := build/answer
+
+.PHONY: demo test lint types format clean
+.DELETE_ON_ERROR:
+
+demo: $(MODEL)/config.json
+	@set -o pipefail; $(BIN)/omni run $(MODEL) "$$(cat $(PROMPT))" \
+		$(PICTURES:%=--image %) $(RECORDINGS:%=--audio %) --out $(ANSWER).wav | tee $(ANSWER).txt
+	@echo
+	@echo "text: $(ANSWER).txt"
+	@echo "wav:  $(ANSWER).wav"
+
+test: $(INSTALLED)
+	$(BIN)/pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# A half-written checkpoint is made anew: it appears under its own name only when it is complete.
+$(MODEL)/config.json: $(INSTALLED)
+	rm -rf $(MODEL) $(MODEL).part
+	$(BIN)/omni tiny $(MODEL).part
+	mv $(MODEL).part $(MODEL)
+	touch $@
+
+# torch goes first, and pinned: an open range with no torch present takes several gigabytes of CUDA libraries on some indexes.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "omni needs Python 3.11 or newer: install it, or run make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install $(TORCH)
+	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	touch $@

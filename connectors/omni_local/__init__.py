@@ -1,0 +1,1 @@
+"""Connector `"local"`: payloads within one process, by reference."""

@@ -1,0 +1,75 @@
+"""Producer and consumer in one process on one device: a payload travels as a reference and the event that guards it.
+
+| object | holds | until |
+|---|---|---|
+| `LocalRef` | the payload, by reference | `release` or `abort` |
+| the producer's memory | the payload's tensors | `freed`: aborted, or released and the release event is done |
+"""
+
+from omni.connector import Pending, Reach, Received, Ref
+from omni.device import COMPLETED, Event, Stream
+from omni.errors import OmniError
+from omni.payload import Payload
+
+
+class LocalRef:
+    """One payload under way."""
+
+    def __init__(self, payload: Payload, ready: Event) -> None:
+        self.received: Received | None = Received(payload, ready)
+        self.end: Event | None = None
+        """The consumer's last use of the payload; None while nobody has released it or given it up."""
+        self.abort_reason: str | None = None
+
+    @property
+    def freed(self) -> bool:
+        return self.end is not None and self.end.done()
+
+    def let_go(self, end: Event) -> None:
+        """The payload is not used after `end`. The first call counts."""
+        if self.end is None:
+            self.end = end
+            self.received = None
+
+
+class LocalPending:
+    """Arrives at once: whether the tensors may be read is the event's business."""
+
+    def __init__(self, ref: LocalRef) -> None:
+        self._ref = ref
+
+    def poll(self) -> Received | None:
+        if self._ref.abort_reason is not None:
+            raise OmniError(f"a payload was given up before it arrived: {self._ref.abort_reason}")
+        return self._ref.received
+
+
+class LocalConnector:
+    """Moves payloads by reference. Enqueues nothing and keeps no list, so `close` has nothing to free."""
+
+    reach = Reach.PROCESS
+    raw_device_tensors = True
+
+    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
+        return LocalRef(payload, ready)
+
+    def receive(self, ref: Ref, stream: Stream) -> Pending:
+        return LocalPending(_own(ref))
+
+    def release(self, ref: Ref, after: Event) -> None:
+        _own(ref).let_go(after)
+
+    def abort(self, ref: Ref, reason: str) -> None:
+        own = _own(ref)
+        if own.end is None:
+            own.abort_reason = reason
+            own.let_go(COMPLETED)
+
+    def close(self) -> None:
+        pass
+
+
+def _own(ref: Ref) -> LocalRef:
+    if not isinstance(ref, LocalRef):
+        raise TypeError(f"a {type(ref).__name__} is not a reference of the local connector")
+    return ref

@@ -1,0 +1,8 @@
+"""Reads published checkpoints: config, sharded safetensors, into modules that stand on their device already."""
+
+from omni.checkpoint.checkpoint import Checkpoint
+from omni.checkpoint.dummy import Initializer, default_init, fill_dummy
+from omni.checkpoint.load import Destination, Rename, load_module
+from omni.checkpoint.resolve import resolve
+
+__all__ = ["Checkpoint", "Destination", "Initializer", "Rename", "default_init", "fill_dummy", "load_module", "resolve"]

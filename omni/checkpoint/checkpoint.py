@@ -1,0 +1,67 @@
+"""A published checkpoint folder."""
+
+from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni.checkpoint.json_file import read_object, read_optional_object
+from omni.checkpoint.shards import Shard, locate_weights
+from omni.errors import CheckpointError
+
+
+class Checkpoint:
+    """A folder with config.json and, unless only random weights are wanted, safetensors files.
+
+    path: the folder.
+    config: config.json. generation_config: generation_config.json, `{}` if there is none.
+
+    The configuration is read at once, weights when first asked for. Not for use by several threads at a time.
+    Every method, and the constructor, raises CheckpointError that names the file or the weight at fault.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config: dict[str, Any] = read_object(self.path / "config.json")
+        self.generation_config: dict[str, Any] = read_optional_object(self.path / "generation_config.json")
+        self._open: dict[Path, Shard] = {}
+
+    def names(self) -> Collection[str]:
+        """The names of all weights."""
+        return self._files.keys()
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight, from its file's header."""
+        return self._shard(name).shape(name)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A weight as published: its own dtype, on the host, read-only in spirit (its memory maps the file)."""
+        return self._shard(name).tensor(name)
+
+    def by_shard(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """`(name, tensor)` of `names`, one file after the other, each file closed before the next is opened."""
+        for path in dict.fromkeys(self._files.values()):
+            for name in [name for name in names if self._file_of(name) == path]:
+                yield name, self.tensor(name)
+            self._open.pop(path, None)
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        return locate_weights(self.path)
+
+    def _file_of(self, name: str) -> Path:
+        if name not in self._files:
+            problem = f"is not among the {len(self._files)} weights in {self.path}"
+            raise CheckpointError(name, problem, "use a checkpoint of the architecture that config.json names")
+        return self._files[name]
+
+    def _shard(self, name: str) -> Shard:
+        path = self._file_of(name)
+        if path not in self._open:
+            self._open[path] = Shard(path, frozenset(n for n, file in self._files.items() if file == path))
+        return self._open[path]

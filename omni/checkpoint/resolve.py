@@ -1,0 +1,37 @@
+"""From what a user calls a model to a folder on this machine."""
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from omni.errors import CheckpointError
+
+_FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model"]
+
+
+def resolve(model: str | Path) -> Path:
+    """The folder of `model`: a local folder, or the id of a repository on the Hugging Face hub, downloaded if need be.
+
+    Raises CheckpointError if it is neither.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError("model", f"{model} is a file", "give the folder that holds it")
+    if isinstance(model, Path) or not _may_be_hub_id(model):
+        raise CheckpointError(
+            "model", f"there is no folder {model}", "give a checkpoint folder or a hub id (owner/name)"
+        )
+    try:
+        return Path(snapshot_download(model, allow_patterns=_FILES))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        problem = f"{model} is no local folder, and the hub gave no such checkpoint ({reason})"
+        remedy = "check the spelling and the network; for a private repository, log in with `hf auth login`"
+        raise CheckpointError("model", problem, remedy) from error
+
+
+def _may_be_hub_id(model: str) -> bool:
+    return bool(model) and not model.startswith((".", "/", "~")) and not model.endswith("/") and model.count("/") <= 1

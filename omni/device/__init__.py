@@ -1,0 +1,7 @@
+"""Devices: the only way to touch device memory."""
+
+from omni.device.base import COMPLETED, Device, Event, Phase, Stream
+from omni.device.ring import HostRing, HostSlot
+from omni.device.select import open_device
+
+__all__ = ["COMPLETED", "Device", "Event", "HostRing", "HostSlot", "Phase", "Stream", "open_device"]

@@ -1,0 +1,63 @@
+"""Rings of pinned host slots: the only host memory that device copies read or write.
+
+| buffer | written by | read by | freed by |
+|---|---|---|---|
+| slot of an upload ring | host, while filling a step | H2D copy of that step | the step's end event |
+| slot of a download ring | D2H copy of a step | host, after the copy's event | `release` by the reader |
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omni.device.base import COMPLETED, Device, Event
+
+
+class HostSlot:
+    """One slot: a pinned tensor, the same memory as a numpy array, and the event that guards it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._array: NDArray[np.generic] = tensor.numpy()
+        self._guard: Event | None = COMPLETED
+        """When the slot may be touched by the host again; None while it is handed out."""
+
+    @property
+    def free(self) -> bool:
+        return self._guard is not None and self._guard.done()
+
+    def take(self) -> NDArray[np.generic]:
+        """Hands the slot out for the host to fill. `guard` must follow once the device work that uses it is enqueued."""
+        if not self.free:
+            raise RuntimeError("a host slot was reused while a copy may still read or write it: the ring is too small")
+        self._guard = None
+        return self._array
+
+    def guard(self, event: Event) -> None:
+        """The device is done with the slot when `event` is."""
+        self._guard = event
+
+    def read(self) -> NDArray[np.generic]:
+        """The contents, for a slot that the device wrote. The guard must be done."""
+        if not self.free:
+            raise RuntimeError("a host slot was read before the copy into it had completed")
+        return self._array
+
+
+class HostRing:
+    """`slots` pinned buffers of one shape, used in turn."""
+
+    def __init__(self, device: Device, shape: tuple[int, ...], dtype: torch.dtype, slots: int) -> None:
+        self._slots = [HostSlot(device.host_tensor(shape, dtype)) for _ in range(slots)]
+        self._next = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next slot can be taken now."""
+        return self._slots[self._next].free
+
+    def advance(self) -> HostSlot:
+        """The next slot, in ring order."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        return slot

@@ -1,0 +1,132 @@
+"""One loop per device: the thread that drives all stage workers and the orchestrator."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+
+import torch
+
+from omni.connector import Connector
+from omni.device import Device
+from omni.engine.orchestrator import Orchestrator
+from omni.engine.request import EngineRequest, RequestFailed, Sink
+from omni.errors import OmniError, StageError
+from omni.stage import StageUsage, StageWorker
+
+_SPIN_SECONDS = 0.002
+_NAP_SECONDS = 0.0001
+
+
+class Engine:
+    """Takes commands from any thread; everything else happens on the loop's thread.
+
+    `tick` is public so that a test can drive the engine itself, without `start`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        orchestrator: Orchestrator,
+        workers: Mapping[str, StageWorker],
+        connectors: Mapping[str, Connector],
+    ) -> None:
+        self._device = device
+        self._orchestrator = orchestrator
+        self._workers = workers
+        self._connectors = connectors
+        self._commands: deque[tuple[EngineRequest, Sink] | tuple[str, OmniError]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._failure: OmniError | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="omni-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        """Starts a request; its outputs go to `sink` on the engine's thread."""
+        self._commands.append((request, sink))
+        self._wake.set()
+
+    def abort(self, request_id: str, error: OmniError) -> None:
+        """Gives a request up. Its sink gets `RequestFailed(error)` unless it is over already."""
+        self._commands.append((request_id, error))
+        self._wake.set()
+
+    def usage(self) -> Mapping[str, StageUsage]:
+        """What each stage holds right now."""
+        return {name: worker.usage() for name, worker in self._workers.items()}
+
+    @property
+    def idle(self) -> bool:
+        """No request is under way and no stage holds anything."""
+        held = any(count for usage in self.usage().values() for count in usage.values())
+        return not self._commands and not self._orchestrator.live and not held
+
+    def close(self) -> None:
+        """Gives up what is under way, stops the loop and frees the stages. Idempotent."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._orchestrator.abort_all(StageError("engine", "closing", "the engine was closed"))
+        self._device.synchronize()
+        for worker in self._workers.values():
+            worker.close()
+        for connector in self._connectors.values():
+            connector.close()
+
+    def tick(self) -> bool:
+        """One round: commands, every worker, the orchestrator. Returns whether anything happened."""
+        moved = self._take_commands()
+        for worker in self._workers.values():
+            moved |= worker.tick()
+        return self._orchestrator.tick() or moved
+
+    def _take_commands(self) -> bool:
+        moved = bool(self._commands)
+        while self._commands:
+            first, second = self._commands.popleft()
+            if isinstance(first, EngineRequest):
+                assert callable(second)
+                if self._failure is not None:
+                    second(RequestFailed(self._failure))
+                else:
+                    self._orchestrator.submit(first, second)
+            else:
+                assert isinstance(second, OmniError)
+                self._orchestrator.abort(first, second)
+        return moved
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while not self._stopping:
+                try:
+                    self._loop()
+                except Exception as error:
+                    # A worker isolates what is one request's fault; what gets here leaves stages in an unknown state.
+                    self._failure = StageError("engine", "running its loop", f"{type(error).__name__}: {error}")
+                    self._orchestrator.abort_all(self._failure)
+                    self._refuse_all()
+
+    def _loop(self) -> None:
+        since = time.perf_counter()
+        while not self._stopping:
+            if self.tick():
+                since = time.perf_counter()
+            elif self.idle:
+                self._wake.wait()
+                self._wake.clear()
+            else:
+                # Work is on the device. Spinning keeps the launch gap short; a long wait must not burn a core.
+                time.sleep(0 if time.perf_counter() - since < _SPIN_SECONDS else _NAP_SECONDS)
+
+    def _refuse_all(self) -> None:
+        while not self._stopping:
+            self._take_commands()
+            self._wake.wait()
+            self._wake.clear()

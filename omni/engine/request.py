@@ -1,0 +1,58 @@
+"""What the front end tells the engine, and what the engine tells back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from omni.errors import OmniError
+from omni.payload import Payload
+from omni.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A prepared request.
+
+    modalities: wanted outputs. inputs: host payloads by stage. edges: adapter arguments by edge name. sampling: by stage.
+    """
+
+    id: str
+    modalities: frozenset[str]
+    inputs: Mapping[str, Sequence[Payload]]
+    edges: Mapping[str, msgspec.Struct] = field(default_factory=dict)
+    sampling: Mapping[str, SamplingParams] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChunk:
+    """A piece of a wanted output. meta: `TokenChunk`, `AudioChunk` or what the stage's kind defines."""
+
+    modality: str
+    meta: msgspec.Struct
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished:
+    """One stage is done with the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: its totals (`"tokens"`, `"frames"`, ...)."""
+
+    stage: str
+    reason: str
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """Everything wanted has been given. The last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The request was given up and everything it held is being freed. The last message."""
+
+    error: OmniError
+
+
+EngineOutput = OutputChunk | StageFinished | RequestFinished | RequestFailed
+Sink = Callable[[EngineOutput], None]
+"""Takes a request's outputs on the engine's thread; must be brief and must not raise."""

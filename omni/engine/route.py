@@ -1,0 +1,84 @@
+"""One edge as one request uses it: connector, adapter and the payloads under way between them."""
+
+from collections import deque
+
+from omni.adapter import Adapter
+from omni.connector import Connector, Pending, Ref
+from omni.device import COMPLETED, Stream
+from omni.errors import OmniError, StageError
+from omni.pipeline import Edge
+from omni.stage import Ended, Feed, Lease, Produced, StageWorker
+
+
+class Route:
+    """Moves payloads in order from producer to consumer, through the connector, then through the adapter."""
+
+    def __init__(
+        self, request_id: str, edge: Edge, adapter: Adapter, connector: Connector, consumer: StageWorker, stream: Stream
+    ) -> None:
+        self.edge = edge
+        self._request_id = request_id
+        self._adapter = adapter
+        self._connector = connector
+        self._consumer = consumer
+        self._stream = stream
+        self._under_way: deque[tuple[Ref, Pending]] = deque()
+        self._end_reason: str | None = None
+        self.closed = False
+
+    def send(self, produced: Produced) -> None:
+        """Takes a reference to what the producer made."""
+        ref = self._connector.send(produced.payload, produced.ready, self._stream)
+        produced.hold.take(ref)
+        self._under_way.append((ref, self._connector.receive(ref, self._stream)))
+
+    def end(self, reason: str) -> None:
+        """The producer is done; the consumer hears of it after the payloads under way."""
+        self._end_reason = reason
+
+    def tick(self) -> bool:
+        """Delivers what has arrived. Raises OmniError if a payload was lost or the adapter failed."""
+        moved = False
+        while self._under_way:
+            ref, pending = self._under_way[0]
+            received = pending.poll()
+            if received is None:
+                return moved
+            self._under_way.popleft()
+            moved = True
+            try:
+                inputs = self._adapter.push(received.payload)
+            except Exception as error:
+                self._connector.abort(ref, "its adapter failed")
+                raise self._adapter_error(error) from error
+            holders = sum(1 for payload in inputs if payload.tensors)
+            lease = Lease(self._connector, ref, holders)
+            if not holders:
+                self._connector.release(ref, COMPLETED)
+            for payload in inputs:
+                kept = lease if payload.tensors else None
+                self._consumer.inbox.append(Feed(self._request_id, payload, received.ready, kept))
+        if self._end_reason is not None and not self.closed:
+            self._close(self._end_reason)
+            moved = True
+        return moved
+
+    def abort(self, reason: str) -> None:
+        """Gives up what is still under way."""
+        self.closed = True
+        while self._under_way:
+            self._connector.abort(self._under_way.popleft()[0], reason)
+
+    def _close(self, reason: str) -> None:
+        self.closed = True
+        try:
+            inputs = self._adapter.finish(reason)
+        except Exception as error:
+            raise self._adapter_error(error) from error
+        self._consumer.inbox.extend(Feed(self._request_id, payload, COMPLETED) for payload in inputs)
+        self._consumer.inbox.append(Ended(self._request_id, self.edge.name))
+
+    def _adapter_error(self, error: Exception) -> OmniError:
+        if isinstance(error, OmniError):
+            return error
+        return StageError(self.edge.name, "adapting a payload", f"{type(error).__name__}: {error}")

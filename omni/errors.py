@@ -1,0 +1,41 @@
+"""Errors that reach a user. Each names the field that is wrong, what is wrong with it, and how to mend it."""
+
+
+class OmniError(Exception):
+    """Base of every error omni raises on purpose."""
+
+
+class _FieldError(OmniError):
+    """`field` (dotted path into what the user gave), `problem` and `remedy`, as one sentence."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+
+class ConfigError(_FieldError):
+    """A setting, an override or a pipeline is wrong. Raised before any weight is read."""
+
+
+class InputError(_FieldError):
+    """A request is wrong. Raised for that request alone."""
+
+
+class CheckpointError(_FieldError):
+    """A checkpoint folder or one of its files is wrong."""
+
+
+class PluginError(OmniError):
+    """A plugin that the pipeline needs could not be loaded, or two plugins claim one name."""
+
+
+class StageError(OmniError):
+    """A request failed while it ran; the message names the stage and what it was doing."""
+
+    def __init__(self, stage: str, doing: str, problem: str) -> None:
+        super().__init__(f"stage {stage!r} failed while {doing}: {problem}")
+        self.stage = stage
+        self.doing = doing
+        self.problem = problem

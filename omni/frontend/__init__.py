@@ -1,0 +1,1 @@
+"""The front end: everything about a request that is not a stage step."""

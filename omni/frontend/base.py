@@ -1,0 +1,99 @@
+"""What a model family brings to the front end: from a chat to stage inputs, and from token ids back to text.
+
+The front end runs in threads of its own. It talks to the engine by messages only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from omni.payload import Payload
+from omni.sampling_params import SamplingParams
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
+    """samples: float32 mono at 16 kHz. field: where in the request it stood, for errors."""
+
+    samples: NDArray[np.float32]
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """image: RGB. field: where in the request it stood, for errors."""
+
+    image: Image.Image
+    field: str
+
+
+Part = TextPart | AudioPart | ImagePart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    content: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A request as the user put it, media decoded. voice: as given, None takes the family's default."""
+
+    messages: tuple[Message, ...]
+    modalities: frozenset[str]
+    voice: str | None
+    sampling: Mapping[str, SamplingParams]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A chat as stage inputs.
+
+    inputs: by stage name, the payloads that stage gets from the front end, host tensors only.
+    edges: by edge name (`"thinker->talker"`), what that edge's adapter needs to know of this request.
+    prompt_tokens: length of the text model's prompt, for usage.
+    """
+
+    inputs: Mapping[str, Sequence[Payload]]
+    edges: Mapping[str, msgspec.Struct] = field(default_factory=dict)
+    prompt_tokens: int = 0
+
+
+class TextDecoder(Protocol):
+    """Token ids to text, incrementally. One per request."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text that `ids` completes; bytes of an unfinished character are kept back."""
+        ...
+
+    def finish(self) -> str:
+        """What was kept back."""
+        ...
+
+
+class Frontend(Protocol):
+    """Built by `Pipeline.frontend`, called with the checkpoint. Its methods are called from several threads."""
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Voices a request can name, the default first; empty if the checkpoint does not speak."""
+        ...
+
+    def prepare(self, chat: Chat) -> Prepared:
+        """Raises InputError for what is wrong with the request (an unknown voice, an empty or too long prompt, ...)."""
+        ...
+
+    def text_decoder(self) -> TextDecoder: ...

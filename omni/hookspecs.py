@@ -1,0 +1,58 @@
+"""The plugin contract. Hooks run once, at start-up, and fill frozen registries; none runs per request or per token.
+
+A plugin is a module named by an entry point in the group `omni`. Its hook implementations are marked with `omni.hookimpl`.
+Entry modules import no torch: what they register is named by `"module:attribute"` and imported when a pipeline needs it.
+"""
+
+from collections.abc import Sequence
+
+import pluggy
+
+from omni.plugin.entries import ConnectorEntry, ModelFamily, StageKindEntry
+
+GROUP = "omni"
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+
+@hookspec
+def omni_model_families() -> Sequence[ModelFamily]:  # type: ignore[empty-body]
+    """The model families this plugin brings. Called once, when plugins are loaded.
+
+    Returns one `ModelFamily` for each; a checkpoint is matched by the `model_type` in its config.json. A name or a model type
+    that another plugin claims too is an error that names both.
+
+    Example:
+
+        @hookimpl
+        def omni_model_families():
+            return [ModelFamily(name="mine", model_types=("my_model",), pipeline="my_plugin.pipeline:pipeline")]
+    """
+
+
+@hookspec
+def omni_stage_kinds() -> Sequence[StageKindEntry]:  # type: ignore[empty-body]
+    """The kinds of stage this plugin brings. Called once, when plugins are loaded.
+
+    Returns one `StageKindEntry` for each: the name that `Stage.kind` uses and where to find an `omni.stage.StageKind`.
+
+    Example:
+
+        @hookimpl
+        def omni_stage_kinds():
+            return [StageKindEntry(name="denoiser", kind="my_plugin.kind:DenoiserKind")]
+    """
+
+
+@hookspec
+def omni_connectors() -> Sequence[ConnectorEntry]:  # type: ignore[empty-body]
+    """The connectors this plugin brings. Called once, when plugins are loaded.
+
+    Returns one `ConnectorEntry` for each: its name and where to find a factory of `omni.connector.Connector`.
+
+    Example:
+
+        @hookimpl
+        def omni_connectors():
+            return [ConnectorEntry(name="fabric", connector="my_plugin.fabric:FabricConnector")]
+    """

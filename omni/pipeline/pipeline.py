@@ -1,0 +1,66 @@
+"""A model as a frozen graph of stages."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from omni.errors import ConfigError
+from omni.pipeline.stage import Edge, Output, Stage
+
+FRONTEND = "frontend"
+"""The source name of inputs that come from the front end; no stage may be called so."""
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model family returns for a checkpoint.
+
+    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`.
+    outputs: one per modality that this checkpoint can give.
+    """
+
+    family: str
+    stages: tuple[Stage, ...]
+    edges: tuple[Edge, ...] = ()
+    outputs: tuple[Output, ...]
+    frontend: str
+
+    def stage(self, name: str) -> Stage:
+        """The stage called `name`. Raises KeyError."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
+
+    def edges_from(self, stage: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.producer == stage)
+
+    def edges_into(self, stage: str) -> tuple[Edge, ...]:
+        return tuple(edge for edge in self.edges if edge.consumer == stage)
+
+    def order(self) -> tuple[Stage, ...]:
+        """The stages, producers before consumers. Raises ConfigError if edges form a cycle."""
+        ordered: list[Stage] = []
+        left = list(self.stages)
+        while left:
+            placed = {stage.name for stage in ordered}
+            free = [s for s in left if all(e.producer in placed for e in self.edges_into(s.name))]
+            if not free:
+                names = ", ".join(stage.name for stage in left)
+                raise ConfigError("pipeline.edges", f"form a cycle among {names}", "remove an edge")
+            ordered += free
+            left = [stage for stage in left if stage not in free]
+        return tuple(ordered)
+
+    def active(self, modalities: Iterable[str], fed: Iterable[str]) -> frozenset[str]:
+        """The stages a request uses: those that `fed` front-end inputs reach and that reach a wanted output."""
+        asked, sources = frozenset(modalities), frozenset(fed)
+        wanted = {output.stage for output in self.outputs if output.modality in asked}
+        useful: set[str] = set()
+        for stage in reversed(self.order()):
+            if stage.name in wanted or any(e.consumer in useful for e in self.edges_from(stage.name)):
+                useful.add(stage.name)
+        reached: set[str] = set()
+        for stage in self.order():
+            if stage.name in sources or any(e.producer in reached for e in self.edges_into(stage.name)):
+                reached.add(stage.name)
+        return frozenset(useful & reached)

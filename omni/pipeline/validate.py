@@ -1,0 +1,50 @@
+"""Checks a pipeline as a whole, before any weight is read."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from omni.errors import ConfigError
+from omni.pipeline.pipeline import FRONTEND, Pipeline
+
+
+def validate(pipeline: Pipeline) -> None:
+    """Raises ConfigError for what is wrong with the graph itself: names, dangling edges, cycles, stages without purpose."""
+    names = [stage.name for stage in pipeline.stages]
+    _check_names(names)
+    _check_unique("pipeline.edges", (edge.name for edge in pipeline.edges))
+    _check_unique("pipeline.outputs", (output.modality for output in pipeline.outputs))
+    for index, edge in enumerate(pipeline.edges):
+        for end, stage in (("producer", edge.producer), ("consumer", edge.consumer)):
+            _check_known(f"pipeline.edges[{index}].{end}", stage, names)
+    for index, output in enumerate(pipeline.outputs):
+        _check_known(f"pipeline.outputs[{index}].stage", output.stage, names)
+    if not pipeline.outputs:
+        raise ConfigError("pipeline.outputs", "is empty", "name a stage and the modality it gives")
+    pipeline.order()
+    useful = pipeline.active((output.modality for output in pipeline.outputs), names)
+    for stage in pipeline.stages:
+        if stage.name not in useful:
+            problem = "leads to no output"
+            raise ConfigError(f"pipeline.stages.{stage.name}", problem, "add an edge or an output, or remove the stage")
+
+
+def _check_names(names: list[str]) -> None:
+    if not names:
+        raise ConfigError("pipeline.stages", "is empty", "add a stage")
+    _check_unique("pipeline.stages", names)
+    for name in names:
+        if name == FRONTEND or not name.isidentifier():
+            raise ConfigError(
+                "pipeline.stages", f"{name!r} cannot name a stage", f"use an identifier other than {FRONTEND!r}"
+            )
+
+
+def _check_unique(field: str, names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(field, f"{name!r} appears {count} times", "give each its own name")
+
+
+def _check_known(field: str, stage: str, names: list[str]) -> None:
+    if stage not in names:
+        raise ConfigError(field, f"{stage!r} is not a stage", f"use one of {', '.join(names)}")

@@ -1,0 +1,32 @@
+"""What plugins register: names, and where to import the rest from. Torch-free, so that entry modules load fast."""
+
+import msgspec
+
+
+class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model family.
+
+    name: unique among families.
+    model_types: values of `model_type` in config.json that this family serves.
+    pipeline: `"module:function"`, called with an `omni.checkpoint.Checkpoint`, returns a `Pipeline`.
+    tiny: `"module:function"`, called with a directory and a keyword `seed`; writes a tiny random checkpoint there. None if the family has none.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    pipeline: str
+    tiny: str | None = None
+
+
+class StageKindEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kind of stage. kind: `"module:attribute"`, called without arguments, returns an `omni.stage.StageKind`."""
+
+    name: str
+    kind: str
+
+
+class ConnectorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A connector. connector: `"module:attribute"`, called without arguments, returns an `omni.connector.Connector`."""
+
+    name: str
+    connector: str

@@ -1,0 +1,69 @@
+"""How a kind of stage runs."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import torch
+
+from omni.checkpoint import Checkpoint
+from omni.device import Device
+from omni.pipeline.stage import Stage
+from omni.stage.messages import Inbound, Outbound
+
+StageUsage = Mapping[str, int]
+"""What a worker holds right now, by name (`requests`, `rows`, `blocks`, ...). All zero when it is idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """What a stage is built from.
+
+    options: the stage's options after overrides, an instance of its kind's options struct.
+    load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
+    """
+
+    stage: Stage
+    options: msgspec.Struct
+    checkpoint: Checkpoint
+    device: Device
+    dtype: torch.dtype
+    load_format: str
+
+
+class StageWorker(Protocol):
+    """Owns scheduling, memory and steps of one stage. Driven by the engine loop; nothing in it blocks."""
+
+    inbox: deque[Inbound]
+    outbox: deque[Outbound]
+
+    def tick(self) -> bool:
+        """Takes the inbox, polls events, enqueues the work that is possible now. Returns whether anything happened.
+
+        What goes wrong for one request comes out as `Failed`; an exception out of `tick` ends the engine.
+        """
+        ...
+
+    def usage(self) -> StageUsage: ...
+
+    def close(self) -> None:
+        """Frees everything. Idempotent."""
+        ...
+
+
+class StageKind(Protocol):
+    """A way of running stages, registered by `omni_stage_kinds`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def options(self) -> type[msgspec.Struct]:
+        """The frozen struct of settings that a stage of this kind has; what `--set stage.option=value` can reach."""
+        ...
+
+    def build(self, context: StageContext) -> StageWorker:
+        """Loads the model and allocates the stage's memory. Raises ConfigError or CheckpointError."""
+        ...

@@ -1,0 +1,76 @@
+"""What goes into a stage worker's inbox and comes out of its outbox. One request's messages keep their order."""
+
+from dataclasses import dataclass, field
+
+from omni.device import Event
+from omni.errors import OmniError
+from omni.payload import Payload
+from omni.sampling_params import SamplingParams
+from omni.stage.lease import Hold, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A request will use this stage. `inputs` names the edges (or `"frontend"`) that will feed it."""
+
+    request_id: str
+    sampling: SamplingParams
+    inputs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One input. Device tensors may be used once `ready` is done, and `lease` (if any) is released after their last use."""
+
+    request_id: str
+    payload: Payload
+    ready: Event
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """No further input will come from `source` (an edge, or `"frontend"`)."""
+
+    request_id: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget the request and free what it holds. Nothing further is produced for it."""
+
+    request_id: str
+
+
+Inbound = Open | Feed | Ended | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """One output. Its tensors may be read once `ready` is done and stay valid until `hold.free`."""
+
+    request_id: str
+    payload: Payload
+    ready: Event
+    hold: Hold = field(default_factory=Hold)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The stage has produced everything for the request. `counts` are totals for its usage (tokens, frames, ...)."""
+
+    request_id: str
+    reason: str
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The stage gave the request up and has freed what it held."""
+
+    request_id: str
+    error: OmniError
+
+
+Outbound = Produced | Done | Failed

@@ -1,0 +1,96 @@
+"""The part that every stage worker shares: a mailbox that keeps one record per request."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Generic, TypeVar
+
+from omni.device import COMPLETED, Event
+from omni.errors import OmniError, StageError
+from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound
+
+RequestT = TypeVar("RequestT")
+
+
+class MailboxWorker(ABC, Generic[RequestT]):
+    """Dispatches the inbox to `open`, `feed`, `end` and `drop`, then calls `advance`.
+
+    Messages for a request that is gone (finished, failed or aborted here while they were under way) are let go of: their
+    leases are released.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inbox: deque[Inbound] = deque()
+        self.outbox: deque[Outbound] = deque()
+        self.requests: dict[str, RequestT] = {}
+
+    @abstractmethod
+    def open(self, message: Open) -> RequestT:
+        """A new request's record. Raises OmniError to refuse it."""
+
+    @abstractmethod
+    def feed(self, request: RequestT, message: Feed) -> None:
+        """Keeps an input. Owns `message.lease` from here on. Raises OmniError to refuse the request."""
+
+    @abstractmethod
+    def end(self, request: RequestT, source: str) -> None:
+        """`source` will feed nothing more."""
+
+    @abstractmethod
+    def drop(self, request: RequestT) -> None:
+        """Frees all that the request holds: rows, memory, leases. Called once, however the request ends."""
+
+    @abstractmethod
+    def advance(self) -> bool:
+        """Polls events and enqueues what is possible. Returns whether anything happened."""
+
+    def tick(self) -> bool:
+        moved = bool(self.inbox)
+        while self.inbox:
+            self._dispatch(self.inbox.popleft())
+        return self.advance() or moved
+
+    def finish(self, request_id: str, reason: str, counts: dict[str, int]) -> None:
+        """The request is done here: its record goes and the orchestrator is told."""
+        self.drop(self.requests.pop(request_id))
+        self.outbox.append(Done(request_id, reason, counts))
+
+    def fail(self, request_id: str, doing: str, error: Exception) -> None:
+        """The request cannot go on here. An error that is not omni's own is wrapped with the stage's name."""
+        self.drop(self.requests.pop(request_id))
+        self.outbox.append(Failed(request_id, self._known(doing, error)))
+
+    def _known(self, doing: str, error: Exception) -> OmniError:
+        if isinstance(error, OmniError):
+            return error
+        where = ", ".join([doing, *getattr(error, "__notes__", [])])
+        return StageError(self.name, where, f"{type(error).__name__}: {error}")
+
+    def _dispatch(self, message: Inbound) -> None:
+        if isinstance(message, Open):
+            try:
+                self.requests[message.request_id] = self.open(message)
+            except OmniError as error:
+                self.outbox.append(Failed(message.request_id, error))
+            return
+        request = self.requests.get(message.request_id)
+        if request is None:
+            if isinstance(message, Feed):
+                release(message, COMPLETED)
+            return
+        try:
+            match message:
+                case Feed():
+                    self.feed(request, message)
+                case Ended():
+                    self.end(request, message.source)
+                case Abort():
+                    self.drop(self.requests.pop(message.request_id))
+        except Exception as error:
+            self.fail(message.request_id, "taking its input", error)
+
+
+def release(message: Feed, after: Event) -> None:
+    """Releases the message's lease, if it has one."""
+    if message.lease is not None:
+        message.lease.release(after)

@@ -1,0 +1,169 @@
+"""From a chat to stage inputs."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omni.checkpoint import Checkpoint
+from omni.errors import InputError
+from omni.frontend.base import AudioPart, Chat, ImagePart, Prepared, TextDecoder, TextPart
+from omni.frontend.text import IncrementalDecoder
+from omni.media import content_hash
+from omni.payload import Payload
+from omni_ar.inputs import Prompt, SegmentSlot
+from omni_encoder.inputs import MediaItem
+from omni_qwen3_omni.config import OmniConfig, read_config
+from omni_qwen3_omni.encoders import audio_batch_key, encoded_frames
+from omni_qwen3_omni.mrope import Grid, mrope_positions
+from omni_qwen3_omni.processor import load_processor
+from omni_qwen3_omni.talker_prompt import talker_args
+
+
+class OmniFrontend:
+    """Chat template, feature extraction and prompt layout."""
+
+    def __init__(self, config: OmniConfig, processor: Any) -> None:
+        self._config = config
+        self._processor = processor
+        # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
+        self._lock = threading.Lock()
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self._config.talker.speakers) if self._config.talker is not None else ()
+
+    def text_decoder(self) -> TextDecoder:
+        return IncrementalDecoder(self._processor.tokenizer)
+
+    def prepare(self, chat: Chat) -> Prepared:
+        """Raises InputError for an empty prompt, reserved words in a text, or an unknown voice."""
+        self._check(chat)
+        voice = self._voice(chat)
+        audios = [part.samples for message in chat.messages for part in message.content if isinstance(part, AudioPart)]
+        images = [part.image for message in chat.messages for part in message.content if isinstance(part, ImagePart)]
+        features = self._process(chat, audios, images)
+        ids = np.asarray(features["input_ids"][0], np.int64)
+        audio_items = self._audio_items(features) if audios else []
+        image_items, grids = self._image_items(features) if images else ([], [])
+        positions, next_position = self._positions(ids, grids)
+        segments = self._segments(ids, audio_items, image_items)
+        talker = None
+        if voice is not None:
+            talker = talker_args(self._config, ids, grids, voice)
+        prompt = Prompt(
+            columns=ids[None],
+            positions=positions,
+            next_position=next_position,
+            segments=segments,
+            payload_positions=talker.hidden_from if talker is not None else np.empty(0, np.int64),
+            penalized_ids=np.unique(ids),
+        )
+        inputs = {"audio_encoder": audio_items, "vision_encoder": image_items, "thinker": [Payload(prompt)]}
+        return Prepared(
+            inputs={stage: payloads for stage, payloads in inputs.items() if payloads},
+            edges={"thinker->talker": talker.args} if talker is not None else {},
+            prompt_tokens=len(ids),
+        )
+
+    def _process(self, chat: Chat, audios: Sequence[NDArray[np.float32]], images: Sequence[Any]) -> Mapping[str, Any]:
+        with self._lock:
+            text = self._processor.apply_chat_template(_conversation(chat), add_generation_prompt=True, tokenize=False)
+            out: Mapping[str, Any] = self._processor(
+                text=text, audio=list(audios) or None, images=list(images) or None, return_tensors="pt"
+            )
+        return out
+
+    def _positions(self, ids: NDArray[np.int64], grids: Sequence[Grid]) -> tuple[NDArray[np.int64], int]:
+        config = self._config
+        return mrope_positions(
+            ids,
+            grids,
+            image_token=config.image_token,
+            merge=config.spatial_merge_size,
+            per_second=config.position_id_per_seconds,
+        )
+
+    def _audio_items(self, features: Mapping[str, Any]) -> list[Payload]:
+        items = []
+        for index, (mel, mask) in enumerate(
+            zip(features["input_features"], features["feature_attention_mask"], strict=True)
+        ):
+            kept = mel[:, mask.bool()].contiguous()
+            frames, window = kept.shape[1], self._config.audio_window
+            meta = MediaItem(
+                index=index,
+                key=content_hash(kept.numpy()),
+                batch_key=audio_batch_key(frames, window),
+                length=encoded_frames(frames, window),
+            )
+            items.append(Payload(meta, {"features": kept}))
+        return items
+
+    def _image_items(self, features: Mapping[str, Any]) -> tuple[list[Payload], list[Grid]]:
+        grids: torch.Tensor = features["image_grid_thw"]
+        sizes = grids.prod(1).tolist()
+        items = []
+        for index, (pixels, grid) in enumerate(zip(features["pixel_values"].split(sizes), grids, strict=True)):
+            length = int(grid.prod()) // self._config.spatial_merge_size**2
+            key = f"{content_hash(pixels.numpy())}-{content_hash(grid.numpy())}"
+            meta = MediaItem(index=index, key=key, batch_key=0, length=length)
+            items.append(Payload(meta, {"pixels": pixels.contiguous(), "grid": grid}))
+        return items, [(int(t), int(h), int(w)) for t, h, w in grids.tolist()]
+
+    def _segments(
+        self, ids: NDArray[np.int64], audios: Sequence[Payload], images: Sequence[Payload]
+    ) -> tuple[SegmentSlot, ...]:
+        slots = []
+        for name, token, items in (
+            ("audio", self._config.audio_token, audios),
+            ("image", self._config.image_token, images),
+        ):
+            places = np.flatnonzero(ids == token)
+            ends = np.cumsum([item.meta.length for item in items if isinstance(item.meta, MediaItem)])
+            for index, part in enumerate(np.split(places, ends[:-1]) if items else []):
+                slots.append(SegmentSlot(name=name, index=index, positions=part))
+        return tuple(slots)
+
+    def _voice(self, chat: Chat) -> str | None:
+        if "audio" not in chat.modalities:
+            return None
+        if chat.voice is None:
+            return self.voices[0]
+        if chat.voice.lower() not in self.voices:
+            raise InputError("voice", f"{chat.voice!r} is unknown", f"use one of {', '.join(self.voices)}")
+        return chat.voice.lower()
+
+    def _check(self, chat: Chat) -> None:
+        parts = [part for message in chat.messages for part in message.content]
+        if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+            raise InputError("messages", "hold no text, sound or picture", "give the model something to answer")
+        reserved = (self._processor.audio_token, self._processor.image_token, self._processor.video_token)
+        for index, message in enumerate(chat.messages):
+            text = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
+            for word in reserved:
+                if word in text:
+                    problem = f"holds {word!r}, which stands for media"
+                    raise InputError(f"messages[{index}].content", problem, "remove it or attach the media as a part")
+
+
+def _conversation(chat: Chat) -> list[dict[str, Any]]:
+    return [{"role": m.role, "content": [_part(part) for part in m.content]} for m in chat.messages]
+
+
+def _part(part: TextPart | AudioPart | ImagePart) -> dict[str, str]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case AudioPart():
+            return {"type": "audio", "audio": ""}
+        case ImagePart():
+            return {"type": "image", "image": ""}
+
+
+def build(checkpoint: Checkpoint) -> OmniFrontend:
+    """The checkpoint's front end."""
+    return OmniFrontend(read_config(checkpoint), load_processor(checkpoint.path))

@@ -1,0 +1,68 @@
+"""The family's graph: encoders -> thinker -> talker -> code2wav."""
+
+from omni.checkpoint import Checkpoint
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.sampling_params import SamplingParams
+from omni_ar.options import ArOptions, published_sampling
+from omni_encoder.options import EncoderOptions
+from omni_qwen3_omni.config import TalkerConfig, read_config
+from omni_vocoder.options import VocoderOptions
+
+_HERE = "omni_qwen3_omni"
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    """The Instruct layout speaks; the Thinking layout has neither talker nor vocoder."""
+    config = read_config(checkpoint)
+    stages = [
+        Stage(name="audio_encoder", kind="encoder", model=f"{_HERE}.encoders:build_audio", options=EncoderOptions()),
+        Stage(name="vision_encoder", kind="encoder", model=f"{_HERE}.encoders:build_vision", options=EncoderOptions()),
+        Stage(
+            name="thinker",
+            kind="ar",
+            model=f"{_HERE}.thinker:build",
+            options=ArOptions(sampling=published_sampling(checkpoint.generation_config, config.im_end)),
+        ),
+    ]
+    edges = [
+        Edge(producer="audio_encoder", consumer="thinker", adapter=f"{_HERE}.adapters:audio_to_thinker"),
+        Edge(producer="vision_encoder", consumer="thinker", adapter=f"{_HERE}.adapters:image_to_thinker"),
+    ]
+    outputs = [Output(modality="text", stage="thinker")]
+    if config.talker is not None:
+        # The talker's steps are short and a listener waits for them: they go first where the device can choose.
+        talker = Stage(
+            name="talker",
+            kind="ar",
+            model=f"{_HERE}.talker:build",
+            options=ArOptions(sampling=_talker_sampling(config.talker)),
+            priority=-1,
+        )
+        vocoder = Stage(name="code2wav", kind="vocoder", model=f"{_HERE}.vocoder:build", options=VocoderOptions())
+        stages += [talker, vocoder]
+        edges += [
+            Edge(producer="thinker", consumer="talker", adapter=f"{_HERE}.adapters:ThinkerToTalker"),
+            Edge(producer="talker", consumer="code2wav", adapter=f"{_HERE}.adapters:TalkerToVocoder"),
+        ]
+        outputs.append(Output(modality="audio", stage="code2wav"))
+    return Pipeline(
+        family="qwen3_omni",
+        stages=tuple(stages),
+        edges=tuple(edges),
+        outputs=tuple(outputs),
+        frontend=f"{_HERE}.frontend:build",
+    )
+
+
+def _talker_sampling(talker: TalkerConfig) -> SamplingParams:
+    """The defaults of transformers' `generate`; the last 1,024 ids are control codes that are never spoken."""
+    control = range(talker.vocab_size - 1024, talker.vocab_size)
+    return SamplingParams(
+        max_tokens=4096,
+        temperature=0.9,
+        top_k=50,
+        top_p=1.0,
+        repetition_penalty=1.05,
+        stop_token_ids=(talker.codec_eos,),
+        suppress_token_ids=tuple(code for code in control if code != talker.codec_eos),
+    )

@@ -1,0 +1,91 @@
+"""The talker's prompt: the user turns as the thinker read them, then the opening of its own turn.
+
+The talker sees user turns only: system turns and earlier answers are left out, and rotary positions count over what is left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ar.inputs import Prompt, SegmentSlot
+from omni_qwen3_omni.adapters import TalkerArgs
+from omni_qwen3_omni.config import OmniConfig
+from omni_qwen3_omni.mrope import Grid, mrope_positions
+
+NO_CODE = -1
+"""In the codec column: a position without a codec id."""
+
+_OPENING = 3
+"""Tokens of `<|im_start|>assistant\\n`."""
+
+_FIRST_TEXT = 0
+"""Stands where the adapter puts the first text token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerPlan:
+    """args: for the edge's adapter. hidden_from: thinker prompt positions whose hidden states the talker's prompt needs."""
+
+    args: TalkerArgs
+    hidden_from: NDArray[np.int64]
+
+
+def talker_args(config: OmniConfig, ids: NDArray[np.int64], grids: Sequence[Grid], voice: str) -> TalkerPlan:
+    """Lays the talker's prompt out for the thinker prompt `ids`, whose images have `grids`."""
+    talker = config.talker
+    assert talker is not None
+    kept = np.flatnonzero(_in_user_turn(config, ids))
+    user = ids[kept]
+    media = np.isin(user, (config.audio_token, config.image_token))
+    start = _answer_start(config, ids)
+    opening, lead = ids[start : start + _OPENING], ids[start + _OPENING :]
+    text = np.concatenate([user, opening, [config.tts_pad] * 4, [config.tts_bos, _FIRST_TEXT]])
+    codec = np.concatenate(
+        [
+            np.full(len(user) + len(opening), NO_CODE),
+            [talker.codec_nothink, talker.codec_think_bos, talker.codec_think_eos],
+            [talker.speakers[voice], talker.codec_pad, talker.codec_bos],
+        ]
+    )
+    # transformers lays positions out over the user ids followed by as many text pads as the opening is long.
+    rotary_ids = np.concatenate([user, np.full(len(text) - len(user), config.tts_pad)])
+    positions, next_position = mrope_positions(
+        rotary_ids,
+        _user_grids(config, ids, grids),
+        image_token=config.image_token,
+        merge=config.spatial_merge_size,
+        per_second=config.position_id_per_seconds,
+    )
+    places = np.flatnonzero(media)
+    prompt = Prompt(
+        columns=np.stack([text, codec]).astype(np.int64),
+        positions=positions,
+        next_position=next_position,
+        segments=(SegmentSlot(name="hidden", index=0, positions=places),) if places.size else (),
+    )
+    args = TalkerArgs(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
+    return TalkerPlan(args, kept[media])
+
+
+def _in_user_turn(config: OmniConfig, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each token belongs to a user turn: a turn is what follows its `<|im_start|>`, whose next token names the role."""
+    starts = np.where(ids == config.im_start, np.arange(len(ids)), 0)
+    turn = np.maximum.accumulate(starts)
+    role = ids[np.minimum(turn + 1, len(ids) - 1)]
+    return np.asarray(role == config.user)
+
+
+def _answer_start(config: OmniConfig, ids: NDArray[np.int64]) -> int:
+    opens = (ids[:-1] == config.im_start) & (ids[1:] == config.assistant)
+    return int(np.flatnonzero(opens)[-1])
+
+
+def _user_grids(config: OmniConfig, ids: NDArray[np.int64], grids: Sequence[Grid]) -> list[Grid]:
+    """The grids of the images that stand in user turns."""
+    sizes = [t * h * w // config.spatial_merge_size**2 for t, h, w in grids]
+    places = np.flatnonzero(ids == config.image_token)
+    firsts = places[np.cumsum([0, *sizes[:-1]])] if grids else []
+    in_user = _in_user_turn(config, ids)
+    return [grid for grid, first in zip(grids, firsts, strict=True) if in_user[first]]

@@ -1,0 +1,1 @@
+"""Plain Qwen3 text models, dense and mixture of experts, as a pipeline of one stage."""

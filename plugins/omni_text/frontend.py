@@ -1,0 +1,60 @@
+"""From a chat of text to a prompt."""
+
+import threading
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from omni.checkpoint import Checkpoint
+from omni.errors import InputError
+from omni.frontend.base import Chat, Prepared, TextDecoder, TextPart
+from omni.frontend.text import IncrementalDecoder
+from omni.payload import Payload
+from omni_ar.inputs import Prompt
+
+
+class TextFrontend:
+    """Chat template and tokenizer. A tokenizer without a template gets the texts as they are, one after the other."""
+
+    voices: tuple[str, ...] = ()
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
+        self._lock = threading.Lock()
+
+    def text_decoder(self) -> TextDecoder:
+        return IncrementalDecoder(self._tokenizer)
+
+    def prepare(self, chat: Chat) -> Prepared:
+        """Raises InputError for media and for an empty prompt."""
+        turns = [
+            {"role": message.role, "content": _text(index, message.content)}
+            for index, message in enumerate(chat.messages)
+        ]
+        if not any(turn["content"].strip() for turn in turns):
+            raise InputError("messages", "hold no text", "give the model something to answer")
+        with self._lock:
+            if self._tokenizer.chat_template:
+                text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            else:
+                text = "".join(turn["content"] for turn in turns)
+            ids = np.array(self._tokenizer(text)["input_ids"], np.int64)
+        prompt = Prompt(
+            columns=ids[None], positions=np.arange(len(ids))[None], next_position=len(ids), penalized_ids=np.unique(ids)
+        )
+        return Prepared(inputs={"text": [Payload(prompt)]}, prompt_tokens=len(ids))
+
+
+def _text(index: int, content: tuple[Any, ...]) -> str:
+    for number, part in enumerate(content):
+        if not isinstance(part, TextPart):
+            field = f"messages[{index}].content[{number}]"
+            raise InputError(field, "is sound or a picture", "give this model text only")
+    return "".join(part.text for part in content)
+
+
+def build(checkpoint: Checkpoint) -> TextFrontend:
+    """The checkpoint's front end."""
+    return TextFrontend(AutoTokenizer.from_pretrained(checkpoint.path))

@@ -1,0 +1,20 @@
+"""The family's graph: one stage."""
+
+from omni.checkpoint import Checkpoint
+from omni.pipeline import Output, Pipeline, Stage
+from omni_ar.options import ArOptions, published_sampling
+from omni_text.config import read_config
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    """One autoregressive stage, `text`."""
+    read_config(checkpoint)  # a config that cannot be served is refused before any weight is read
+    eos = checkpoint.config.get("eos_token_id")
+    sampling = published_sampling(checkpoint.generation_config, eos if isinstance(eos, int) else None)
+    stage = Stage(name="text", kind="ar", model="omni_text.model:build", options=ArOptions(sampling=sampling))
+    return Pipeline(
+        family="text",
+        stages=(stage,),
+        outputs=(Output(modality="text", stage="text"),),
+        frontend="omni_text.frontend:build",
+    )

@@ -1,0 +1,11 @@
+"""Registers the text family."""
+
+from omni.hookspecs import hookimpl
+from omni.plugin.entries import ModelFamily
+
+
+@hookimpl
+def omni_model_families() -> list[ModelFamily]:
+    return [
+        ModelFamily(name="text", model_types=("qwen3", "qwen3_moe"), pipeline="omni_text.pipeline:pipeline"),
+    ]

@@ -1,0 +1,1 @@
+"""Stage kind "ar": autoregressive stages, and the building blocks that their models are composed of."""

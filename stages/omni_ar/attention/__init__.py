@@ -1,0 +1,7 @@
+"""Attention over a paged KV cache: the contract, the cache and one backend per file."""
+
+from omni_ar.attention.base import AttentionBackend, AttentionMetadata, PrefillRow
+from omni_ar.attention.kv_cache import KVCache
+from omni_ar.attention.torch_paged import TorchPagedAttention
+
+__all__ = ["AttentionBackend", "AttentionMetadata", "KVCache", "PrefillRow", "TorchPagedAttention"]

@@ -1,0 +1,122 @@
+"""A stack of decoder layers as the Qwen3 families have it."""
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from omni.errors import CheckpointError
+from omni_ar.layers.attention import Attention
+from omni_ar.layers.decoder_layer import DecoderLayer
+from omni_ar.layers.mlp import GatedMLP
+from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
+from omni_ar.layers.norm import RMSNorm
+from omni_ar.layers.rotary import RotaryEmbedding
+from omni_ar.model import Batch
+
+
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shape of a stack.
+
+    num_experts: 0 for a dense model. dense_layers: layers that keep a plain feed-forward in a model with experts.
+    shared_expert_width: 0 for layers without a shared expert. mrope_section: None for one-axis rotary positions.
+    """
+
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_width: int
+    max_positions: int
+    rope_theta: float
+    rms_norm_eps: float
+    attention_bias: bool = False
+    mrope_section: tuple[int, ...] | None = None
+    num_experts: int = 0
+    top_k: int = 0
+    norm_topk: bool = True
+    expert_width: int = 0
+    shared_expert_width: int = 0
+    dense_layers: tuple[int, ...] = ()
+
+
+def decoder_config(hf: Any) -> DecoderConfig:
+    """From a transformers text config of the Qwen3 line, dense or mixture of experts.
+
+    Raises CheckpointError for scaled rotary positions.
+    """
+    raw = hf.to_dict()
+    rope = raw["rope_parameters"]
+    if rope.get("rope_type", "default") != "default":
+        problem = f"{rope['rope_type']!r} is not supported"
+        raise CheckpointError(
+            "config.json: rope_parameters.rope_type", problem, "use a model with plain rotary positions"
+        )
+    experts = raw.get("num_experts") or raw.get("num_local_experts") or 0
+    sparse_step, mlp_only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    layers = raw["num_hidden_layers"]
+    section = rope.get("mrope_section")
+    return DecoderConfig(
+        width=raw["hidden_size"],
+        num_layers=layers,
+        num_heads=raw["num_attention_heads"],
+        num_kv_heads=raw["num_key_value_heads"],
+        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+        mlp_width=raw["intermediate_size"],
+        max_positions=raw["max_position_embeddings"],
+        rope_theta=rope["rope_theta"],
+        rms_norm_eps=raw["rms_norm_eps"],
+        attention_bias=raw.get("attention_bias", False),
+        mrope_section=tuple(section) if section is not None else None,
+        num_experts=experts,
+        top_k=raw.get("num_experts_per_tok") or 0,
+        norm_topk=raw.get("norm_topk_prob", True),
+        expert_width=raw.get("moe_intermediate_size") or 0,
+        dense_layers=tuple(i for i in range(layers) if i in mlp_only or (i + 1) % sparse_step),
+    )
+
+
+class DecoderLayers(nn.Module):
+    """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`."""
+
+    def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.mrope_section)
+        layers = (_layer(config, index, device, dtype) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.width, config.rms_norm_eps, device=device, dtype=dtype)
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        """Input embeddings to normed hidden states, both `[T, D]`."""
+        cos, sin = self.rotary(batch.positions_PT, x_TD.dtype)
+        for layer in self.layers:
+            x_TD = layer(x_TD, cos, sin, batch.cache, batch.attention, batch.backend)
+        hidden_TD: Tensor = self.norm(x_TD)
+        return hidden_TD
+
+
+def _layer(config: DecoderConfig, index: int, device: torch.device, dtype: torch.dtype) -> DecoderLayer:
+    attention = Attention(
+        config.width,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        qk_norm_eps=config.rms_norm_eps,
+        bias=config.attention_bias,
+        layer=index,
+        device=device,
+        dtype=dtype,
+    )
+    mlp = _mlp(config, index, device, dtype)
+    return DecoderLayer(attention, mlp, width=config.width, norm_eps=config.rms_norm_eps, device=device, dtype=dtype)
+
+
+def _mlp(config: DecoderConfig, index: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    if not config.num_experts or index in config.dense_layers:
+        return GatedMLP(config.width, config.mlp_width, device=device, dtype=dtype)
+    shape = (config.width, config.expert_width, config.num_experts, config.top_k, config.norm_topk)
+    if config.shared_expert_width:
+        return SharedExpertMoE(*shape, config.shared_expert_width, device=device, dtype=dtype)
+    return SparseMoE(*shape, device=device, dtype=dtype)

@@ -1,0 +1,74 @@
+"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864), and its interleaved multi-axis form (M-RoPE).
+
+Shape legend: T tokens, H heads, D head width, P position axes (1, or 3: time, height, width), F = D / 2 frequencies.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from omni.errors import ConfigError
+
+_AXES = 3
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of the rotary angles, computed in fp32.
+
+    mrope_section: how many frequencies each of the three axes turns, for models with M-RoPE; they sum to F. They are
+    interleaved: time, height, width, time, ... until an axis has its share; time takes the rest.
+
+    The tables are plain tensors that always start on the CPU: as buffers they would lose their values when a module is
+    built on the meta device, and their precision in `module.to(torch.bfloat16)`. The first call on a device moves them.
+    """
+
+    def __init__(self, head_dim: int, theta: float, mrope_section: Sequence[int] | None = None) -> None:
+        """Raises ConfigError if `head_dim` is odd or `mrope_section` does not fit it."""
+        super().__init__()
+        if head_dim % 2:
+            raise ConfigError("head_dim", f"is {head_dim}", "give an even number: rotary dimensions turn in pairs")
+        exponent_F = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+        self._frequency_F = 1.0 / (theta**exponent_F)
+        self._axis_F = None if mrope_section is None else _interleaved_axes(head_dim // 2, mrope_section)
+
+    def forward(self, positions_PT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """int64 positions `[P, T]` to (cos, sin), each `[T, D]` of `dtype`. P is 1, or 3 with M-RoPE.
+
+        Raises ValueError for another number of axes.
+        """
+        self._place(positions_PT.device)
+        axes = positions_PT.shape[0]
+        if axes == 1:
+            position_TF = positions_PT[0, :, None]
+        elif axes == _AXES and self._axis_F is not None:
+            position_TF = positions_PT.index_select(0, self._axis_F).t()
+        else:
+            raise ValueError(f"positions have {axes} axes: give 1, or {_AXES} to an embedding made with mrope_section")
+        angle_TF = position_TF.float() * self._frequency_F
+        cos_TF, sin_TF = angle_TF.cos().to(dtype), angle_TF.sin().to(dtype)
+        return torch.cat((cos_TF, cos_TF), -1), torch.cat((sin_TF, sin_TF), -1)
+
+    def _place(self, device: torch.device) -> None:
+        if self._frequency_F.device == device:
+            return
+        self._frequency_F = self._frequency_F.to(device)
+        self._axis_F = None if self._axis_F is None else self._axis_F.to(device)
+
+
+def apply_rotary(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Turns the pairs (x[i], x[i + D/2]) of every head by the token's angles. `[T, H, D]` to `[T, H, D]`."""
+    first, second = x_THD.chunk(2, dim=-1)
+    turned_THD = torch.cat((-second, first), -1)
+    return x_THD * cos_TD[:, None] + turned_THD * sin_TD[:, None]
+
+
+def _interleaved_axes(frequencies: int, section: Sequence[int]) -> Tensor:
+    if len(section) != _AXES or sum(section) != frequencies:
+        raise ConfigError(
+            "mrope_section",
+            f"is {list(section)}",
+            f"give {_AXES} numbers that sum to half the head width, {frequencies}",
+        )
+    axes = [f % _AXES if f < _AXES * section[f % _AXES] else 0 for f in range(frequencies)]
+    return torch.tensor(axes, dtype=torch.int64, device="cpu")

@@ -1,0 +1,158 @@
+"""What a model author writes for an autoregressive stage.
+
+Shape legend: T tokens of the batch, Tp its prompt tokens, R rows (requests), D width, V vocabulary, P rotary axes, C prompt columns,
+S step columns, G code groups, n positions of one segment.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArShape:
+    """What the runner must know to allocate and to feed a model.
+
+    hidden_width: width of the hidden states that `forward` returns. position_axes: 3 for M-RoPE, else 1.
+    prompt_columns: id columns of a prompt, in order. step_columns: id columns that condition each decode step.
+    payload_width: width of the hidden states that `forward` stores for a consumer; 0 if it stores none.
+    max_positions: longest sequence the model was made for.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_width: int
+    vocab_size: int
+    max_positions: int
+    position_axes: int = 1
+    prompt_columns: tuple[str, ...] = ("ids",)
+    step_columns: tuple[str, ...] = ()
+    payload_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSegment:
+    """A segment's tensors and where they belong. tokens_n: int64, indexes into the batch's prompt tokens (0 to Tp - 1)."""
+
+    name: str
+    tokens_n: Tensor
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The prompt tokens of a batch. columns_CT: int64 `[C, Tp]`."""
+
+    columns_CT: Tensor
+    segments: Sequence[PlacedSegment]
+
+
+@dataclass(frozen=True, slots=True)
+class NextTokens:
+    """The decode rows of a batch.
+
+    ids_R: last sampled ids. columns_SR: this step's conditioning ids `[S, R]`.
+    codes_RD: what `predict_codes` returned as the next embedding; `[R, 0]` for a model without codes.
+    """
+
+    ids_R: Tensor
+    columns_SR: Tensor
+    codes_RD: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSink:
+    """Where the hidden states that a consumer needs go. Writing costs one gather and one store."""
+
+    pages: Tensor
+    tokens_m: Tensor
+    slots_m: Tensor
+
+    def store(self, hidden_TD: Tensor) -> None:
+        """Stores the needed rows of `hidden_TD` into the payload pages."""
+        if self.tokens_m.shape[0]:
+            self.pages.flatten(0, 1).index_copy_(0, self.slots_m, hidden_TD.index_select(0, self.tokens_m))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's batch as `forward` sees it: decode rows first, one token each, then prompts.
+
+    positions_PT: int64 rotary positions. segments: of the prompt tokens, which start at token `attention.num_decode`.
+    payload: None when nothing of this step is needed elsewhere.
+    """
+
+    positions_PT: Tensor
+    attention: AttentionMetadata
+    cache: KVCache
+    backend: AttentionBackend
+    segments: Sequence[PlacedSegment] = field(default_factory=tuple)
+    payload: PayloadSink | None = None
+
+
+class ArModel(nn.Module, ABC):
+    """A decoder. Everything here runs inside device phases: no synchronization, no control flow on tensor values."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> ArShape: ...
+
+    @abstractmethod
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        """Input embeddings `[Tp, D]`."""
+
+    @abstractmethod
+    def embed_next(self, step: NextTokens) -> Tensor:
+        """Input embeddings `[R, D]` of one decode token per row."""
+
+    @abstractmethod
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        """Final hidden states `[T, hidden_width]`, normed as `logits` and `predict_codes` want them.
+
+        Stores what `ArShape.payload_width` promises into `batch.payload`, when there is one.
+        """
+
+    @abstractmethod
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Logits `[R, V]`, any float dtype."""
+
+
+class DrawCode(Protocol):
+    """Chooses one id per row from code logits: greedy for greedy rows, else by the row's seed and position."""
+
+    def __call__(self, logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
+        """int64 `[R]`. group: the code group, at least 1. top_k 0 and top_p 1 are off."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """One codec frame per row. codes_RG: int64, group 0 first. next_RD: the frame's contribution to the next input embedding."""
+
+    codes_RG: Tensor
+    next_RD: Tensor
+
+
+class CodecModel(ArModel):
+    """A decoder whose token is the first code of a frame and whose next input is made of all of the frame's codes."""
+
+    @property
+    @abstractmethod
+    def num_groups(self) -> int:
+        """Codes per frame, group 0 included."""
+
+    @property
+    @abstractmethod
+    def next_width(self) -> int:
+        """Width of `Codes.next_RD`."""
+
+    @abstractmethod
+    def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
+        """The frame that the tokens `code0_R`, sampled from `hidden_RD`, begin. On the critical path: the next step needs it."""

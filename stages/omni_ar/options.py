@@ -1,0 +1,60 @@
+"""Settings of an autoregressive stage. Torch-free, so that pipelines can be built and explained without it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from omni.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(
+    max_tokens=1024,
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    repetition_penalty=1.0,
+    stop_token_ids=(),
+    suppress_token_ids=(),
+)
+"""Every field set but the seed: what a stage's own defaults are laid over."""
+
+
+def published_sampling(generation: Mapping[str, Any], eos: int | None) -> SamplingParams:
+    """Defaults as a checkpoint's generation_config.json has them. eos: the end id if that file names none."""
+    ends = generation.get("eos_token_id", eos)
+    sampled = bool(generation.get("do_sample", False))
+    return SamplingParams(
+        temperature=generation.get("temperature", 1.0) if sampled else 0.0,
+        top_k=generation.get("top_k", 50) if sampled else 0,
+        top_p=generation.get("top_p", 1.0) if sampled else 1.0,
+        repetition_penalty=generation.get("repetition_penalty", 1.0),
+        stop_token_ids=tuple(ends) if isinstance(ends, list) else (() if ends is None else (ends,)),
+    ).over(GREEDY)
+
+
+class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of stage kind `"ar"`.
+
+    max_num_seqs: requests that run at once.
+    max_model_len: tokens a request may have, prompt and output together; None takes what the model allows, 8,192 at most.
+    block_size: tokens per KV block.
+    num_blocks: KV blocks of the stage; None holds `max_num_seqs` requests of full length.
+    max_num_batched_tokens: prompt tokens of one step; a longer prompt runs in a step of its own.
+    sampling: defaults for what a request leaves open.
+    """
+
+    max_num_seqs: int = 16
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_num_batched_tokens: int = 2048
+    sampling: SamplingParams = GREEDY
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "block_size", "max_num_batched_tokens"):
+            if msgspec.structs.asdict(self)[name] < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.num_blocks is not None and self.num_blocks < 1:
+            raise ValueError("num_blocks must be at least 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError("max_model_len must be at least 2")

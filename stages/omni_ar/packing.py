@@ -1,0 +1,85 @@
+"""One packed host-to-device copy per step: numpy arrays side by side in a pinned slot, and their views on the device."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import Device, HostRing, HostSlot, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where an array lies in the packed buffer."""
+
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+class Upload:
+    """One step's arrays, being filled by the host."""
+
+    def __init__(self, slot: HostSlot, host: NDArray[np.int64]) -> None:
+        self.slot = slot
+        self._host = host
+        self.size = 0
+
+    def add(self, array: NDArray[np.int64]) -> Span:
+        """Copies `array` in."""
+        end = self.size + array.size
+        if end > self._host.size:
+            raise RuntimeError(f"a step's inputs take {end} words, the upload buffer has {self._host.size}")
+        self._host[self.size : end] = array.reshape(-1)
+        span = Span(self.size, array.shape)
+        self.size = end
+        return span
+
+    def add_floats(self, array: NDArray[np.float64]) -> Span:
+        """Copies the bits of float64 `array` in; viewed as float64 on the device."""
+        return self.add(np.ascontiguousarray(array).view(np.int64))
+
+
+class Uploader:
+    """A ring of pinned slots and the device buffer that each is copied to.
+
+    | buffer | written by | read by | freed by |
+    |---|---|---|---|
+    | host slot | host, `begin` to `launch` | the H2D copy | the event after the copy |
+    | device buffer | the H2D copy | phases of the same step, same stream | stream order: the next copy follows them |
+    """
+
+    def __init__(self, device: Device, stream: Stream, words: int, slots: int) -> None:
+        self._device = device
+        self._stream = stream
+        self._ring = HostRing(device, (words,), torch.int64, slots)
+        self._packed = device.zeros((words,), torch.int64)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `begin` may be called now."""
+        return self._ring.ready
+
+    def begin(self) -> Upload:
+        slot = self._ring.advance()
+        host = slot.take()
+        assert host.dtype == np.int64
+        return Upload(slot, host.view(np.int64))
+
+    def launch(self, upload: Upload) -> None:
+        """Enqueues the copy; the slot is free again when it is over."""
+        self._device.launch(self._stream, copy_inputs, self._packed[: upload.size], upload.slot.tensor[: upload.size])
+        upload.slot.guard(self._device.record(self._stream))
+
+    def view(self, span: Span) -> Tensor:
+        """The array on the device, valid for phases launched before the next `launch`."""
+        return self._packed[span.start : span.start + span.size].view(span.shape)
+
+
+def copy_inputs(packed: Tensor, slot: Tensor) -> None:
+    packed.copy_(slot, non_blocking=True)

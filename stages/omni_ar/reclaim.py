@@ -1,0 +1,43 @@
+"""Gives rows and blocks back once nothing can touch them any more."""
+
+from dataclasses import dataclass
+
+from omni.device import Event
+from omni.stage import Hold
+from omni_ar.blocks import BlockPool, Row, RowTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    blocks: list[int]
+    last_step: Event
+    holds: tuple[Hold, ...]
+
+
+class Reclaimer:
+    """Rows are free after the last step that writes them, blocks after that and the last reader of their payload pages."""
+
+    def __init__(self, rows: RowTable, blocks: BlockPool) -> None:
+        self._rows = rows
+        self._blocks = blocks
+        self._leaving_rows: list[tuple[Row, Event]] = []
+        self._leaving_blocks: list[_Leaving] = []
+
+    def add(self, row: Row, blocks: list[int], last_step: Event, holds: tuple[Hold, ...]) -> None:
+        self._rows.retire(row)
+        self._leaving_rows.append((row, last_step))
+        self._leaving_blocks.append(_Leaving(blocks, last_step, holds))
+
+    def tick(self) -> bool:
+        """Returns whether anything became free."""
+        if not self._leaving_rows and not self._leaving_blocks:
+            return False
+        rows = [item for item in self._leaving_rows if item[1].done()]
+        for row, _ in rows:
+            self._rows.release(row)
+        self._leaving_rows = [item for item in self._leaving_rows if item not in rows]
+        free = [item for item in self._leaving_blocks if item.last_step.done() and all(h.free for h in item.holds)]
+        for leaving in free:
+            self._blocks.release(leaving.blocks)
+        self._leaving_blocks = [item for item in self._leaving_blocks if item not in free]
+        return bool(rows or free)

@@ -1,0 +1,239 @@
+"""The stage worker: a non-blocking state machine around scheduler and runner."""
+
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.chunks import TokenChunk
+from omni.device import COMPLETED, Event
+from omni.errors import InputError, StageError
+from omni.payload import PageSlice, Payload
+from omni.sampling_params import SamplingParams
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
+from omni_ar.blocks import BlockPool, RowTable, slots_of
+from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs
+from omni_ar.limits import MAX_STOP_IDS, MAX_SUPPRESSED_IDS, Limits
+from omni_ar.model import ArShape
+from omni_ar.options import GREEDY, ArOptions
+from omni_ar.reclaim import Reclaimer
+from omni_ar.request import ArRequest
+from omni_ar.runner import Runner
+from omni_ar.scheduler import Scheduler, StepPlan
+from omni_ar.segments import SegmentIntake
+from omni_ar.state import RUNNING, STOPPED
+from omni_ar.step import PayloadHandoff, SampledStep, Scheduled
+
+_MAX_IN_FLIGHT = 1
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A launched step and how far the host has got with it. finished: requests that it ended, with the reason."""
+
+    step: SampledStep
+    results: NDArray[np.int64] | None = None
+    finished: list[tuple[ArRequest, str]] = field(default_factory=list)
+
+
+class ArWorker(MailboxWorker[ArRequest]):
+    """Runs the requests of one autoregressive stage in continuous batches."""
+
+    def __init__(self, name: str, runner: Runner, shape: ArShape, limits: Limits, options: ArOptions) -> None:
+        super().__init__(name)
+        self._runner = runner
+        self._shape = shape
+        self._limits = limits
+        self._defaults = options.sampling.over(GREEDY)
+        self._rows = RowTable(limits.rows)
+        self._blocks = BlockPool(limits.num_blocks)
+        self._scheduler = Scheduler(
+            self._rows, self._blocks, limits.block_size, options.max_num_batched_tokens, bool(shape.step_columns)
+        )
+        self._segments = SegmentIntake(runner.device, runner.stream, limits.max_model_len)
+        self._reclaimer = Reclaimer(self._rows, self._blocks)
+        self._arriving: dict[str, ArRequest] = {}
+        self._flights: deque[_Flight] = deque()
+
+    def usage(self) -> StageUsage:
+        return {
+            "requests": len(self.requests),
+            "rows": self._rows.used,
+            "blocks": self._blocks.used,
+            "segments": self._segments.waiting,
+            "steps": len(self._flights),
+        }
+
+    def close(self) -> None:
+        for request_id in list(self.requests):
+            self.drop(self.requests.pop(request_id))
+        self._flights.clear()
+        self._reclaimer.tick()
+
+    def open(self, message: Open) -> ArRequest:
+        sampling = self._resolve(message.sampling)
+        request = ArRequest(message.request_id, sampling, set(message.inputs))
+        self._arriving[request.id] = request
+        return request
+
+    def feed(self, request: ArRequest, message: Feed) -> None:
+        match message.payload.meta:
+            case Prompt() as prompt:
+                request.prompt = prompt
+                self._scheduler.check(request, self._limits.max_model_len)
+            case Segment() as segment:
+                self._segments.add(request, segment, message)
+            case StepInputs() as steps:
+                request.add_steps(steps)
+            case other:
+                raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(other).__name__}")
+
+    def end(self, request: ArRequest, source: str) -> None:
+        request.open_sources.discard(source)
+        if request.open_sources:
+            return
+        if request.prompt is None:
+            self.finish(request.id, "empty", _counts(request))
+        elif self._shape.step_columns and request.step_pad is None:
+            raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
+
+    def drop(self, request: ArRequest) -> None:
+        self._arriving.pop(request.id, None)
+        self._scheduler.remove(request)
+        self._segments.drop(request)
+        self._release_segments(request, COMPLETED)
+        if request.row is not None:
+            last_step = request.last_step or self._runner.device.record(self._runner.stream)
+            self._reclaimer.add(request.row, request.blocks.tolist(), last_step, tuple(request.holds))
+
+    def advance(self) -> bool:
+        moved = self._reclaimer.tick()
+        moved |= self._segments.tick()
+        moved |= self._poll()
+        for request in [r for r in self._arriving.values() if r.prompt_ready]:
+            del self._arriving[request.id]
+            self._scheduler.add(request)
+        unread = sum(flight.results is None for flight in self._flights)
+        if unread < _MAX_IN_FLIGHT and self._runner.ready:
+            plan = self._scheduler.plan()
+            if plan is not None:
+                self._launch(plan)
+                self._poll()
+                moved = True
+        return moved
+
+    def _launch(self, plan: StepPlan) -> None:
+        try:
+            step = self._runner.sample_tokens(self._runner.execute_model(plan))
+        except Exception as error:
+            self._runner.forget_batch()
+            for request in plan.requests:
+                self.fail(request.id, "running a step", error)
+            return
+        for request in plan.requests:
+            request.scheduled += 1
+            request.last_step = step.end
+        for request in plan.prefills:
+            self._release_segments(request, step.end)
+        self._flights.append(_Flight(step))
+
+    def _poll(self) -> bool:
+        """Takes in finished handoffs, tokens first: a payload that is late holds up nothing but itself."""
+        moved = False
+        for flight in self._flights:
+            if flight.results is None:
+                if not flight.step.tokens.ready.done():
+                    break
+                self._take_tokens(flight)
+                moved = True
+        while self._flights and self._flights[0].results is not None:
+            flight = self._flights[0]
+            payload = flight.step.payload
+            if payload is not None and not payload.ready.done():
+                break
+            self._flights.popleft()
+            if payload is not None:
+                self._take_payload(flight, payload)
+            for request, reason in flight.finished:
+                if request.id in self.requests:
+                    self.finish(request.id, reason, _counts(request))
+            moved = True
+        return moved
+
+    def _take_tokens(self, flight: _Flight) -> None:
+        rows = flight.step.rows
+        flight.results = results = flight.step.tokens.read(len(rows)).copy()
+        for scheduled, (token, status) in zip(rows, results.tolist(), strict=True):
+            request = scheduled.request
+            if not self._rows.current(scheduled.row):
+                continue  # aborted meanwhile
+            request.generated += 1
+            self.outbox.append(Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED))
+            if status != RUNNING:
+                self._scheduler.remove(request)
+                flight.finished.append((request, "stop" if status == STOPPED else "length"))
+
+    def _take_payload(self, flight: _Flight, payload: PayloadHandoff) -> None:
+        assert flight.results is not None
+        for scheduled, status in zip(flight.step.rows, flight.results[:, 1].tolist(), strict=True):
+            request = scheduled.request
+            if not self._rows.current(scheduled.row):
+                continue
+            if payload.hidden is not None and scheduled.index == 0 and request.wants_hidden:
+                slots = self._slots(request, _prompt(request).payload_positions)
+                tensors = {"hidden": PageSlice(payload.hidden, slots)}
+                self._hold(request, Payload(PromptHidden(), tensors), payload.ready)
+            if payload.codes is not None and status == RUNNING:
+                self._hold(request, self._frame(scheduled, payload.codes), payload.ready)
+
+    def _frame(self, scheduled: Scheduled, pages: Tensor) -> Payload:
+        request = scheduled.request
+        request.frames += 1
+        position = np.array([_prompt(request).length + scheduled.index], np.int64)
+        return Payload(CodeFrame(), {"codes": PageSlice(pages, self._slots(request, position))})
+
+    def _slots(self, request: ArRequest, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return slots_of(request.blocks, positions, self._limits.block_size)
+
+    def _hold(self, request: ArRequest, payload: Payload, ready: Event) -> None:
+        produced = Produced(request.id, payload, ready)
+        request.holds.append(produced.hold)
+        self.outbox.append(produced)
+
+    def _release_segments(self, request: ArRequest, after: Event) -> None:
+        for segment in request.segments.values():
+            if segment.lease is not None:
+                segment.lease.release(after)
+        request.segments.clear()
+
+    def _resolve(self, asked: SamplingParams) -> SamplingParams:
+        sampling = asked.over(self._defaults)
+        if asked.stop_token_ids is not None:
+            stops = dict.fromkeys((*(self._defaults.stop_token_ids or ()), *asked.stop_token_ids))
+            sampling = msgspec.structs.replace(sampling, stop_token_ids=tuple(stops))
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+        self._check_ids("stop_token_ids", sampling.stop_token_ids, MAX_STOP_IDS)
+        self._check_ids("suppress_token_ids", sampling.suppress_token_ids, MAX_SUPPRESSED_IDS)
+        return sampling
+
+    def _check_ids(self, name: str, ids: tuple[int, ...] | None, most: int) -> None:
+        field = f"sampling.{self.name}.{name}"
+        if ids and len(ids) > most:
+            raise InputError(field, f"has {len(ids)} ids", f"give at most {most}")
+        if ids and max(ids) >= self._shape.vocab_size:
+            raise InputError(field, f"{max(ids)} is not in the vocabulary", f"use ids below {self._shape.vocab_size}")
+
+
+def _counts(request: ArRequest) -> dict[str, int]:
+    counts = {"tokens": request.generated, "prompt_tokens": request.prompt.length if request.prompt else 0}
+    return counts | ({"frames": request.frames} if request.frames else {})
+
+
+def _prompt(request: ArRequest) -> Prompt:
+    assert request.prompt is not None
+    return request.prompt

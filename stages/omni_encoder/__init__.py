@@ -1,0 +1,1 @@
+"""Stage kind `"encoder"`: audio and vision towers as stages of their own, batched and cached by media hash."""

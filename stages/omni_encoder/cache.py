@@ -1,0 +1,47 @@
+"""Encoder outputs kept by content hash, the least recently used dropped first."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from torch import Tensor
+
+Outputs: TypeAlias = Mapping[str, Tensor]
+"""What `EncoderModel.encode` gave for one item. Each tensor owns its memory."""
+
+
+class OutputCache:
+    """Outputs of at most `capacity` bytes in all.
+
+    Dropping an entry only drops a reference: the worker keeps the tensors of a payload until its `Hold` is free.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[str, Outputs] = OrderedDict()
+        self.bytes_used = 0
+
+    def get(self, key: str) -> Outputs | None:
+        outputs = self._entries.get(key)
+        if outputs is not None:
+            self._entries.move_to_end(key)
+        return outputs
+
+    def add(self, key: str, outputs: Outputs) -> None:
+        """Keeps `outputs`, unless they alone exceed the capacity. The key is new."""
+        size = size_of(outputs)
+        if size > self._capacity:
+            return
+        while self.bytes_used + size > self._capacity:
+            self.bytes_used -= size_of(self._entries.popitem(last=False)[1])
+        self._entries[key] = outputs
+        self.bytes_used += size
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.bytes_used = 0
+
+
+def size_of(outputs: Outputs) -> int:
+    """Bytes of device memory."""
+    return sum(tensor.nbytes for tensor in outputs.values())

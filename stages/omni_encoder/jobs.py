@@ -1,0 +1,62 @@
+"""Which media items wait to be encoded, and which go together."""
+
+from omni.device import COMPLETED
+from omni.stage import release
+from omni_encoder.options import EncoderOptions
+from omni_encoder.request import EncoderRequest, Job, Taker
+
+
+class JobQueue:
+    """Jobs by content hash, first come first served, until their outputs are there."""
+
+    def __init__(self, options: EncoderOptions) -> None:
+        self._options = options
+        self._jobs: dict[str, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def join(self, key: str, taker: Taker) -> bool:
+        """Adds the taker to the job of this content. Returns whether there is one."""
+        job = self._jobs.get(key)
+        if job is not None:
+            job.takers.append(taker)
+        return job is not None
+
+    def add(self, job: Job) -> None:
+        """A job of new content. Owns the lease of its input from here on."""
+        self._jobs[job.item.key] = job
+
+    def leave(self, request: EncoderRequest) -> None:
+        """Takes the request out of every job. A job nobody waits for goes, unless it is on the device."""
+        for key, job in list(self._jobs.items()):
+            job.takers = [taker for taker in job.takers if taker.request is not request]
+            if not job.takers and not job.launched:
+                del self._jobs[key]
+                release(job.feed, COMPLETED)
+
+    def next_batch(self) -> list[Job]:
+        """The oldest job whose features are there, and what may go with it. Empty if there is none."""
+        batch: list[Job] = []
+        length = 0
+        for job in self._jobs.values():
+            if job.launched or not job.feed.ready.done():
+                continue
+            if not batch:
+                batch.append(job)
+                length = job.item.length
+                if job.alone:
+                    break
+            elif not job.alone and self._fits(job, batch[0], length):
+                batch.append(job)
+                length += job.item.length
+            if len(batch) == self._options.max_batch_items:
+                break
+        return batch
+
+    def remove(self, job: Job) -> None:
+        """The job is over."""
+        del self._jobs[job.item.key]
+
+    def _fits(self, job: Job, first: Job, length: int) -> bool:
+        return job.item.batch_key == first.item.batch_key and length + job.item.length <= self._options.max_batch_length

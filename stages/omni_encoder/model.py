@@ -1,0 +1,23 @@
+"""What a model author writes for an encoder stage."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+
+class EncoderModel(nn.Module, ABC):
+    """A tower that turns the features of media items into embeddings."""
+
+    host_inputs: ClassVar[frozenset[str]] = frozenset()
+    """Names of inputs that stay on the host: small integers (grids, lengths) that decide shapes, which `encode` would
+    otherwise have to wait for the device to learn."""
+
+    @abstractmethod
+    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
+        """Encodes items of one batch key; one output per item, in order.
+
+        Runs inside a device phase. Takes each item's tensors by name, on the device but for `host_inputs`, and gives
+        device tensors. An item's output must not depend on the others in its batch.
+        """

@@ -1,0 +1,24 @@
+"""Settings of an encoder stage. Torch-free, so that pipelines can be built and explained without it."""
+
+import msgspec
+
+
+class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of stage kind `"encoder"`.
+
+    max_batch_items: media items encoded at once.
+    max_batch_length: sum of their lengths (`MediaItem.length`); a longer item is encoded alone.
+    cache_bytes: device memory for outputs kept in case the same media comes again; 0 keeps none.
+    """
+
+    max_batch_items: int = 8
+    max_batch_length: int = 65536
+    cache_bytes: int = 256 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.max_batch_items < 1:
+            raise ValueError("max_batch_items must be at least 1")
+        if self.max_batch_length < 1:
+            raise ValueError("max_batch_length must be at least 1")
+        if self.cache_bytes < 0:
+            raise ValueError("cache_bytes must be at least 0")

@@ -1,0 +1,161 @@
+"""The stage worker: takes media items, encodes each content once, gives the outputs to all who asked."""
+
+from collections import deque
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from omni.device import COMPLETED, Device
+from omni.errors import StageError
+from omni.payload import PageSlice, Payload
+from omni.stage import Feed, Hold, MailboxWorker, Open, Produced, StageUsage, release
+from omni_encoder.batch import EncodeBatch, launch_batch
+from omni_encoder.cache import OutputCache, Outputs
+from omni_encoder.inputs import Encoded, MediaItem
+from omni_encoder.jobs import JobQueue
+from omni_encoder.model import EncoderModel
+from omni_encoder.options import EncoderOptions
+from omni_encoder.request import EncoderRequest, Job, Taker
+
+_MAX_IN_FLIGHT = 2
+"""One batch runs, one is queued behind it; what comes meanwhile forms the next."""
+
+
+class EncoderWorker(MailboxWorker[EncoderRequest]):
+    """Runs one encoder."""
+
+    def __init__(
+        self, name: str, device: Device, model: EncoderModel, options: EncoderOptions, priority: int = 0
+    ) -> None:
+        super().__init__(name)
+        self._device = device
+        self._stream = device.stream("encoder", priority=priority)
+        self._model = model
+        self._jobs = JobQueue(options)
+        self._cache = OutputCache(options.cache_bytes)
+        self._in_flight: deque[EncodeBatch] = deque()
+        # Outputs were allocated on this stage's stream, so their memory must not be given back before the readers on
+        # other streams are through: that is what `Hold.free` tells.
+        self._held: list[tuple[Hold, Outputs]] = []
+
+    @property
+    def cache_bytes_used(self) -> int:
+        """Device memory of the cache. Not part of `usage`: it outlives requests on purpose."""
+        return self._cache.bytes_used
+
+    def usage(self) -> StageUsage:
+        return {
+            "requests": len(self.requests),
+            "items": len(self._jobs),
+            "batches": len(self._in_flight),
+            "payloads": len(self._held),
+        }
+
+    def close(self) -> None:
+        for request_id in list(self.requests):
+            self.drop(self.requests.pop(request_id))
+        for batch in self._in_flight:
+            for job in batch.jobs:
+                self._jobs.remove(job)
+        self._in_flight.clear()
+        self._held.clear()
+        self._cache.clear()
+
+    def open(self, message: Open) -> EncoderRequest:
+        return EncoderRequest(message.request_id, set(message.inputs))
+
+    def feed(self, request: EncoderRequest, message: Feed) -> None:
+        try:
+            item, features = self._read(message.payload)
+        except StageError:
+            release(message, COMPLETED)
+            raise
+        request.items += 1
+        taker = Taker(request, item.index)
+        outputs = self._cache.get(item.key)
+        if outputs is not None:
+            self._give(taker, outputs)
+        else:
+            request.waiting += 1
+            if not self._jobs.join(item.key, taker):
+                self._jobs.add(Job(item, features, message, [taker]))
+                return
+        request.cached += 1
+        release(message, COMPLETED)
+
+    def end(self, request: EncoderRequest, source: str) -> None:
+        request.open_sources.discard(source)
+        self._settle(request)
+
+    def drop(self, request: EncoderRequest) -> None:
+        self._jobs.leave(request)
+
+    def advance(self) -> bool:
+        held = len(self._held)
+        self._held = [(hold, outputs) for hold, outputs in self._held if not hold.free]
+        moved = len(self._held) < held
+        while self._in_flight and self._in_flight[0].end.done():
+            self._collect(self._in_flight.popleft())
+            moved = True
+        if len(self._in_flight) < _MAX_IN_FLIGHT and (jobs := self._jobs.next_batch()):
+            self._launch(jobs)
+            moved = True
+        return moved
+
+    def _launch(self, jobs: list[Job]) -> None:
+        try:
+            batch = launch_batch(self._device, self._stream, self._model, jobs)
+        except Exception as error:
+            self._isolate(jobs, error)
+            return
+        for job in jobs:
+            job.launched = True
+            release(job.feed, batch.end)
+        self._in_flight.append(batch)
+
+    def _isolate(self, jobs: list[Job], error: Exception) -> None:
+        """Jobs of a failed batch run again, one by one; one that failed by itself fails its requests."""
+        if len(jobs) > 1:
+            for job in jobs:
+                job.alone = True
+            return
+        (job,) = jobs
+        self._jobs.remove(job)
+        # Part of the work may have been enqueued before the error.
+        release(job.feed, self._device.record(self._stream))
+        for request_id in dict.fromkeys(taker.request.id for taker in job.takers):
+            self.fail(request_id, "encoding its media", error)
+
+    def _collect(self, batch: EncodeBatch) -> None:
+        for job, outputs in zip(batch.jobs, batch.outputs, strict=True):
+            self._jobs.remove(job)
+            self._cache.add(job.item.key, outputs)
+            for taker in job.takers:
+                taker.request.waiting -= 1
+                self._give(taker, outputs)
+            for request in dict.fromkeys(taker.request for taker in job.takers):
+                self._settle(request)
+
+    def _give(self, taker: Taker, outputs: Outputs) -> None:
+        # Outputs get here only when their batch is over, so there is nothing left to wait for.
+        produced = Produced(taker.request.id, Payload(Encoded(index=taker.index), outputs), COMPLETED)
+        self._held.append((produced.hold, outputs))
+        self.outbox.append(produced)
+
+    def _read(self, payload: Payload) -> tuple[MediaItem, Mapping[str, Tensor]]:
+        item = payload.meta
+        if not isinstance(item, MediaItem):
+            raise self._refusal(f"a stage of kind 'encoder' takes no {type(item).__name__}")
+        features: dict[str, Tensor] = {}
+        for name, tensor in payload.tensors.items():
+            if isinstance(tensor, PageSlice):
+                raise self._refusal(f"feature {name!r} is a page slice; an encoder takes whole tensors")
+            features[name] = tensor
+        return item, features
+
+    def _refusal(self, problem: str) -> StageError:
+        return StageError(self.name, "taking its input", problem)
+
+    def _settle(self, request: EncoderRequest) -> None:
+        if not request.open_sources and not request.waiting:
+            self.finish(request.id, "stop", {"items": request.items, "cached": request.cached})

@@ -1,0 +1,1 @@
+"""Stage kind `"vocoder"`: codes in, streaming waveform out."""

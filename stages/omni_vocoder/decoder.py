@@ -1,0 +1,132 @@
+"""Decodes one chunk of several rows and brings the samples to the host.
+
+| buffer | written by | read by | freed by |
+|---|---|---|---|
+| `wav[k]` | `decode_frames` of a step | `download_samples` of it, on the copy stream | the host's reading of the step |
+| download slot `k` | `download_samples` | host, once `ready` is done | the host's reading of the step |
+
+Steps use the buffers in turn and are read in order: while fewer than `MAX_IN_FLIGHT` are unread, the next are free.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import Device, Event, HostRing, HostSlot, Stream
+from omni_vocoder.frames import FrameStore
+from omni_vocoder.model import StateT, VocoderModel
+from omni_vocoder.options import VocoderOptions
+from omni_vocoder.request import VocoderRequest
+from omni_vocoder.upload import IndexUpload
+
+MAX_IN_FLIGHT = 2
+"""One step runs, one is queued behind it; rows that become ready meanwhile share the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """A launched step. frames, samples: of each of its requests. ready: the samples are on the host."""
+
+    requests: tuple[VocoderRequest, ...]
+    frames: int
+    samples: int
+    host: HostSlot
+    ready: Event
+
+    def read(self, index: int) -> NDArray[np.float32]:
+        """The samples of one of the requests, memory of their own. Only once `ready` is done."""
+        return self.host.read()[index * self.samples : (index + 1) * self.samples].astype(np.float32)
+
+
+class Decoder:
+    """Owns the model's state and the buffers of its output. Decides nothing."""
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        copy_stream: Stream,
+        model: VocoderModel[StateT],
+        store: FrameStore,
+        options: VocoderOptions,
+    ) -> None:
+        rows, first, later = options.max_num_seqs, options.first_chunk_frames, options.chunk_frames
+        words = rows * (1 + max(first, later))
+        samples = rows * max(model.samples(first, True), model.samples(later, False))
+        self._device = device
+        self._stream = stream
+        self._copy_stream = copy_stream
+        self._model = model
+        self._store = store
+        self._state = model.new_state(rows)
+        self._upload = IndexUpload(device, stream, words, 2 * MAX_IN_FLIGHT)
+        self._wav = device.zeros((MAX_IN_FLIGHT, samples), torch.float32)
+        self._downloads = HostRing(device, (samples,), torch.float32, MAX_IN_FLIGHT)
+        self._steps = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether `launch` may be called now, as far as the upload goes."""
+        return self._upload.ready
+
+    def launch(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> DecodeStep:
+        """Enqueues the next chunk of each request: `frames` frames from its ring. Changes no request."""
+        rows = np.array([request.row for request in requests], np.int64)
+        places = np.stack([self._store.places(request, 0, frames) for request in requests])
+        samples = self._model.samples(frames, first)
+        turn = self._steps % MAX_IN_FLIGHT
+        wav_BS = self._wav[turn, : rows.size * samples].view(rows.size, samples)
+        slot, (rows_B, places_BN) = self._upload.send([rows, places])
+        try:
+            if first:
+                self._device.launch(self._stream, reset_rows, self._model, self._state, rows_B)
+            ring_RCG = self._store.ring_RCG
+            self._device.launch(
+                self._stream, decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, first, wav_BS
+            )
+        finally:
+            decoded = self._device.record(self._stream)
+            slot.guard(decoded)
+        self._steps += 1
+        return self._download(requests, frames, samples, wav_BS, decoded)
+
+    def _download(
+        self, requests: Sequence[VocoderRequest], frames: int, samples: int, wav_BS: Tensor, decoded: Event
+    ) -> DecodeStep:
+        self._device.wait(self._copy_stream, decoded)
+        slot = self._downloads.advance()
+        slot.take()
+        try:
+            self._device.launch(self._copy_stream, download_samples, slot.tensor[: wav_BS.numel()], wav_BS)
+        finally:
+            ready = self._device.record(self._copy_stream)
+            slot.guard(ready)
+        return DecodeStep(tuple(requests), frames, samples, slot, ready)
+
+
+def reset_rows(model: VocoderModel[StateT], state: StateT, rows_B: Tensor) -> None:
+    model.reset(state, rows_B)
+
+
+def decode_frames(
+    model: VocoderModel[StateT],
+    state: StateT,
+    ring_RCG: Tensor,
+    places_BN: Tensor,
+    rows_B: Tensor,
+    first: bool,
+    wav_BS: Tensor,
+) -> None:
+    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
+    decoded_BS = model.decode(codes_BNG, state, rows_B, first)
+    if decoded_BS.shape != wav_BS.shape:
+        raise ValueError(f"the model gave samples {tuple(decoded_BS.shape)}, promised {tuple(wav_BS.shape)}")
+    wav_BS.copy_(decoded_BS)
+
+
+def download_samples(host: Tensor, wav_BS: Tensor) -> None:
+    host.copy_(wav_BS.flatten(), non_blocking=True)

@@ -1,0 +1,149 @@
+"""Frames on their way from the producer's memory into the vocoder's own.
+
+| buffer | written by | read by | freed by |
+|---|---|---|---|
+| the producer's pages or tensors | producer, before the payload's event | `gather_frames`, `store_frames` | the lease |
+| `ring_RCG` of a row | `gather_frames`, `store_frames` | `decode_frames`, same stream | the host's count |
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import Device, Event, Stream
+from omni.payload import PageSlice
+from omni_vocoder.request import Arrival, VocoderRequest
+from omni_vocoder.upload import IndexUpload
+
+_RING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Take:
+    """Part of an arrival that has room. places: int64, where its frames go in the flattened ring."""
+
+    request: VocoderRequest
+    arrival: Arrival
+    first: int
+    places: NDArray[np.int64]
+
+    @property
+    def count(self) -> int:
+        return self.places.size
+
+
+class FrameStore:
+    """A ring of `capacity` frames for each row, and the copies into it."""
+
+    def __init__(self, device: Device, stream: Stream, rows: int, capacity: int, groups: int) -> None:
+        self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)
+        self._device = device
+        self._stream = stream
+        self._capacity = capacity
+        self._upload = IndexUpload(device, stream, 2 * rows * capacity, _RING)
+        self._copying: deque[tuple[Event, list[Arrival]]] = deque()
+
+    @property
+    def copying(self) -> int:
+        """Copies whose sources must stay."""
+        return len(self._copying)
+
+    def places(self, request: VocoderRequest, start: int, count: int) -> NDArray[np.int64]:
+        """Where frames `start` to `start + count` of the row, counted from its oldest, are in the flattened ring."""
+        assert request.row is not None
+        offsets = request.start + np.arange(start, start + count, dtype=np.int64)
+        return request.row * self._capacity + offsets % self._capacity
+
+    def poll(self) -> bool:
+        """Forgets the sources of copies that are over. Returns whether there were any."""
+        before = len(self._copying)
+        while self._copying and self._copying[0][0].done():
+            self._copying.popleft()
+        return len(self._copying) < before
+
+    def take(self, requests: Iterable[VocoderRequest]) -> tuple[bool, dict[VocoderRequest, Exception]]:
+        """Enqueues the copy of all frames of `requests` that are ready and have room; releases what is wholly copied.
+
+        Returns whether there were any, and the requests whose copy could not be launched.
+        """
+        if not self._upload.ready:
+            return False, {}
+        takes = [take for request in requests for take in self._plan(request)]
+        return bool(takes), self._launch(takes) if takes else {}
+
+    def _plan(self, request: VocoderRequest) -> list[_Take]:
+        takes: list[_Take] = []
+        for arrival in request.arrivals:
+            room = self._capacity - request.buffered
+            if not room or not arrival.message.ready.done():
+                break
+            count = min(room, arrival.count - arrival.taken)
+            takes.append(_Take(request, arrival, arrival.taken, self.places(request, request.buffered, count)))
+            request.buffered += count
+        return takes
+
+    def _launch(self, takes: list[_Take]) -> dict[VocoderRequest, Exception]:
+        groups = _by_source(takes)
+        arrays = [
+            np.concatenate(parts)
+            for group in groups
+            for parts in ([_slots(t) for t in group], [t.places for t in group])
+        ]
+        slot, views = self._upload.send(arrays)
+        failed: dict[VocoderRequest, Exception] = {}
+        for group, sources_n, places_n in zip(groups, views[::2], views[1::2], strict=True):
+            try:
+                self._copy(group, sources_n, places_n)
+            except Exception as error:
+                failed.update((take.request, error) for take in group)
+        end = self._device.record(self._stream)
+        slot.guard(end)
+        for take in takes:
+            take.arrival.taken += take.count
+            take.arrival.after = end
+        self._copying.append((end, [take.arrival for take in takes]))
+        self._release(takes)
+        return failed
+
+    def _copy(self, group: list[_Take], sources_n: Tensor, places_n: Tensor) -> None:
+        codes = group[0].arrival.codes
+        if isinstance(codes, PageSlice):
+            self._device.launch(self._stream, gather_frames, self.ring_RCG, codes.pages, sources_n, places_n)
+        else:
+            first, count = group[0].first, group[0].count
+            self._device.launch(self._stream, store_frames, self.ring_RCG, codes[first : first + count], places_n)
+
+    def _release(self, takes: list[_Take]) -> None:
+        for take in takes:
+            if take.arrival.taken == take.arrival.count:
+                take.request.arrivals.remove(take.arrival)
+                take.arrival.let_go()
+
+
+def _by_source(takes: list[_Take]) -> list[list[_Take]]:
+    """Slices of the same pages share a copy; a tensor is copied by itself."""
+    groups: dict[int, list[_Take]] = {}
+    for take in takes:
+        codes = take.arrival.codes
+        groups.setdefault(id(codes.pages if isinstance(codes, PageSlice) else take), []).append(take)
+    return list(groups.values())
+
+
+def _slots(take: _Take) -> NDArray[np.int64]:
+    codes = take.arrival.codes
+    if isinstance(codes, PageSlice):
+        return codes.slots[take.first : take.first + take.count]
+    return np.empty(0, np.int64)
+
+
+def gather_frames(ring_RCG: Tensor, pages: Tensor, sources_n: Tensor, places_n: Tensor) -> None:
+    ring_RCG.flatten(0, 1).index_copy_(0, places_n, pages.flatten(0, 1).index_select(0, sources_n))
+
+
+def store_frames(ring_RCG: Tensor, codes_nG: Tensor, places_n: Tensor) -> None:
+    ring_RCG.flatten(0, 1).index_copy_(0, places_n, codes_nG.to(ring_RCG.device, non_blocking=True))

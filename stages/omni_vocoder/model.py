@@ -1,0 +1,49 @@
+"""What a model author writes for a vocoder stage.
+
+Shape legend: B rows of one batch, N frames of each, G code groups, S samples of each.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+StateT = TypeVar("StateT")
+
+
+class VocoderModel(nn.Module, ABC, Generic[StateT]):
+    """Turns code frames into samples chunk by chunk, with state carried from chunk to chunk.
+
+    The chunks of one request, concatenated, are the same samples however its frames were cut into chunks. `reset` and
+    `decode` run inside device phases: no synchronization, no control flow on tensor values.
+    """
+
+    @property
+    @abstractmethod
+    def num_groups(self) -> int:
+        """Codes per frame."""
+
+    @property
+    @abstractmethod
+    def sample_rate(self) -> int:
+        """Hz."""
+
+    @abstractmethod
+    def new_state(self, num_rows: int) -> StateT:
+        """Preallocated state of `num_rows` independent streams, on the model's device. Called once, at start-up."""
+
+    @abstractmethod
+    def reset(self, state: StateT, rows_B: Tensor) -> None:
+        """Rows `rows_B` (int64) begin a new stream."""
+
+    @abstractmethod
+    def decode(self, codes_BNG: Tensor, state: StateT, rows_B: Tensor, first: bool) -> Tensor:
+        """The next samples `[B, S]`, any float dtype, in [-1, 1]; S is `samples(N, first)`.
+
+        codes_BNG: int64, the next frames of each row. rows_B: int64, distinct. first: whether these are the rows' first
+        frames since `reset`. A row's samples must not depend on the other rows.
+        """
+
+    @abstractmethod
+    def samples(self, frames: int, first: bool) -> int:
+        """How many samples a chunk of `frames` gives. A first chunk may be shorter, by what the model looks ahead, or 0."""

@@ -1,0 +1,26 @@
+"""Settings of a vocoder stage. Torch-free, so that pipelines can be built and explained without it."""
+
+import msgspec
+
+
+class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of stage kind `"vocoder"`.
+
+    max_num_seqs: requests that speak at once.
+    first_chunk_frames: codec frames of a request's first chunk: fewer are heard sooner.
+    chunk_frames: codec frames of every later chunk: more cost less per frame.
+    """
+
+    max_num_seqs: int = 16
+    first_chunk_frames: int = 10
+    chunk_frames: int = 25
+
+    def __post_init__(self) -> None:
+        for name, value in msgspec.structs.asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+    @property
+    def capacity(self) -> int:
+        """Frames that wait on the device per request: the producer's pages are free again before they are decoded."""
+        return 4 * max(self.first_chunk_frames, self.chunk_frames)

@@ -1,0 +1,70 @@
+"""What the host knows of one request at the vocoder."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from omni.device import COMPLETED, Event
+from omni.payload import PageSlice
+from omni.stage import Feed, release
+from omni_vocoder.options import VocoderOptions
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """Frames that came and are not all copied yet. taken: how many are. after: the last copy that reads them."""
+
+    message: Feed
+    codes: PageSlice | Tensor
+    count: int
+    taken: int = 0
+    after: Event = COMPLETED
+
+    def let_go(self) -> None:
+        release(self.message, self.after)
+
+
+@dataclass(slots=True, eq=False)
+class VocoderRequest:
+    """A request from `Open` to its end.
+
+    row: its place in per-row device memory, or None while it has none. The record itself tells one owner of a row from
+    the next: late results of a record that is not `live` are dropped.
+    start, buffered: where the row's frames begin in its ring, and how many are in it.
+    """
+
+    id: str
+    open_sources: set[str]
+    arrivals: deque[Arrival] = field(default_factory=deque)
+    row: int | None = None
+    live: bool = True
+    start: int = 0
+    buffered: int = 0
+    started: bool = False
+    in_flight: bool = False
+    frames: int = 0
+    samples: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether every frame that will ever come is in the row's ring."""
+        return not self.open_sources and not self.arrivals
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to decode or to wait for."""
+        return self.ended and not self.buffered and not self.in_flight
+
+    def next_chunk(self, options: VocoderOptions) -> int:
+        """How many frames to decode now; 0 if it is not time."""
+        if self.in_flight:
+            return 0
+        wanted = options.chunk_frames if self.started else options.first_chunk_frames
+        return min(wanted, self.buffered) if self.buffered >= wanted or self.ended else 0
+
+    def consume(self, frames: int, capacity: int) -> None:
+        """A step that decodes the oldest `frames` frames has been launched."""
+        self.start = (self.start + frames) % capacity
+        self.buffered -= frames
+        self.started = self.in_flight = True

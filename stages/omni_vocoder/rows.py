@@ -1,0 +1,45 @@
+"""Which request has which row, and who waits for one."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from omni_vocoder.request import VocoderRequest
+
+
+class RowQueue:
+    """Rows go to requests in the order in which their first frames came. A request keeps its row to its end.
+
+    A row may be given on at once: whatever touches its memory runs on one stream, so new work follows the old.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._waiting: deque[VocoderRequest] = deque()
+        self._seated: list[VocoderRequest] = []
+
+    @property
+    def seated(self) -> Sequence[VocoderRequest]:
+        """Requests that have a row, longest first."""
+        return self._seated
+
+    def join(self, request: VocoderRequest) -> None:
+        """The request wants a row."""
+        self._waiting.append(request)
+
+    def seat(self) -> bool:
+        """Gives free rows out. Returns whether anyone got one."""
+        seated = len(self._seated)
+        while self._free and self._waiting:
+            request = self._waiting.popleft()
+            request.row = self._free.pop()
+            self._seated.append(request)
+        return len(self._seated) > seated
+
+    def leave(self, request: VocoderRequest) -> None:
+        """The request needs no row any more."""
+        if request.row is not None:
+            self._free.append(request.row)
+            self._seated.remove(request)
+            request.row = None
+        elif request in self._waiting:
+            self._waiting.remove(request)

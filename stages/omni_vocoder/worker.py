@@ -1,0 +1,149 @@
+"""The stage worker: takes frames out of the producer's memory, decodes chunks, gives samples to the host."""
+
+from collections import deque
+
+import torch
+
+from omni.chunks import AudioChunk
+from omni.device import COMPLETED, Device
+from omni.errors import StageError
+from omni.payload import PageSlice, Payload
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
+from omni_vocoder.decoder import MAX_IN_FLIGHT, Decoder, DecodeStep
+from omni_vocoder.frames import FrameStore
+from omni_vocoder.inputs import CodeFrames
+from omni_vocoder.model import StateT, VocoderModel
+from omni_vocoder.options import VocoderOptions
+from omni_vocoder.request import Arrival, VocoderRequest
+from omni_vocoder.rows import RowQueue
+
+
+class VocoderWorker(MailboxWorker[VocoderRequest]):
+    """Runs one vocoder."""
+
+    def __init__(
+        self, name: str, device: Device, model: VocoderModel[StateT], options: VocoderOptions, priority: int = 0
+    ) -> None:
+        super().__init__(name)
+        stream = device.stream("vocoder", priority=priority)
+        copy_stream = device.stream("vocoder-copy", priority=priority)
+        rows = options.max_num_seqs
+        self._options = options
+        self._sample_rate = model.sample_rate
+        self._num_groups = model.num_groups
+        self._rows = RowQueue(rows)
+        self._store = FrameStore(device, stream, rows, options.capacity, model.num_groups)
+        self._decoder = Decoder(device, stream, copy_stream, model, self._store, options)
+        self._in_flight: deque[DecodeStep] = deque()
+
+    def usage(self) -> StageUsage:
+        return {
+            "requests": len(self.requests),
+            "rows": len(self._rows.seated),
+            "leases": sum(len(request.arrivals) for request in self.requests.values()),
+            "frames": sum(request.buffered for request in self._rows.seated),
+            "copies": self._store.copying,
+            "steps": len(self._in_flight),
+        }
+
+    def close(self) -> None:
+        for request_id in list(self.requests):
+            self.drop(self.requests.pop(request_id))
+        self._in_flight.clear()
+        self._store.poll()
+
+    def open(self, message: Open) -> VocoderRequest:
+        return VocoderRequest(message.request_id, set(message.inputs))
+
+    def feed(self, request: VocoderRequest, message: Feed) -> None:
+        try:
+            arrival = self._read(message)
+        except StageError:
+            release(message, COMPLETED)
+            raise
+        if request.row is None and not request.arrivals:
+            self._rows.join(request)
+        request.arrivals.append(arrival)
+
+    def end(self, request: VocoderRequest, source: str) -> None:
+        request.open_sources.discard(source)
+        if request.finished:
+            self._finish(request)
+
+    def drop(self, request: VocoderRequest) -> None:
+        request.live = False
+        self._rows.leave(request)
+        while request.arrivals:
+            request.arrivals.popleft().let_go()
+
+    def advance(self) -> bool:
+        moved = self._store.poll()
+        while self._in_flight and self._in_flight[0].ready.done():
+            self._collect(self._in_flight.popleft())
+            moved = True
+        moved |= self._rows.seat()
+        moved |= self._take_frames()
+        while len(self._in_flight) < MAX_IN_FLIGHT and self._decoder.ready and (batch := self._next_batch()):
+            self._decode(batch)
+            moved = True
+        for request in [request for request in self._rows.seated if request.finished]:
+            self._finish(request)
+            moved = True
+        return moved
+
+    def _take_frames(self) -> bool:
+        moved, failed = self._store.take(self._rows.seated)
+        for request, error in failed.items():
+            self.fail(request.id, "taking its frames", error)
+        return moved
+
+    def _next_batch(self) -> list[VocoderRequest]:
+        """Rows whose next chunk has the same shape; first chunks go before later ones, for they are waited for."""
+        groups: dict[tuple[bool, int], list[VocoderRequest]] = {}
+        for request in self._rows.seated:
+            frames = request.next_chunk(self._options)
+            if frames:
+                groups.setdefault((request.started, frames), []).append(request)
+        return groups[min(groups, key=lambda key: key[0])] if groups else []
+
+    def _decode(self, batch: list[VocoderRequest]) -> None:
+        frames = batch[0].next_chunk(self._options)
+        try:
+            step = self._decoder.launch(batch, frames, first=not batch[0].started)
+        except Exception as error:
+            # Their state may be half written, so they cannot be tried again one by one.
+            for request in batch:
+                self.fail(request.id, "decoding a chunk", error)
+            return
+        for request in batch:
+            request.consume(frames, self._options.capacity)
+        self._in_flight.append(step)
+
+    def _collect(self, step: DecodeStep) -> None:
+        for index, request in enumerate(step.requests):
+            if not request.live:
+                continue
+            request.in_flight = False
+            request.frames += step.frames
+            request.samples += step.samples
+            if step.samples:
+                chunk = AudioChunk(samples=step.read(index), sample_rate=self._sample_rate)
+                self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED))
+
+    def _finish(self, request: VocoderRequest) -> None:
+        counts = {"frames": request.frames, "samples": request.samples}
+        self.finish(request.id, "stop" if request.frames else "empty", counts)
+
+    def _read(self, message: Feed) -> Arrival:
+        meta, codes = message.payload.meta, message.payload.tensors.get("codes")
+        if not isinstance(meta, CodeFrames) or codes is None:
+            raise self._refusal(f"a stage of kind 'vocoder' takes CodeFrames with a tensor 'codes', not {meta!r}")
+        pages = codes.pages if isinstance(codes, PageSlice) else codes
+        count = len(codes.slots) if isinstance(codes, PageSlice) else codes.shape[0]
+        if pages.dtype != torch.int64 or pages.shape[-1] != self._num_groups or count != meta.count:
+            wanted = f"{meta.count} int64 frames of {self._num_groups} code groups"
+            raise self._refusal(f"codes are {count} {pages.dtype} frames of {pages.shape[-1]}; wanted {wanted}")
+        return Arrival(message, codes, count)
+
+    def _refusal(self, problem: str) -> StageError:
+        return StageError(self.name, "taking its input", problem)

@@ -1,0 +1,177 @@
+"""Layers against transformers', with its parameter names; layers stacked over the cache against a whole model."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen3Config, Qwen3Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
+
+from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
+from omni_ar.layers import Attention, DecoderLayer, GatedMLP, RMSNorm, RotaryEmbedding, SparseMoE
+
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EPS, THETA, BLOCK = 24, 4, 2, 8, 3, 1e-6, 1e4, 4
+
+
+def randomize(module, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.data.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1 + 0.3 * noise)
+    return module.eval().requires_grad_(False)
+
+
+def inputs(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def attention(layer=0, **overrides):
+    return Attention(WIDTH, HEADS, KV_HEADS, HEAD_DIM, **{"qk_norm_eps": EPS, "layer": layer, **overrides})
+
+
+def stack(**overrides):
+    layers = [
+        DecoderLayer(attention(layer, **overrides), GatedMLP(WIDTH, 40), width=WIDTH, norm_eps=EPS)
+        for layer in range(LAYERS)
+    ]
+    return nn.ModuleList(layers)
+
+
+@pytest.fixture(params=[False, True], ids=["no bias", "bias"])
+def reference(request):
+    config = Qwen3Config(
+        vocab_size=8,
+        hidden_size=WIDTH,
+        intermediate_size=40,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        attention_bias=request.param,
+        rms_norm_eps=EPS,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    )
+    return randomize(Qwen3Model(config), seed=1)
+
+
+class Rows:
+    """Two requests in one cache, fed in any pieces."""
+
+    def __init__(self, layers, dtype=torch.float32):
+        self.layers, self.dtype = layers, dtype
+        zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype)  # noqa: E731
+        self.cache = KVCache.allocate(zeros, LAYERS, 20, BLOCK, KV_HEADS, HEAD_DIM, dtype)
+        self.tables = torch.tensor([[7, 3, 12, 5], [2, 9, 1, 14]])
+        self.lengths = [0, 0]
+        self.rotary = RotaryEmbedding(HEAD_DIM, THETA)
+
+    def step(self, pieces):
+        """pieces: (row, x `[n, D]`, whether it is a decode), decodes first. Returns the outputs in that order."""
+        decodes = [row for row, _, is_decode in pieces if is_decode]
+        positions, slots, prefills = [], [], []
+        for row, x, is_decode in pieces:
+            position = self.lengths[row] + torch.arange(len(x))
+            slots.append(self.tables[row][position // BLOCK] * BLOCK + position % BLOCK)
+            if not is_decode:
+                start = sum(len(p) for p in positions)
+                prefills.append(PrefillRow(start, len(x), self.lengths[row], self.tables[row]))
+            positions.append(position)
+            self.lengths[row] += len(x)
+        lengths = [self.lengths[row] for row in decodes]
+        meta = AttentionMetadata(
+            torch.cat(slots), len(decodes), self.tables[decodes], torch.tensor(lengths), max(lengths, default=0),
+            tuple(prefills),
+        )  # fmt: skip
+        x = torch.cat([x for _, x, _ in pieces]).to(self.dtype)
+        cos, sin = self.rotary(torch.cat(positions)[None], self.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, self.cache, meta, TorchPagedAttention())
+        return x.split([len(p) for _, p, _ in pieces])
+
+
+def test_rms_norm():
+    expected = randomize(Qwen3RMSNorm(WIDTH, EPS), seed=2)
+    ours = RMSNorm(WIDTH, EPS).requires_grad_(False)
+    ours.load_state_dict(expected.state_dict())
+    for scale in (1.0, 1e-4, 1e4):
+        x = inputs(5, 3, WIDTH) * scale
+        torch.testing.assert_close(ours(x), expected(x), rtol=1e-6, atol=1e-6)
+
+
+def test_rms_norm_in_bf16_computes_in_fp32():
+    ours = RMSNorm(WIDTH, EPS, dtype=torch.bfloat16).requires_grad_(False)
+    wide = RMSNorm(WIDTH, EPS).requires_grad_(False)
+    x = (inputs(50, WIDTH) * 30).bfloat16()
+    assert torch.equal(ours(x), wide(x.float()).bfloat16())
+
+
+def test_gated_mlp():
+    expected = randomize(Qwen3MLP(Qwen3Config(hidden_size=WIDTH, intermediate_size=40)), seed=3)
+    ours = GatedMLP(WIDTH, 40).requires_grad_(False)
+    ours.load_state_dict(expected.state_dict())
+    assert torch.equal(ours(inputs(7, WIDTH)), expected(inputs(7, WIDTH)))
+
+
+def test_layers_whole_chunked_and_decoded_in_a_mixed_batch(reference):
+    layers = stack(bias=reference.config.attention_bias).requires_grad_(False)
+    layers.load_state_dict(reference.layers.state_dict())
+    first, second = inputs(11, WIDTH, seed=4), inputs(9, WIDTH, seed=5)
+    rows = Rows(layers)
+    parts = [[], []]
+    # A prompt; its decode beside the other's first chunk; beside its second chunk; both decode.
+    for pieces in (
+        [(0, first[:6], False)],
+        [(0, first[6:7], True), (1, second[:4], False)],
+        [(0, first[7:8], True), (1, second[4:7], False)],
+        [(1, second[7:8], True), (0, first[8:9], True)],
+        [(0, first[9:10], True), (1, second[8:9], True)],
+        [(0, first[10:], True)],
+    ):
+        for (row, _, _), out in zip(pieces, rows.step(pieces), strict=True):
+            parts[row].append(out)
+    for x, part in zip((first, second), parts, strict=True):
+        expected = reference(inputs_embeds=x[None]).last_hidden_state[0]
+        torch.testing.assert_close(reference.norm(torch.cat(part)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_query_and_key_norms_there_are_no_such_parameters():
+    names = dict(attention(qk_norm_eps=None).named_parameters())
+    assert set(names) == {f"{name}_proj.weight" for name in "qkvo"}
+    layers = randomize(stack(qk_norm_eps=None), seed=6)
+    rows = Rows(layers)
+    x = inputs(6, WIDTH)
+    chunks = [out for piece in (x[:4], x[4:]) for out in rows.step([(0, piece, False)])]
+    (whole,) = rows.step([(1, x, False)])
+    torch.testing.assert_close(torch.cat(chunks), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_in_bf16_stay_near_fp32():
+    wide = randomize(stack(), seed=7)
+    narrow = nn.ModuleList(
+        DecoderLayer(
+            attention(layer, dtype=torch.bfloat16),
+            GatedMLP(WIDTH, 40, dtype=torch.bfloat16),
+            width=WIDTH,
+            norm_eps=EPS,
+            dtype=torch.bfloat16,
+        )
+        for layer in range(LAYERS)
+    ).requires_grad_(False)
+    narrow.load_state_dict(wide.state_dict())
+    x = inputs(10, WIDTH)
+    (exact,), (rounded,) = (Rows(wide).step([(0, x, False)]), Rows(narrow, torch.bfloat16).step([(0, x, False)]))
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).norm() / exact.norm() < 0.02
+
+
+def test_modules_can_be_built_on_the_meta_device():
+    build = {"device": "meta", "dtype": torch.bfloat16}
+    moe = SparseMoE(WIDTH, 16, 4, 2, True, **build)
+    layer = DecoderLayer(attention(**build), moe, width=WIDTH, norm_eps=EPS, **build)
+    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in layer.parameters())
+    assert {name for name, _ in layer.named_parameters()} == {
+        *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+        *(f"self_attn.{name}_norm.weight" for name in "qk"),
+        *(f"mlp.{name}" for name in ("gate.weight", "experts_gate_up", "experts_down")),
+        "input_layernorm.weight",
+        "post_attention_layernorm.weight",
+    }

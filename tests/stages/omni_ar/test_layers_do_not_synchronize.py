@@ -1,0 +1,140 @@
+"""A decode step built of these blocks asks the device nothing, and a GPU computes what the CPU does."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
+from omni_ar.layers import Attention, DecoderLayer, RotaryEmbedding, SharedExpertMoE
+from omni_ar.sampling import SamplingFlags, SamplingState, gumbel, open_uniform, philox4x32, sample
+
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, ROWS, BLOCK = 32, 4, 2, 16, 50, 3, 4
+FLAGS = SamplingFlags(any_random=True, any_top_k=True, any_top_p=True, any_penalty=True, any_suppressed=True)
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+# Operators whose result, or its shape, must come to the host before the next one can be launched.
+ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "is_nonzero", "item", "_unique2"}
+
+
+class AsksTheDevice(AssertionError):
+    pass
+
+
+class Guard(TorchDispatchMode):
+    """Refuses operators that synchronize on a GPU, so that the CPU shows them."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put", "index_put_") else []
+        masked = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+        if name in ASKING or masked:
+            raise AsksTheDevice(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def cuda_refuses_to_synchronize():
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def guard(device):
+    return Guard() if device == "cpu" else cuda_refuses_to_synchronize()
+
+
+class Step:
+    """A layer with its cache and sampling state on a device; `run` is one decode step, or a mixed one."""
+
+    def __init__(self, device, dtype, width=WIDTH):
+        self.device = device
+        generator = torch.Generator().manual_seed(0)
+        attention = Attention(width, HEADS, KV_HEADS, HEAD_DIM, qk_norm_eps=1e-6, layer=0, dtype=dtype)
+        moe = SharedExpertMoE(width, 16, 6, 2, True, 24, dtype=dtype)
+        self.layer = DecoderLayer(attention, moe, width=width, norm_eps=1e-6, dtype=dtype).requires_grad_(False)
+        for parameter in self.layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        self.layer.to(device)
+        self.rotary = RotaryEmbedding(HEAD_DIM, 1e4, (4, 2, 2))
+        random = lambda shape, dtype: torch.randn(shape, generator=generator).to(device, dtype)  # noqa: E731
+        self.cache = KVCache.allocate(random, 1, 12, BLOCK, KV_HEADS, HEAD_DIM, dtype)
+        self.state = SamplingState.allocate(lambda s, dtype: torch.zeros(s, dtype=dtype, device=device), ROWS, VOCAB)
+        for name, values in {
+            "temperature": [0.0, 0.8, 1.2], "top_k": [0, 20, 0], "top_p": [1.0, 0.9, 0.8], "penalty": [1.1, 1.0, 1.3],
+            "seed": [1, 2, 3],
+        }.items():  # fmt: skip
+            getattr(self.state, name).copy_(torch.tensor(values))
+        self.state.seen[:, ::3] = True
+        self.state.suppressed[:, 1::7] = True
+        self.x_TD = random((ROWS + 5, width), dtype)
+        self.logits_RV = random((ROWS, VOCAB), torch.float32) * 3
+        table = torch.tensor([[1, 2], [3, 4], [5, 6]], device=device)
+        slots = [5, 14, 0, *range(28, 33)]
+        self.meta = {
+            "decode": AttentionMetadata(self._words(slots[:3]), ROWS, table, self._words([2, 7, 0]), 8),
+            "mixed": AttentionMetadata(
+                self._words(slots), ROWS, table, self._words([2, 7, 0]), 8, (PrefillRow(3, 5, 0, self._words([7, 8])),)
+            ),
+        }
+        self.rows_R, self.position_R = self._words(range(ROWS)), self._words([4, 5, 6])
+        self.positions_PT = self._words(range(3 * (ROWS + 5))).view(3, -1)
+
+    def _words(self, values):
+        return torch.tensor(list(values), dtype=torch.int64, device=self.device)
+
+    def run(self, kind):
+        tokens = self.meta[kind].slots_T.shape[0]
+        x_TD = self.x_TD[:tokens]
+        cos, sin = self.rotary(self.positions_PT[:, :tokens], x_TD.dtype)
+        hidden = self.layer(x_TD, cos, sin, self.cache, self.meta[kind], TorchPagedAttention())
+        return hidden, sample(self.logits_RV, self.state, self.rows_R, self.position_R, FLAGS)
+
+
+# Width 12 is not a multiple of 16 bytes in bf16, so experts run without grouped_mm.
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("kind", ["decode", "mixed"])
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, WIDTH), (torch.bfloat16, WIDTH), (torch.bfloat16, 12)])
+def test_a_step_does_not_synchronize(device, kind, dtype, width):
+    step = Step(device, dtype, width)
+    warm, _ = step.run(kind)  # the rotary tables move on first use
+    with guard(device):
+        hidden, _ = step.run(kind)
+    assert torch.equal(hidden, warm)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("ask", [lambda x: x[x > 0], lambda x: x.sum().item(), lambda x: x.nonzero()])
+def test_the_guard_sees_what_asks(device, ask):
+    x = torch.arange(3, device=device)
+    refused = AsksTheDevice if device == "cpu" else RuntimeError
+    with guard(device), pytest.raises(refused):
+        ask(x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["decode", "mixed"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
+def test_a_gpu_computes_what_the_cpu_does(kind, dtype, tolerance):
+    (here, ids), (there, ids_there) = (Step(device, dtype).run(kind) for device in ("cpu", "cuda"))
+    here, there = here.double(), there.cpu().double()
+    assert (here - there).norm() / here.norm() < tolerance
+    assert torch.equal(ids, ids_there.cpu())
+
+
+@pytest.mark.gpu
+def test_random_bits_are_the_same_on_a_gpu():
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(0, 2**32, (6, 10_000), generator=generator)
+    here = philox4x32(tuple(words[:4]), tuple(words[4:]))
+    there = philox4x32(tuple(words[:4].cuda()), tuple(words[4:].cuda()))
+    for mine, theirs in zip(here, there, strict=True):
+        assert torch.equal(mine, theirs.cpu())
+        assert torch.equal(open_uniform(mine), open_uniform(theirs).cpu())
+    seeds, zeros = torch.arange(4) - 2, torch.zeros(4, dtype=torch.int64)
+    noise = gumbel(seeds, zeros, zeros, 0, 0, 5000)
+    torch.testing.assert_close(gumbel(seeds.cuda(), zeros.cuda(), zeros.cuda(), 0, 0, 5000).cpu(), noise)

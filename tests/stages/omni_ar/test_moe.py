@@ -1,0 +1,167 @@
+"""Mixtures of experts against transformers', and the two ways of running experts against each other."""
+
+import pytest
+import torch
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerTextConfig,
+    Qwen3OmniMoeTextConfig,
+)
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerTextSparseMoeBlock,
+    Qwen3OmniMoeThinkerTextSparseMoeBlock,
+)
+
+from omni_ar.layers import SharedExpertMoE, SparseMoE, expert_destination
+
+# (width, intermediate): the second pair is not a multiple of 16 bytes, which grouped_mm refuses.
+SIZES = [(16, 24), (10, 7)]
+
+
+def randomize(module, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
+    return module.eval().requires_grad_(False)
+
+
+def config_fields(width, intermediate, experts, top_k, norm_topk):
+    return {
+        "hidden_size": width,
+        "moe_intermediate_size": intermediate,
+        "num_experts": experts,
+        "num_experts_per_tok": top_k,
+        "norm_topk_prob": norm_topk,
+        "hidden_act": "silu",
+    }
+
+
+def copy_checkpoint(reference, ours):
+    """Loads `ours` from the names that a published checkpoint has, each expert's matrices on their own."""
+    parameters = dict(ours.named_parameters())
+    loaded = set()
+    for name, value in reference.state_dict().items():
+        if name.startswith("experts."):
+            parts = ("gate", "up") if "gate_up" in name else ("down",)
+            for expert, matrix in enumerate(value):
+                for part, piece in zip(parts, matrix.chunk(len(parts)), strict=True):
+                    destination = expert_destination(f"experts.{expert}.{part}_proj.weight")
+                    destination.view(parameters[destination.parameter].data).copy_(piece)
+                    loaded.add(destination.parameter)
+        else:
+            parameters[name].data.copy_(value)
+            loaded.add(name)
+    assert loaded == set(parameters)
+    return ours.requires_grad_(False)
+
+
+def inputs(tokens, width, seed=0):
+    return torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("width", "intermediate"), SIZES)
+@pytest.mark.parametrize("norm_topk", [True, False])
+@pytest.mark.parametrize(("experts", "top_k", "tokens"), [(8, 2, 33), (4, 4, 5), (16, 1, 3), (1, 1, 2), (6, 3, 1)])
+def test_sparse(width, intermediate, norm_topk, experts, top_k, tokens):
+    sizes = (width, intermediate, experts, top_k, norm_topk)
+    config = Qwen3OmniMoeTextConfig(**config_fields(*sizes))
+    config._experts_implementation = "eager"
+    reference = randomize(Qwen3OmniMoeThinkerTextSparseMoeBlock(config), seed=1)
+    ours = copy_checkpoint(reference, SparseMoE(*sizes))
+    x = inputs(tokens, width)
+    torch.testing.assert_close(ours(x), reference(x[None])[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("width", "intermediate"), SIZES)
+def test_with_a_shared_expert(width, intermediate):
+    sizes = (width, intermediate, 8, 3, True)
+    config = Qwen3OmniMoeTalkerTextConfig(**config_fields(*sizes), shared_expert_intermediate_size=12)
+    config._experts_implementation = "eager"
+    reference = randomize(Qwen3OmniMoeTalkerTextSparseMoeBlock(config), seed=2)
+    ours = copy_checkpoint(reference, SharedExpertMoE(*sizes, 12))
+    x = inputs(19, width)
+    expected = reference(x[None])[0]
+    torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-6)
+    without = expected - torch.sigmoid(reference.shared_expert_gate(x)) * reference.shared_expert(x)
+    assert (without - expected).abs().max() > 0.01
+
+
+def run_both(moe, x):
+    weight, expert = moe._route(x)
+    return moe._run_grouped(x, weight, expert), moe._run_every_expert(x, weight, expert)
+
+
+def test_both_ways_of_running_experts_agree():
+    moe = randomize(SparseMoE(16, 24, 8, 3, True), seed=3)
+    grouped, every = run_both(moe, inputs(29, 16))
+    torch.testing.assert_close(grouped, every, rtol=1e-5, atol=1e-6)
+
+
+def test_in_bf16():
+    exact = randomize(SparseMoE(16, 24, 8, 3, True, dtype=torch.bfloat16), seed=4)
+    x = inputs(29, 16).bfloat16()
+    wide = SparseMoE(16, 24, 8, 3, True).requires_grad_(False)
+    wide.load_state_dict({name: value.float() for name, value in exact.state_dict().items()})
+    for result in run_both(exact, x):
+        assert result.dtype == torch.bfloat16
+        torch.testing.assert_close(result.float(), wide(x.float()), rtol=0.02, atol=0.02)
+
+
+def test_idle_experts_do_not_matter():
+    moe = randomize(SparseMoE(16, 24, 8, 2, True), seed=5)
+    x = inputs(6, 16)
+    busy = moe._route(x)[1].unique().tolist()
+    assert len(busy) < 8
+    expected = run_both(moe, x)
+    idle = [expert for expert in range(8) if expert not in busy]
+    # What idle experts would overflow to must not reach a token.
+    moe.experts_gate_up[idle] = 1e30
+    moe.experts_down[idle] = 1e30
+    assert all(torch.equal(got, before) for got, before in zip(run_both(moe, x), expected, strict=True))
+
+
+def test_every_token_to_one_expert():
+    moe = randomize(SparseMoE(16, 24, 4, 1, True), seed=6)
+    x = inputs(5, 16).abs()
+    moe.gate.weight.copy_(torch.tensor([-1.0, -1.0, 1.0, -1.0])[:, None].expand(4, 16))
+    gate, up = (x @ moe.experts_gate_up[2].T).chunk(2, -1)
+    expected = (torch.nn.functional.silu(gate) * up) @ moe.experts_down[2].T
+    for result in (moe(x), *run_both(moe, x)):
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_token_does_not_depend_on_its_neighbours():
+    moe = randomize(SharedExpertMoE(16, 24, 8, 3, True, 12), seed=7)
+    x = inputs(21, 16)
+    alone = torch.cat([moe(x[token : token + 1]) for token in range(21)])
+    torch.testing.assert_close(moe(x), alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mlp.experts.3.gate_proj.weight", ("mlp.experts_gate_up", 3, "gate")),
+        ("model.layers.10.mlp.experts.127.up_proj.weight", ("model.layers.10.mlp.experts_gate_up", 127, "up")),
+        ("experts.0.down_proj.weight", ("experts_down", 0, "down")),
+        ("mlp.shared_expert.gate_proj.weight", None),
+        ("mlp.gate_proj.weight", None),
+        ("mlp.gate.weight", None),
+        ("mlp.experts.x.gate_proj.weight", None),
+        ("mlp.experts.1.gate_proj.bias", None),
+        ("mlp.myexperts.1.gate_proj.weight", None),
+        ("mlp.experts.1.gate_proj.weight.extra", None),
+    ],
+)
+def test_expert_names(name, expected):
+    assert expert_destination(name) == expected
+
+
+def test_expert_views_tile_the_parameters():
+    sizes = {"experts_gate_up": (3, 8, 5), "experts_down": (3, 5, 4)}
+    written = {name: torch.zeros(shape) for name, shape in sizes.items()}
+    for expert in range(3):
+        for part, shape in (("gate", (4, 5)), ("up", (4, 5)), ("down", (5, 4))):
+            destination = expert_destination(f"experts.{expert}.{part}_proj.weight")
+            view = destination.view(written[destination.parameter])
+            assert view.shape == shape
+            view += 1
+    assert all((value == 1).all() for value in written.values())

@@ -1,0 +1,156 @@
+"""Processors against transformers', alone and chained, bit for bit, on logits with many ties."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from omni_ar.sampling import apply_repetition_penalty, apply_suppression, apply_temperature, keep_top, warp
+
+SETTINGS = {"temperature": (0.1, 3.0), "top_p": (0.01, 0.99), "penalty": (0.5, 2.0)}
+
+
+@st.composite
+def logits(draw):
+    """`[rows, vocab]`, often of few distinct values: ties are where implementations part."""
+    rows, vocab = draw(st.integers(1, 4)), draw(st.integers(2, 48))
+    values = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**31)))) * 4
+    step = draw(st.sampled_from([0.0, 0.5, 2.0]))
+    return (values / step).round() * step if step else values
+
+
+def setting(name):
+    return st.one_of(st.sampled_from([0.5, 0.8, 0.95]), st.floats(*SETTINGS[name]))
+
+
+@st.composite
+def logits_and(draw, setting_strategy):
+    """Logits and one setting per row."""
+    values = draw(logits())
+    return values, draw(st.lists(setting_strategy, min_size=len(values), max_size=len(values)))
+
+
+def row_by_row(values, make_processor, ids=None):
+    """transformers' processors have one setting for the whole batch, so each row runs alone."""
+    no_ids = torch.zeros(1, 0, dtype=torch.int64)
+    rows = [make_processor(r)(no_ids if ids is None else ids[r][None], values[r : r + 1]) for r in range(len(values))]
+    return torch.cat(rows)
+
+
+@given(logits_and(setting("temperature")))
+def test_temperature(case):
+    values, temperatures = case
+    expected = row_by_row(values, lambda r: TemperatureLogitsWarper(temperatures[r]))
+    assert torch.equal(apply_temperature(values, torch.tensor(temperatures)), expected)
+
+
+@given(logits_and(st.integers(1, 60)))
+def test_top_k(case):
+    values, top_ks = case
+    expected = row_by_row(values, lambda r: TopKLogitsWarper(top_ks[r]))
+    assert torch.equal(keep_top(values, torch.tensor(top_ks), None), expected)
+
+
+@given(logits_and(setting("top_p")))
+def test_top_p(case):
+    values, top_ps = case
+    expected = row_by_row(values, lambda r: TopPLogitsWarper(top_ps[r]))
+    assert torch.equal(keep_top(values, None, torch.tensor(top_ps, dtype=torch.float64)), expected)
+
+
+@pytest.mark.parametrize("vocab", [5, 10, 20, 100])
+@pytest.mark.parametrize("top_p", [0.2, 0.4, 0.6, 0.8, 0.9])
+def test_top_p_cuts_equal_logits_where_transformers_does(vocab, top_p):
+    values = torch.zeros(1, vocab)  # cumulative probabilities fall on the threshold itself
+    expected = TopPLogitsWarper(top_p)(torch.zeros(1, 0, dtype=torch.int64), values)
+    assert torch.equal(keep_top(values, None, torch.tensor([top_p], dtype=torch.float64)), expected)
+
+
+@given(logits_and(setting("penalty")), st.integers(0, 2**31))
+def test_repetition_penalty(case, seed):
+    values, penalties = case
+    rows, vocab = values.shape
+    ids = torch.randint(0, vocab, (rows, 7), generator=torch.Generator().manual_seed(seed))
+    seen = torch.zeros(rows, vocab, dtype=torch.bool).scatter(1, ids, True)
+    expected = row_by_row(values, lambda r: RepetitionPenaltyLogitsProcessor(penalties[r]), ids)
+    assert torch.equal(apply_repetition_penalty(values, seen, torch.tensor(penalties)), expected)
+
+
+@given(logits(), st.sets(st.integers(0, 47), min_size=1))
+def test_suppression(values, suppressed):
+    mask = torch.tensor([token in suppressed for token in range(values.shape[1])])
+    expected = SuppressTokensLogitsProcessor(sorted(suppressed))(torch.zeros(1, 0, dtype=torch.int64), values)
+    assert torch.equal(apply_suppression(values, mask), expected)
+    assert torch.equal(apply_suppression(values, mask.expand_as(values)), expected)
+
+
+@given(
+    logits_and(st.tuples(setting("penalty"), setting("temperature"), st.integers(1, 60), setting("top_p"))),
+    st.integers(0, 2**31),
+)
+def test_the_chain(case, seed):
+    values, settings = case
+    rows, vocab = values.shape
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, vocab, (rows, 5), generator=generator)
+    suppressed = torch.randint(0, vocab, (3,), generator=generator)
+
+    def chain(r):
+        penalty, temperature, top_k, top_p = settings[r]
+        return LogitsProcessorList(
+            [
+                RepetitionPenaltyLogitsProcessor(penalty),
+                SuppressTokensLogitsProcessor(suppressed.tolist()),
+                TemperatureLogitsWarper(temperature),
+                TopKLogitsWarper(top_k),
+                TopPLogitsWarper(top_p),
+            ]
+        )
+
+    penalty, temperature, top_k, top_p = zip(*settings, strict=True)
+    seen = torch.zeros(rows, vocab, dtype=torch.bool).scatter(1, ids, True)
+    mask = torch.zeros(vocab, dtype=torch.bool).scatter(0, suppressed, True)
+    ours = apply_suppression(apply_repetition_penalty(values, seen, torch.tensor(penalty)), mask)
+    ours = warp(ours, torch.tensor(temperature), torch.tensor(top_k), torch.tensor(top_p, dtype=torch.float64))
+    assert torch.equal(ours, row_by_row(values, chain, ids))
+
+
+@given(logits())
+def test_what_is_off_changes_nothing(values):
+    ones = torch.ones(len(values))
+    assert torch.equal(warp(values, ones, torch.zeros(len(values), dtype=torch.int64), ones), values)
+    everything = torch.ones_like(values, dtype=torch.bool)
+    assert torch.equal(apply_repetition_penalty(values, everything, ones), values)
+    assert keep_top(values, None, None) is values
+
+
+def test_top_p_of_one_keeps_ids_whose_probability_underflows():
+    values = torch.tensor([[0.0, -200.0, 5.0]])
+    assert torch.equal(keep_top(values, None, torch.tensor([1.0])), values)
+
+
+def test_rows_may_mix_settings_that_are_on_and_off():
+    values = torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
+    top_k, top_p = torch.tensor([0, 4, 0]), torch.tensor([1.0, 1.0, 0.5])
+    kept = keep_top(values, top_k, top_p)
+    assert torch.equal(kept[0], values[0])
+    assert torch.equal(kept[1:2], TopKLogitsWarper(4)(top_k[None], values[1:2]))
+    assert torch.equal(kept[2:], TopPLogitsWarper(0.5)(top_k[None], values[2:]))
+
+
+def test_inputs_stay_as_they_are():
+    values = torch.randn(2, 9, generator=torch.Generator().manual_seed(2))
+    before = values.clone()
+    mask = values > 0
+    apply_repetition_penalty(values, mask, torch.tensor([1.3, 1.3]))
+    apply_suppression(values, mask)
+    warp(values, torch.tensor([0.7, 0.0]), torch.tensor([3, 3]), torch.tensor([0.8, 0.8]))
+    assert torch.equal(values, before)

@@ -1,0 +1,255 @@
+"""The encoder stage, driven by hand-made messages."""
+
+import pytest
+import torch
+from support.queued_device import QueuedDevice
+from support.stage_driver import StageDriver
+from support.tower import POISON, Tower
+
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni.payload import PageSlice, Payload
+from omni.stage import Done, Failed
+from omni_encoder.inputs import Encoded, MediaItem
+from omni_encoder.options import EncoderOptions
+from omni_encoder.worker import EncoderWorker
+
+
+class Bench(StageDriver):
+    def __init__(self, device: Device, **options: int) -> None:
+        self.device = device
+        self.tower = Tower()
+        self.encoder = EncoderWorker("tower", device, self.tower, EncoderOptions(**options))
+        super().__init__(self.encoder, device.stream("test"))
+
+    def results(self, request_id: str) -> dict[int, torch.Tensor]:
+        """The request's `sum` outputs by item index."""
+        found = {}
+        for message in self.produced.get(request_id, []):
+            assert isinstance(message.payload.meta, Encoded)
+            assert message.ready.done()
+            tensor = message.payload.tensors["sum"]
+            assert isinstance(tensor, torch.Tensor)
+            found[message.payload.meta.index] = tensor
+        return found
+
+
+def media(index: int, values: list[float], batch_key: int = 0) -> Payload:
+    item = MediaItem(index=index, key=str(values), batch_key=batch_key, length=len(values))
+    return Payload(item, {"x": torch.tensor(values), "grid": torch.tensor([len(values)])})
+
+
+def test_gives_each_item_its_output_then_ends() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("a", "b")
+    bench.feed_host("a", media(0, [1.0, 2.0]))
+    bench.feed_host("b", media(0, [5.0]))
+    bench.feed_host("a", media(1, [3.0, 3.0, 3.0]))
+    bench.end("a", "b")
+    bench.settle(bench.device)
+    assert {i: t.tolist() for i, t in bench.results("a").items()} == {0: [1.0, 3.0], 1: [3.0, 6.0, 9.0]}
+    assert bench.results("b")[0].tolist() == [5.0]
+    assert bench.ends == {
+        "a": Done("a", "stop", {"items": 2, "cached": 0}),
+        "b": Done("b", "stop", {"items": 1, "cached": 0}),
+    }
+    assert bench.tower.batches == [3]
+    assert not bench.held
+
+
+def test_a_request_without_items_ends() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("a", sources=("frontend", "other"))
+    bench.end("a")
+    bench.settle(bench.device)
+    assert not bench.ends
+    bench.end("a", source="other")
+    bench.settle(bench.device)
+    assert bench.ends == {"a": Done("a", "stop", {"items": 0, "cached": 0})}
+
+
+def test_batches_keep_to_key_count_and_length() -> None:
+    bench = Bench(CpuDevice(), max_batch_items=3, max_batch_length=6)
+    bench.open("a")
+    for index, (count, key) in enumerate([(1, 0), (1, 1), (1, 0), (1, 0), (1, 0), (9, 1), (4, 1), (2, 1)]):
+        bench.feed_host("a", media(index, [index + 1.0] * count, key))
+    bench.end("a")
+    bench.settle(bench.device)
+    # Three of key 0; of key 1 the first with those that fit beside it; the fourth of key 0; what is too long, alone.
+    assert bench.tower.batches == [3, 2, 1, 1, 1]
+    assert sorted(bench.results("a")) == list(range(8))
+
+
+def test_equal_content_is_encoded_once_in_flight_and_later() -> None:
+    device = QueuedDevice()
+    bench = Bench(device)
+    bench.open("a", "b", "c")
+    bench.feed_host("a", media(0, [1.0, 2.0]))
+    bench.feed_host("a", media(1, [1.0, 2.0]))
+    bench.tick()
+    bench.feed_host("b", media(0, [1.0, 2.0]))
+    bench.tick()
+    assert not bench.produced
+    device.synchronize()
+    bench.tick()
+    bench.feed_host("c", media(4, [1.0, 2.0]))
+    bench.end("a", "b", "c")
+    bench.settle(device)
+    assert bench.tower.batches == [1]
+    assert {i: list(bench.results(i)) for i in "abc"} == {"a": [0, 1], "b": [0], "c": [4]}
+    assert [bench.ends[i] for i in "abc"] == [
+        Done("a", "stop", {"items": 2, "cached": 1}),
+        Done("b", "stop", {"items": 1, "cached": 1}),
+        Done("c", "stop", {"items": 1, "cached": 1}),
+    ]
+
+
+def test_the_cache_stays_within_its_bytes_and_drops_the_least_recent() -> None:
+    bench = Bench(CpuDevice(), cache_bytes=2 * 16)  # an item of two floats takes 8 + 8 bytes
+    first, second, third, huge = [1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0] * 20
+
+    def encoded_anew(values: list[float]) -> bool:
+        before = len(bench.tower.batches)
+        bench.open(name := f"r{len(bench.ends)}")
+        bench.feed_host(name, media(0, values))
+        bench.end(name)
+        bench.settle(bench.device)
+        assert bench.encoder.cache_bytes_used <= 32
+        return len(bench.tower.batches) > before
+
+    assert [encoded_anew(v) for v in (first, second, first)] == [True, True, False]
+    assert encoded_anew(third)
+    assert [encoded_anew(v) for v in (first, third)] == [False, False]
+    assert encoded_anew(second)
+    assert [encoded_anew(huge), encoded_anew(huge)] == [True, True]
+    bench.encoder.close()
+    assert bench.encoder.cache_bytes_used == 0
+
+
+def test_outputs_share_no_memory_with_their_batch() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("a")
+    bench.feed_host("a", media(0, [1.0, 2.0]))
+    bench.feed_host("a", media(1, [3.0]))
+    bench.settle(bench.device)
+    doubled = [message.payload.tensors["doubled"] for message in bench.produced["a"]]
+    assert [t.untyped_storage().nbytes() for t in doubled if isinstance(t, torch.Tensor)] == [8, 4]
+    assert bench.encoder.cache_bytes_used == 24
+
+
+def test_outputs_stay_until_the_last_reader_is_through() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, cache_bytes=0)
+    bench.open("a")
+    bench.feed_host("a", media(0, [1.0]))
+    bench.end("a")
+    bench.tick()
+    device.synchronize()
+    bench.worker.tick()
+    (produced, done) = bench.worker.outbox
+    assert isinstance(done, Done)
+    stream = device.stream("consumer")
+    ref = bench.connector.send(produced.payload, produced.ready, stream)
+    produced.hold.take(ref)
+    produced.hold.seal()
+    device.launch(stream, lambda: None)
+    after = device.record(stream)
+    bench.connector.release(ref, after)
+    bench.worker.tick()
+    assert bench.held == {"payloads": 1}
+    device.synchronize()
+    bench.worker.tick()
+    assert not bench.held
+
+
+def test_a_failing_item_fails_its_requests_only() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("good", "bad", "also bad", "shares")
+    bench.feed_host("good", media(0, [1.0]))
+    bench.feed_host("bad", media(0, [POISON]))
+    bench.feed_host("also bad", media(0, [7.0]))
+    bench.feed_host("also bad", media(1, [POISON]))
+    bench.feed_host("shares", media(0, [7.0]))
+    bench.end("good", "bad", "shares")
+    bench.settle(bench.device)
+    assert {i for i, end in bench.ends.items() if isinstance(end, Failed)} == {"bad", "also bad"}
+    assert isinstance(failed := bench.ends["bad"], Failed)
+    assert "stage 'tower' failed while encoding its media" in str(failed.error)
+    assert "poisoned" in str(failed.error)
+    assert bench.results("good")[0].tolist() == [1.0]
+    assert bench.results("shares")[0].tolist() == [7.0]
+    assert not bench.held
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [Payload(Encoded(index=0)), Payload(media(0, [1.0]).meta, {"x": PageSlice(torch.zeros(1, 1, 1), [])})],  # type: ignore[arg-type]
+    ids=["meta", "pages"],
+)
+def test_a_foreign_input_fails_the_request_and_is_let_go(payload: Payload) -> None:
+    bench = Bench(CpuDevice())
+    bench.open("a")
+    ref = bench.feed("a", payload)
+    bench.settle(bench.device)
+    assert isinstance(bench.ends["a"], Failed)
+    assert ref.freed
+    assert not bench.held
+
+
+def test_a_lent_feature_is_read_when_ready_and_released_after_the_batch() -> None:
+    device = QueuedDevice()
+    bench = Bench(device)
+    producer = device.stream("producer")
+    payload = media(0, [1.0, 2.0])
+    payload.tensors["x"].zero_()  # type: ignore[union-attr]
+    device.launch(producer, lambda: payload.tensors["x"].fill_(4.0))  # type: ignore[union-attr]
+    bench.open("a")
+    ref = bench.feed("a", payload, device.record(producer))
+    bench.end("a")
+    bench.tick()
+    assert not [s for s in device.streams if s.name == "encoder" and s.queue]
+    device.run({"producer"})
+    bench.tick()
+    assert not ref.freed
+    bench.settle(device)
+    assert ref.freed
+    assert bench.results("a")[0].tolist() == [4.0, 8.0]
+
+
+@pytest.mark.parametrize("moment", range(9))
+def test_an_abort_at_any_moment_frees_everything(moment: int) -> None:
+    device = QueuedDevice()
+    bench = Bench(device, max_batch_items=1)
+    bench.open("a", "b")
+    refs = [bench.feed("a", media(0, [1.0])), bench.feed("a", media(1, [2.0])), bench.feed("b", media(0, [2.0]))]
+    bench.end("b")
+    for step in range(moment):
+        if step % 2:
+            device.run(operations=2)
+        else:
+            bench.tick()
+    bench.abort("a")
+    bench.settle(device)
+    assert bench.ends == {"b": Done("b", "stop", {"items": 1, "cached": 1})}
+    assert bench.results("b")[0].tolist() == [2.0]
+    assert all(ref.freed for ref in refs)
+    assert not bench.held
+
+
+def test_input_for_a_request_that_is_gone_is_let_go() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("a")
+    bench.abort("a")
+    ref = bench.feed("a", media(0, [1.0]))
+    bench.settle(bench.device)
+    assert ref.freed
+    assert not bench.held
+    assert not bench.produced
+
+
+@pytest.mark.parametrize("option", ["max_batch_items", "max_batch_length"])
+def test_options_are_checked(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be at least 1"):
+        EncoderOptions(**{option: 0})
+    with pytest.raises(ValueError, match="cache_bytes"):
+        EncoderOptions(cache_bytes=-1)

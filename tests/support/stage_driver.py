@@ -1,0 +1,64 @@
+"""Drives one stage worker by hand-made messages, and plays the orchestrator for what it gives."""
+
+from collections.abc import Sequence
+
+from omni.connector import Ref
+from omni.device import COMPLETED, Device, Event, Stream
+from omni.payload import Payload
+from omni.sampling_params import SamplingParams
+from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Produced, StageWorker
+from omni_local.connector import LocalConnector
+
+SOURCE = "frontend"
+
+
+class StageDriver:
+    def __init__(self, worker: StageWorker, stream: Stream) -> None:
+        self.worker = worker
+        self.connector = LocalConnector()
+        self.produced: dict[str, list[Produced]] = {}
+        self.ends: dict[str, Done | Failed] = {}
+        self._stream = stream
+
+    def open(self, *ids: str, sources: Sequence[str] = (SOURCE,)) -> None:
+        self.worker.inbox.extend(Open(i, SamplingParams(), frozenset(sources)) for i in ids)
+
+    def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:
+        """Feeds a payload that a producer lends; returns the producer's reference."""
+        ref = self.connector.send(payload, ready, self._stream)
+        self.worker.inbox.append(Feed(request_id, payload, ready, Lease(self.connector, ref, 1)))
+        return ref
+
+    def feed_host(self, request_id: str, payload: Payload) -> None:
+        """Feeds a payload as the front end does: host memory, no lease."""
+        self.worker.inbox.append(Feed(request_id, payload, COMPLETED))
+
+    def end(self, *ids: str, source: str = SOURCE) -> None:
+        self.worker.inbox.extend(Ended(i, source) for i in ids)
+
+    def abort(self, *ids: str) -> None:
+        self.worker.inbox.extend(Abort(i) for i in ids)
+
+    def tick(self) -> bool:
+        moved = self.worker.tick()
+        while self.worker.outbox:
+            self._take(self.worker.outbox.popleft())
+        return moved
+
+    def settle(self, device: Device) -> None:
+        """Ticks, and lets the device run, until nothing happens any more."""
+        while self.tick():
+            device.synchronize()
+
+    @property
+    def held(self) -> dict[str, int]:
+        """What the worker still holds."""
+        return {name: count for name, count in self.worker.usage().items() if count}
+
+    def _take(self, message: Outbound) -> None:
+        assert message.request_id not in self.ends, "a request that is over gives nothing"
+        if isinstance(message, Produced):
+            self.produced.setdefault(message.request_id, []).append(message)
+            message.hold.seal()
+        else:
+            self.ends[message.request_id] = message
