@@ -81,9 +81,10 @@ class Device(ABC):
                 error.add_note(f"in phase {phase.__name__}")
                 raise
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised device memory."""
-        with self._phase(self.empty):
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
+        """Uninitialised device memory for use on `stream` alone: once let go of, it may be handed out again on that stream
+        while earlier phases still use it, which is safe there and nowhere else."""
+        with self._on(stream), self._phase(self.empty):
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -66,8 +66,8 @@ class _Bench:
 
     def payload(self, index: int, rows: int = 6, width: int = 3) -> Payload:
         """A tensor `[rows, width]` and two page rows, of values that only this `index` has."""
-        plain = self.device.empty((rows, width), torch.float32)
-        pages = self.device.empty((rows, 2, width), torch.float32)
+        plain = self.device.empty((rows, width), torch.float32, self.stream)
+        pages = self.device.empty((rows, 2, width), torch.float32, self.stream)
         self.device.launch(self.stream, _fill, plain, 1000.0 * index)
         self.device.launch(self.stream, _fill, pages, 1000.0 * index + 500.0)
         return Payload(Numbered(index=index), {"plain": plain, "pages": PageSlice(pages, np.array([5, 2]))})

@@ -26,7 +26,7 @@ class _Processor(Qwen3OmniMoeProcessor):
         # Without torchvision there is no class that a video processor could be an instance of.
         if isinstance(argument, _NoVideo):
             return _NoVideo
-        proper: type = super().check_argument_for_proper_class(argument_name, argument)
+        proper: type = super().check_argument_for_proper_class(argument_name, argument)  # type: ignore[no-untyped-call]
         return proper
 
 
@@ -49,7 +49,7 @@ def load_processor(path: str | Path) -> Qwen3OmniMoeProcessor:
         problem = f"{folder} has no complete tokenizer and processor ({error})"
         raise CheckpointError("checkpoint", problem, "download the tokenizer and preprocessor files") from error
     template = _chat_template(folder, tokenizer)
-    return _Processor(images, _NoVideo(), audio, tokenizer, chat_template=template)
+    return _Processor(images, _NoVideo(), audio, tokenizer, chat_template=template)  # type: ignore[no-untyped-call]
 
 
 def _chat_template(folder: Path, tokenizer: Qwen2Tokenizer) -> str:

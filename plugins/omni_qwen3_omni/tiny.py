@@ -11,11 +11,12 @@ from omni.errors import ConfigError
 from omni_qwen3_omni.quiet import quiet
 from omni_qwen3_omni.tiny_config import Json, generation_config, model_config, preprocessor_config
 from omni_qwen3_omni.tiny_shape import TinyShape
-from omni_qwen3_omni.tiny_tokenizer import SPECIAL_TOKENS, write_tokenizer
+from omni_qwen3_omni.tiny_tokenizer import ROLE_WORDS, SPECIAL_TOKENS, WORDS, write_tokenizer
 from omni_qwen3_omni.tiny_weights import build_model, damp_rows, published, write_shards
 
 # Far below the scale of the other logits, yet without ties.
 _NEVER = 0.1
+_SAYABLE = {*WORDS, *".,?!"}
 
 
 def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: object) -> None:
@@ -53,7 +54,7 @@ def _shape(fields: dict[str, object]) -> TinyShape:
 
 def _token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
     ids: dict[str, int] = tokenizer.get_vocab()
-    return {name: ids[name] for name in (*SPECIAL_TOKENS, "system", "user", "assistant")}
+    return {name: ids[name] for name in (*SPECIAL_TOKENS, *ROLE_WORDS)}
 
 
 def _tame_heads(
@@ -63,14 +64,10 @@ def _tame_heads(
     head = model.thinker.lm_head
     stop = config["im_end_token_id"]
     texts = tokenizer.batch_decode([[i] for i in range(head.out_features)], skip_special_tokens=True)
-    damp_rows(head, {i for i, text in enumerate(texts) if not _sayable(text)} - {stop}, _NEVER)
+    damp_rows(head, {i for i, text in enumerate(texts) if text.strip() not in _SAYABLE} - {stop}, _NEVER)
     damp_rows(head, {stop}, shape.stop_gain)
     if shape.talker:
         damp_rows(model.talker.codec_head, {config["talker_config"]["codec_eos_token_id"]}, shape.codec_stop_gain)
-
-
-def _sayable(text: str) -> bool:
-    return text.isascii() and text.isprintable() and text.strip() != ""
 
 
 def _write_json(path: Path, value: Json) -> None:

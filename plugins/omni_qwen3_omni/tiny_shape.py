@@ -43,7 +43,7 @@ class TinyShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     talker_top_k: int = 2
     talker_expert_size: int = 32
     shared_expert_size: int = 32
-    codec_stop_gain: float = 1.5
+    codec_stop_gain: float = 1.0
     voices: tuple[str, ...] = ("ethan", "chelsie", "aiden")
 
     groups: int = 4

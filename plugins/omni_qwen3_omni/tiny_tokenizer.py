@@ -14,14 +14,15 @@ _SPECIAL = """
 <think> </think> <|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single>
 <|audio_pad|>
 """
-_ROLE_WORDS = ("system", "user", "assistant")
-_WORDS = """
+ROLE_WORDS = ("system", "user", "assistant")
+_WORD_LIST = """
 the a and of to in is it you that was for on are with as this have from one had by but not what all were we when your
 can said there use an each which she do how their if will up other about out many then them these so some her would make
 like him into time has look two more write go see number no way could people my than first water been call who its now
 find long down day did get come made may part blue red green square circle picture sound voice hello world
 """
 SPECIAL_TOKENS = tuple(_SPECIAL.split())
+WORDS = tuple(_WORD_LIST.split())
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -75,7 +76,7 @@ def _vocabulary() -> tuple[dict[str, int], list[str]]:
     """Bytes, then each word and its beginnings. The template's words come first, so that no later merge splits them."""
     vocabulary = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[str] = []
-    for word in (*_ROLE_WORDS, *(f"Ġ{word}" for word in _WORDS.split())):
+    for word in (*ROLE_WORDS, *(f"Ġ{word}" for word in WORDS)):
         for end in range(1, len(word)):
             merge = f"{word[:end]} {word[end]}"
             if word[: end + 1] not in vocabulary:

@@ -63,7 +63,7 @@ class SegmentIntake:
     def _gather(self, source: PageSlice) -> Tensor:
         upload = self._uploader.begin()
         span = upload.add(source.slots)
-        out = self._device.empty((len(source.slots), source.pages.shape[-1]), source.pages.dtype)
+        out = self._device.empty((len(source.slots), source.pages.shape[-1]), source.pages.dtype, self._stream)
         self._uploader.launch(upload)
         self._device.launch(self._stream, gather_rows, source, self._uploader.view(span), out)
         return out

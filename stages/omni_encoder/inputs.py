@@ -11,7 +11,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     index: which of the request's items it is; comes back in `Encoded`.
     key: hash of the content; items with equal keys have equal outputs, and are encoded once.
     batch_key: items with different keys never share a batch.
-    length: what the item costs (patches, mel frames, ...), for `EncoderOptions.max_batch_length`.
+    length: how many embeddings it becomes; what `EncoderOptions.max_batch_length` adds up.
     """
 
     index: int

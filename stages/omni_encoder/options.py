@@ -7,12 +7,12 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Options of stage kind `"encoder"`.
 
     max_batch_items: media items encoded at once.
-    max_batch_length: sum of their lengths (`MediaItem.length`); a longer item is encoded alone.
+    max_batch_length: embeddings they become in all (`MediaItem.length`); a longer item is encoded alone.
     cache_bytes: device memory for outputs kept in case the same media comes again; 0 keeps none.
     """
 
     max_batch_items: int = 8
-    max_batch_length: int = 65536
+    max_batch_length: int = 16384
     cache_bytes: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:

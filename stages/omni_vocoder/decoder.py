@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Event, HostRing, HostSlot, Stream
+from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.frames import FrameStore
 from omni_vocoder.model import StateT, VocoderModel
-from omni_vocoder.options import VocoderOptions
 from omni_vocoder.request import VocoderRequest
 from omni_vocoder.upload import IndexUpload
 
@@ -52,11 +52,11 @@ class Decoder:
         copy_stream: Stream,
         model: VocoderModel[StateT],
         store: FrameStore,
-        options: VocoderOptions,
+        rows: int,
+        sizes: ChunkSizes,
     ) -> None:
-        rows, first, later = options.max_num_seqs, options.first_chunk_frames, options.chunk_frames
-        words = rows * (1 + max(first, later))
-        samples = rows * max(model.samples(first, True), model.samples(later, False))
+        words = rows * (1 + sizes.largest)
+        samples = rows * max(model.samples(sizes.first, True), model.samples(sizes.later, False))
         self._device = device
         self._stream = stream
         self._copy_stream = copy_stream

@@ -28,6 +28,11 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
     def sample_rate(self) -> int:
         """Hz."""
 
+    @property
+    def min_first_frames(self) -> int:
+        """Fewest frames that `decode` takes to begin a stream. A request with fewer in all gives no sample."""
+        return 1
+
     @abstractmethod
     def new_state(self, num_rows: int) -> StateT:
         """Preallocated state of `num_rows` independent streams, on the model's device. Called once, at start-up."""

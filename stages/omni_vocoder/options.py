@@ -19,8 +19,3 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, value in msgspec.structs.asdict(self).items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1")
-
-    @property
-    def capacity(self) -> int:
-        """Frames that wait on the device per request: the producer's pages are free again before they are decoded."""
-        return 4 * max(self.first_chunk_frames, self.chunk_frames)

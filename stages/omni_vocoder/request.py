@@ -8,7 +8,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Event
 from omni.payload import PageSlice
 from omni.stage import Feed, release
-from omni_vocoder.options import VocoderOptions
+from omni_vocoder.chunks import ChunkSizes
 
 
 @dataclass(slots=True, eq=False)
@@ -51,17 +51,16 @@ class VocoderRequest:
         """Whether every frame that will ever come is in the row's ring."""
         return not self.open_sources and not self.arrivals
 
-    @property
-    def finished(self) -> bool:
-        """Whether there is nothing left to decode or to wait for."""
-        return self.ended and not self.buffered and not self.in_flight
+    def finished(self, sizes: ChunkSizes) -> bool:
+        """Whether there is nothing left to wait for."""
+        return self.ended and not self.in_flight and not self.next_chunk(sizes)
 
-    def next_chunk(self, options: VocoderOptions) -> int:
-        """How many frames to decode now; 0 if it is not time."""
-        if self.in_flight:
+    def next_chunk(self, sizes: ChunkSizes) -> int:
+        """How many frames to decode now; 0 if it is not time, or will never be."""
+        wanted, fewest = (sizes.later, 1) if self.started else (sizes.first, sizes.fewest)
+        if self.in_flight or self.buffered < (fewest if self.ended else wanted):
             return 0
-        wanted = options.chunk_frames if self.started else options.first_chunk_frames
-        return min(wanted, self.buffered) if self.buffered >= wanted or self.ended else 0
+        return min(wanted, self.buffered)
 
     def consume(self, frames: int, capacity: int) -> None:
         """A step that decodes the oldest `frames` frames has been launched."""

@@ -9,6 +9,7 @@ from omni.device import COMPLETED, Device
 from omni.errors import StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
+from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.decoder import MAX_IN_FLIGHT, Decoder, DecodeStep
 from omni_vocoder.frames import FrameStore
 from omni_vocoder.inputs import CodeFrames
@@ -28,12 +29,12 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         stream = device.stream("vocoder", priority=priority)
         copy_stream = device.stream("vocoder-copy", priority=priority)
         rows = options.max_num_seqs
-        self._options = options
+        self._sizes = ChunkSizes.of(options, model)
         self._sample_rate = model.sample_rate
         self._num_groups = model.num_groups
         self._rows = RowQueue(rows)
-        self._store = FrameStore(device, stream, rows, options.capacity, model.num_groups)
-        self._decoder = Decoder(device, stream, copy_stream, model, self._store, options)
+        self._store = FrameStore(device, stream, rows, self._sizes.capacity, model.num_groups)
+        self._decoder = Decoder(device, stream, copy_stream, model, self._store, rows, self._sizes)
         self._in_flight: deque[DecodeStep] = deque()
 
     def usage(self) -> StageUsage:
@@ -67,7 +68,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
 
     def end(self, request: VocoderRequest, source: str) -> None:
         request.open_sources.discard(source)
-        if request.finished:
+        if request.finished(self._sizes):
             self._finish(request)
 
     def drop(self, request: VocoderRequest) -> None:
@@ -86,7 +87,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         while len(self._in_flight) < MAX_IN_FLIGHT and self._decoder.ready and (batch := self._next_batch()):
             self._decode(batch)
             moved = True
-        for request in [request for request in self._rows.seated if request.finished]:
+        for request in [request for request in self._rows.seated if request.finished(self._sizes)]:
             self._finish(request)
             moved = True
         return moved
@@ -101,13 +102,13 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         """Rows whose next chunk has the same shape; first chunks go before later ones, for they are waited for."""
         groups: dict[tuple[bool, int], list[VocoderRequest]] = {}
         for request in self._rows.seated:
-            frames = request.next_chunk(self._options)
+            frames = request.next_chunk(self._sizes)
             if frames:
                 groups.setdefault((request.started, frames), []).append(request)
         return groups[min(groups, key=lambda key: key[0])] if groups else []
 
     def _decode(self, batch: list[VocoderRequest]) -> None:
-        frames = batch[0].next_chunk(self._options)
+        frames = batch[0].next_chunk(self._sizes)
         try:
             step = self._decoder.launch(batch, frames, first=not batch[0].started)
         except Exception as error:
@@ -116,7 +117,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
                 self.fail(request.id, "decoding a chunk", error)
             return
         for request in batch:
-            request.consume(frames, self._options.capacity)
+            request.consume(frames, self._sizes.capacity)
         self._in_flight.append(step)
 
     def _collect(self, step: DecodeStep) -> None:

@@ -47,6 +47,7 @@ class StageDriver:
 
     def settle(self, device: Device) -> None:
         """Ticks, and lets the device run, until nothing happens any more."""
+        device.synchronize()
         while self.tick():
             device.synchronize()
 

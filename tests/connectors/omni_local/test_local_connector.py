@@ -63,6 +63,7 @@ class _FreesEarly(LocalConnector):
 
 class _AbortsReleased(LocalConnector):
     def abort(self, ref: Ref, reason: str) -> None:
+        super().abort(ref, reason)
         assert isinstance(ref, LocalRef)
         ref.end = COMPLETED
 

@@ -177,7 +177,7 @@ def test_parameters_are_those_of_the_checkpoint(shape: dict[str, object]) -> Non
     assert ours == {name: tensor.shape for name, tensor in pair.reference.state_dict().items()}
 
 
-@pytest.mark.parametrize("sizes", [[1], [2, 3, 5, 7, 11, 13], [331], [320, 11], [1, 10], [15, 16, 17]], ids=str)
+@pytest.mark.parametrize("sizes", [[1], [2, 3, 5, 7, 11, 13], [331], [320, 11], [1, 10]], ids=str)
 def test_any_chunking_equals_one_whole_decode(
     released: Pair, long_decode: tuple[Tensor, Tensor], sizes: list[int]
 ) -> None:
@@ -193,7 +193,7 @@ def test_chunks_have_the_promised_lengths(released: Pair) -> None:
     assert (model.samples_per_frame, model.lookahead, model.min_first_frames) == (1920, 555, 1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12), seed=st.integers(0, 1000))
 def test_random_chunking_of_other_shapes(other: Pair, sizes: list[int], seed: int) -> None:
     codes = other.codes(sum(sizes) + 20, seed)

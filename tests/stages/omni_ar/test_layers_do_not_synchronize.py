@@ -1,5 +1,6 @@
 """A decode step built of these blocks asks the device nothing, and a GPU computes what the CPU does."""
 
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -36,12 +37,13 @@ class Guard(TorchDispatchMode):
 
 @contextmanager
 def cuda_refuses_to_synchronize():
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def guard(device):

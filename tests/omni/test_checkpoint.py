@@ -1,0 +1,122 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from omni.checkpoint import Checkpoint
+from omni.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a.weight": (3, 4), "b.weight": (5,), "c.weight": (2, 2, 2)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def write(folder: Path, weights: dict[str, torch.Tensor], shards: int) -> Path:
+    (folder / "config.json").write_text('{"model_type": "m"}')
+    if shards == 1:
+        save_file(weights, folder / "model.safetensors")
+        return folder
+    files = {name: f"model-{i % shards}.safetensors" for i, name in enumerate(weights)}
+    for file in set(files.values()):
+        save_file({name: weights[name] for name in weights if files[name] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"weight_map": files}))
+    return folder
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_reads_what_was_written(tmp_path: Path, weights: dict[str, torch.Tensor], shards: int) -> None:
+    checkpoint = Checkpoint(write(tmp_path, weights, shards))
+    assert checkpoint.config == {"model_type": "m"}
+    assert checkpoint.generation_config == {}
+    assert set(checkpoint.names()) == set(weights)
+    for name, tensor in weights.items():
+        assert checkpoint.has(name)
+        assert checkpoint.shape(name) == tuple(tensor.shape)
+        assert torch.equal(checkpoint.tensor(name), tensor)
+    assert not checkpoint.has("d.weight")
+    assert {name: tensor.tolist() for name, tensor in checkpoint.by_shard(weights)} == {
+        name: tensor.tolist() for name, tensor in weights.items()
+    }
+
+
+def test_keeps_the_published_dtype(tmp_path: Path) -> None:
+    tensor = torch.arange(4, dtype=torch.bfloat16)
+    assert torch.equal(Checkpoint(write(tmp_path, {"a": tensor}, 1)).tensor("a"), tensor)
+
+
+def test_config_needs_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1}')
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.generation_config == {"eos_token_id": 1}
+    with pytest.raises(CheckpointError, match=r"no weights.*load_format"):
+        checkpoint.names()
+
+
+def test_missing_config(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: is missing") as caught:
+        Checkpoint(tmp_path)
+    assert caught.value.field == "config.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "not valid JSON"), ("[1]", "list, not an object"), ("", "not valid JSON")]
+)
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_broken_config(tmp_path: Path, text: str, message: str, file: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).write_text(text)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Checkpoint(tmp_path)
+    assert caught.value.field == file
+
+
+def test_missing_shard_is_named_with_the_weights_it_holds(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    write(tmp_path, weights, 2)
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"1 weights need it: b\.weight") as caught:
+        Checkpoint(tmp_path).names()
+    assert caught.value.field == "model-1.safetensors"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("keep", [0, 4, 40, -1])
+def test_truncated_file(tmp_path: Path, weights: dict[str, torch.Tensor], shards: int, keep: int) -> None:
+    checkpoint = Checkpoint(write(tmp_path, weights, shards))
+    file = tmp_path / ("model.safetensors" if shards == 1 else "model-0.safetensors")
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="truncated") as caught:
+        checkpoint.tensor("a.weight")
+    assert caught.value.field == file.name
+
+
+def test_index_that_names_a_weight_its_shard_lacks(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    write(tmp_path, weights, 2)
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"]["ghost"] = "model-0.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="lacks ghost") as caught:
+        Checkpoint(tmp_path).shape("a.weight")
+    assert caught.value.field == "model-0.safetensors"
+
+
+@pytest.mark.parametrize("text", ['{"weight_map": 3}', '{"weight_map": {"a": 1}}', "{}"])
+def test_broken_index(tmp_path: Path, weights: dict[str, torch.Tensor], text: str) -> None:
+    write(tmp_path, weights, 2)
+    (tmp_path / INDEX).write_text(text)
+    with pytest.raises(CheckpointError, match="weight_map"):
+        Checkpoint(tmp_path).names()
+
+
+def test_missing_weight_is_named(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    checkpoint = Checkpoint(write(tmp_path, weights, 1))
+    with pytest.raises(CheckpointError, match="not among the 3 weights") as caught:
+        checkpoint.tensor("d.weight")
+    assert caught.value.field == "d.weight"

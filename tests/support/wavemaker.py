@@ -1,0 +1,83 @@
+"""A tiny streaming vocoder whose whole decode is one formula."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni_vocoder.model import VocoderModel
+
+POISON = 999
+"""A code that `WaveMaker` cannot stand."""
+DECAY = 0.5
+
+
+class WaveState:
+    """Per row: the frame filter's memory, and the last samples, whose successors are not known yet."""
+
+    def __init__(self, rows: int, lookahead: int) -> None:
+        self.memory = torch.full((rows, 1), float("nan"), dtype=torch.float64)
+        self.tail = torch.full((rows, lookahead), float("nan"), dtype=torch.float64)
+
+
+class WaveMaker(VocoderModel[WaveState]):
+    """Every frame adds its weighted codes to a decaying memory and gives `spread` samples of it; sample t then takes in sample
+    t + lookahead, so the first chunk is that much shorter. `whole_wave` is the same by the book."""
+
+    def __init__(self, num_groups: int = 2, spread: int = 3, lookahead: int = 2) -> None:
+        super().__init__()
+        self._groups = num_groups
+        self.spread = spread
+        self.lookahead = lookahead
+        self.batches: list[tuple[int, int, bool]] = []
+
+    @property
+    def num_groups(self) -> int:
+        return self._groups
+
+    @property
+    def sample_rate(self) -> int:
+        return 24000
+
+    @property
+    def min_first_frames(self) -> int:
+        return max(-(-self.lookahead // self.spread), 1)
+
+    def new_state(self, num_rows: int) -> WaveState:
+        return WaveState(num_rows, self.lookahead)
+
+    def reset(self, state: WaveState, rows_B: Tensor) -> None:
+        state.memory[rows_B] = 0
+        state.tail[rows_B] = float("nan")
+
+    def samples(self, frames: int, first: bool) -> int:
+        return frames * self.spread - (self.lookahead if first else 0)
+
+    def decode(self, codes_BNG: Tensor, state: WaveState, rows_B: Tensor, first: bool) -> Tensor:
+        rows, frames, _ = codes_BNG.shape
+        self.batches.append((rows, frames, first))
+        if bool((codes_BNG == POISON).any()):
+            raise ValueError("poisoned")
+        drive_BN = (codes_BNG * torch.arange(1, self._groups + 1)).sum(-1).double() / 1000
+        memory_B1, values = state.memory[rows_B], []
+        for n in range(frames):
+            memory_B1 = memory_B1 * DECAY + drive_BN[:, n : n + 1]
+            values.append(memory_B1 * torch.arange(1, self.spread + 1))
+        new_BS = torch.cat(values, 1)
+        state.memory[rows_B] = memory_B1
+        known_BS = new_BS if first else torch.cat([state.tail[rows_B], new_BS], 1)
+        state.tail[rows_B] = known_BS[:, known_BS.shape[1] - self.lookahead :]
+        return known_BS[:, : known_BS.shape[1] - self.lookahead] + known_BS[:, self.lookahead :]
+
+
+def whole_wave(model: WaveMaker, codes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    """The samples of all frames at once, by explicit sums."""
+    drive = [sum((g + 1) * code for g, code in enumerate(frame)) / 1000 for frame in codes]
+    x = [
+        sum(DECAY ** (n - j) * drive[j] for j in range(n + 1)) * (s + 1)
+        for n in range(len(codes))
+        for s in range(model.spread)
+    ]
+    return np.array([x[t] + x[t + model.lookahead] for t in range(len(x) - model.lookahead)], np.float32)
