@@ -1,6 +1,6 @@
 """A published checkpoint folder."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Checkpoint:
         """A weight as published: its own dtype, on the host, read-only in spirit (its memory maps the file)."""
         return self._shard(name).tensor(name)
 
-    def by_shard(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    def by_shard(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """`(name, tensor)` of `names`, one file after the other, each file closed before the next is opened."""
         for path in dict.fromkeys(self._files.values()):
             for name in [name for name in names if self._file_of(name) == path]:

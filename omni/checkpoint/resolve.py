@@ -16,9 +16,10 @@ def resolve(model: str | Path) -> Path:
     Raises CheckpointError if it is neither.
     """
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    # An empty name would be the current folder.
+    if folder.is_dir() and model != "":
         return folder
-    if folder.exists():
+    if folder.is_file():
         raise CheckpointError("model", f"{model} is a file", "give the folder that holds it")
     if isinstance(model, Path) or not _may_be_hub_id(model):
         raise CheckpointError(

@@ -19,7 +19,7 @@ class CudaEvent:
     raw: torch.cuda.Event
 
     def done(self) -> bool:
-        return self.raw.query()
+        return bool(self.raw.query())
 
 
 class CudaDevice(Device):

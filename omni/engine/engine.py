@@ -16,6 +16,7 @@ from omni.stage import StageUsage, StageWorker
 
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001
+_CLOSED = StageError("engine", "closing", "the engine was closed")
 
 
 class Engine:
@@ -37,6 +38,7 @@ class Engine:
         self._connectors = connectors
         self._commands: deque[tuple[EngineRequest, Sink] | tuple[str, OmniError]] = deque()
         self._wake = threading.Event()
+        self._gate = threading.Lock()
         self._stopping = False
         self._failure: OmniError | None = None
         self._thread: threading.Thread | None = None
@@ -46,9 +48,13 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Starts a request; its outputs go to `sink` on the engine's thread."""
-        self._commands.append((request, sink))
-        self._wake.set()
+        """Starts a request; its outputs go to `sink` on the engine's thread. A closed engine refuses it at once."""
+        with self._gate:
+            if not self._stopping:
+                self._commands.append((request, sink))
+                self._wake.set()
+                return
+        sink(RequestFailed(_CLOSED))
 
     def abort(self, request_id: str, error: OmniError) -> None:
         """Gives a request up. Its sink gets `RequestFailed(error)` unless it is over already."""
@@ -67,13 +73,16 @@ class Engine:
 
     def close(self) -> None:
         """Gives up what is under way, stops the loop and frees the stages. Idempotent."""
-        if self._stopping:
-            return
-        self._stopping = True
+        with self._gate:
+            if self._stopping:
+                return
+            self._stopping = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        self._orchestrator.abort_all(StageError("engine", "closing", "the engine was closed"))
+        self._failure = self._failure or _CLOSED
+        self._take_commands()  # what the loop did not get to is refused
+        self._orchestrator.abort_all(_CLOSED)
         self._device.synchronize()
         for worker in self._workers.values():
             worker.close()

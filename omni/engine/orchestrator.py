@@ -8,7 +8,7 @@ from omni.connector import Connector
 from omni.device import COMPLETED, Stream
 from omni.engine.request import EngineRequest, OutputChunk, RequestFailed, RequestFinished, Sink, StageFinished
 from omni.engine.route import Route
-from omni.errors import OmniError, StageError
+from omni.errors import InputError, OmniError, StageError
 from omni.pipeline import FRONTEND, Edge, Pipeline
 from omni.sampling_params import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
@@ -92,6 +92,7 @@ class Orchestrator:
         return moved
 
     def _open(self, request: EngineRequest, sink: Sink) -> _Live:
+        self._check(request)
         active = self._pipeline.active(request.modalities, request.inputs)
         awaited = {o.stage for o in self._pipeline.outputs if o.modality in request.modalities}
         if not awaited or not awaited <= active:
@@ -103,6 +104,19 @@ class Orchestrator:
             sampling = request.sampling.get(name, SamplingParams())
             self._workers[name].inbox.append(Open(request.id, sampling, frozenset(sources)))
         return _Live(request, sink, set(active), awaited, routes)
+
+    def _check(self, request: EngineRequest) -> None:
+        if request.id in self._live:
+            raise InputError("id", f"{request.id!r} is already under way", "give each request an id of its own")
+        stages = {stage.name for stage in self._pipeline.stages}
+        for field, names, known in (
+            ("inputs", request.inputs, stages),
+            ("sampling", request.sampling, stages),
+            ("edges", request.edges, {edge.name for edge in self._pipeline.edges}),
+        ):
+            for name in names:
+                if name not in known:
+                    raise InputError(field, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
 
     def _route(self, request: EngineRequest, edge: Edge) -> Route:
         try:
@@ -120,7 +134,10 @@ class Orchestrator:
             return
         match message:
             case Produced():
-                self._forward(live, stage, message)
+                try:
+                    self._forward(live, stage, message)
+                except OmniError as error:
+                    self.abort(message.request_id, error)
             case Done():
                 self._finish(live, stage, message)
             case Failed():
@@ -128,11 +145,13 @@ class Orchestrator:
                 self.abort(message.request_id, message.error)
 
     def _forward(self, live: _Live, stage: str, produced: Produced) -> None:
-        for edge in self._pipeline.edges_from(stage):
-            route = live.routes.get(edge.name)
-            if route is not None and edge.consumer in live.running:
-                route.send(produced)
-        produced.hold.seal()
+        try:
+            for edge in self._pipeline.edges_from(stage):
+                route = live.routes.get(edge.name)
+                if route is not None and edge.consumer in live.running:
+                    route.send(produced)
+        finally:
+            produced.hold.seal()
         if not produced.payload.tensors:
             for output in self._pipeline.outputs:
                 if output.stage == stage and output.modality in live.request.modalities:

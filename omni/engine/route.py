@@ -27,10 +27,18 @@ class Route:
         self.closed = False
 
     def send(self, produced: Produced) -> None:
-        """Takes a reference to what the producer made."""
-        ref = self._connector.send(produced.payload, produced.ready, self._stream)
+        """Takes a reference to what the producer made. Raises OmniError if the connector fails."""
+        try:
+            ref = self._connector.send(produced.payload, produced.ready, self._stream)
+        except Exception as error:
+            raise self._known("sending a payload", error) from error
         produced.hold.take(ref)
-        self._under_way.append((ref, self._connector.receive(ref, self._stream)))
+        try:
+            pending = self._connector.receive(ref, self._stream)
+        except Exception as error:
+            self._connector.abort(ref, "it cannot be received")
+            raise self._known("receiving a payload", error) from error
+        self._under_way.append((ref, pending))
 
     def end(self, reason: str) -> None:
         """The producer is done; the consumer hears of it after the payloads under way."""
@@ -50,7 +58,7 @@ class Route:
                 inputs = self._adapter.push(received.payload)
             except Exception as error:
                 self._connector.abort(ref, "its adapter failed")
-                raise self._adapter_error(error) from error
+                raise self._known("adapting a payload", error) from error
             holders = sum(1 for payload in inputs if payload.tensors)
             lease = Lease(self._connector, ref, holders)
             if not holders:
@@ -74,11 +82,11 @@ class Route:
         try:
             inputs = self._adapter.finish(reason)
         except Exception as error:
-            raise self._adapter_error(error) from error
+            raise self._known("adapting a payload", error) from error
         self._consumer.inbox.extend(Feed(self._request_id, payload, COMPLETED) for payload in inputs)
         self._consumer.inbox.append(Ended(self._request_id, self.edge.name))
 
-    def _adapter_error(self, error: Exception) -> OmniError:
+    def _known(self, doing: str, error: Exception) -> OmniError:
         if isinstance(error, OmniError):
             return error
-        return StageError(self.edge.name, "adapting a payload", f"{type(error).__name__}: {error}")
+        return StageError(self.edge.name, doing, f"{type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ ImageSource = Location | bytes | Image.Image | NDArray[np.generic] | torch.Tenso
 with 1, 3 or 4 channels first or last."""
 
 # Only these: Pillow's other readers are little tested, and one starts Ghostscript.
-_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _CHANNELS = (1, 3, 4)
 # What Pillow's readers raise on damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error)
@@ -59,7 +59,7 @@ def _decode(data: Path | bytes, field: str, max_pixels: int) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(field, "is too large", f"give a picture of at most {max_pixels} pixels") from error
     except _DAMAGED as error:
-        remedy = f"give a {', '.join(_FORMATS[:5])} or other common picture"
+        remedy = f"give a {', '.join(_FORMATS)} file"
         raise InputError(field, f"is not a picture that can be read ({error})", remedy) from error
 
 

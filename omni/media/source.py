@@ -92,6 +92,9 @@ def _download(url: str, field: str, max_bytes: int, timeout_seconds: float) -> b
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no end after {timeout_seconds:g} s")
     except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            # It is the response, too, and holds the connection open.
+            error.close()
         raise InputError(
             field, f"could not download {url} ({error})", "check the URL, or give the file itself"
         ) from error

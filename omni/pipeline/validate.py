@@ -14,8 +14,8 @@ def validate(pipeline: Pipeline) -> None:
     _check_unique("pipeline.edges", (edge.name for edge in pipeline.edges))
     _check_unique("pipeline.outputs", (output.modality for output in pipeline.outputs))
     for index, edge in enumerate(pipeline.edges):
-        for end, stage in (("producer", edge.producer), ("consumer", edge.consumer)):
-            _check_known(f"pipeline.edges[{index}].{end}", stage, names)
+        for end, name in (("producer", edge.producer), ("consumer", edge.consumer)):
+            _check_known(f"pipeline.edges[{index}].{end}", name, names)
     for index, output in enumerate(pipeline.outputs):
         _check_known(f"pipeline.outputs[{index}].stage", output.stage, names)
     if not pipeline.outputs:

@@ -21,6 +21,13 @@ class _Keys:
     keys: Tensor
     values: Tensor
 
+    @classmethod
+    def like(cls, layer: nn.Module, hidden_RD: Tensor, length: int) -> "_Keys":
+        """Room for `length` tokens of each row, where and as `hidden_RD` is."""
+        assert isinstance(layer, _Layer)
+        shape = (hidden_RD.shape[0], layer.self_attn.num_kv_heads, length, layer.self_attn.head_dim)
+        return cls(hidden_RD.new_empty(shape), hidden_RD.new_empty(shape))
+
 
 class CodePredictor(nn.Module):
     """Predicts groups 1 to G - 1 from the talker's hidden state and the embedding of group 0.
@@ -44,7 +51,7 @@ class CodePredictor(nn.Module):
         """The frame that `code0_R` (embedded: `code0_RD`) begins. Its codes' embeddings add up to the next input's codec part."""
         positions = torch.arange(self._groups, device=hidden_RD.device)
         cos, sin = self.rotary(positions[None], hidden_RD.dtype)
-        cache = [layer.new_keys(hidden_RD.shape[0], self._groups, hidden_RD) for layer in self.model.layers]
+        cache = [_Keys.like(layer, hidden_RD, self._groups) for layer in self.model.layers]
         codes, next_RD = [code0_R], code0_RD
         x_RND, start = torch.stack([hidden_RD, code0_RD], 1), 0
         for group in range(1, self._groups):
@@ -88,10 +95,6 @@ class _Layer(nn.Module):
         self.mlp = GatedMLP(width, config.mlp_width, device=device, dtype=dtype)
         self.input_layernorm = RMSNorm(width, eps, device=device, dtype=dtype)
         self.post_attention_layernorm = RMSNorm(width, eps, device=device, dtype=dtype)
-
-    def new_keys(self, rows: int, length: int, like: Tensor) -> _Keys:
-        shape = (rows, self.self_attn.num_kv_heads, length, self.self_attn.head_dim)
-        return _Keys(like.new_empty(shape), like.new_empty(shape))
 
     def forward(self, x_RND: Tensor, start: int, cos: Tensor, sin: Tensor, keys: _Keys) -> Tensor:
         x_RND = x_RND + self.self_attn(self.input_layernorm(x_RND), start, cos, sin, keys)

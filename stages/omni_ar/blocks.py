@@ -1,6 +1,6 @@
 """KV blocks and rows: the two things a running request owns."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,8 @@ class BlockPool:
         self._free.extend(reversed(blocks))
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """A stable place in per-row device state. generation: tells a row's owner from the one before."""
 
     index: int

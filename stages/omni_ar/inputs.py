@@ -4,6 +4,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from omni.errors import InputError
+
 
 class SegmentSlot(msgspec.Struct, frozen=True, kw_only=True):
     """A place in a prompt for tensors that another stage makes. The prompt is not run before they are there.
@@ -37,6 +39,15 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     def length(self) -> int:
         return int(self.columns.shape[1])
 
+    def check(self, columns: int, axes: int, vocab_size: int) -> None:
+        """Raises InputError for what does not fit a model of so many prompt columns and rotary axes."""
+        _check_shape("prompt.columns", self.columns, (columns, None))
+        _check_shape("prompt.positions", self.positions, (axes, self.length))
+        for slot in self.segments:
+            _check_range(f"prompt.segments.{slot.name}[{slot.index}].positions", slot.positions, self.length)
+        _check_range("prompt.payload_positions", self.payload_positions, self.length)
+        _check_range("prompt.penalized_ids", self.penalized_ids, vocab_size)
+
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Fills a `SegmentSlot`. The payload's tensors are what the model's `embed_prompt` and `forward` find under these names,
@@ -55,6 +66,12 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     columns: NDArray[np.int64]
     pad: NDArray[np.int64] | None = None
 
+    def check(self, columns: int) -> None:
+        """Raises InputError for what does not fit a model of so many step columns."""
+        _check_shape("step_inputs.columns", self.columns, (columns, None))
+        if self.pad is not None:
+            _check_shape("step_inputs.pad", self.pad, (columns,))
+
 
 class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
     """Output: hidden states of the prompt's `payload_positions`, in that order; tensor `hidden`, a page slice."""
@@ -62,3 +79,15 @@ class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
 
 class CodeFrame(msgspec.Struct, frozen=True, kw_only=True):
     """Output: the codes of one generated token; tensor `codes`, a page slice of one row, one column per code group."""
+
+
+def _check_shape(field: str, array: NDArray[np.int64], wanted: tuple[int | None, ...]) -> None:
+    fits = len(array.shape) == len(wanted) and all(w in (None, n) for n, w in zip(array.shape, wanted, strict=True))
+    if not fits or array.dtype != np.int64:
+        shape = ", ".join("any" if size is None else str(size) for size in wanted)
+        raise InputError(field, f"is {array.dtype} {list(array.shape)}", f"give int64 [{shape}]")
+
+
+def _check_range(field: str, values: NDArray[np.int64], end: int) -> None:
+    if values.size and not (0 <= values.min() and values.max() < end):
+        raise InputError(field, f"reach from {values.min()} to {values.max()}", f"use 0 to {end - 1}")

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, HostRing, HostSlot, Stream
+from omni.device import COMPLETED, Device, HostRing, HostSlot, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,10 @@ class Uploader:
         host = slot.take()
         assert host.dtype == np.int64
         return Upload(slot, host.view(np.int64))
+
+    def cancel(self, upload: Upload) -> None:
+        """Gives the slot of an upload back that will not be launched."""
+        upload.slot.guard(COMPLETED)
 
     def launch(self, upload: Upload) -> None:
         """Enqueues the copy; the slot is free again when it is over."""

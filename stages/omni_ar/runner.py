@@ -80,7 +80,11 @@ class Runner:
         else:
             upload = self._uploader.begin()
             step_columns = len(self._model.shape.step_columns)
-            packed = pack_step(upload, plan, self._limits.max_blocks, self._limits.block_size, step_columns)
+            try:
+                packed = pack_step(upload, plan, self._limits.max_blocks, self._limits.block_size, step_columns)
+            except Exception:
+                self._uploader.cancel(upload)
+                raise
             self._uploader.launch(upload)
             self._steady = None if plan.prefills or step_columns else (key, packed)
         rows_R = self._uploader.view(packed.rows)

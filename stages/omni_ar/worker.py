@@ -14,7 +14,7 @@ from omni.device import COMPLETED, Event
 from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
-from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
 from omni_ar.blocks import BlockPool, RowTable, slots_of
 from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs
 from omni_ar.limits import MAX_STOP_IDS, MAX_SUPPRESSED_IDS, Limits
@@ -81,13 +81,20 @@ class ArWorker(MailboxWorker[ArRequest]):
         return request
 
     def feed(self, request: ArRequest, message: Feed) -> None:
-        match message.payload.meta:
+        meta = message.payload.meta
+        if isinstance(meta, Segment):
+            self._segments.add(request, meta, message)
+            return
+        release(message, COMPLETED)  # the other inputs are read from the host alone
+        match meta:
             case Prompt() as prompt:
+                prompt.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
+                if request.prompt is not None:
+                    raise InputError("prompt", "came twice", "feed a request one prompt")
                 request.prompt = prompt
                 self._scheduler.check(request, self._limits.max_model_len)
-            case Segment() as segment:
-                self._segments.add(request, segment, message)
             case StepInputs() as steps:
+                steps.check(len(self._shape.step_columns))
                 request.add_steps(steps)
             case other:
                 raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(other).__name__}")

@@ -51,4 +51,4 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
 
     @abstractmethod
     def samples(self, frames: int, first: bool) -> int:
-        """How many samples a chunk of `frames` gives. A first chunk may be shorter, by what the model looks ahead, or 0."""
+        """How many samples a chunk gives, 0 or more. A first chunk is shorter by what the model looks ahead."""

@@ -72,7 +72,7 @@ class QueuedDevice(Device):
         return nullcontext()
 
     def run(self, names: set[str] | None = None, *, operations: int | None = None) -> int:
-        """Runs what can run on the streams of these names, in order, at most `operations` of it; returns how much that was."""
+        """Runs what can run on the streams of these names, at most `operations` of it; returns how much that was."""
         count = 0
         for stream in self.streams:
             if names is not None and stream.name not in names:

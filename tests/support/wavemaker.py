@@ -23,8 +23,8 @@ class WaveState:
 
 
 class WaveMaker(VocoderModel[WaveState]):
-    """Every frame adds its weighted codes to a decaying memory and gives `spread` samples of it; sample t then takes in sample
-    t + lookahead, so the first chunk is that much shorter. `whole_wave` is the same by the book."""
+    """Every frame adds its weighted codes to a decaying memory and gives `spread` samples of it; sample t then takes in
+    sample t + lookahead, so the first chunk is that much shorter. `whole_wave` is the same by the book."""
 
     def __init__(self, num_groups: int = 2, spread: int = 3, lookahead: int = 2) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ def _decode(q_RHD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) 
     position_L = torch.arange(table_RM.shape[1] * cache.block_size, device=q_RHD.device)
     beyond_RL = position_L >= lengths_R1
     k_RKLD, v_RKLD = (_gather_rows(pages[layer], table_RM, beyond_RL) for pages in (cache.key, cache.value))
-    # A row without keys attends to its first one, which is zeroed: softmax over nothing would be NaN.
+    # A row without keys attends to its first one, which is zeroed: kernels differ in what softmax over nothing gives.
     attended_RL = position_L < lengths_R1.clamp(min=1)
     # The G query heads that share a key head stand where query tokens would: no key is repeated.
     q_RKGD = q_RHD.unflatten(1, (k_RKLD.shape[1], -1))

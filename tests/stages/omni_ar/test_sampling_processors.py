@@ -132,6 +132,15 @@ def test_what_is_off_changes_nothing(values):
     assert keep_top(values, None, None) is values
 
 
+@pytest.mark.parametrize("top_p", [0.0, 1e-9])
+def test_the_least_top_p_keeps_the_best(top_p):
+    values = torch.zeros(1, 30)
+    values[0, 4] = 200.0  # the sum of probabilities is exactly 1, so the best id is at the cut itself
+    expected = TopPLogitsWarper(top_p)(torch.zeros(1, 0, dtype=torch.int64), values)
+    assert expected.isfinite().sum() == 1
+    assert torch.equal(keep_top(values, None, torch.tensor([top_p], dtype=torch.float64)), expected)
+
+
 def test_top_p_of_one_keeps_ids_whose_probability_underflows():
     values = torch.tensor([[0.0, -200.0, 5.0]])
     assert torch.equal(keep_top(values, None, torch.tensor([1.0])), values)

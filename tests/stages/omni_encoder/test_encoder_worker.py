@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from support.queued_device import QueuedDevice
-from support.stage_driver import StageDriver
-from support.tower import POISON, Tower
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
@@ -13,6 +10,9 @@ from omni.stage import Done, Failed
 from omni_encoder.inputs import Encoded, MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
+from support.queued_device import QueuedDevice
+from support.stage_driver import StageDriver
+from support.tower import POISON, Tower
 
 
 class Bench(StageDriver):

@@ -8,9 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.queued_device import QueuedDevice
-from support.stage_driver import StageDriver
-from support.wavemaker import POISON, WaveMaker, whole_wave
 
 from omni.chunks import AudioChunk
 from omni.connector import Ref
@@ -21,6 +18,10 @@ from omni.stage import Done, Failed
 from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderWorker
+from support.launch_guard import LaunchGuard
+from support.queued_device import QueuedDevice
+from support.stage_driver import StageDriver
+from support.wavemaker import POISON, WaveMaker, whole_wave
 
 BLOCK = 4
 
@@ -267,6 +268,19 @@ def test_an_abort_at_any_moment_frees_everything_and_harms_nobody(moment: int) -
     assert all(ref.freed for ref in refs)
     assert not bench.held
     assert not device.pending
+
+
+def test_device_memory_is_touched_in_phases_only() -> None:
+    device = CpuDevice()
+    bench = Bench(device, first_chunk_frames=2, chunk_frames=2)
+    codes = random_codes(7)
+    bench.open("a")
+    bench.feed_pages("a", codes)
+    bench.end("a")
+    with LaunchGuard(device) as guard:
+        bench.settle(device)
+    bench.expect_whole("a", codes)
+    assert guard.launched == {"copy_indexes", "gather_frames", "reset_rows", "decode_frames", "download_samples"}
 
 
 def test_a_row_starts_anew_for_its_next_request() -> None:

@@ -1,0 +1,62 @@
+"""Streaming runtime for models that are several models in a row: text, images and sound in, text and speech out.
+
+    from omni import Omni
+
+    with Omni("path/or/hub-id") as omni:
+        for out in omni.generate("Say hello."):
+            print(out.text, end="")
+
+Names are imported when first used, so that plugin entry modules and the command line start without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from omni.version import __version__
+
+if TYPE_CHECKING:
+    from omni.api import AsyncOmni, Metrics, Omni, Output, Result, StageMetrics, Usage
+    from omni.errors import CheckpointError, ConfigError, InputError, OmniError, PluginError, StageError
+    from omni.hookspecs import hookimpl
+    from omni.sampling_params import SamplingParams
+
+__all__ = [
+    "AsyncOmni",
+    "CheckpointError",
+    "ConfigError",
+    "InputError",
+    "Metrics",
+    "Omni",
+    "OmniError",
+    "Output",
+    "PluginError",
+    "Result",
+    "SamplingParams",
+    "StageError",
+    "StageMetrics",
+    "Usage",
+    "__version__",
+    "hookimpl",
+]
+
+_HOMES = {
+    "omni.api": ("AsyncOmni", "Metrics", "Omni", "Output", "Result", "StageMetrics", "Usage"),
+    "omni.errors": ("CheckpointError", "ConfigError", "InputError", "OmniError", "PluginError", "StageError"),
+    "omni.hookspecs": ("hookimpl",),
+    "omni.sampling_params": ("SamplingParams",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+# Hidden from type checkers, which would otherwise take every misspelt name for one that exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'omni' has no attribute {name!r}")
+        value = vars(import_module(_HOME_OF[name]))[name]
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

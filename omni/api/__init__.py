@@ -1,0 +1,17 @@
+"""The public interface: `Omni`, `AsyncOmni` and what they give."""
+
+from omni.api.async_omni import AsyncOmni, AsyncOutputStream
+from omni.api.omni import Omni, OutputStream
+from omni.api.results import Metrics, Output, Result, StageMetrics, Usage
+
+__all__ = [
+    "AsyncOmni",
+    "AsyncOutputStream",
+    "Metrics",
+    "Omni",
+    "Output",
+    "OutputStream",
+    "Result",
+    "StageMetrics",
+    "Usage",
+]

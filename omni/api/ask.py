@@ -1,0 +1,94 @@
+"""A request's settings, checked before anything is queued."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from omni.errors import InputError
+from omni.pipeline import Pipeline
+from omni.sampling_params import SamplingParams
+
+Messages: TypeAlias = str | Sequence[Mapping[str, object]]
+"""One chat: a list of messages (`omni.frontend.messages`), or a string, the user's only message."""
+
+Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
+"""By stage; alone, for the stage that writes the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """How to answer. sampling: by stage."""
+
+    modalities: frozenset[str]
+    voice: str | None
+    sampling: Mapping[str, SamplingParams]
+
+
+def split_requests(messages: object) -> tuple[list[object], bool]:
+    """The requests, and whether a list of them was given: a list of nothing but lists and strings is one."""
+    if not isinstance(messages, list) or not messages or not all(isinstance(item, list | str) for item in messages):
+        return [messages], False
+    return list(messages), True
+
+
+def text_stage(pipeline: Pipeline) -> str:
+    """The stage that writes the text; where none does, the one that gives the first output."""
+    stages = {output.modality: output.stage for output in pipeline.outputs}
+    return stages.get("text", pipeline.outputs[0].stage)
+
+
+def check_ask(pipeline: Pipeline, modalities: Sequence[str] | None, voice: str | None, sampling: Sampling) -> Ask:
+    """Raises InputError naming the field."""
+    wanted = _modalities(pipeline, modalities)
+    if voice is not None:
+        if not isinstance(voice, str):
+            raise InputError("voice", f"is a {type(voice).__name__}", "give a voice's name")
+        if "audio" not in wanted:
+            problem = "is given, but no audio is asked for"
+            raise InputError("voice", problem, 'add "audio" to modalities, or leave voice out')
+    return Ask(wanted, voice, _sampling(pipeline, sampling))
+
+
+def _modalities(pipeline: Pipeline, modalities: Sequence[str] | None) -> frozenset[str]:
+    known = [output.modality for output in pipeline.outputs]
+    if modalities is None:
+        return frozenset(known)
+    if isinstance(modalities, str):
+        raise InputError("modalities", f"{modalities!r} is a string", f'give a tuple such as ("{known[0]}",)')
+    for modality in modalities:
+        if modality not in known:
+            problem = f"this checkpoint does not give {modality!r}"
+            raise InputError("modalities", problem, f"use {' or '.join(map(repr, known))}")
+    if not modalities:
+        raise InputError("modalities", "are empty", f"name at least one of {', '.join(map(repr, known))}")
+    return frozenset(modalities)
+
+
+def _sampling(pipeline: Pipeline, sampling: Sampling) -> Mapping[str, SamplingParams]:
+    if sampling is None:
+        return {}
+    if isinstance(sampling, SamplingParams):
+        return {text_stage(pipeline): _checked(sampling, "sampling")}
+    given: object = sampling
+    if not isinstance(given, Mapping):
+        remedy = "give SamplingParams, or a dict of them by stage"
+        raise InputError("sampling", f"is a {type(given).__name__}", remedy)
+    names = [stage.name for stage in pipeline.stages]
+    for name in sampling:
+        if name not in names:
+            raise InputError(f"sampling.{name}", f"there is no stage {name!r}", f"use one of {', '.join(names)}")
+    return {name: _checked(params, f"sampling.{name}") for name, params in sampling.items()}
+
+
+def _checked(params: object, field: str) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise InputError(field, f"is a {type(params).__name__}", "give SamplingParams")
+    try:
+        # A struct does not check types when it is made in Python.
+        typed = msgspec.convert(msgspec.structs.asdict(params), SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InputError(field, str(error), "give a value of that type") from error
+    typed.check(field)
+    return typed

@@ -1,0 +1,159 @@
+"""The asyncio interface."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, overload
+
+from omni.api.ask import Messages, Sampling
+from omni.api.batch import Batch, Item
+from omni.api.results import Output, Result
+from omni.api.session import Session
+
+
+class _Mailbox:
+    """From any thread into one event loop. A burst of items wakes the loop once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[Item] = deque()
+        self._filled = asyncio.Event()
+        self._waking = False
+
+    def put(self, item: Item) -> None:
+        self._items.append(item)
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:
+                # The loop is closed, and with it went everybody who could have read this.
+                self._items.clear()
+
+    async def get(self) -> Item:
+        while not self._items:
+            await self._filled.wait()
+            self._filled.clear()
+        return self._items.popleft()
+
+    def _wake(self) -> None:
+        # Before the reader looks: an item that comes after its look wakes the loop again.
+        self._waking = False
+        self._filled.set()
+
+
+class AsyncOutputStream:
+    """The outputs of one `generate` call, an asynchronous iterator. Its requests run from the start, read or not.
+
+    `aclose`, leaving its `async with` block, letting go of it (`break`) or cancelling the task that reads it gives up
+    what is not over.
+    """
+
+    def __init__(self, session: Session, batch: Batch, mailbox: _Mailbox) -> None:
+        # Keeps the model loaded as long as somebody reads.
+        self._session = session
+        self._batch = batch
+        self._mailbox = mailbox
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        try:
+            while not self._closed and not self._batch.done:
+                output = self._batch.take(await self._mailbox.get())
+                if output is not None:
+                    return output
+        except BaseException:
+            self._close()
+            raise
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Gives up what is not over. Idempotent."""
+        self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __del__(self) -> None:
+        self._batch.abandon()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._batch.cancel()
+
+
+class AsyncOmni(Session):
+    """A model to generate with from coroutines. Close it, or use it in an `async with` block.
+
+    Loading blocks: inside a running event loop, make one with `await asyncio.to_thread(AsyncOmni, model)`.
+    """
+
+    def generate(
+        self,
+        messages: Messages | list[Messages],
+        *,
+        modalities: Sequence[str] | None = None,
+        voice: str | None = None,
+        sampling: Sampling = None,
+    ) -> AsyncOutputStream:
+        """Outputs as they come: `async for out in omni.generate(...)`. Arguments and errors as in `Omni.generate`."""
+        mailbox = _Mailbox()
+        batch, _ = self._submit(messages, modalities, voice, sampling, keep=False, put=mailbox.put)
+        return AsyncOutputStream(self, batch, mailbox)
+
+    @overload
+    async def complete(
+        self,
+        messages: list[Messages],
+        *,
+        modalities: Sequence[str] | None = None,
+        voice: str | None = None,
+        sampling: Sampling = None,
+    ) -> list[Result]: ...
+
+    @overload
+    async def complete(
+        self,
+        messages: Messages,
+        *,
+        modalities: Sequence[str] | None = None,
+        voice: str | None = None,
+        sampling: Sampling = None,
+    ) -> Result: ...
+
+    async def complete(
+        self,
+        messages: Messages | list[Messages],
+        *,
+        modalities: Sequence[str] | None = None,
+        voice: str | None = None,
+        sampling: Sampling = None,
+    ) -> Result | list[Result]:
+        """The whole answer: a `Result`, or for a list of requests a list of them in order."""
+        mailbox = _Mailbox()
+        batch, many = self._submit(messages, modalities, voice, sampling, keep=True, put=mailbox.put)
+        async for _ in AsyncOutputStream(self, batch, mailbox):
+            pass
+        results = batch.results()
+        return results if many else results[0]
+
+    async def close(self) -> None:
+        """Gives up what is under way, frees the model and ends every thread. Idempotent."""
+        await asyncio.to_thread(self._client.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,87 @@
+"""The requests of one call."""
+
+from collections.abc import Callable, Sequence
+
+from omni.api.ask import Ask, text_stage
+from omni.api.client import Client
+from omni.api.reply import Reply
+from omni.api.results import Output, Result
+from omni.api.ticket import Deliver, Event, Ticket
+from omni.errors import OmniError, StageError
+
+Item = tuple[int, float, Event]
+"""Which request of the call, when (`time.perf_counter`), what."""
+
+
+class Batch:
+    """Submits requests whose events come through one mailbox, and turns what comes out of it into outputs.
+
+    many: whether the user gave a list: then a request's error is in its output; otherwise it is raised.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        requests: Sequence[object],
+        ask: Ask,
+        *,
+        many: bool,
+        keep: bool,
+        put: Callable[[Item], None],
+    ) -> None:
+        self._client = client
+        self._many = many
+        stage = text_stage(client.pipeline)
+        self._replies = [Reply(index, client.text_decoder(), stage, keep) for index in range(len(requests))]
+        self._tickets: list[Ticket] = []
+        self._left = len(requests)
+        for index, messages in enumerate(requests):
+            self._tickets.append(client.submit(messages, ask, _deliver(index, put)))
+
+    @property
+    def done(self) -> bool:
+        """Every request has had its last event."""
+        return self._left == 0
+
+    def take(self, item: Item) -> Output | None:
+        """What an item from the mailbox gives the user. Raises the error of a single request."""
+        index, at, event = item
+        reply = self._replies[index]
+        if reply.done:
+            return None
+        try:
+            output = reply.take(at, event)
+        except Exception as error:
+            failure = _known(error)
+            self._tickets[index].cancel(failure)
+            output = reply.fail(at, failure)
+        if output is not None and output.finished:
+            self._left -= 1
+            if output.error is not None and not self._many:
+                raise output.error
+        return output
+
+    def results(self) -> list[Result]:
+        return [reply.result() for reply in self._replies]
+
+    def cancel(self) -> None:
+        """Gives up what is not over."""
+        for ticket in self._tickets:
+            ticket.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
+
+    def abandon(self) -> None:
+        """As `cancel`, soon. Safe in a finalizer."""
+        if not self.done:
+            self._client.reaper.soon(self.cancel)
+
+
+def _deliver(index: int, put: Callable[[Item], None]) -> Deliver:
+    return lambda at, event: put((index, at, event))
+
+
+def _known(error: Exception) -> OmniError:
+    if isinstance(error, OmniError):
+        return error
+    known = StageError("frontend", "decoding text", f"{type(error).__name__}: {error}")
+    known.__cause__ = error
+    return known

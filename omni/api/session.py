@@ -1,0 +1,90 @@
+"""What `Omni` and `AsyncOmni` have in common."""
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from omni.api.ask import Sampling, check_ask, split_requests
+from omni.api.batch import Batch, Item
+from omni.api.client import Client
+from omni.api.load import load
+from omni.pipeline import Pipeline
+from omni.plugin.manager import Plugins
+from omni.stage import StageUsage
+
+
+class Session:
+    """A loaded model and its engine.
+
+    model: a checkpoint folder or a hub id.
+    device: `"cpu"`, `"cuda"` or `"cuda:N"`; None takes the first CUDA device if there is one.
+    dtype: of weights and activations (`"float32"`, `"bfloat16"`, `"float16"` or torch's own); None takes float32 on the
+    CPU, bfloat16 on CUDA.
+    load_format: `"auto"` reads the checkpoint, `"dummy"` makes random weights.
+    overrides: stage options by dotted path, such as `{"talker.max_num_seqs": 8}`.
+    plugins: what `omni.plugin.manager.load_plugins` gave; None loads what is installed.
+
+    Raises ConfigError, CheckpointError or PluginError. The model stays in memory until `close`, or until this object and
+    the streams it gave are gone.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        load_format: str = "auto",
+        overrides: Mapping[str, object] | None = None,
+        plugins: Plugins | None = None,
+    ) -> None:
+        loaded = load(model, device=device, dtype=dtype, load_format=load_format, overrides=overrides, plugins=plugins)
+        client = Client(loaded)
+        self._client = client
+        finalizer = weakref.finalize(self, lambda: client.reaper.soon(client.close))
+        # At the interpreter's end the client closes itself.
+        finalizer.atexit = False
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The model's graph with overrides applied: stage names for `sampling`, outputs for `modalities`."""
+        return self._client.pipeline
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Voices a request can name, the default first; empty if the checkpoint does not speak."""
+        return self._client.frontend.voices
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the checkpoint can give, and gives unless asked for less."""
+        return tuple(output.modality for output in self.pipeline.outputs)
+
+    def usage(self) -> Mapping[str, StageUsage]:
+        """What each stage holds right now (requests, rows, blocks, ...): all zero when idle."""
+        return self._client.usage()
+
+    @property
+    def idle(self) -> bool:
+        """No request is under way, and no stage holds anything."""
+        return self._client.idle
+
+    def _submit(
+        self,
+        messages: object,
+        modalities: Sequence[str] | None,
+        voice: str | None,
+        sampling: Sampling,
+        *,
+        keep: bool,
+        put: Callable[[Item], None],
+    ) -> tuple[Batch, bool]:
+        """The batch, and whether a list of requests was given.
+
+        Raises InputError for wrong settings, StageError when closed.
+        """
+        ask = check_ask(self.pipeline, modalities, voice, sampling)
+        requests, many = split_requests(messages)
+        return Batch(self._client, requests, ask, many=many, keep=keep, put=put), many

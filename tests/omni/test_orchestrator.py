@@ -1,0 +1,254 @@
+"""Routing over fake stages, driven by hand."""
+
+import msgspec
+import pytest
+from support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent
+
+from omni.device import Event, Stream
+from omni.engine import EngineRequest, RequestFinished
+from omni.errors import OmniError, StageError
+from omni.payload import Payload
+from omni.connector import Ref
+
+BOTH = ("text", "audio")
+GIVEN_UP = OmniError("the client went away")
+
+
+def test_a_request_opens_the_stages_it_uses_with_their_sources():
+    graph = FakeGraph()
+    graph.submit("r", *BOTH)
+    assert graph.seer.opened("r").inputs == {"frontend"}
+    assert graph.writer.opened("r").inputs == {"frontend", "seer->writer"}
+    assert graph.speaker.opened("r").inputs == {"writer->speaker"}
+    assert [feed.payload.meta.number for feed in graph.writer.fed("r")] == [0]
+    assert graph.writer.ended("r") == ["frontend"]
+
+
+def test_text_alone_leaves_the_speaker_out_and_no_media_leaves_the_seer_out():
+    graph = FakeGraph()
+    graph.submit("r", "text", seer=False)
+    assert graph.writer.opened("r").inputs == {"frontend"}
+    assert graph.seer.taken == graph.speaker.taken == []
+
+
+def test_an_output_that_nothing_fed_can_reach_is_refused():
+    graph = FakeGraph()
+    recorder = Recorder()
+    graph.engine.submit(EngineRequest("r", frozenset({"text"}), {}), recorder)
+    graph.settle()
+    assert "no stage that it feeds leads to a wanted output" in recorder.failure
+    assert graph.engine.idle
+
+
+def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on():
+    graph = FakeGraph()
+    first = graph.submit("r", "text")
+    assert "already under way" in graph.submit("r", "text").failure
+    graph.writer.done("r")
+    graph.settle()
+    assert first.over
+    assert isinstance(first.outputs[-1], RequestFinished)
+
+
+def test_payloads_keep_their_order_and_the_end_comes_last():
+    graph = FakeGraph()
+    recorder = graph.submit("r", *BOTH)
+    for number in range(5):
+        graph.writer.produce("r", host(number))
+    graph.writer.done("r")
+    graph.settle()
+    assert [feed.payload.meta.number for feed in graph.speaker.fed("r")] == [0, 1, 2, 3, 4]
+    assert graph.speaker.ended("r") == ["writer->speaker"]
+    assert recorder.chunks == [("text", number) for number in range(5)]
+
+
+def test_fan_in_brings_each_source_and_each_end():
+    graph = FakeGraph()
+    graph.submit("r", "text")
+    graph.seer.produce("r", lent(7))
+    graph.seer.done("r")
+    graph.settle()
+    assert [feed.payload.meta.number for feed in graph.writer.fed("r")] == [0, 7]
+    assert graph.writer.ended("r") == ["frontend", "seer->writer"]
+
+
+def test_only_host_payloads_of_wanted_modalities_reach_the_user():
+    graph = FakeGraph()
+    recorder = graph.submit("r", "audio")
+    graph.writer.produce("r", host(1))
+    graph.writer.produce("r", lent(2))
+    graph.speaker.produce("r", host(3))
+    graph.settle()
+    assert recorder.chunks == [("audio", 3)]
+
+
+def test_when_every_wanted_stage_is_done_the_others_are_aborted():
+    graph = FakeGraph()
+    recorder = graph.submit("r", "text")
+    graph.writer.done("r")
+    graph.settle()
+    assert recorder.finished == ["writer"]
+    assert isinstance(recorder.outputs[-1], RequestFinished)
+    assert graph.seer.aborts("r") == 1
+    assert graph.writer.aborts("r") == 0
+    assert graph.engine.idle
+
+
+def test_a_consumer_that_is_done_early_is_fed_no_more_and_its_producer_is_freed():
+    graph = FakeGraph()
+    recorder = graph.submit("r", *BOTH)
+    before = graph.writer.produce("r", lent(1))
+    graph.settle()
+    graph.speaker.done("r", "length")
+    after = graph.writer.produce("r", lent(2))
+    graph.settle()
+    assert after.hold.free, "nobody will gather it"
+    assert not before.hold.free, "it was delivered, so it is the consumer's to release"
+    assert len(graph.speaker.fed("r")) == 1
+    graph.writer.done("r")
+    graph.settle()
+    assert recorder.finished == ["speaker", "writer"]
+    assert graph.speaker.ended("r") == []
+
+
+def test_payloads_under_way_to_a_consumer_that_ends_are_given_up():
+    class Slow(CountingConnector):
+        """Nothing arrives."""
+
+        def receive(self, ref: Ref, stream: Stream) -> "Slow":
+            return self
+
+        def poll(self) -> None:
+            return None
+
+    graph = FakeGraph(connectors={"writer->speaker": Slow()})
+    graph.submit("r", *BOTH)
+    held = graph.writer.produce("r", lent(1)).hold
+    graph.settle()
+    assert not held.free
+    graph.speaker.done("r")
+    graph.settle()
+    assert held.free
+
+
+@pytest.mark.parametrize("stage", ["seer", "writer", "speaker"])
+def test_a_failed_stage_ends_its_request_alone(stage: str):
+    graph = FakeGraph()
+    failing, other = graph.submit("bad", *BOTH), graph.submit("good", *BOTH)
+    graph.workers[stage].fail("bad", StageError(stage, "thinking", "no idea"))
+    graph.settle()
+    assert failing.failure == f"stage {stage!r} failed while thinking: no idea"
+    for name, worker in graph.workers.items():
+        assert worker.aborts("bad") == (name != stage), "the stage that failed has freed it itself"
+        assert worker.held == {"good"}
+    assert not other.over
+
+
+@pytest.mark.parametrize("progress", range(6))
+def test_an_abort_at_any_point_frees_everything(progress: int):
+    graph = FakeGraph()
+    recorder = graph.submit("r", *BOTH)
+    steps = (
+        lambda: graph.seer.produce("r", lent(0)),
+        lambda: graph.seer.done("r"),
+        lambda: graph.writer.produce("r", lent(1)),
+        lambda: graph.writer.done("r"),
+        lambda: graph.speaker.produce("r", host(2)),
+    )
+    holds = []
+    for step in steps[:progress]:
+        made = step()
+        holds += [made.hold] if made is not None else []
+        graph.settle()
+    graph.engine.abort("r", GIVEN_UP)
+    graph.engine.abort("r", GIVEN_UP)
+    graph.settle()
+    assert recorder.failure == str(GIVEN_UP)
+    graph.seer.release("r")  # leases of stages that were done before the abort
+    graph.writer.release("r")
+    assert all(hold.free for hold in holds)
+    assert graph.engine.idle
+    assert all(count <= 1 for count in (worker.aborts("r") for worker in graph.workers.values()))
+
+
+def test_what_a_stage_gives_after_an_abort_is_let_go():
+    graph = FakeGraph()
+    graph.submit("r", *BOTH)
+    graph.engine.abort("r", GIVEN_UP)
+    late = graph.writer.produce("r", lent(1))
+    graph.settle()
+    assert late.hold.free
+    assert graph.speaker.fed("r") == []
+
+
+def test_an_abort_of_an_unknown_request_is_nothing():
+    graph = FakeGraph()
+    graph.engine.abort("nobody", GIVEN_UP)
+    graph.settle()
+    assert graph.engine.idle
+
+
+def test_a_connector_that_fails_ends_the_request_alone_and_frees_the_payload():
+    class Broken(CountingConnector):
+        def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
+            raise OSError("the cable is cut")
+
+    graph = FakeGraph(connectors={"writer->speaker": Broken()})
+    failing, other = graph.submit("bad", *BOTH), graph.submit("good", "text")
+    held = graph.writer.produce("bad", lent(1)).hold
+    graph.settle()
+    assert failing.failure == "stage 'writer->speaker' failed while sending a payload: OSError: the cable is cut"
+    assert held.free
+    assert not other.over
+
+
+def test_a_payload_lost_on_the_way_ends_the_request_alone():
+    class Lossy(CountingConnector):
+        def receive(self, ref: Ref, stream: Stream) -> "Lossy":
+            return self
+
+        def poll(self) -> None:
+            raise OmniError("the peer is gone")
+
+    graph = FakeGraph(connectors={"writer->speaker": Lossy()})
+    failing, other = graph.submit("bad", *BOTH), graph.submit("good", "text")
+    held = graph.writer.produce("bad", lent(1)).hold
+    graph.settle()
+    assert failing.failure == "the peer is gone"
+    assert held.free
+    assert not other.over
+
+
+def test_edge_arguments_reach_the_adapter():
+    class Args(msgspec.Struct, frozen=True):
+        voice: str
+
+    given: list[msgspec.Struct | None] = []
+
+    class Adapter:
+        def __init__(self, args: msgspec.Struct | None) -> None:
+            given.append(args)
+
+        def push(self, payload: Payload) -> list[Payload]:
+            return []
+
+        def finish(self, reason: str) -> list[Payload]:
+            return []
+
+    graph = FakeGraph(adapters={"writer->speaker": Adapter})
+    graph.submit("a", *BOTH, edges={"writer->speaker": Args("low")})
+    graph.submit("b", *BOTH)
+    graph.submit("c", "text")
+    assert given == [Args("low"), None]
+
+
+@pytest.mark.parametrize("field", ["inputs", "edges", "sampling"])
+def test_a_name_that_the_pipeline_does_not_have_is_refused(field: str):
+    graph = FakeGraph()
+    recorder = Recorder()
+    given = {"inputs": {"writer": [host(0)]}}
+    given[field] = given.get(field, {}) | {"narrator": [host(1)]}
+    graph.engine.submit(EngineRequest("r", frozenset({"text"}), **given), recorder)
+    graph.settle()
+    assert "narrator" in recorder.failure
+    assert graph.engine.idle

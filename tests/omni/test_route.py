@@ -1,0 +1,146 @@
+"""Adapters that drop, split and fail; leases that are released exactly once."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fake_graph import FakeGraph, Scripted, always, host, lent
+
+from omni.device import Event
+from omni.engine import RequestFinished
+from omni.errors import InputError
+from omni.payload import Payload
+
+EDGE = "writer->speaker"
+BOTH = ("text", "audio")
+
+
+class Gate:
+    """An event that a test opens."""
+
+    def __init__(self) -> None:
+        self.open = False
+
+    def done(self) -> bool:
+        return self.open
+
+
+def graph_with(*copies: tuple[int, int], at_end: int = 0) -> tuple[FakeGraph, Scripted]:
+    adapter = Scripted(copies, at_end)
+    return FakeGraph(adapters={EDGE: always(adapter)}), adapter
+
+
+def test_a_payload_that_the_adapter_drops_is_released_at_once():
+    graph, _ = graph_with((0, 0))
+    graph.submit("r", *BOTH)
+    produced = graph.writer.produce("r", lent(1))
+    graph.settle()
+    assert produced.hold.free
+    assert graph.speaker.fed("r") == []
+
+
+def test_a_payload_whose_tensors_the_adapter_drops_is_released_at_once():
+    graph, _ = graph_with((0, 2))
+    graph.submit("r", *BOTH)
+    produced = graph.writer.produce("r", lent(1))
+    graph.settle()
+    assert produced.hold.free
+    assert [feed.lease for feed in graph.speaker.fed("r")] == [None, None]
+
+
+def test_a_payload_that_the_adapter_splits_is_released_with_its_last_part():
+    graph, _ = graph_with((3, 1))
+    graph.submit("r", *BOTH)
+    produced = graph.writer.produce("r", lent(1))
+    graph.settle()
+    leases = [feed.lease for feed in graph.speaker.fed("r") if feed.lease is not None]
+    gate = Gate()
+    events: Sequence[Event] = (gate, gate, gate)
+    for lease, event in zip(leases, events, strict=True):
+        assert graph.connectors[EDGE].released == []
+        lease.release(event)
+    assert len(graph.connectors[EDGE].released) == 1
+    assert not produced.hold.free, "the consumer's work that reads it is not over"
+    gate.open = True
+    assert produced.hold.free
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=8))
+def test_every_payload_is_released_exactly_once_whatever_the_adapter_makes_of_it(copies: list[tuple[int, int]]):
+    graph, _ = graph_with(*copies)
+    graph.submit("r", *BOTH)
+    made = [graph.writer.produce("r", lent(number)) for number in range(len(copies))]
+    graph.settle()
+    assert len(graph.speaker.fed("r")) == sum(a + b for a, b in copies)
+    graph.speaker.release("r")
+    connector = graph.connectors[EDGE]
+    assert sorted(map(id, connector.released)) == sorted(map(id, connector.sent))
+    assert all(produced.hold.free for produced in made)
+
+
+def test_inputs_that_only_the_end_completes_come_before_the_end():
+    graph, adapter = graph_with((0, 0), at_end=2)
+    recorder = graph.submit("r", *BOTH)
+    graph.writer.produce("r", host(1))
+    graph.writer.done("r", "length")
+    graph.settle()
+    assert adapter.reason == "length"
+    assert [feed.payload.meta.number for feed in graph.speaker.fed("r")] == [99, 99]
+    assert graph.speaker.ended("r") == [EDGE]
+    graph.speaker.done("r")
+    graph.settle()
+    assert isinstance(recorder.outputs[-1], RequestFinished)
+
+
+class FailingAdapter:
+    """Raises `error` where `where` says; passes everything else on."""
+
+    def __init__(self, where: str, error: Exception) -> None:
+        self._where = where
+        self._error = error
+
+    def push(self, payload: Payload) -> list[Payload]:
+        if self._where == "push":
+            raise self._error
+        return [payload]
+
+    def finish(self, reason: str) -> list[Payload]:
+        if self._where == "finish":
+            raise self._error
+        return []
+
+
+@pytest.mark.parametrize("where", ["push", "finish"])
+def test_an_adapter_that_raises_fails_its_request_alone(where: str):
+    good = Scripted([(1, 0)] * 4)
+    adapters = iter([FailingAdapter(where, ValueError("odd payload")), good])
+    graph = FakeGraph(adapters={EDGE: lambda args: next(adapters)})
+    failing, other = graph.submit("bad", *BOTH), graph.submit("good", *BOTH)
+    produced = [graph.writer.produce(name, lent(1)) for name in ("bad", "bad", "good")]
+    graph.writer.done("bad")
+    graph.settle()
+    assert failing.failure == f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload"
+    assert not other.over
+    graph.speaker.release("good")
+    assert all(p.hold.free for p in produced)
+    assert all(worker.held == {"good"} for worker in graph.workers.values())
+
+
+def test_an_adapter_s_own_error_reaches_the_user_as_it_is():
+    error = InputError("voice", "cannot say this", "use another")
+    graph = FakeGraph(adapters={EDGE: always(FailingAdapter("push", error))})
+    recorder = graph.submit("r", *BOTH)
+    graph.writer.produce("r", host(1))
+    graph.settle()
+    assert recorder.failure == str(error)
+
+
+def test_an_adapter_that_cannot_be_made_fails_its_request_before_any_stage_hears_of_it():
+    def refuse(args: object) -> Scripted:
+        raise KeyError("voice")
+
+    graph = FakeGraph(adapters={EDGE: refuse})
+    assert "opening its adapter: KeyError: 'voice'" in graph.submit("r", *BOTH).failure
+    assert all(worker.taken == [] for worker in graph.workers.values())
+    assert graph.engine.idle

@@ -1,0 +1,158 @@
+"""An engine over fake stages: `seer` and the front end feed `writer`, whose output is text; `writer` feeds `speaker`: audio."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import torch
+
+from omni.adapter import Adapter, AdapterFactory, PassThrough
+from omni.connector import Connector, Ref
+from omni.device import Event, Stream
+from omni.device.cpu import CpuDevice
+from omni.engine import Engine, EngineOutput, EngineRequest, OutputChunk, RequestFailed, RequestFinished, StageFinished
+from omni.engine.orchestrator import Orchestrator
+from omni.payload import PageSlice, Payload
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni_local.connector import LocalConnector
+from support.fake_stage import FakeWorker
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """Meta of every payload here."""
+
+    number: int
+
+
+def host(number: int) -> Payload:
+    return Payload(Note(number=number))
+
+
+def lent(number: int) -> Payload:
+    """A payload whose tensor belongs to its producer."""
+    return Payload(Note(number=number), {"rows": PageSlice(torch.zeros(1, 4, 2), np.arange(4))})
+
+
+class CountingConnector(LocalConnector):
+    """Counts what is sent, released and given up."""
+
+    def __init__(self) -> None:
+        self.sent: list[Ref] = []
+        self.released: list[Ref] = []
+        self.closed = 0
+
+    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
+        self.sent.append(super().send(payload, ready, stream))
+        return self.sent[-1]
+
+    def release(self, ref: Ref, after: Event) -> None:
+        self.released.append(ref)
+        super().release(ref, after)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Recorder:
+    """A sink."""
+
+    def __init__(self) -> None:
+        self.outputs: list[EngineOutput] = []
+
+    def __call__(self, output: EngineOutput) -> None:
+        assert not self.over, "nothing comes after the last message"
+        self.outputs.append(output)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.outputs) and isinstance(self.outputs[-1], RequestFinished | RequestFailed)
+
+    @property
+    def failure(self) -> str:
+        """What the request failed with."""
+        last = self.outputs[-1]
+        assert isinstance(last, RequestFailed)
+        return str(last.error)
+
+    @property
+    def chunks(self) -> list[tuple[str, int]]:
+        """Modality and number of every chunk."""
+        return [(o.modality, o.meta.number) for o in self.outputs if isinstance(o, OutputChunk)]
+
+    @property
+    def finished(self) -> list[str]:
+        """Stages in the order they finished."""
+        return [o.stage for o in self.outputs if isinstance(o, StageFinished)]
+
+
+def fake_stage(name: str) -> Stage:
+    return Stage(name=name, kind="fake", model="none:none", options=Note(number=0))
+
+
+PIPELINE = Pipeline(
+    family="fake",
+    stages=tuple(fake_stage(name) for name in ("speaker", "writer", "seer")),
+    edges=(Edge(producer="seer", consumer="writer"), Edge(producer="writer", consumer="speaker")),
+    outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="speaker")),
+    frontend="none:none",
+)
+
+
+class FakeGraph:
+    """The engine, its fake workers and its connectors. adapters: by edge, where an edge does not pass through."""
+
+    def __init__(
+        self,
+        adapters: Mapping[str, AdapterFactory] | None = None,
+        connectors: Mapping[str, CountingConnector] | None = None,
+    ) -> None:
+        device = CpuDevice()
+        self.seer, self.writer, self.speaker = (FakeWorker() for _ in range(3))
+        self.workers = {"seer": self.seer, "writer": self.writer, "speaker": self.speaker}
+        self.connectors = {edge.name: CountingConnector() for edge in PIPELINE.edges} | dict(connectors or {})
+        made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in PIPELINE.edges}
+        own: Mapping[str, Connector] = self.connectors
+        orchestrator = Orchestrator(
+            PIPELINE, self.workers, made | dict(adapters or {}), own, device.stream("transfer")
+        )
+        self.engine = Engine(device, orchestrator, self.workers, own)
+
+    def submit(
+        self, request_id: str, *modalities: str, seer: bool = True, edges: Mapping[str, msgspec.Struct] | None = None
+    ) -> Recorder:
+        recorder = Recorder()
+        inputs = {"writer": [host(0)]} | ({"seer": [host(1)]} if seer else {})
+        request = EngineRequest(request_id, frozenset(modalities), inputs, edges=edges or {})
+        self.engine.submit(request, recorder)
+        self.settle()
+        return recorder
+
+    def settle(self) -> None:
+        while self.engine.tick():
+            pass
+
+
+class Scripted:
+    """An adapter that makes of each payload as many inputs as `copies` says, with or without its tensors."""
+
+    def __init__(self, copies: Sequence[tuple[int, int]], at_end: int = 0) -> None:
+        self._copies = list(copies)
+        self._at_end = at_end
+        self.reason = ""
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        with_tensors, without = self._copies.pop(0)
+        return [payload] * with_tensors + [Payload(payload.meta)] * without
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        self.reason = reason
+        return [host(99)] * self._at_end
+
+
+def always(adapter: Adapter) -> AdapterFactory:
+    """A factory that gives out one adapter."""
+
+    def make(args: msgspec.Struct | None) -> Adapter:
+        return adapter
+
+    return make

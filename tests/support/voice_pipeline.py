@@ -1,0 +1,75 @@
+"""A two-stage pipeline, front end -> encoder -> vocoder, of models small enough to check by hand."""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint
+
+from torch import Tensor
+
+from omni.payload import Payload
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.plugin.manager import Plugins, load_plugins
+from omni.stage import StageContext
+from omni_encoder.inputs import Encoded
+from omni_encoder.model import EncoderModel
+from omni_encoder.options import EncoderOptions
+from omni_vocoder.inputs import CodeFrames
+from omni_vocoder.options import VocoderOptions
+from support.wavemaker import WaveMaker
+
+
+class Coder(EncoderModel):
+    """Features are codes already: it adds one."""
+
+    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
+        if any(bool((item["codes"] < 0).any()) for item in items):
+            raise ValueError("negative")
+        return [{"codes": item["codes"] + 1} for item in items]
+
+
+class EncodedToFrames:
+    """What the encoder gives is what the vocoder speaks."""
+
+    def __init__(self, args: object) -> None:
+        pass
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        assert isinstance(payload.meta, Encoded)
+        codes = payload.tensors["codes"]
+        assert isinstance(codes, Tensor)
+        return (Payload(CodeFrames(count=codes.shape[0]), {"codes": codes}),)
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return ()
+
+
+def build_coder(context: StageContext) -> Coder:
+    return Coder()
+
+
+def build_wavemaker(context: StageContext) -> WaveMaker:
+    return WaveMaker()
+
+
+def build_nothing(context: StageContext) -> object:
+    return object()
+
+
+def voice_pipeline(coder: str = "build_coder", wavemaker: str = "build_wavemaker") -> Pipeline:
+    here = "support.voice_pipeline"
+    vocoder = VocoderOptions(max_num_seqs=2, first_chunk_frames=2, chunk_frames=3)
+    return Pipeline(
+        family="voice",
+        stages=(
+            Stage(name="coder", kind="encoder", model=f"{here}:{coder}", options=EncoderOptions()),
+            Stage(name="voice", kind="vocoder", model=f"{here}:{wavemaker}", options=vocoder),
+        ),
+        edges=(Edge(producer="coder", consumer="voice", adapter=f"{here}:EncodedToFrames"),),
+        outputs=(Output(modality="audio", stage="voice"),),
+        frontend=f"{here}:none",
+    )
+
+
+def builtin_plugins() -> Plugins:
+    """The plugins that the pipeline needs, loaded as entry points are."""
+    modules = {"encoder": "omni_encoder.plugin", "vocoder": "omni_vocoder.plugin", "local": "omni_local.plugin"}
+    return load_plugins([EntryPoint(name, module, "omni") for name, module in modules.items()])
