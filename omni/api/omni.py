@@ -108,8 +108,8 @@ class Omni(Session):
         stream: True gives outputs as they come, those of a list mixed and told apart by `Output.index`. False waits
         and gives a `Result`, or a list of them in the order of the requests.
 
-        Raises InputError for wrong settings at once. What goes wrong in a single request is raised where its outputs are
-        read; in a list it stays in that request's `Result.error` or last `Output.error`, and the others go on.
+        Raises InputError for wrong settings at once. What goes wrong in a single request is raised where its outputs
+        are read; in a list it stays in that request's `Result.error` or last `Output.error`, and the others go on.
         """
         mailbox: SimpleQueue[Item] = SimpleQueue()
         batch, many = self._submit(messages, modalities, voice, sampling, keep=not stream, put=mailbox.put)

@@ -1,7 +1,7 @@
 """Work that a finalizer asks for.
 
-The garbage collector runs finalizers in any thread at any point, also while that very thread holds a lock. So a finalizer
-here only puts a function into a queue that is made for it; this thread calls it.
+The garbage collector runs finalizers in any thread at any point, also while that very thread holds a lock. So a
+finalizer here only puts a function into a queue that is made for it; this thread calls it.
 """
 
 import threading

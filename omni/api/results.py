@@ -96,11 +96,8 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the speech as a 16-bit wav file. Raises InputError if there is none or the file cannot be written."""
         if self.audio is None or self.sample_rate is None:
-            why = (
-                f"the request failed: {self.error}"
-                if self.error is not None
-                else f"finished: {dict(self.finish_reasons)}"
-            )
+            reasons = f"finish reasons {dict(self.finish_reasons)}"
+            why = reasons if self.error is None else f"it failed: {self.error}"
             remedy = 'ask for "audio" in modalities, of a model that speaks'
             raise InputError("audio", f"this result has none ({why})", remedy)
         save_wav(path, self.audio, self.sample_rate)

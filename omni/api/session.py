@@ -26,8 +26,8 @@ class Session:
     overrides: stage options by dotted path, such as `{"talker.max_num_seqs": 8}`.
     plugins: what `omni.plugin.manager.load_plugins` gave; None loads what is installed.
 
-    Raises ConfigError, CheckpointError or PluginError. The model stays in memory until `close`, or until this object and
-    the streams it gave are gone.
+    Raises ConfigError, CheckpointError or PluginError. The model stays in memory until `close`, or until this object
+    and the streams it gave are gone.
     """
 
     def __init__(

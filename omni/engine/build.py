@@ -54,7 +54,7 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, overrides: Mappin
 
 
 def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
-    """Checks a pipeline against the graph rules and the registered kinds, and imports its adapters."""
+    """Checks a pipeline against the graph rules and the registered kinds, and imports its models and adapters."""
     validate(pipeline)
     kinds: dict[str, StageKind] = {}
     for stage in pipeline.stages:
@@ -64,6 +64,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
             problem = f"is a {type(stage.options).__name__}"
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
+        locate(stage.model, f"pipeline.stages.{stage.name}.model")
         kinds[stage.name] = kind
     adapters = {
         edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))

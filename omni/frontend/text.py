@@ -20,9 +20,9 @@ class IncrementalDecoder:
     What `push` and `finish` return, put together, is `tokenizer.decode(all_ids, skip_special_tokens=True,
     clean_up_tokenization_spaces=False)`: cleaning up would take back spaces that were given already.
 
-    The end of the ids may be half a character, which decodes to U+FFFD; so that sign is kept back while it is last. Only a
-    window of recent ids is decoded again: it reaches back far enough that what a tokenizer does to the start of a text
-    (some drop a space) happens to ids whose text was given already.
+    The end of the ids may be half a character, which decodes to U+FFFD; so that sign is kept back while it is last.
+    Only a window of recent ids is decoded again: it reaches back far enough that what a tokenizer does to the start of
+    a text (some drop a space) happens to ids whose text was given already.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -39,17 +39,29 @@ def load_processor(path: str | Path) -> Qwen3OmniMoeProcessor:
     Raises CheckpointError if a file is missing or wrong. The processor raises InputError when it is given videos.
     """
     folder = Path(path)
-    # Read here first, for an error that names the file.
-    read_object(folder / "preprocessor_config.json")
-    try:
-        tokenizer = Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
-        images = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
-        audio = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        problem = f"{folder} has no complete tokenizer and processor ({error})"
-        raise CheckpointError("checkpoint", problem, "download the tokenizer and preprocessor files") from error
+    # Read here first, for errors that name the file.
+    for file in ("preprocessor_config.json", "tokenizer_config.json"):
+        read_object(folder / file)
+    tokenizer = _tokenizer(folder)
     template = _chat_template(folder, tokenizer)
+    images = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
+    audio = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
     return _Processor(images, _NoVideo(), audio, tokenizer, chat_template=template)  # type: ignore[no-untyped-call]
+
+
+def _tokenizer(folder: Path) -> Qwen2Tokenizer:
+    files = [folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")]
+    # Without any of them transformers would go on with an empty vocabulary.
+    if not files[0].is_file() and not (files[1].is_file() and files[2].is_file()):
+        problem = f"{folder} has neither tokenizer.json nor vocab.json and merges.txt"
+        raise CheckpointError("tokenizer", problem, "download the tokenizer files")
+    try:
+        tokenizer: Qwen2Tokenizer = Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+    # What the tokenizers library raises has no class of its own.
+    except Exception as error:
+        problem = f"the files in {folder} cannot be read ({error})"
+        raise CheckpointError("tokenizer", problem, "download the tokenizer files again") from error
+    return tokenizer
 
 
 def _chat_template(folder: Path, tokenizer: Qwen2Tokenizer) -> str:

@@ -23,7 +23,7 @@ class TinyShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     expert_size: int = 32
     max_positions: int = 4096
     accept_hidden_layer: int = 2
-    stop_gain: float = 1.5
+    stop_gain: float = 1.0
 
     vision_layers: int = 3
     vision_heads: int = 2
@@ -43,7 +43,7 @@ class TinyShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     talker_top_k: int = 2
     talker_expert_size: int = 32
     shared_expert_size: int = 32
-    codec_stop_gain: float = 1.0
+    codec_stop_gain: float = 1.3
     voices: tuple[str, ...] = ("ethan", "chelsie", "aiden")
 
     groups: int = 4

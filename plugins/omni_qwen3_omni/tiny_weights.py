@@ -19,6 +19,12 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 Weights = dict[str, torch.Tensor]
 
 _PEAK = 0.5
+_MOVED = (
+    ("thinker.model.audio_tower.", "thinker.audio_tower."),
+    ("thinker.model.visual.", "thinker.visual."),
+    ("thinker.model.language_model.", "thinker.model."),
+)
+"""Where later releases of transformers keep modules, and where they are published."""
 _CALIBRATION_FRAMES = 64
 
 
@@ -43,8 +49,9 @@ def _fill(name: str, module: nn.Module, parameter: torch.Tensor, generator: torc
     if isinstance(module, nn.Embedding):
         return
     if parameter.dim() > 1:
-        # The vocoder is deep and has no norms in its decoder; the language models are shallow.
-        gain = 1.0 if name.startswith("code2wav") else 2.0
+        # The vocoder is deep and has no norms in its decoder: at a gain of 1 it is chaotic, and amplifies float32 rounding to
+        # 1e-4 of its peak. The language models are shallow.
+        gain = 0.8 if name.startswith("code2wav") else 2.0
         parameter.mul_(gain / math.sqrt(_fan_in(module, parameter)))
     elif name.endswith("bias"):
         parameter.mul_(0.1)
@@ -87,7 +94,8 @@ def damp_rows(head: nn.Linear, rows: Collection[int], gain: float) -> None:
 def published(state: Mapping[str, torch.Tensor]) -> Weights:
     """The weights under their published names: an expert has matrices of its own, the module stacks them."""
     weights: Weights = {}
-    for name, tensor in state.items():
+    for own, tensor in state.items():
+        name = next((new + own.removeprefix(old) for old, new in _MOVED if own.startswith(old)), own)
         stem, _, kind = name.rpartition(".experts.")
         if kind == "gate_up_proj":
             for expert, matrix in enumerate(tensor):

@@ -3,13 +3,11 @@
 import torch
 from torch import Tensor
 
-from omni.errors import ConfigError
 from omni.stage import StageContext
 from omni_ar.loading import load_weights
 from omni_qwen3_omni.code2wav import Code2WavConfig, Code2WavState, StreamingCode2Wav
 from omni_qwen3_omni.config import read_config
 from omni_vocoder.model import VocoderModel
-from omni_vocoder.options import VocoderOptions
 
 
 class Vocoder(VocoderModel[Code2WavState]):
@@ -26,6 +24,10 @@ class Vocoder(VocoderModel[Code2WavState]):
     @property
     def sample_rate(self) -> int:
         return self.net.sample_rate
+
+    @property
+    def min_first_frames(self) -> int:
+        return self.net.min_first_frames
 
     def new_state(self, num_rows: int) -> Code2WavState:
         weight = self.net.code_embedding.weight
@@ -45,10 +47,6 @@ class Vocoder(VocoderModel[Code2WavState]):
 def build(context: StageContext) -> Vocoder:
     """The checkpoint's vocoder on the context's device."""
     config = Code2WavConfig.from_checkpoint(read_config(context.checkpoint).code2wav)
-    options = context.options
-    if isinstance(options, VocoderOptions) and options.first_chunk_frames < config.min_first_frames:
-        field = f"{context.stage.name}.first_chunk_frames"
-        raise ConfigError(field, f"{options.first_chunk_frames} gives no sample", f"use {config.min_first_frames} or more")
     with torch.device(context.device.torch_device):
         net = StreamingCode2Wav(config).to(context.dtype)
     load_weights(net, context, {"code2wav.": ""})

@@ -89,5 +89,5 @@ def _check_shape(field: str, array: NDArray[np.int64], wanted: tuple[int | None,
 
 
 def _check_range(field: str, values: NDArray[np.int64], end: int) -> None:
-    if values.size and not (0 <= values.min() and values.max() < end):
+    if values.size and (values.min() < 0 or values.max() >= end):
         raise InputError(field, f"reach from {values.min()} to {values.max()}", f"use 0 to {end - 1}")

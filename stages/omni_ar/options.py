@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from omni.errors import InputError
 from omni.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(
@@ -58,3 +59,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("num_blocks must be at least 1")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
+        try:
+            self.sampling.check("sampling")
+        except InputError as error:
+            raise ValueError(str(error)) from error

@@ -7,11 +7,18 @@ from omni.stage import Hold
 from omni_ar.blocks import BlockPool, Row, RowTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Leaving:
     blocks: list[int]
     last_step: Event
-    holds: tuple[Hold, ...]
+    holds: list[Hold]
+
+    @property
+    def free(self) -> bool:
+        # A long answer has thousands of holds: each is asked until it is free, and not again.
+        while self.holds and self.holds[-1].free:
+            self.holds.pop()
+        return not self.holds and self.last_step.done()
 
 
 class Reclaimer:
@@ -23,7 +30,8 @@ class Reclaimer:
         self._leaving_rows: list[tuple[Row, Event]] = []
         self._leaving_blocks: list[_Leaving] = []
 
-    def add(self, row: Row, blocks: list[int], last_step: Event, holds: tuple[Hold, ...]) -> None:
+    def add(self, row: Row, blocks: list[int], last_step: Event, holds: list[Hold]) -> None:
+        """Takes `holds` over."""
         self._rows.retire(row)
         self._leaving_rows.append((row, last_step))
         self._leaving_blocks.append(_Leaving(blocks, last_step, holds))
@@ -36,8 +44,8 @@ class Reclaimer:
         for row, _ in rows:
             self._rows.release(row)
         self._leaving_rows = [item for item in self._leaving_rows if item not in rows]
-        free = [item for item in self._leaving_blocks if item.last_step.done() and all(h.free for h in item.holds)]
+        free = [item for item in self._leaving_blocks if item.free]
         for leaving in free:
             self._blocks.release(leaving.blocks)
-        self._leaving_blocks = [item for item in self._leaving_blocks if item not in free]
+            self._leaving_blocks.remove(leaving)
         return bool(rows or free)

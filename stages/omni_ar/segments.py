@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from omni.device import COMPLETED, Device, Stream
+from omni.errors import InputError
 from omni.payload import PageSlice
 from omni.stage import Feed
 from omni_ar.inputs import Segment
@@ -19,6 +20,7 @@ class SegmentIntake:
     def __init__(self, device: Device, stream: Stream, max_rows: int) -> None:
         self._device = device
         self._stream = stream
+        self._max_rows = max_rows
         self._uploader = Uploader(device, stream, max_rows, _RING)
         self._waiting: list[tuple[ArRequest, Segment, Feed]] = []
 
@@ -27,7 +29,20 @@ class SegmentIntake:
         return len(self._waiting)
 
     def add(self, request: ArRequest, segment: Segment, message: Feed) -> None:
+        """Keeps a segment and owns its lease from here on. Raises InputError for one that came before or is too long."""
         self._waiting.append((request, segment, message))
+        key, field = (segment.name, segment.index), f"segment.{segment.name}[{segment.index}]"
+        if key in request.segments or any(r is request and (s.name, s.index) == key for r, s, _ in self._waiting[:-1]):
+            raise InputError(field, "came twice", "feed each segment once")
+        slices = [t for t in message.payload.tensors.values() if isinstance(t, PageSlice)]
+        if sum(len(source.slots) for source in slices) > self._max_rows:
+            raise InputError(field, f"has more than {self._max_rows} rows", "raise max_model_len")
+
+    def missing(self, request: ArRequest) -> str | None:
+        """A segment that the request's prompt waits for and that has not come."""
+        come = {(s.name, s.index) for r, s, _ in self._waiting if r is request} | request.segments.keys()
+        slots = request.prompt.segments if request.prompt is not None else ()
+        return next((f"{slot.name}[{slot.index}]" for slot in slots if (slot.name, slot.index) not in come), None)
 
     def drop(self, request: ArRequest) -> None:
         """Lets go of a request's segments, gathered or not."""
@@ -38,35 +53,38 @@ class SegmentIntake:
 
     def tick(self) -> bool:
         """Takes in what has become ready."""
-        ready = [item for item in self._waiting if item[2].ready.done() and self._uploader.ready]
-        for request, segment, message in ready:
-            request.segments[segment.name, segment.index] = self._take(message)
-        self._waiting = [item for item in self._waiting if item not in ready]
-        return bool(ready)
+        waiting = []
+        for request, segment, message in self._waiting:
+            # Asked for each: a gather takes an upload slot, and the next slot may still be in use.
+            if message.ready.done() and self._uploader.ready:
+                request.segments[segment.name, segment.index] = self._take(message)
+            else:
+                waiting.append((request, segment, message))
+        moved = len(waiting) < len(self._waiting)
+        self._waiting = waiting
+        return moved
 
     def _take(self, message: Feed) -> ReadySegment:
-        tensors: dict[str, Tensor] = {}
-        gathered = False
-        for name, tensor in message.payload.tensors.items():
-            if isinstance(tensor, PageSlice):
-                tensors[name] = self._gather(tensor)
-                gathered = True
-            else:
-                tensors[name] = tensor
-        if not gathered:
+        tensors = {name: t for name, t in message.payload.tensors.items() if not isinstance(t, PageSlice)}
+        slices = {name: t for name, t in message.payload.tensors.items() if isinstance(t, PageSlice)}
+        if not slices:
             return ReadySegment(tensors, COMPLETED, message.lease)
+        tensors |= self._gather(slices)
         if message.lease is not None:
             message.lease.release(self._device.record(self._stream))
         # The gather is on the stream that will read its result, so the prompt need not wait for it.
         return ReadySegment(tensors, COMPLETED, None)
 
-    def _gather(self, source: PageSlice) -> Tensor:
+    def _gather(self, slices: dict[str, PageSlice]) -> dict[str, Tensor]:
         upload = self._uploader.begin()
-        span = upload.add(source.slots)
-        out = self._device.empty((len(source.slots), source.pages.shape[-1]), source.pages.dtype, self._stream)
+        spans = {name: upload.add(source.slots) for name, source in slices.items()}
         self._uploader.launch(upload)
-        self._device.launch(self._stream, gather_rows, source, self._uploader.view(span), out)
-        return out
+        gathered = {}
+        for name, source in slices.items():
+            out = self._device.empty((len(source.slots), source.pages.shape[-1]), source.pages.dtype, self._stream)
+            self._device.launch(self._stream, gather_rows, source, self._uploader.view(spans[name]), out)
+            gathered[name] = out
+        return gathered
 
 
 def gather_rows(source: PageSlice, slots_n: Tensor, out_nD: Tensor) -> None:

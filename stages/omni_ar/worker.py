@@ -107,6 +107,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.finish(request.id, "empty", _counts(request))
         elif self._shape.step_columns and request.step_pad is None:
             raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
+        elif request.row is None and (missing := self._segments.missing(request)):
+            raise StageError(self.name, "taking its input", f"it ended before segment {missing}")
 
     def drop(self, request: ArRequest) -> None:
         self._arriving.pop(request.id, None)
@@ -115,7 +117,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._release_segments(request, COMPLETED)
         if request.row is not None:
             last_step = request.last_step or self._runner.device.record(self._runner.stream)
-            self._reclaimer.add(request.row, request.blocks.tolist(), last_step, tuple(request.holds))
+            self._reclaimer.add(request.row, request.blocks.tolist(), last_step, request.holds)
 
     def advance(self) -> bool:
         moved = self._reclaimer.tick()

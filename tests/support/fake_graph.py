@@ -112,9 +112,7 @@ class FakeGraph:
         self.connectors = {edge.name: CountingConnector() for edge in PIPELINE.edges} | dict(connectors or {})
         made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in PIPELINE.edges}
         own: Mapping[str, Connector] = self.connectors
-        orchestrator = Orchestrator(
-            PIPELINE, self.workers, made | dict(adapters or {}), own, device.stream("transfer")
-        )
+        orchestrator = Orchestrator(PIPELINE, self.workers, made | dict(adapters or {}), own, device.stream("transfer"))
         self.engine = Engine(device, orchestrator, self.workers, own)
 
     def submit(

@@ -47,7 +47,7 @@ def build_coder(context: StageContext) -> Coder:
 
 
 def build_wavemaker(context: StageContext) -> WaveMaker:
-    return WaveMaker()
+    return WaveMaker(device=str(context.device.torch_device))
 
 
 def build_nothing(context: StageContext) -> object:

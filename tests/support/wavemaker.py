@@ -17,18 +17,19 @@ DECAY = 0.5
 class WaveState:
     """Per row: the frame filter's memory, and the last samples, whose successors are not known yet."""
 
-    def __init__(self, rows: int, lookahead: int) -> None:
-        self.memory = torch.full((rows, 1), float("nan"), dtype=torch.float64)
-        self.tail = torch.full((rows, lookahead), float("nan"), dtype=torch.float64)
+    def __init__(self, rows: int, lookahead: int, device: torch.device) -> None:
+        self.memory = torch.full((rows, 1), float("nan"), dtype=torch.float64, device=device)
+        self.tail = torch.full((rows, lookahead), float("nan"), dtype=torch.float64, device=device)
 
 
 class WaveMaker(VocoderModel[WaveState]):
     """Every frame adds its weighted codes to a decaying memory and gives `spread` samples of it; sample t then takes in
     sample t + lookahead, so the first chunk is that much shorter. `whole_wave` is the same by the book."""
 
-    def __init__(self, num_groups: int = 2, spread: int = 3, lookahead: int = 2) -> None:
+    def __init__(self, num_groups: int = 2, spread: int = 3, lookahead: int = 2, device: str = "cpu") -> None:
         super().__init__()
         self._groups = num_groups
+        self._device = torch.device(device)
         self.spread = spread
         self.lookahead = lookahead
         self.batches: list[tuple[int, int, bool]] = []
@@ -46,7 +47,7 @@ class WaveMaker(VocoderModel[WaveState]):
         return max(-(-self.lookahead // self.spread), 1)
 
     def new_state(self, num_rows: int) -> WaveState:
-        return WaveState(num_rows, self.lookahead)
+        return WaveState(num_rows, self.lookahead, self._device)
 
     def reset(self, state: WaveState, rows_B: Tensor) -> None:
         state.memory[rows_B] = 0
@@ -60,11 +61,11 @@ class WaveMaker(VocoderModel[WaveState]):
         self.batches.append((rows, frames, first))
         if bool((codes_BNG == POISON).any()):
             raise ValueError("poisoned")
-        drive_BN = (codes_BNG * torch.arange(1, self._groups + 1)).sum(-1).double() / 1000
+        drive_BN = (codes_BNG * torch.arange(1, self._groups + 1, device=self._device)).sum(-1).double() / 1000
         memory_B1, values = state.memory[rows_B], []
         for n in range(frames):
             memory_B1 = memory_B1 * DECAY + drive_BN[:, n : n + 1]
-            values.append(memory_B1 * torch.arange(1, self.spread + 1))
+            values.append(memory_B1 * torch.arange(1, self.spread + 1, device=self._device))
         new_BS = torch.cat(values, 1)
         state.memory[rows_B] = memory_B1
         known_BS = new_BS if first else torch.cat([state.tail[rows_B], new_BS], 1)

@@ -95,17 +95,35 @@ def test_video_is_refused(source: Path) -> None:
     assert caught.value.field == "videos"
 
 
-@pytest.mark.parametrize("file", ["preprocessor_config.json", "vocab.json", "chat_template.json"])
-def test_missing_files(folder: Path, file: str) -> None:
-    (folder / file).unlink()
-    with pytest.raises(CheckpointError, match=r"preprocessor_config|tokenizer|chat_template"):
-        load_processor(folder)
-
-
 @pytest.mark.parametrize(
-    "file", ["preprocessor_config.json", "tokenizer_config.json", "vocab.json", "chat_template.json"]
+    ("file", "field"),
+    [
+        ("preprocessor_config.json", "preprocessor_config.json"),
+        ("tokenizer_config.json", "tokenizer_config.json"),
+        ("vocab.json", "tokenizer"),
+        ("merges.txt", "tokenizer"),
+        ("chat_template.json", "chat_template"),
+    ],
 )
-def test_broken_files(folder: Path, file: str) -> None:
-    (folder / file).write_text("{")
-    with pytest.raises(CheckpointError):
+def test_missing_files(folder: Path, file: str, field: str) -> None:
+    (folder / file).unlink()
+    with pytest.raises(CheckpointError) as caught:
         load_processor(folder)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\0"])
+@pytest.mark.parametrize(
+    ("file", "field"),
+    [
+        ("preprocessor_config.json", "preprocessor_config.json"),
+        ("tokenizer_config.json", "tokenizer_config.json"),
+        ("vocab.json", "tokenizer"),
+        ("chat_template.json", "chat_template.json"),
+    ],
+)
+def test_broken_files(folder: Path, file: str, field: str, text: str) -> None:
+    (folder / file).write_text(text)
+    with pytest.raises(CheckpointError) as caught:
+        load_processor(folder)
+    assert caught.value.field == field

@@ -1,4 +1,4 @@
-"""A tiny model whose output does not depend on something hides every error in it. Shown with transformers' own generate()."""
+"""A tiny model whose output ignores something hides every error in it. Shown with transformers' own generate()."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ SOUNDS = [RNG.standard_normal(24000).astype(np.float32) * 0.1 for _ in range(2)]
 
 @dataclass
 class Answer:
+    prompt: list[int]
     ids: list[int]
     codes_QN: torch.Tensor
     wav: torch.Tensor
@@ -58,7 +59,8 @@ class Reference:
             talker_max_new_tokens=frames + 1,
         )
         hook.remove()
-        return Answer(ids[0, inputs["input_ids"].shape[1] :].tolist(), codes[0][0], wav.flatten())
+        prompt = inputs["input_ids"][0].tolist()
+        return Answer(prompt, ids[0, len(prompt) :].tolist(), codes[0][0], wav.flatten())
 
 
 def reference(folder: Path, **shape: Any) -> Reference:
@@ -124,35 +126,39 @@ def test_speech_hears_the_hidden_states_of_media(tiny: Reference, kind: str, med
 
 
 def test_speech_hears_every_token_of_the_text(tiny: Reference) -> None:
-    """Frame by frame, each text token changes what follows and nothing before."""
+    """Token i of the text is heard from frame i on; the end of the text stands in place of the last token."""
     embedding = tiny.model.thinker.get_input_embeddings().weight
-    whole = tiny.answer(text_tokens=8, frames=12)
-    assert len(set(whole.ids[:-1])) > 3
-    for token in sorted(set(whole.ids[1:-1]) - {whole.ids[0]}):
+    projection = tiny.model.talker.text_projection
+    whole = tiny.answer(text_tokens=10, frames=12)
+    heard = set(whole.ids[:-1]) - set(whole.prompt)
+    assert len(heard) > 3
+    for token in heard:
         first = whole.ids.index(token)
-        changed = tiny.model.talker.text_projection(embedding[token]).clone()
-        hook = tiny.model.talker.text_projection.register_forward_hook(
-            lambda _, args, out, e=embedding[token], c=changed: torch.where((args[0] == e).all(-1, True), -c, out)
+        vector = embedding[token]
+        hook = projection.register_forward_hook(
+            lambda _, args, out, vector=vector: torch.where((args[0] == vector).all(-1, True), -out, out)
         )
-        other = tiny.answer(text_tokens=8, frames=12)
+        other = tiny.answer(text_tokens=10, frames=12)
         hook.remove()
         assert other.ids == whole.ids
+        assert torch.equal(other.codes_QN[:, :first], whole.codes_QN[:, :first])
         assert not torch.equal(other.codes_QN, whole.codes_QN), f"token {first} is not heard"
 
 
 def test_the_vocoder_listens_to_its_context(tiny: Reference) -> None:
-    """A frame is heard for as long as the windows of all layers reach, and loudly within the first."""
+    """A frame is heard, far above any tolerance, for as long as the windows of all layers reach."""
     vocoder, config = tiny.model.code2wav, tiny.model.config.code2wav_config
-    codes_BQN = torch.randint(config.codebook_size, (1, config.num_quantizers, 60))
+    generator = torch.Generator().manual_seed(0)
+    codes_BQN = torch.randint(config.codebook_size, (1, config.num_quantizers, 60), generator=generator)
     changed = codes_BQN.clone()
     changed[:, :, 0] = (changed[:, :, 0] + 1) % config.codebook_size
     with torch.no_grad():
         wav, other = vocoder(codes_BQN).flatten(), vocoder(changed).flatten()
     per_frame = (wav - other)[: 59 * 1920].abs().view(59, 1920).amax(1) / wav.abs().max()
     window = config.sliding_window
-    assert (per_frame[: window - 1] > 3e-3).all()
+    assert (per_frame[: window - 1] > 0.1).all()
     reach = config.num_hidden_layers * (window - 1)
-    assert per_frame[window - 1 : reach].max() > 1e-4
+    assert per_frame[window - 1 : reach].min() > 0.01
     # Beyond the transformer's reach there are only the convolutions.
     assert per_frame[reach + 20 :].max() == 0.0
 

@@ -236,6 +236,25 @@ def test_an_abort_at_any_moment_frees_everything(moment: int) -> None:
     assert not bench.held
 
 
+def test_what_nobody_waits_for_any_more_is_not_encoded() -> None:
+    device = QueuedDevice()
+    bench = Bench(device)
+    bench.open("a", "b")
+    unready = device.record(device.stream("producer"))
+    mine, shared = bench.feed("a", media(0, [1.0]), unready), bench.feed("a", media(1, [2.0]), unready)
+    bench.feed_host("b", media(0, [2.0]))
+    bench.abort("a")
+    bench.tick()
+    assert mine.freed
+    assert not shared.freed
+    assert bench.held == {"requests": 1, "items": 1}
+    bench.end("b")
+    bench.settle(device)
+    assert bench.tower.batches == [1]
+    assert shared.freed
+    assert bench.results("b")[0].tolist() == [2.0]
+
+
 def test_input_for_a_request_that_is_gone_is_let_go() -> None:
     bench = Bench(CpuDevice())
     bench.open("a")

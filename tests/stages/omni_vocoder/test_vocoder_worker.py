@@ -133,7 +133,9 @@ def test_any_arrival_order_batching_and_timing_gives_each_its_own_wave(data: st.
             bench.end(name)
         for _ in range(data.draw(st.integers(0, 3))):
             bench.tick()
-            device.run(operations=data.draw(st.integers(0, 6)))
+            device.run(
+                {data.draw(st.sampled_from(["vocoder", "vocoder-copy"]))}, operations=data.draw(st.integers(0, 6))
+            )
     bench.settle(device)
     for name in codes:
         if len(codes[name]) >= bench.model.min_first_frames:
@@ -196,6 +198,9 @@ def test_a_full_ring_keeps_the_lease_until_the_rest_fits() -> None:
     bench.end("a")
     bench.tick()
     assert bench.held == {"requests": 1, "rows": 1, "leases": 2, "frames": 6, "copies": 1, "steps": 1}
+    bench.tick()
+    assert bench.held["frames"] == 8
+    assert not bench.tick()
     device.synchronize()
     assert not early.freed
     bench.tick()

@@ -1,0 +1,112 @@
+"""The commands and their options; what they do is in modules of their own, imported when they run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omni.cli.errors import reported
+from omni.version import __version__
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def main() -> None:
+    """The console entry point."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"omni {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def omni(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Text, images and sound in, text and speech out."""
+
+
+@app.command()
+def run(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder or a hub id.")],
+    prompt: Annotated[str, typer.Argument(help="What to ask.")],
+    image: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Picture, or its URL; repeatable.")] = None,
+    audio: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Recording, or its URL; repeatable.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Wav file for the speech; asks for it. (default: out.wav)")
+    ] = None,
+    voice: Annotated[str | None, typer.Option(help="Voice of the speech; asks for it.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="STAGE.KEY=VALUE", help="Override a stage option; repeatable.")
+    ] = None,
+    modalities: Annotated[
+        str | None,
+        typer.Option(help="What to give. (default: text; text,audio with --out or --voice)"),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Text tokens at most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, at every stage.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. (default: cuda if there is one)")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the weights. (default: float32 on the CPU, bfloat16 on CUDA)")
+    ] = None,
+    load_format: Annotated[str, typer.Option(help="auto, or dummy for random weights.")] = "auto",
+    debug: Debug = False,
+) -> None:
+    """Answer a prompt: text streams to the terminal, speech goes to a wav file.
+
+    The model gets the pictures first, then the recordings, then the prompt.
+    """
+    with reported(debug):
+        from omni.cli.run import Question, answer
+
+        answer(
+            Question(
+                model=model,
+                prompt=prompt,
+                images=tuple(image or ()),
+                audios=tuple(audio or ()),
+                system=system,
+                out=out,
+                voice=voice,
+                settings=tuple(settings or ()),
+                modalities=tuple(name.strip() for name in modalities.split(",")) if modalities is not None else None,
+                max_tokens=max_tokens,
+                seed=seed,
+                device=device,
+                dtype=dtype,
+                load_format=load_format,
+            )
+        )
+
+
+@app.command()
+def plugins(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with tracebacks.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With tracebacks.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List the plugins, what they registered, and why broken ones are."""
+    with reported(debug):
+        from omni.cli.plugins import show
+
+        show(as_json=as_json, verbose=verbose)
+
+
+@app.command()
+def tiny(
+    directory: Annotated[Path, typer.Argument(help="Where to write it; made if need be.")],
+    family: Annotated[str | None, typer.Option(help="Model family. (default: the only one that has one)")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    debug: Debug = False,
+) -> None:
+    """Write a tiny checkpoint with random weights, in the published format, to try things without a download."""
+    with reported(debug):
+        from omni.cli.tiny import write
+
+        write(directory, family, seed)

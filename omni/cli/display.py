@@ -1,0 +1,69 @@
+"""The terminal while an answer comes in, and the summary after it."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+import typer
+
+from omni.api import Metrics, Output
+
+_ERASE_LINE = "\r\x1b[K"
+
+
+class Display:
+    """Text to stdout as it comes; a line on stderr, if that is a terminal, that counts the seconds of speech.
+
+    Where both are terminals the line waits for the end of the text, which it would overwrite.
+    """
+
+    def __init__(self, text_stage: str) -> None:
+        self._text_stage = text_stage
+        self._shared = sys.stdout.isatty()
+        self._progress = sys.stderr.isatty()
+        self._seconds = 0.0
+        self._mid_line = False
+        self._line_shown = False
+
+    def show(self, output: Output) -> None:
+        if output.text:
+            typer.echo(output.text, nl=False)
+            sys.stdout.flush()
+            self._mid_line = not output.text.endswith("\n")
+        if output.audio is not None and output.sample_rate is not None:
+            self._seconds += len(output.audio) / output.sample_rate
+        if self._text_stage in output.finish_reasons:
+            self._end_line()
+        if self._progress and self._seconds and not (self._shared and self._mid_line):
+            typer.echo(f"{_ERASE_LINE}audio {self._seconds:.1f} s", nl=False, err=True)
+            self._line_shown = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end_line()
+        if self._line_shown:
+            typer.echo(_ERASE_LINE, nl=False, err=True)
+
+    def _end_line(self) -> None:
+        if self._mid_line:
+            typer.echo("")
+            self._mid_line = False
+
+
+def summary(metrics: Metrics) -> str:
+    """One line for the request, one for each stage that made tokens."""
+    times = [
+        ("TTFT", metrics.ttft, "{:.3f} s"),
+        ("first audio", metrics.first_audio, "{:.3f} s"),
+        ("audio", metrics.audio_seconds or None, "{:.2f} s"),
+        ("RTF", metrics.rtf, "{:.3f}"),
+        ("total", metrics.total, "{:.3f} s"),
+    ]
+    lines = [" | ".join(f"{name} {shape.format(value)}" for name, value, shape in times if value is not None)]
+    for name, stage in metrics.stages.items():
+        rate = stage.tokens_per_second
+        if rate is not None:
+            lines.append(f"{name}: {stage.counts['tokens']} tokens, {rate:.1f} tokens/s")
+    return "\n".join(lines)

@@ -1,0 +1,106 @@
+"""`omni run`: one question, answered as it comes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import typer
+
+from omni.api import Metrics, Omni
+from omni.api.ask import text_stage
+from omni.cli.display import Display, summary
+from omni.errors import InputError
+from omni.media import save_wav
+from omni.pipeline import Pipeline, parse_override
+from omni.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The command line's arguments."""
+
+    model: str
+    prompt: str
+    images: tuple[str, ...] = ()
+    audios: tuple[str, ...] = ()
+    system: str | None = None
+    out: Path | None = None
+    voice: str | None = None
+    settings: tuple[str, ...] = ()
+    modalities: tuple[str, ...] | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    load_format: str = "auto"
+
+
+def answer(question: Question) -> None:
+    """Streams the text to stdout, writes the wav, and reports on stderr. Raises OmniError."""
+    modalities = _modalities(question)
+    out = _out(question, modalities)
+    overrides = dict(parse_override(text) for text in question.settings)
+    with Omni(
+        question.model,
+        device=question.device,
+        dtype=question.dtype,
+        load_format=question.load_format,
+        overrides=overrides,
+    ) as omni:
+        display = Display(text_stage(omni.pipeline))
+        audio: list[torch.Tensor] = []
+        sample_rate = 0
+        metrics: Metrics | None = None
+        sampling = _sampling(question, omni.pipeline)
+        with display:
+            for output in omni.generate(
+                _messages(question), modalities=modalities, voice=question.voice, sampling=sampling
+            ):
+                display.show(output)
+                if output.audio is not None and output.sample_rate is not None:
+                    audio.append(output.audio)
+                    sample_rate = output.sample_rate
+                metrics = output.metrics
+    if audio:
+        save_wav(out, torch.cat(audio), sample_rate)
+        typer.echo(f"wrote {out}", err=True)
+    elif "audio" in modalities:
+        typer.echo(f"the model spoke nothing: {out} was not written", err=True)
+    if metrics is not None:
+        typer.echo(summary(metrics), err=True)
+
+
+def _modalities(question: Question) -> tuple[str, ...]:
+    speaks = question.out is not None or question.voice is not None
+    if question.modalities is None:
+        return ("text", "audio") if speaks else ("text",)
+    if question.out is not None and "audio" not in question.modalities:
+        raise InputError("--out", "is given, but no audio is asked for", "add audio to --modalities, or leave one out")
+    return question.modalities
+
+
+def _out(question: Question, modalities: tuple[str, ...]) -> Path:
+    out = question.out if question.out is not None else Path("out.wav")
+    # Before the work, not after it.
+    if "audio" in modalities and (out.is_dir() or not out.parent.is_dir()):
+        raise InputError("--out", f"{out} cannot be written", "give a file name in a folder that exists")
+    return out
+
+
+def _messages(question: Question) -> list[dict[str, object]]:
+    parts = [
+        *({"type": "image_url", "image_url": image} for image in question.images),
+        *({"type": "input_audio", "input_audio": audio} for audio in question.audios),
+        {"type": "text", "text": question.prompt},
+    ]
+    messages: list[dict[str, object]] = [{"role": "user", "content": parts}]
+    if question.system is not None:
+        messages.insert(0, {"role": "system", "content": question.system})
+    return messages
+
+
+def _sampling(question: Question, pipeline: Pipeline) -> dict[str, SamplingParams]:
+    sampling = {stage.name: SamplingParams(seed=question.seed) for stage in pipeline.stages}
+    writes = text_stage(pipeline)
+    sampling[writes] = SamplingParams(seed=question.seed, max_tokens=question.max_tokens)
+    return sampling

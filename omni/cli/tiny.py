@@ -1,0 +1,49 @@
+"""`omni tiny`: a checkpoint that needs no download."""
+
+from pathlib import Path
+from typing import Protocol, cast
+
+import typer
+
+from omni.errors import ConfigError
+from omni.plugin import ModelFamily, locate
+from omni.plugin.manager import Plugins, load_plugins
+
+
+class _WriteTiny(Protocol):
+    def __call__(self, directory: Path, *, seed: int) -> None: ...
+
+
+def write(directory: Path, family: str | None, seed: int) -> None:
+    """Has a family write its tiny checkpoint.
+
+    Raises ConfigError if `directory` is not empty or the family has none, PluginError if the family is unknown.
+    """
+    chosen, path = _choose(load_plugins(), family)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(str(directory), "is there already", "name a new or an empty folder")
+    write_tiny = cast(_WriteTiny, locate(path, f"families.{chosen.name}.tiny"))
+    write_tiny(directory, seed=seed)
+    size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    typer.echo(f"wrote a tiny {chosen.name} checkpoint to {directory} ({size / 1e6:.1f} MB)")
+
+
+def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:
+    if name is not None:
+        family = plugins.families[name]
+        if family.tiny is None:
+            raise ConfigError("--family", f"{name!r} has no tiny checkpoint", f"use {_or(_tiny_names(plugins))}")
+        return family, family.tiny
+    names = _tiny_names(plugins)
+    if len(names) != 1:
+        problem = "must be given" if names else "no installed family has a tiny checkpoint"
+        raise ConfigError("--family", problem, f"use {_or(names)}" if names else "see `omni plugins`")
+    return _choose(plugins, names[0])
+
+
+def _tiny_names(plugins: Plugins) -> list[str]:
+    return sorted(family.name for family in plugins.families.entries.values() if family.tiny is not None)
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(names) or "a family that has one"

@@ -1,0 +1,140 @@
+"""The packed upload and the gather of another stage's pages, on a device that lags behind."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.queued_device import QueuedDevice
+
+from omni.connector import Ref
+from omni.device import COMPLETED
+from omni.errors import InputError
+from omni.payload import PageSlice, Payload
+from omni.sampling_params import SamplingParams
+from omni.stage import Feed, Lease
+from omni_ar.inputs import Segment
+from omni_ar.packing import Uploader
+from omni_ar.request import ArRequest
+from omni_ar.segments import SegmentIntake
+from omni_local.connector import LocalConnector
+
+PAGES = torch.randn(5, 4, 3)
+
+
+class Lent:
+    """A segment message whose tensor is a slice of `PAGES`, and the producer's reference to it."""
+
+    def __init__(self, device: QueuedDevice, index: int, slots: list[int]) -> None:
+        self.slots = slots
+        connector = LocalConnector()
+        self.segment = Segment(name="sound", index=index)
+        payload = Payload(self.segment, {"rows": PageSlice(PAGES, np.array(slots, np.int64))})
+        self.ref: Ref = connector.send(payload, COMPLETED, device.stream("transfer"))
+        self.message = Feed("r", payload, COMPLETED, Lease(connector, self.ref, 1))
+
+
+def intake(device: QueuedDevice) -> tuple[SegmentIntake, ArRequest]:
+    return SegmentIntake(device, device.stream("ar"), max_rows=20), ArRequest("r", SamplingParams(), set())
+
+
+@given(st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=6), min_size=1, max_size=5))
+def test_what_is_packed_is_what_the_device_sees(arrays: list[list[int]]):
+    device = QueuedDevice()
+    uploader = Uploader(device, device.stream("ar"), words=30, slots=2)
+    upload = uploader.begin()
+    spans = [upload.add(np.array(array, np.int64)) for array in arrays]
+    floats = upload.add_floats(np.array([0.1, -3.5], np.float64)) if upload.size <= 28 else None
+    uploader.launch(upload)
+    device.synchronize()
+    assert [uploader.view(span).tolist() for span in spans] == arrays
+    if floats is not None:
+        assert uploader.view(floats).view(torch.float64).tolist() == [0.1, -3.5]
+
+
+def test_more_than_fits_is_refused_and_the_slot_can_be_given_back():
+    device = QueuedDevice()
+    uploader = Uploader(device, device.stream("ar"), words=4, slots=1)
+    upload = uploader.begin()
+    with pytest.raises(RuntimeError, match="take 5 words, the upload buffer has 4"):
+        upload.add(np.zeros(5, np.int64))
+    assert not uploader.ready
+    uploader.cancel(upload)
+    assert uploader.ready
+
+
+def test_a_slot_is_not_taken_again_before_its_copy_is_over():
+    device = QueuedDevice()
+    uploader = Uploader(device, device.stream("ar"), words=4, slots=2)
+    for _ in range(2):
+        uploader.launch(uploader.begin())
+    assert not uploader.ready
+    with pytest.raises(RuntimeError, match="the ring is too small"):
+        uploader.begin()
+    device.synchronize()
+    assert uploader.ready
+
+
+def test_more_segments_than_upload_slots_are_gathered_as_slots_come_free():
+    device = QueuedDevice()
+    segments, request = intake(device)
+    lent = [Lent(device, index, [index, 19 - index, 7]) for index in range(10)]
+    for item in lent:
+        segments.add(request, item.segment, item.message)
+    rounds = 0
+    while segments.waiting:
+        assert segments.tick()
+        device.synchronize()
+        rounds += 1
+    assert rounds > 1, "the ring was never full"
+    for item in lent:
+        gathered = request.segments["sound", item.segment.index].tensors["rows"]
+        assert torch.equal(gathered, PAGES.flatten(0, 1)[item.slots])
+        assert item.ref.freed
+
+
+def test_pages_stay_their_producer_s_until_the_gather_is_over():
+    device = QueuedDevice()
+    segments, request = intake(device)
+    lent = Lent(device, 0, [1, 2])
+    segments.add(request, lent.segment, lent.message)
+    segments.tick()
+    assert not lent.ref.freed
+    device.synchronize()
+    assert lent.ref.freed
+
+
+def test_a_request_that_goes_lets_go_of_what_was_not_gathered():
+    device = QueuedDevice()
+    segments, request = intake(device)
+    lent = Lent(device, 0, [1, 2])
+    segments.add(request, lent.segment, lent.message)
+    segments.drop(request)
+    assert lent.ref.freed
+    assert segments.waiting == 0
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_segment_that_comes_twice_is_refused(gathered: bool):
+    device = QueuedDevice()
+    segments, request = intake(device)
+    first, second = Lent(device, 0, [1]), Lent(device, 0, [2])
+    segments.add(request, first.segment, first.message)
+    if gathered:
+        segments.tick()
+        device.synchronize()
+    with pytest.raises(InputError, match="came twice"):
+        segments.add(request, second.segment, second.message)
+    segments.drop(request)
+    assert first.ref.freed
+    assert second.ref.freed
+
+
+def test_a_segment_longer_than_the_stage_is_refused():
+    device = QueuedDevice()
+    segments, request = intake(device)
+    lent = Lent(device, 0, [1] * 21)
+    with pytest.raises(InputError, match="has more than 20 rows"):
+        segments.add(request, lent.segment, lent.message)
+    segments.drop(request)
+    assert lent.ref.freed

@@ -1,0 +1,161 @@
+"""The autoregressive stage against a model computed the long way."""
+
+import random
+
+import pytest
+import torch
+from support.ar_driver import ArDriver
+from support.queued_device import QueuedDevice
+from support.small_text import SmallText, greedy
+
+from omni.errors import ConfigError
+from omni_ar.limits import Limits
+from omni_ar.options import ArOptions
+
+MODEL = SmallText()
+PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]
+
+
+def join_one_by_one(driver: ArDriver, **sampling: object) -> None:
+    """A new request every other tick."""
+    for index, prompt in enumerate(PROMPTS):
+        driver.ask(str(index), prompt, **sampling)
+        driver.tick()
+        with torch.inference_mode():
+            driver.device.synchronize()
+        driver.tick()
+    driver.run()
+
+
+def test_the_reference_is_not_degenerate():
+    outputs = [greedy(MODEL, prompt, 12) for prompt in PROMPTS]
+    assert all(len(set(tokens)) > 3 for tokens in outputs)
+    assert len({tuple(tokens) for tokens in outputs}) == len(outputs)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("options", [(4, 4), (3, 1), (8, 16)])
+def test_greedy_tokens_are_those_of_full_recomputation(options: tuple[int, int], queued: bool):
+    rows, size = options
+    device = QueuedDevice() if queued else None
+    driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=rows, block_size=size, max_num_batched_tokens=30))
+    join_one_by_one(driver, max_tokens=12)
+    for index, prompt in enumerate(PROMPTS):
+        assert driver.tokens(str(index)) == greedy(MODEL, prompt, 12)
+        assert driver.done(str(index)).reason == "length"
+        assert driver.done(str(index)).counts == {"tokens": 12, "prompt_tokens": len(prompt)}
+    assert not driver.held
+
+
+def test_a_stop_id_is_given_and_is_the_last():
+    stops = (greedy(MODEL, PROMPTS[3], 12)[5], greedy(MODEL, PROMPTS[6], 12)[2])
+    driver = ArDriver(MODEL)
+    join_one_by_one(driver, max_tokens=12, stop_token_ids=stops)
+    for index, prompt in enumerate(PROMPTS):
+        tokens = greedy(MODEL, prompt, 12, stops=stops)
+        assert driver.tokens(str(index)) == tokens
+        assert driver.done(str(index)).reason == ("stop" if tokens[-1] in stops else "length")
+    assert {driver.done(str(index)).reason for index in (3, 6)} == {"stop"}
+
+
+def test_a_request_s_stop_ids_are_added_to_the_stage_s():
+    options = ArOptions(sampling=ArOptions().sampling)
+    own, asked = greedy(MODEL, PROMPTS[2], 12)[4], greedy(MODEL, PROMPTS[5], 12)[4]
+    sampling = type(options.sampling)(stop_token_ids=(own,))
+    driver = ArDriver(MODEL, options=ArOptions(sampling=sampling))
+    for index in (2, 5):
+        driver.ask(str(index), PROMPTS[index], max_tokens=12, stop_token_ids=(asked,))
+    driver.run()
+    for index in (2, 5):
+        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 12, stops=(own, asked))
+
+
+def test_penalty_and_suppression_of_some_rows_of_a_batch():
+    driver = ArDriver(MODEL, options=ArOptions(max_num_seqs=8))
+    settings = [(1.0, ()), (1.7, ()), (1.0, (5, 9, 60)), (1.3, tuple(range(0, 40)))] * 2
+    for index, (penalty, suppressed) in enumerate(settings):
+        asked = {"repetition_penalty": penalty, "suppress_token_ids": suppressed}
+        driver.ask(str(index), PROMPTS[index], max_tokens=12, **asked)
+        driver.tick()
+    driver.run()
+    for index, (penalty, suppressed) in enumerate(settings):
+        expected = greedy(MODEL, PROMPTS[index], 12, penalty=penalty, suppressed=suppressed)
+        assert driver.tokens(str(index)) == expected
+    assert any(greedy(MODEL, PROMPTS[index], 12) != driver.tokens(str(index)) for index in (1, 5))
+    assert any(greedy(MODEL, PROMPTS[index], 12) != driver.tokens(str(index)) for index in (2, 3, 6, 7))
+
+
+def test_a_seeded_request_draws_the_same_tokens_in_any_company():
+    asked = {"max_tokens": 12, "temperature": 1.3, "top_k": 40, "top_p": 0.95}
+    alone = []
+    for index, prompt in enumerate(PROMPTS):
+        driver = ArDriver(MODEL)
+        driver.ask("r", prompt, seed=index, **asked)
+        driver.run()
+        alone.append(driver.tokens("r"))
+    together = ArDriver(MODEL, options=ArOptions(max_num_seqs=5, block_size=2))
+    for index, prompt in enumerate(PROMPTS):
+        together.ask(str(index), prompt, seed=index, **asked)
+        together.ask(f"greedy {index}", prompt, max_tokens=3 + index)
+        together.tick()
+    together.run()
+    assert [together.tokens(str(index)) for index in range(len(PROMPTS))] == alone
+    other = ArDriver(MODEL)
+    other.ask("r", PROMPTS[4], seed=99, **asked)
+    other.run()
+    assert other.tokens("r") != alone[4]
+    assert all(tokens != greedy(MODEL, prompt, 12) for tokens, prompt in zip(alone, PROMPTS, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_aborts_at_random_ticks_leave_nothing_and_change_no_other_s_tokens(seed: int):
+    chance = random.Random(seed)
+    device = QueuedDevice()
+    driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=3, block_size=2, num_blocks=40, max_num_batched_tokens=25))
+    waiting, aborted = list(range(8)), set()
+    for _ in range(60):
+        if waiting and chance.random() < 0.4:
+            index = waiting.pop(0)
+            driver.ask(str(index), PROMPTS[index], max_tokens=6)
+        if chance.random() < 0.2:
+            index = chance.randrange(8)
+            if index not in waiting and str(index) not in driver.ends:
+                aborted.add(index)
+                driver.abort(str(index))
+        driver.tick()
+        with torch.inference_mode():
+            device.run(operations=chance.randrange(12))
+    driver.run()
+    assert aborted, "the seed aborts nothing"
+    for index in set(range(8)) - aborted - set(waiting):
+        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 6)
+    for index in aborted:
+        tokens = driver.tokens(str(index))
+        assert tokens == greedy(MODEL, PROMPTS[index], 6)[: len(tokens)]
+        assert str(index) not in driver.ends
+    assert not driver.held
+
+
+def test_a_request_without_a_prompt_ends_empty():
+    driver = ArDriver(MODEL)
+    driver.open("r")
+    driver.end("r")
+    driver.run()
+    assert driver.done("r").reason == "empty"
+    assert not driver.held
+
+
+def test_a_closed_worker_holds_nothing():
+    driver = ArDriver(MODEL)
+    for index, prompt in enumerate(PROMPTS):
+        driver.ask(str(index), prompt)
+    driver.tick()
+    assert driver.held
+    driver.worker.close()
+    driver.worker.close()
+    assert not driver.held
+
+
+def test_a_stage_longer_than_its_model_is_refused():
+    with pytest.raises(ConfigError, match=r"text\.max_model_len: 97 is longer than the model's 96 positions; lower it"):
+        Limits.of("text", ArOptions(max_model_len=97), MODEL.shape)

@@ -1,0 +1,219 @@
+"""The model family of `support.echo_plugin`: `writer` gives the prompt back a token per tick, `singer` sings what it writes.
+
+A token is a character. Some prompts are special: see `EchoFrontend.prepare`, `BREAK` and `EXPLODE`.
+"""
+
+import json
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from omni.checkpoint import Checkpoint
+from omni.chunks import AudioChunk, TokenChunk
+from omni.device import COMPLETED
+from omni.errors import InputError
+from omni.frontend.base import AudioPart, Chat, ImagePart, Prepared, TextDecoder, TextPart
+from omni.payload import Payload
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageContext, StageUsage
+
+BREAK = "\x18"
+"""The writer fails for a request that comes to this character."""
+EXPLODE = "\x1b"
+"""The engine fails when a request comes to this character."""
+SAMPLES = 80
+RATE = 8000
+
+GATES: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+"""What prompts `"wait NAME"` wait for in the front end."""
+
+
+def pitch(character: str) -> float:
+    """The value of the samples that are sung for a character."""
+    return np.float32(ord(character) / 0x110000).item()
+
+
+def write_checkpoint(directory: Path, *, seed: int = 0, speaks: bool = True) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"model_type": "echo", "speaks": speaks, "seed": seed}))
+
+
+class EchoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """tokens_per_tick: of each request."""
+
+    tokens_per_tick: int = 1
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    ids: tuple[int, ...]
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    speaks = checkpoint.config["speaks"]
+    writer = Stage(name="writer", kind="echo", model="none:none", options=EchoOptions())
+    singer = Stage(name="singer", kind="tone", model="none:none", options=EchoOptions())
+    text, audio = Output(modality="text", stage="writer"), Output(modality="audio", stage="singer")
+    return Pipeline(
+        family="echo",
+        stages=(writer, singer) if speaks else (writer,),
+        edges=(Edge(producer="writer", consumer="singer"),) if speaks else (),
+        outputs=(text, audio) if speaks else (text,),
+        frontend="support.echo_family:EchoFrontend",
+    )
+
+
+class CharacterDecoder:
+    """Keeps every second character back until the next call."""
+
+    def __init__(self) -> None:
+        self._kept = ""
+
+    def push(self, ids: tuple[int, ...]) -> str:
+        text = self._kept + "".join(map(chr, ids))
+        self._kept = "" if len(text) > 1 else text
+        return "" if self._kept else text
+
+    def finish(self) -> str:
+        text, self._kept = self._kept, ""
+        return text
+
+
+class EchoFrontend:
+    voices = ("low", "high")
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._speaks = checkpoint.config["speaks"]
+
+    def text_decoder(self) -> TextDecoder:
+        return CharacterDecoder()
+
+    def prepare(self, chat: Chat) -> Prepared:
+        """`"wait NAME"` waits for a gate, `"crash"` raises what is no OmniError, an empty text is refused."""
+        if chat.voice not in (None, *self.voices):
+            raise InputError("voice", f"{chat.voice!r} is unknown", f"use one of {', '.join(self.voices)}")
+        text = "|".join(_read(part) for message in chat.messages for part in message.content)
+        if text.startswith("wait "):
+            assert GATES[text.removeprefix("wait ")].wait(10), "nobody opened the gate"
+        if text == "crash":
+            raise ValueError("a bug")
+        if not text:
+            raise InputError("messages", "hold no text", "say something")
+        ids = tuple(map(ord, text))
+        return Prepared(inputs={"writer": [Payload(Prompt(ids=ids))]}, prompt_tokens=len(ids))
+
+
+def _read(part: TextPart | AudioPart | ImagePart) -> str:
+    match part:
+        case TextPart():
+            return part.text
+        case AudioPart():
+            return f"<{len(part.samples)} samples>"
+        case ImagePart():
+            return f"<{part.image.width}x{part.image.height}>"
+
+
+@dataclass(slots=True)
+class _Echo:
+    id: str
+    max_tokens: int | None
+    ids: tuple[int, ...] = ()
+    written: int = 0
+
+
+class EchoWorker(MailboxWorker[_Echo]):
+    """Writes the prompt, over and over if `max_tokens` says so."""
+
+    def __init__(self, tokens_per_tick: int) -> None:
+        super().__init__("writer")
+        self._tokens_per_tick = tokens_per_tick
+        self.closed = False
+
+    def open(self, message: Open) -> _Echo:
+        return _Echo(message.request_id, message.sampling.max_tokens)
+
+    def feed(self, request: _Echo, message: Feed) -> None:
+        assert isinstance(message.payload.meta, Prompt)
+        request.ids = message.payload.meta.ids
+
+    def end(self, request: _Echo, source: str) -> None: ...
+
+    def drop(self, request: _Echo) -> None: ...
+
+    def advance(self) -> bool:
+        for request in [request for request in self.requests.values() if request.ids]:
+            for _ in range(self._tokens_per_tick):
+                if request.id in self.requests:
+                    self._write(request)
+        return bool(self.requests)
+
+    def _write(self, request: _Echo) -> None:
+        token = request.ids[request.written % len(request.ids)]
+        if chr(token) == EXPLODE:
+            raise RuntimeError("boom")
+        if chr(token) == BREAK:
+            self.fail(request.id, "writing", ValueError("a broken character"))
+            return
+        self.outbox.append(Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED))
+        request.written += 1
+        limit = len(request.ids) if request.max_tokens is None else request.max_tokens
+        if request.written == limit:
+            reason = "stop" if request.max_tokens is None else "length"
+            self.finish(request.id, reason, {"tokens": request.written})
+
+    def usage(self) -> StageUsage:
+        return {"requests": len(self.requests)}
+
+    def close(self) -> None:
+        self.requests.clear()
+
+
+class ToneWorker(MailboxWorker[list[str]]):
+    """Sings each token: `SAMPLES` samples whose value tells the character. Its requests are their ids."""
+
+    def __init__(self) -> None:
+        super().__init__("singer")
+
+    def open(self, message: Open) -> list[str]:
+        return [message.request_id]
+
+    def feed(self, request: list[str], message: Feed) -> None:
+        assert isinstance(message.payload.meta, TokenChunk)
+        for token in message.payload.meta.ids:
+            samples = np.full(SAMPLES, pitch(chr(token)), np.float32)
+            chunk = AudioChunk(samples=samples, sample_rate=RATE)
+            self.outbox.append(Produced(request[0], Payload(chunk), COMPLETED))
+
+    def end(self, request: list[str], source: str) -> None:
+        self.finish(request[0], "stop", {"samples": SAMPLES})
+
+    def drop(self, request: list[str]) -> None: ...
+
+    def advance(self) -> bool:
+        return False
+
+    def usage(self) -> StageUsage:
+        return {"requests": len(self.requests)}
+
+    def close(self) -> None:
+        self.requests.clear()
+
+
+class EchoKind:
+    name = "echo"
+    options = EchoOptions
+
+    def build(self, context: StageContext) -> EchoWorker:
+        assert isinstance(context.options, EchoOptions)
+        return EchoWorker(context.options.tokens_per_tick)
+
+
+class ToneKind:
+    name = "tone"
+    options = EchoOptions
+
+    def build(self, context: StageContext) -> ToneWorker:
+        return ToneWorker()

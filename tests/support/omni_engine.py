@@ -1,0 +1,177 @@
+"""The engine under test: the family's pipeline with a tap, driven tick by tick."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.checkpoint import Checkpoint
+from omni.chunks import AudioChunk, TokenChunk
+from omni.device import Device, open_device
+from omni.engine import (
+    Engine,
+    EngineOptions,
+    EngineOutput,
+    EngineRequest,
+    OutputChunk,
+    RequestFailed,
+    RequestFinished,
+    StageFinished,
+    build_engine,
+    check_pipeline,
+    resolve_pipeline,
+)
+from omni.errors import OmniError
+from omni.frontend.base import Chat
+from omni.plugin.manager import Plugins, load_plugins
+from omni_qwen3_omni.frontend import build as build_frontend
+from support.tap import CodesChunk, with_tap
+
+_MODULES = {
+    "ar": "omni_ar.plugin",
+    "encoder": "omni_encoder.plugin",
+    "vocoder": "omni_vocoder.plugin",
+    "qwen3_omni": "omni_qwen3_omni.plugin",
+    "local": "omni_local.plugin",
+    "tap": "support.tap",
+}
+_STUCK_SECONDS = 60
+
+
+@cache
+def in_tree_plugins() -> Plugins:
+    """The repository's plugins and the tap, found without an installation."""
+    plugins = load_plugins([EntryPoint(name, module, "omni") for name, module in _MODULES.items()])
+    for record in plugins.records:
+        assert record.error is None, record.error
+    return plugins
+
+
+@dataclass(slots=True)
+class Result:
+    """What one request was given. frames: codes of each codec frame. chunks: waveform pieces as they came.
+
+    log: what came, in order: an output's modality or a finished stage's name.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    frames: list[tuple[int, ...]] = field(default_factory=list)
+    chunks: list[NDArray[np.float32]] = field(default_factory=list)
+    stages: dict[str, StageFinished] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    error: OmniError | None = None
+    over: bool = False
+
+    @property
+    def codes(self) -> Tensor:
+        """int64 `[G, frames]`; `[0, 0]` without frames."""
+        return torch.tensor(self.frames).T if self.frames else torch.empty(0, 0, dtype=torch.int64)
+
+    @property
+    def wave(self) -> NDArray[np.float32]:
+        return np.concatenate(self.chunks) if self.chunks else np.empty(0, np.float32)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return {name: finished.reason for name, finished in self.stages.items()}
+
+    def take(self, output: EngineOutput) -> None:
+        assert not self.over, f"{output} after the last message"
+        match output:
+            case OutputChunk(modality=modality, meta=meta):
+                self.log.append(modality)
+                self._take_chunk(meta)
+            case StageFinished():
+                self.log.append(output.stage)
+                self.stages[output.stage] = output
+            case RequestFinished():
+                self.over = True
+            case RequestFailed(error=error):
+                self.over, self.error = True, error
+
+    def _take_chunk(self, meta: object) -> None:
+        match meta:
+            case TokenChunk(ids=ids):
+                self.ids += ids
+            case AudioChunk(samples=samples):
+                self.chunks.append(samples)
+            case CodesChunk(codes=codes):
+                self.frames.append(codes)
+            case other:
+                raise TypeError(f"an unexpected output {other!r}")
+
+
+class OmniEngine:
+    """An engine in float32 for the checkpoint in `folder`. overrides: options by dotted path, as `--set` has them."""
+
+    def __init__(
+        self, folder: Path, overrides: Mapping[str, object] | None = None, device: str | Device = "cpu"
+    ) -> None:
+        checkpoint, plugins = Checkpoint(folder), in_tree_plugins()
+        pipeline = resolve_pipeline(checkpoint, plugins, overrides or {}).pipeline
+        speaks = any(stage.name == "talker" for stage in pipeline.stages)
+        plan = check_pipeline(with_tap(pipeline) if speaks else pipeline, plugins)
+        self.device = open_device(device) if isinstance(device, str) else device
+        self.frontend = build_frontend(checkpoint)
+        self.engine: Engine = build_engine(plan, checkpoint, plugins, self.device, EngineOptions(dtype="float32"))
+        self.most_rows: dict[str, int] = {}
+        self.waited = False
+        self._count = 0
+
+    def request(self, chat: Chat) -> EngineRequest:
+        """The chat as the engine takes it, its codes wanted too if it wants audio."""
+        prepared = self.frontend.prepare(chat)
+        self._count += 1
+        wanted = chat.modalities | ({"codes"} if "audio" in chat.modalities else set())
+        return EngineRequest(str(self._count), wanted, prepared.inputs, prepared.edges, chat.sampling)
+
+    def run(self, chats: Sequence[Chat], arrivals: Sequence[int] | None = None) -> list[Result]:
+        """Runs the chats; chat i joins before tick `arrivals[i]`, all at the start by default. Checks that nothing is held after."""
+        return self.run_requests([self.request(chat) for chat in chats], arrivals)
+
+    def answer(self, chat: Chat) -> Result:
+        """Runs one chat alone and expects it to succeed."""
+        (result,) = self.run([chat])
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def run_requests(self, requests: Sequence[EngineRequest], arrivals: Sequence[int] | None = None) -> list[Result]:
+        """As `run`, for prepared requests."""
+        due = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True))
+        results = [Result() for _ in requests]
+        since, tick = time.monotonic(), 0
+        with torch.inference_mode():
+            while due or not self.engine.idle:
+                while due and due[0][0] <= tick:
+                    index = due.pop(0)[1]
+                    self.engine.submit(requests[index], results[index].take)
+                since = time.monotonic() if self.engine.tick() else since
+                assert time.monotonic() - since < _STUCK_SECONDS, f"stuck with {self.engine.usage()}"
+                self._watch()
+                tick += 1
+        self.assert_free()
+        assert all(result.over for result in results)
+        return results
+
+    def assert_free(self) -> None:
+        """No stage holds anything."""
+        held = {name: {k: n for k, n in usage.items() if n} for name, usage in self.engine.usage().items()}
+        assert not any(held.values()), held
+
+    def _watch(self) -> None:
+        for name, usage in self.engine.usage().items():
+            rows = usage.get("rows", 0)
+            self.most_rows[name] = max(self.most_rows.get(name, 0), rows)
+            self.waited |= 0 < rows < usage["requests"]
+
+
+def text_only(chat: Chat) -> Chat:
+    return replace(chat, modalities=frozenset({"text"}))

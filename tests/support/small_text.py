@@ -1,0 +1,115 @@
+"""A small random text model on the autoregressive stage's contract, and the same model computed the long way.
+
+Shape legend: T tokens, R rows, D width, V vocabulary, H query heads, K key heads, W head width.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
+
+WIDTH, HEADS, KV_HEADS, HEAD, LAYERS = 24, 4, 2, 6, 2
+
+
+class SmallText(ArModel):
+    """Learned positions, grouped-query attention, one feed-forward matrix; no norms, so nothing hides a scale."""
+
+    def __init__(self, vocab: int = 61, positions: int = 96, *, payload: bool = False) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(vocab)
+
+        def matrix(rows: int, columns: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(rows, columns, generator=generator) * columns**-0.5, requires_grad=False)
+
+        self.vocab, self.positions, self.payload = vocab, positions, payload
+        self.embeddings, self.places = matrix(vocab, WIDTH), matrix(positions, WIDTH)
+        self.queries = nn.ParameterList(matrix(HEADS * HEAD, WIDTH) for _ in range(LAYERS))
+        self.keys = nn.ParameterList(matrix(KV_HEADS * HEAD, WIDTH) for _ in range(LAYERS))
+        self.values = nn.ParameterList(matrix(KV_HEADS * HEAD, WIDTH) for _ in range(LAYERS))
+        self.outs = nn.ParameterList(matrix(WIDTH, HEADS * HEAD) for _ in range(LAYERS))
+        self.feeds = nn.ParameterList(matrix(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.head = matrix(vocab, WIDTH)
+        self.poison: int | None = None
+        """A batch size that `forward` cannot stand."""
+
+    @property
+    def shape(self) -> ArShape:
+        return ArShape(
+            num_layers=LAYERS,
+            num_kv_heads=KV_HEADS,
+            head_dim=HEAD,
+            hidden_width=WIDTH,
+            vocab_size=self.vocab,
+            max_positions=self.positions,
+            payload_width=WIDTH if self.payload else 0,
+        )
+
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        return self.embeddings[prompt.columns_CT[0]]
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        return self.embeddings[step.ids_R]
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        if self.poison == x_TD.shape[0]:
+            raise ValueError("poisoned")
+        x_TD = x_TD + self.places[batch.positions_PT[0]]
+        for layer in range(LAYERS):
+            q_THW = (x_TD @ self.queries[layer].T).unflatten(1, (HEADS, HEAD))
+            k_TKW = (x_TD @ self.keys[layer].T).unflatten(1, (KV_HEADS, HEAD))
+            v_TKW = (x_TD @ self.values[layer].T).unflatten(1, (KV_HEADS, HEAD))
+            batch.cache.write(layer, k_TKW, v_TKW, batch.attention.slots_T)
+            attended_THW = batch.backend.attend(q_THW, batch.cache, layer, batch.attention)
+            x_TD = x_TD + attended_THW.flatten(1) @ self.outs[layer].T
+            x_TD = x_TD + torch.tanh(x_TD @ self.feeds[layer].T)
+        if batch.payload is not None:
+            batch.payload.store(x_TD)
+        return x_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        return hidden_RD @ self.head.T
+
+    def whole(self, ids: Sequence[int]) -> Tensor:
+        """Hidden states `[T, D]` of a sequence in one piece, without a cache."""
+        x_TD = self.embeddings[list(ids)] + self.places[: len(ids)]
+        future_TT = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)
+        for layer in range(LAYERS):
+            q_HTW = (self.queries[layer] @ x_TD.T).view(HEADS, HEAD, -1).transpose(1, 2)
+            k_HTW, v_HTW = (
+                (weight[layer] @ x_TD.T)
+                .view(KV_HEADS, HEAD, -1)
+                .transpose(1, 2)
+                .repeat_interleave(HEADS // KV_HEADS, 0)
+                for weight in (self.keys, self.values)
+            )
+            scores_HTT = (q_HTW @ k_HTW.transpose(1, 2) / math.sqrt(HEAD)).masked_fill(future_TT, -math.inf)
+            mixed_THW = (scores_HTT.softmax(-1) @ v_HTW).transpose(0, 1)
+            x_TD = x_TD + mixed_THW.flatten(1) @ self.outs[layer].T
+            x_TD = x_TD + torch.tanh(x_TD @ self.feeds[layer].T)
+        return x_TD
+
+
+def greedy(
+    model: SmallText,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    stops: Sequence[int] = (),
+    penalty: float = 1.0,
+    suppressed: Sequence[int] = (),
+) -> list[int]:
+    """Greedy tokens, everything recomputed for each."""
+    made: list[int] = []
+    while len(made) < max_tokens:
+        scores = (model.head @ model.whole([*prompt, *made])[-1]).tolist()
+        for seen in {*prompt, *made}:
+            scores[seen] = scores[seen] / penalty if scores[seen] > 0 else scores[seen] * penalty
+        for never in suppressed:
+            scores[never] = -math.inf
+        made.append(max(range(len(scores)), key=scores.__getitem__))
+        if made[-1] in stops:
+            break
+    return made

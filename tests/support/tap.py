@@ -1,0 +1,134 @@
+"""A stage kind that hands the talker's codec frames to the test, and the pipeline that has such a stage.
+
+A frame leaves the engine only as sound; to compare codes, they are tapped where the vocoder takes them.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor
+
+from omni.device import COMPLETED, Device, Event
+from omni.hookspecs import hookimpl
+from omni.payload import PageSlice, Payload
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.plugin.entries import StageKindEntry
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageContext, StageUsage, release
+
+
+class CodesChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One codec frame, group 0 first."""
+
+    codes: tuple[int, ...]
+
+
+class TapOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A tap has no settings."""
+
+
+@dataclass(slots=True, eq=False)
+class _Frame:
+    """A frame that has come. codes_1G: its copy on the host, valid once `copied` is done; None while not launched."""
+
+    message: Feed
+    codes_1G: Tensor | None = None
+    copied: Event = COMPLETED
+
+
+@dataclass(slots=True, eq=False)
+class _Tapped:
+    frames: list[_Frame] = field(default_factory=list)
+    count: int = 0
+    ended: bool = False
+
+
+class TapWorker(MailboxWorker[_Tapped]):
+    """Copies frames to the host, in order."""
+
+    def __init__(self, name: str, device: Device) -> None:
+        super().__init__(name)
+        self._device = device
+        self._stream = device.stream("tap")
+
+    def usage(self) -> StageUsage:
+        return {"requests": len(self.requests), "frames": sum(len(r.frames) for r in self.requests.values())}
+
+    def close(self) -> None:
+        for request_id in list(self.requests):
+            self.drop(self.requests.pop(request_id))
+
+    def open(self, message: Open) -> _Tapped:
+        return _Tapped()
+
+    def feed(self, request: _Tapped, message: Feed) -> None:
+        request.frames.append(_Frame(message))
+
+    def end(self, request: _Tapped, source: str) -> None:
+        request.ended = True
+
+    def drop(self, request: _Tapped) -> None:
+        for frame in request.frames:
+            if frame.codes_1G is None:
+                release(frame.message, COMPLETED)
+        request.frames.clear()
+
+    def advance(self) -> bool:
+        moved = False
+        for request_id, request in list(self.requests.items()):
+            for frame in request.frames:
+                if frame.codes_1G is None and frame.message.ready.done():
+                    self._copy(frame)
+                    moved = True
+            while request.frames and request.frames[0].codes_1G is not None and request.frames[0].copied.done():
+                self._give(request_id, request)
+                moved = True
+            if request.ended and not request.frames:
+                self.finish(request_id, "stop", {"frames": request.count})
+                moved = True
+        return moved
+
+    def _copy(self, frame: _Frame) -> None:
+        source = frame.message.payload.tensors["codes"]
+        assert isinstance(source, PageSlice)
+        frame.codes_1G = self._device.host_tensor((1, source.pages.shape[-1]), torch.int64)
+        self._device.launch(self._stream, _copy_frame, source, frame.codes_1G)
+        frame.copied = self._device.record(self._stream)
+        release(frame.message, frame.copied)
+
+    def _give(self, request_id: str, request: _Tapped) -> None:
+        codes_1G = request.frames.pop(0).codes_1G
+        assert codes_1G is not None
+        request.count += 1
+        chunk = CodesChunk(codes=tuple(codes_1G[0].tolist()))
+        self.outbox.append(Produced(request_id, Payload(chunk), COMPLETED))
+
+
+def _copy_frame(source: PageSlice, codes_1G: Tensor) -> None:
+    codes_1G.copy_(source.rows(torch.from_numpy(source.slots).to(source.pages.device)), non_blocking=True)
+
+
+class TapKind:
+    """Stage kind `"tap"`; it needs no model, and `Stage.model` names the worker."""
+
+    name = "tap"
+    options = TapOptions
+
+    def build(self, context: StageContext) -> TapWorker:
+        return TapWorker(context.stage.name, context.device)
+
+
+@hookimpl
+def omni_stage_kinds() -> list[StageKindEntry]:
+    return [StageKindEntry(name="tap", kind="support.tap:TapKind")]
+
+
+def with_tap(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with a tap behind its talker, as the output modality `"codes"`."""
+    edge = Edge(producer="talker", consumer="tap", adapter="omni_qwen3_omni.adapters:TalkerToVocoder")
+    return msgspec.structs.replace(
+        pipeline,
+        stages=(*pipeline.stages, Stage(name="tap", kind="tap", model="support.tap:TapWorker", options=TapOptions())),
+        edges=(*pipeline.edges, edge),
+        outputs=(*pipeline.outputs, Output(modality="codes", stage="tap")),
+    )
