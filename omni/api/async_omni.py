@@ -32,6 +32,9 @@ class _Mailbox:
                 self._items.clear()
 
     async def get(self) -> Item:
+        if self._items:
+            # A reader that is behind would otherwise never let go of the loop, nor see that it was cancelled.
+            await asyncio.sleep(0)
         while not self._items:
             await self._filled.wait()
             self._filled.clear()

@@ -40,7 +40,7 @@ class OmniFrontend:
         return IncrementalDecoder(self._processor.tokenizer)
 
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for an empty prompt, reserved words in a text, or an unknown voice."""
+        """Raises InputError for an empty prompt, reserved words in a text, an unknown voice, or audio from a model that writes only."""
         self._check(chat)
         voice = self._voice(chat)
         audios = [part.samples for message in chat.messages for part in message.content if isinstance(part, AudioPart)]
@@ -131,6 +131,9 @@ class OmniFrontend:
     def _voice(self, chat: Chat) -> str | None:
         if "audio" not in chat.modalities:
             return None
+        if not self.voices:
+            problem = "ask for audio, which this checkpoint cannot give: it has no talker"
+            raise InputError("modalities", problem, 'ask for "text" only or use an Instruct checkpoint')
         if chat.voice is None:
             return self.voices[0]
         if chat.voice.lower() not in self.voices:

@@ -2,10 +2,9 @@
 
 import threading
 
-from support.fake_graph import FakeGraph, Recorder, host, lent
-
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.errors import OmniError
+from support.fake_graph import FakeGraph, Recorder, host, lent
 
 PATIENCE = 10.0
 

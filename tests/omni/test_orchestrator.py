@@ -2,13 +2,13 @@
 
 import msgspec
 import pytest
-from support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent
 
+from omni.connector import Ref
 from omni.device import Event, Stream
 from omni.engine import EngineRequest, RequestFinished
 from omni.errors import OmniError, StageError
 from omni.payload import Payload
-from omni.connector import Ref
+from support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent
 
 BOTH = ("text", "audio")
 GIVEN_UP = OmniError("the client went away")

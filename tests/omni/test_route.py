@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_graph import FakeGraph, Scripted, always, host, lent
 
 from omni.device import Event
 from omni.engine import RequestFinished
 from omni.errors import InputError
 from omni.payload import Payload
+from support.fake_graph import FakeGraph, Scripted, always, host, lent
 
 EDGE = "writer->speaker"
 BOTH = ("text", "audio")

@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -72,6 +72,7 @@ def test_any_ids_on_byte_level_bpe(ids: list[int], sizes: list[int]) -> None:
     assert "".join(pieces(byte_level(), ids, sizes)) == whole(byte_level(), ids)
 
 
+@example("你" * 40, [1])
 @given(st.text(alphabet="abc held wor你🦊é ", max_size=120), sizes)
 def test_text_with_byte_fallback(text: str, sizes: list[int]) -> None:
     ids = byte_fallback().encode(text, add_special_tokens=False)
@@ -84,6 +85,12 @@ def test_a_character_comes_with_its_last_byte() -> None:
     ]
     assert len(ids) == 5, "a space and four bytes"
     assert pieces(byte_level(), ids, [1]) == [" ", "", "", "", "🦊", ""]
+
+
+def test_half_a_character_waits_behind_any_number_of_silent_tokens() -> None:
+    first, *rest = byte_level().encode("🦊", add_special_tokens=False)
+    ids = [first, *[byte_level().eos_token_id] * 100, *rest]
+    assert "".join(pieces(byte_level(), ids, [1])) == whole(byte_level(), ids) == "🦊"
 
 
 def test_half_a_character_at_the_end_shows_as_such() -> None:

@@ -54,8 +54,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     speaks = checkpoint.config["speaks"]
-    writer = Stage(name="writer", kind="echo", model="none:none", options=EchoOptions())
-    singer = Stage(name="singer", kind="tone", model="none:none", options=EchoOptions())
+    writer = Stage(name="writer", kind="echo", model="support.echo_family:Prompt", options=EchoOptions())
+    singer = Stage(name="singer", kind="tone", model="support.echo_family:Prompt", options=EchoOptions())
     text, audio = Output(modality="text", stage="writer"), Output(modality="audio", stage="singer")
     return Pipeline(
         family="echo",

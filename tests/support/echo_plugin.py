@@ -1,4 +1,4 @@
-"""A plugin with a model family that echoes its prompt, letter by letter, as text and as sound. `support.echo_family` has the rest."""
+"""A plugin with a model family that echoes its prompt, letter by letter, as text and sound: see `support.echo_family`."""
 
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint

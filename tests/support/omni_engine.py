@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -172,6 +172,3 @@ class OmniEngine:
             self.most_rows[name] = max(self.most_rows.get(name, 0), rows)
             self.waited |= 0 < rows < usage["requests"]
 
-
-def text_only(chat: Chat) -> Chat:
-    return replace(chat, modalities=frozenset({"text"}))

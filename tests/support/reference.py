@@ -1,11 +1,12 @@
 """What transformers makes of a tiny checkpoint: the answers that the engine's are compared with."""
 
 import atexit
+import json
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -18,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3OmniMoeForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, ImagePart, Part, TextPart
 from omni_qwen3_omni.processor import load_processor
 from omni_qwen3_omni.quiet import quiet
 from omni_qwen3_omni.tiny import write_tiny
+from support.reference_chats import text_only
 from support.reference_noise import predictor_noise, sampling_arguments
 
 _WHOLE = 300
@@ -40,11 +43,17 @@ class Answer:
 
 
 @cache
-def tiny_checkpoint(seed: int = 0, **shape: Any) -> Path:
-    """A tiny checkpoint of this seed and shape, written once per test run."""
+def tiny_checkpoint(seed: int = 0, *, norm_topk: bool = True, **shape: Any) -> Path:
+    """A tiny checkpoint of this seed and shape, written once per test run. norm_topk: of both routers."""
     folder = Path(tempfile.mkdtemp(prefix="omni-tiny-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_tiny(folder, seed=seed, **shape)
+    if not norm_topk:
+        file = folder / "config.json"
+        config = json.loads(file.read_text())
+        for part in ("thinker_config", "talker_config"):
+            config[part]["text_config"]["norm_topk_prob"] = False
+        file.write_text(json.dumps(config))
     return folder
 
 
@@ -70,7 +79,7 @@ class Reference:
         """What `generate` gives, greedy where the chat's temperature is 0 or open, with the engine's noise where it is not."""
         key = _digest(chat)
         if key not in self._answers:
-            self._answers[key] = self._generate(chat)
+            self._answers[key] = self._spoken(chat) if "audio" in chat.modalities else self._generate(chat)
         return self._answers[key]
 
     def inputs(self, chat: Chat) -> Mapping[str, Tensor]:
@@ -85,16 +94,31 @@ class Reference:
         )
         return inputs
 
+    def _spoken(self, chat: Chat) -> Answer:
+        # generate() fails where there is nothing to hear: with one text token, or if the talker's first code is its last.
+        text = self.answer(text_only(chat))
+        if len(text.ids) == 1 or chat.sampling["talker"].max_tokens == 1:
+            return text
+        try:
+            return self._generate(chat)
+        except RuntimeError as error:
+            if "stack expects a non-empty TensorList" not in str(error):
+                raise
+            return text
+
     def _generate(self, chat: Chat) -> Answer:
         inputs, speaks = self.inputs(chat), "audio" in chat.modalities
         prompt = inputs["input_ids"].shape[1]
-        with torch.no_grad(), quiet(), _expected_warnings(), self._recorded_codes() as recorded, self._noise(chat):
+        with ExitStack() as stack:
+            for context in (torch.no_grad(), quiet(), _expected_warnings(), self._noise(chat), self._clips_alone(inputs)):
+                stack.enter_context(context)
+            recorded = stack.enter_context(self._recorded_codes())
             result = self.model.generate(
                 **inputs,
                 **sampling_arguments(chat, prompt),
+                **self._stops(chat),
                 speaker=chat.voice or "ethan",
                 return_audio=speaks,
-                thinker_eos_token_id=self._eos,
             )
         if not speaks:
             return Answer(result[0, prompt:].tolist(), torch.empty(0, 0, dtype=torch.int64), np.empty(0, np.float32))
@@ -103,6 +127,13 @@ class Reference:
             with torch.no_grad():
                 wave = self.model.code2wav(codes_1GN)
         return Answer(sequences[0, prompt:].tolist(), codes_1GN[0], wave.reshape(-1).numpy())
+
+    def _stops(self, chat: Chat) -> dict[str, list[int]]:
+        extra = {stage: list(params.stop_token_ids or ()) for stage, params in chat.sampling.items()}
+        stops = {"thinker_eos_token_id": self._eos + extra["thinker"]}
+        if "audio" in chat.modalities:
+            stops["talker_eos_token_id"] = [self.model.config.talker_config.codec_eos_token_id, *extra["talker"]]
+        return stops
 
     @contextmanager
     def _recorded_codes(self) -> Iterator[list[Tensor]]:
@@ -119,6 +150,24 @@ class Reference:
 
         with mock.patch.object(self.model.code2wav, "chunked_decode", record):
             yield recorded
+
+    @contextmanager
+    def _clips_alone(self, inputs: Mapping[str, Tensor]) -> Iterator[None]:
+        """The audio tower pads a request's clips to the longest one's first chunk, and its convolutions see the padding: a
+        clip shorter than a chunk sounds different beside a longer one. Such clips are encoded one by one."""
+        tower, mask = self.model.thinker.audio_tower, inputs.get("feature_attention_mask")
+        if mask is None or len({min(n, 2 * tower.n_window) for n in mask.sum(1).tolist()}) == 1:
+            yield
+            return
+        forward = tower.forward
+
+        def encode(features: Tensor, feature_lens: Tensor, **settings: Any) -> BaseModelOutputWithPooling:
+            clips = zip(features.split(feature_lens.tolist(), 1), feature_lens.split(1), strict=True)
+            encoded = [forward(clip, feature_lens=n, **settings).last_hidden_state for clip, n in clips]
+            return BaseModelOutputWithPooling(last_hidden_state=torch.cat(encoded))
+
+        with mock.patch.object(tower, "forward", encode):
+            yield
 
     @contextmanager
     def _noise(self, chat: Chat) -> Iterator[None]:

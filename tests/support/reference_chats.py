@@ -1,7 +1,9 @@
 """Requests for the parity tests: sounds, pictures and turns in a few words."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -48,3 +50,14 @@ def chat(
         "talker": (talker or SamplingParams()).over(SamplingParams(temperature=0.0, max_tokens=max_codes)),
     }
     return Chat(tuple(messages), TEXT if voice is None else SPEECH, voice, sampling)
+
+
+def text_only(asked: Chat) -> Chat:
+    """The same request without speech."""
+    return replace(asked, modalities=TEXT)
+
+
+def with_sampling(asked: Chat, stage: str, **fields: Any) -> Chat:
+    """The same request with other sampling at one stage."""
+    params = msgspec.structs.replace(asked.sampling[stage], **fields)
+    return replace(asked, sampling={**asked.sampling, stage: params})

@@ -1,4 +1,4 @@
-"""Modules that model authors compose. Parameter names are the published Qwen3 checkpoints', but experts are stacked."""
+"""Modules that model authors compose. Parameters bear the names most published decoders use, but experts are stacked."""
 
 from torch.nn import Linear
 

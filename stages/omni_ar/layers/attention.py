@@ -12,7 +12,7 @@ from omni_ar.layers.rotary import apply_rotary
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions and, as Qwen3 has it, RMSNorm over each query and key head.
+    """Grouped-query attention with rotary positions and, if asked for, RMSNorm over each query and key head.
 
     qk_norm_eps: None for models without these norms. bias: of all four projections. layer: index into the KV cache.
     """

@@ -1,4 +1,4 @@
-"""A stack of decoder layers as the Qwen3 families have it."""
+"""A stack of pre-norm decoder layers: rotary attention, then a feed-forward network or experts."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def decoder_config(hf: Any) -> DecoderConfig:
-    """From a transformers text config of the Qwen3 line, dense or mixture of experts.
+    """From a transformers text config with rotary positions, dense or mixture of experts.
 
     Raises CheckpointError for scaled rotary positions.
     """

@@ -1,4 +1,4 @@
-"""Sparse mixture of experts, as in Qwen3-MoE: softmax router, top-k, gated experts.
+"""Sparse mixture of experts: softmax router, top-k, gated experts.
 
 Shape legend: T tokens, D width, E experts, K experts per token, I intermediate width, S = T * K (token, expert) pairs
 sorted by expert.

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.queued_device import QueuedDevice
 
 from omni.connector import Ref
 from omni.device import COMPLETED
@@ -18,6 +17,7 @@ from omni_ar.packing import Uploader
 from omni_ar.request import ArRequest
 from omni_ar.segments import SegmentIntake
 from omni_local.connector import LocalConnector
+from support.queued_device import QueuedDevice
 
 PAGES = torch.randn(5, 4, 3)
 

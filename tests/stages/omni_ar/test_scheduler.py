@@ -3,13 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ar_driver import plain_prompt
 
 from omni.errors import InputError
 from omni.sampling_params import SamplingParams
 from omni_ar.blocks import BlockPool, RowTable
 from omni_ar.request import ArRequest
 from omni_ar.scheduler import Scheduler, StepPlan
+from support.ar_driver import plain_prompt
 
 SIZE, MODEL_LEN = 4, 40
 

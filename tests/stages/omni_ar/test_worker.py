@@ -2,15 +2,18 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
-from support.ar_driver import ArDriver
-from support.queued_device import QueuedDevice
-from support.small_text import SmallText, greedy
 
 from omni.errors import ConfigError
+from omni.payload import PageSlice
+from omni_ar.inputs import PromptHidden
 from omni_ar.limits import Limits
 from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver, plain_prompt
+from support.queued_device import QueuedDevice
+from support.small_text import SmallText, greedy
 
 MODEL = SmallText()
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]
@@ -72,7 +75,7 @@ def test_a_request_s_stop_ids_are_added_to_the_stage_s():
 
 def test_penalty_and_suppression_of_some_rows_of_a_batch():
     driver = ArDriver(MODEL, options=ArOptions(max_num_seqs=8))
-    settings = [(1.0, ()), (1.7, ()), (1.0, (5, 9, 60)), (1.3, tuple(range(0, 40)))] * 2
+    settings = [(1.0, ()), (1.7, ()), (1.0, (5, 9, 60)), (1.3, tuple(range(40)))] * 2
     for index, (penalty, suppressed) in enumerate(settings):
         asked = {"repetition_penalty": penalty, "suppress_token_ids": suppressed}
         driver.ask(str(index), PROMPTS[index], max_tokens=12, **asked)
@@ -142,6 +145,29 @@ def test_a_request_without_a_prompt_ends_empty():
     driver.end("r")
     driver.run()
     assert driver.done("r").reason == "empty"
+    assert not driver.held
+
+
+def test_hidden_states_for_a_consumer_stay_until_it_has_gathered_them():
+    model = SmallText(payload=True)
+    driver = ArDriver(model, options=ArOptions(max_num_seqs=1, block_size=4))
+    wanted = {3: [1, 2, 15], 1: [0], 2: []}
+    for index, positions in wanted.items():
+        prompt = plain_prompt(PROMPTS[index], payload_positions=np.array(positions, np.int64))
+        driver.ask(str(index), prompt, max_tokens=6)
+    driver.run()
+    assert driver.held == {"blocks": 9}, "16 and 6 tokens, with 6 more each: 6 and 3 blocks of 4"
+    for index, positions in wanted.items():
+        assert driver.tokens(str(index)) == greedy(model, PROMPTS[index], 6)
+        lent = [p.payload.tensors for p in driver.produced[str(index)] if isinstance(p.payload.meta, PromptHidden)]
+        assert len(lent) == bool(positions)
+        for tensors in lent:
+            source = tensors["hidden"]
+            assert isinstance(source, PageSlice)
+            rows = source.rows(torch.from_numpy(source.slots))
+            torch.testing.assert_close(rows, model.whole(PROMPTS[index])[positions])
+    driver.release_lent()
+    driver.run()
     assert not driver.held
 
 

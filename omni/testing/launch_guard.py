@@ -1,0 +1,80 @@
+"""Holds the rule that device memory is touched only inside phases."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from omni.device import Device
+
+_VIEWS = frozenset(
+    {
+        "alias",
+        "as_strided",
+        "detach",
+        "diagonal",
+        "expand",
+        "permute",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unfold",
+        "unsqueeze",
+        "view",
+        "view_as_complex",
+        "view_as_real",
+        "_unsafe_view",
+    }
+)
+"""Operations that never read, write or allocate tensor memory: they make another tensor over the same."""
+
+
+class LaunchGuard(TorchDispatchMode):
+    """While entered, a torch operation of this thread outside a phase of `device` raises AssertionError.
+
+    Making views is allowed. Operations composed of others are judged by their parts: `flatten` of a contiguous tensor is a
+    view, of another one a copy. Use it around `Engine.tick`, or around a stage worker's, on any device:
+
+        with LaunchGuard(device):
+            while engine.tick():
+                pass
+
+    On the CPU `tolist` and `numpy` read a tensor without any operation, so they pass unseen; on a GPU they copy first.
+
+    operations: how many were seen inside phases, to show that the guard was awake.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self.operations = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: tuple[type, ...],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        if self._device.launching is not None:
+            self.operations += 1
+            return func(*args, **kwargs)
+        name: str = func.overloadpacket.__name__
+        if name in _VIEWS:
+            return func(*args, **kwargs)
+        parts = self._by_parts(func, args, kwargs)
+        if parts is NotImplemented:
+            raise AssertionError(f"torch.{name} ran outside a phase: launch it through the device")
+        return parts
+
+    def _by_parts(self, func: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+        # In inference mode composed operations arrive whole.
+        decompose: Callable[..., object] = func.decompose
+        with self:
+            return decompose(*args, **kwargs)

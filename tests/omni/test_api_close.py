@@ -1,0 +1,136 @@
+"""Closing, failing and being forgotten: no thread and no request stays behind."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni import Omni, SamplingParams
+from omni.errors import CheckpointError, ConfigError, StageError
+from support.echo_family import EXPLODE, GATES
+from support.echo_omni import echo_model, echo_plugins, eventually
+from support.entry_points import REPOSITORY
+
+ENDLESS = SamplingParams(max_tokens=10**9)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert eventually(lambda: set(threading.enumerate()) <= before)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return echo_model(tmp_path)
+
+
+def test_close_is_idempotent(model: Path) -> None:
+    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    omni.close()
+    omni.close()
+    with pytest.raises(StageError, match="it is closed"):
+        omni.generate("hello")
+
+
+def test_close_while_busy_ends_every_stream(model: Path) -> None:
+    GATES["closing"].clear()
+    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    errors: list[str] = []
+
+    def read(prompt: str) -> None:
+        try:
+            for _ in omni.generate(prompt, sampling=ENDLESS):
+                started.set()
+        except StageError as error:
+            errors.append(str(error))
+
+    started = threading.Event()
+    threads = [threading.Thread(target=read, args=(prompt,)) for prompt in ("abc", "wait closing", "def")]
+    for thread in threads:
+        thread.start()
+    assert started.wait(10)
+    opener = threading.Timer(0.05, GATES["closing"].set)
+    opener.start()
+    omni.close()
+    for thread in [*threads, opener]:
+        thread.join(10)
+    assert errors == ["stage 'engine' failed while closing: the engine was closed"] * 3
+    assert omni.idle
+
+
+def test_close_from_two_threads_waits_in_both(model: Path) -> None:
+    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    stream = omni.generate("abc", sampling=ENDLESS)
+    thread = threading.Thread(target=omni.close)
+    thread.start()
+    omni.close()
+    assert omni.idle
+    thread.join()
+    with pytest.raises(StageError, match="closed"):
+        list(stream)
+
+
+def test_an_engine_failure_ends_requests_and_close_still_works(model: Path) -> None:
+    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
+        bystander = omni.generate("abc", sampling=ENDLESS)
+        with pytest.raises(StageError, match="RuntimeError: boom"):
+            omni.generate(f"ab{EXPLODE}", stream=False)
+        with pytest.raises(StageError, match="boom"):
+            list(bystander)
+        with pytest.raises(StageError, match="boom"):
+            omni.generate("too late", stream=False)
+
+
+def test_a_forgotten_model_is_closed(model: Path) -> None:
+    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    assert omni.generate("hello", stream=False).text == "hello"
+    del omni
+    gc.collect()
+    # The fixture waits for its threads to end.
+
+
+def test_a_stream_keeps_its_model(model: Path) -> None:
+    GATES["kept"].clear()
+    stream = Omni(model, device="cpu", plugins=echo_plugins()).generate("wait kept")
+    gc.collect()
+    time.sleep(0.05)
+    GATES["kept"].set()
+    assert "".join(output.text for output in stream) == "wait kept"
+
+
+def test_an_open_model_does_not_hang_the_interpreter(model: Path) -> None:
+    program = f"""
+import sys
+sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
+from omni import Omni, SamplingParams
+from support.echo_omni import echo_plugins
+omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
+stream = omni.generate("abc", sampling=SamplingParams(max_tokens=10**9))
+print(next(stream).index)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "0\n", "")
+
+
+def test_what_is_wrong_with_the_model_is_said_at_once(model: Path, tmp_path: Path) -> None:
+    plugins = echo_plugins()
+    with pytest.raises(ConfigError, match=r"writer\.speed: there is no option"):
+        Omni(model, device="cpu", plugins=plugins, overrides={"writer.speed": 3})
+    with pytest.raises(ConfigError, match="dtype"):
+        Omni(model, device="cpu", plugins=plugins, dtype="int8")
+    with pytest.raises(ConfigError, match="load_format"):
+        Omni(model, device="cpu", plugins=plugins, load_format="gguf")
+    with pytest.raises(ConfigError, match="device"):
+        Omni(model, device="tpu", plugins=plugins)
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        Omni(tmp_path / "nowhere", device="cpu", plugins=plugins)
+    (model / "config.json").write_text('{"model_type": "echo"}')
+    with pytest.raises(KeyError):
+        Omni(model, device="cpu", plugins=plugins)

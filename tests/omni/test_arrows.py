@@ -1,0 +1,100 @@
+"""Who may import whom, and where no model may be named."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.entry_points import REPOSITORY, own_entry_points
+
+ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
+BUILDING_BLOCKS = ("omni_ar", "omni_encoder", "omni_vocoder")
+RUNS_THE_STAGE = {
+    f"omni_ar.{module}"
+    for module in (
+        "scheduler", "runner", "worker", "batch", "packing", "segments", "reclaim", "state", "phases", "step",
+        "kind", "request", "blocks", "limits",
+    )
+}  # fmt: skip
+"""What of `omni_ar` is its own business: a model plugin uses the layers, the model contract, inputs and options."""
+MODELS = re.compile(r"qwen|\bcsm\b|\bmimi\b|whisper", re.IGNORECASE)
+
+
+def sources(root: str) -> list[Path]:
+    return sorted(ROOTS[root].rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules that a file imports, anywhere in it. `from a import b` counts as `a.b`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own(module: str) -> str | None:
+    """The package of this repository that a module belongs to, if any."""
+    package = module.partition(".")[0]
+    return package if package == "omni" or package.startswith("omni_") else None
+
+
+def package_of(path: Path, root: str) -> str:
+    return "omni" if root == "omni" else path.relative_to(ROOTS[root]).parts[0]
+
+
+def allowed(root: str, package: str) -> set[str]:
+    return {
+        "omni": {"omni"},
+        "stages": {"omni", package},
+        "connectors": {"omni", package},
+        "plugins": {"omni", package, *BUILDING_BLOCKS},
+    }[root]
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_arrows_point_one_way(root: str):
+    files = sources(root)
+    assert files
+    for path in files:
+        package = package_of(path, root)
+        foreign = {module for module in imports(path) if own(module) not in (None, *allowed(root, package))}
+        assert not foreign, f"{path.relative_to(REPOSITORY)} imports {', '.join(sorted(foreign))}"
+
+
+def test_plugins_use_building_blocks_and_never_what_runs_the_stage():
+    for path in sources("plugins"):
+        for module in imports(path):
+            private = any(module == name or module.startswith(f"{name}.") for name in RUNS_THE_STAGE)
+            assert not private, f"{path.relative_to(REPOSITORY)} imports {module}"
+
+
+def test_names_of_import_paths_keep_the_arrows_too():
+    """`"module:attribute"` strings import as well."""
+    for root in ("omni", "stages", "connectors"):
+        for path in sources(root):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    named = re.fullmatch(r"(omni\w*)(\.\w+)*:\w+", node.value)
+                    assert not named or named[1] in allowed(root, package_of(path, root)), f"{path}: {node.value}"
+
+
+@pytest.mark.parametrize("root", ["omni", "stages", "connectors"])
+def test_no_model_is_named_outside_its_plugin(root: str):
+    for path in sources(root):
+        named = MODELS.findall(path.read_text())
+        assert not named, f"{path.relative_to(REPOSITORY)} names {', '.join(named)}"
+
+
+@pytest.mark.parametrize("point", own_entry_points(), ids=lambda point: point.name)
+def test_an_entry_module_imports_no_torch(point):
+    program = f"import sys; import {point.value}; sys.exit('torch' in sys.modules)"
+    path = [str(REPOSITORY), *(str(folder) for name, folder in ROOTS.items() if name != "omni")]
+    environment = {"PYTHONPATH": ":".join(path)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0

@@ -1,0 +1,254 @@
+"""The command line, on a family that echoes."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import omni
+from omni.cli import app
+from support.echo_family import BREAK, RATE, SAMPLES
+from support.echo_omni import echo_model
+from support.echo_plugin import POINT
+from support.entry_points import REPOSITORY, own_entry_points
+
+ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """The entry points that commands find. A test may change them."""
+    points = [POINT, *own_entry_points("local")]
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+    return points
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(echo_model(tmp_path))
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a failing command prints."""
+    result = call(*arguments)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_version() -> None:
+    result = call("--version")
+    assert (result.exit_code, result.output) == (0, f"omni {omni.__version__}\n")
+    assert f'version = "{omni.__version__}"' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def test_run_streams_the_text_and_reports(model: str) -> None:
+    result = call("run", model, "hello", "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (0, "hello\n")
+    assert re.search(r"TTFT \d+\.\d{3} s \| total \d", result.stderr)
+    assert re.search(r"writer: 5 tokens, [\d.]+ tokens/s", result.stderr)
+    assert "audio" not in result.stderr
+
+
+def test_run_writes_the_wav(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "answer.wav"
+    result = call("run", model, "hello", "--out", str(out), "--voice", "high", "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (0, "hello\n")
+    samples, rate = soundfile.read(out)
+    assert (len(samples), rate) == (5 * SAMPLES, RATE)
+    assert f"wrote {out}" in result.stderr
+    assert re.search(r"TTFT .* first audio .* audio 0\.05 s .* RTF \d", result.stderr)
+
+
+def test_a_voice_alone_asks_for_speech(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("run", model, "hello", "--voice", "low", "--device", "cpu").exit_code == 0
+    assert (tmp_path / "out.wav").exists()
+
+
+def test_run_puts_pictures_first_and_the_text_last(model: str, tmp_path: Path) -> None:
+    Image.new("RGB", (5, 4)).save(tmp_path / "a.png")
+    soundfile.write(tmp_path / "a.wav", np.zeros(1600), 16000)
+    media = ["--audio", str(tmp_path / "a.wav"), "--image", str(tmp_path / "a.png"), "--image", str(tmp_path / "a.png")]
+    result = call("run", model, "hello", "--system", "be brief", *media, "--device", "cpu")
+    assert result.stdout == "be brief|<5x4>|<5x4>|<1600 samples>|hello\n"
+
+
+def test_run_limits_and_overrides(model: str) -> None:
+    settings = ["--max-tokens", "7", "--seed", "3", "--set", "writer.tokens_per_tick=2", "--dtype", "float32"]
+    result = call("run", model, "hello", *settings, "--load-format", "dummy", "--modalities", "text", "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (0, "hellohe\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere/at/all", "hi"], "there is no folder nowhere/at/all"),
+        (["MODEL", "hi", "--set", "speed"], "write stage.option=value"),
+        (["MODEL", "hi", "--set", "writer.speed=3"], "writer.speed: there is no option 'speed'"),
+        (["MODEL", "hi", "--set", "writer.tokens_per_tick=many"], "writer.tokens_per_tick"),
+        (["MODEL", "hi", "--modalities", "text,smell"], "modalities: this checkpoint does not give 'smell'"),
+        (["MODEL", "hi", "--modalities", "text", "--out", "a.wav"], "--out: is given, but no audio is asked for"),
+        (["MODEL", "hi", "--out", "no/such/folder/a.wav"], "--out: no/such/folder/a.wav cannot be written"),
+        (["MODEL", "hi", "--voice", "shrill"], "voice: 'shrill' is unknown"),
+        (["MODEL", "hi", "--image", "none.png"], "messages[0].content[0].image_url"),
+        (["MODEL", "hi", "--max-tokens", "0"], "sampling.writer.max_tokens"),
+        (["MODEL", "hi", "--device", "tpu"], "device: 'tpu' is not a device"),
+        (["MODEL", "crash"], "ValueError: a bug"),
+    ],
+)
+def test_errors_are_one_clear_line(model: str, arguments: list[str], words: str) -> None:
+    arguments = [model if argument == "MODEL" else argument for argument in arguments]
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    assert words in refused("run", *arguments, *device)
+
+
+def test_an_error_midway_comes_after_the_text(model: str) -> None:
+    result = call("run", model, f"abc{BREAK}", "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (1, "ab\n")
+    assert result.stderr.startswith("error: stage 'writer' failed while writing")
+
+
+def test_debug_lets_the_traceback_through(model: str) -> None:
+    result = call("run", model, "hi", "--voice", "shrill", "--debug", "--device", "cpu")
+    assert isinstance(result.exception, omni.InputError)
+
+
+def test_an_error_that_is_not_omnis_is_one_line_too(model: str) -> None:
+    (Path(model) / "config.json").write_text('{"model_type": "echo"}')
+    assert refused("run", model, "hi", "--device", "cpu") == "error: KeyError: 'speaks' (--debug shows where)"
+
+
+@pytest.fixture
+def with_broken(installed: list[EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_echo_plugin.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed.append(EntryPoint("broken", "broken_echo_plugin", "omni"))
+
+
+@pytest.mark.usefixtures("with_broken")
+def test_plugins_as_a_table() -> None:
+    result = call("plugins")
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert list(lines) == ["PLUGIN", "broken", "echo", "local"]
+    assert lines["echo"].endswith("family echo, kind echo, kind tone")
+    assert lines["broken"].endswith("broken: ModuleNotFoundError: No module named 'nothing_of_this_name'")
+    assert "Traceback" not in result.stdout
+    assert "Traceback" in call("plugins", "--verbose").stdout
+
+
+@pytest.mark.usefixtures("with_broken")
+def test_plugins_as_json() -> None:
+    records = {record["name"]: record for record in json.loads(call("plugins", "--json").stdout)}
+    assert records["local"]["registered"] == ["connector local"]
+    assert records["local"]["error"] is None
+    assert records["echo"]["module"] == "support.echo_plugin"
+    assert records["broken"]["error"].startswith("Traceback")
+
+
+def test_plugins_needs_no_torch() -> None:
+    program = f"""
+import sys
+sys.path[:0] = {ROOTS}
+from omni.plugin import manager
+from support.entry_points import own_entry_points
+manager.entry_points = lambda group: own_entry_points()
+from omni.cli import app
+app(["plugins"], standalone_mode=False)
+print("torch" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    *table, torch_imported = ran.stdout.splitlines()
+    assert len(table) == 1 + len(own_entry_points())
+    assert torch_imported == "False"
+
+
+def test_tiny_writes_a_checkpoint_that_runs(tmp_path: Path) -> None:
+    target = str(tmp_path / "tiny")
+    result = call("tiny", target, "--seed", "5")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"wrote a tiny echo checkpoint to {target}")
+    assert json.loads((tmp_path / "tiny" / "config.json").read_text())["seed"] == 5
+    assert call("run", target, "hi", "--device", "cpu").stdout == "hi\n"
+    assert "is there already" in refused("tiny", target)
+
+
+def test_tiny_refuses_families_that_have_none(tmp_path: Path, installed: list[EntryPoint]) -> None:
+    installed += own_entry_points("text")
+    target = str(tmp_path / "tiny")
+    assert "use echo" in refused("tiny", target, "--family", "text")
+    assert "there is no model family 'none'" in refused("tiny", target, "--family", "none")
+    del installed[:]
+    assert "no installed family has a tiny checkpoint" in refused("tiny", target)
+    assert not Path(target).exists()
+
+
+def test_tiny_asks_which_of_several(tmp_path: Path, installed: list[EntryPoint]) -> None:
+    installed += own_entry_points("qwen3_omni")
+    assert "use echo or qwen3_omni" in refused("tiny", str(tmp_path / "tiny"))
+
+
+def test_on_a_terminal_the_audio_is_counted_after_the_text(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "a.wav"
+    program = f"""
+import sys
+sys.path[:0] = {ROOTS}
+from omni.plugin import manager
+from support.echo_plugin import POINT
+from support.entry_points import own_entry_points
+manager.entry_points = lambda group: [POINT, *own_entry_points("local")]
+from omni.cli import app
+app(["run", {model!r}, "he\\nllo", "--out", {str(out)!r}, "--device", "cpu"])
+"""
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "rb", buffering=0) as screen:
+        ran = subprocess.Popen([sys.executable, "-c", program], stdout=follower, stderr=follower, close_fds=True)
+        os.close(follower)
+        shown = b""
+        try:
+            while block := screen.read(4096):
+                shown += block
+        except OSError:
+            # Linux says EIO when the other end of a terminal is closed.
+            ...
+        assert ran.wait(60) == 0
+    text = shown.decode().replace("\r\n", "\n")
+    assert re.match(rf"he\nllo\n(\r\x1b\[Kaudio 0\.\d s)+\r\x1b\[Kwrote {re.escape(str(out))}\nTTFT", text)
+
+
+def test_a_reader_that_goes_away_is_no_error(model: str) -> None:
+    program = f"""
+import os, sys
+sys.path[:0] = {ROOTS}
+from omni.plugin import manager
+from support.echo_plugin import POINT
+from support.entry_points import own_entry_points
+manager.entry_points = lambda group: [POINT, *own_entry_points("local")]
+from omni.cli import app
+app(["run", {model!r}, "hello", "--max-tokens", "1000000000", "--device", "cpu"])
+"""
+    ran = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert ran.stdout is not None
+    assert ran.stderr is not None
+    with ran.stdout, ran.stderr:
+        assert ran.stdout.read(5) == b"hello"
+        ran.stdout.close()
+        assert ran.wait(60) == 1
+        assert ran.stderr.read() == b""

@@ -1,0 +1,102 @@
+"""Sampled requests: transformers' own warpers, then the engine's noise, draw the same tokens and codes.
+
+And by themselves: the same seed gives the same answer in any company, another seed another one.
+"""
+
+import pytest
+
+from omni.frontend.base import Chat
+from omni.sampling_params import SamplingParams
+from support.omni_engine import OmniEngine
+from support.reference import Reference, reference_of, tiny_checkpoint
+from support.reference_chats import chat, picture, sound, with_sampling
+from support.reference_compare import assert_same
+
+THINKER = {
+    "temperature alone": SamplingParams(temperature=0.7, seed=1),
+    "top-k": SamplingParams(temperature=1.0, top_k=5, seed=2**62 + 3),
+    "top-p": SamplingParams(temperature=1.3, top_p=0.8, seed=0),
+    "all, with penalty": SamplingParams(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=77),
+}
+TALKER = {
+    "as published": SamplingParams(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, seed=5),
+    "narrow": SamplingParams(temperature=0.8, top_k=10, top_p=0.9, seed=2**63 - 1),
+    "hot, with penalty": SamplingParams(temperature=1.5, top_k=0, top_p=0.95, repetition_penalty=1.3, seed=2**31),
+}
+SPEECH = chat("hello", sound(0.7), picture(64, 96), "who is it", max_text=16, max_codes=30)
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[OmniEngine, Reference]:
+    folder = tiny_checkpoint(41, stop_gain=0.0, codec_stop_gain=0.0)
+    return OmniEngine(folder), reference_of(folder)
+
+
+@pytest.mark.parametrize("params", THINKER)
+def test_parity_of_a_sampled_thinker(models: tuple[OmniEngine, Reference], params: str) -> None:
+    engine, reference = models
+    asked = chat("hello", picture(64, 96), "what is it", max_text=40, max_codes=4, thinker=THINKER[params])
+
+    assert_same(engine.answer(asked), reference.answer(asked))
+
+
+@pytest.mark.parametrize("params", TALKER)
+def test_parity_of_a_sampled_talker_in_every_group(models: tuple[OmniEngine, Reference], params: str) -> None:
+    """The code predictor samples with top-k 50 and top-p 0.8 whenever the talker samples."""
+    engine, reference = models
+    asked = chat("hello", sound(0.7), "who is it", max_text=8, max_codes=40, talker=TALKER[params])
+
+    assert_same(engine.answer(asked), reference.answer(asked))
+
+
+def test_parity_of_a_sampled_whole_in_a_batch(models: tuple[OmniEngine, Reference]) -> None:
+    """Sampled and greedy rows side by side."""
+    engine, reference = models
+    chats = [
+        chat("hello", max_codes=20, thinker=THINKER["top-k"], talker=TALKER["narrow"]),
+        chat("hello", max_codes=20),
+        chat("hello", sound(0.5), max_codes=20, thinker=THINKER["top-p"]),
+        chat("hello", max_codes=20, talker=TALKER["as published"], voice="aiden"),
+    ]
+
+    for result, asked in zip(engine.run(chats, [0, 1, 4, 7]), chats, strict=True):
+        assert_same(result, reference.answer(asked))
+
+
+def test_the_published_sampling_is_the_default(models: tuple[OmniEngine, Reference]) -> None:
+    """Of what a request leaves open, the talker's part is as in transformers' `generate`."""
+    engine, reference = models
+    open_ = with_sampling(SPEECH, "talker", temperature=None, seed=5)
+    spelled = with_sampling(SPEECH, "talker", temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, seed=5)
+
+    assert_same(engine.answer(open_), reference.answer(spelled))
+
+
+def test_seeds_decide(models: tuple[OmniEngine, Reference]) -> None:
+    engine, _ = models
+    first = _seeded(1, 1)
+    alone = engine.answer(first)
+    again = engine.answer(first)
+    in_company = engine.run([_seeded(3, 3), _seeded(4, 4), first, chat("hello"), _seeded(5, 5)], [0, 2, 5, 6, 11])[2]
+
+    for other in (again, in_company):
+        assert (other.ids, other.frames) == (alone.ids, alone.frames)
+    assert engine.answer(_seeded(2, 1)).ids != alone.ids
+    spoken_otherwise = engine.answer(_seeded(1, 2))
+    assert spoken_otherwise.ids == alone.ids
+    assert spoken_otherwise.frames != alone.frames
+
+
+def test_without_a_seed_every_run_differs(models: tuple[OmniEngine, Reference]) -> None:
+    engine, _ = models
+    sampled = with_sampling(with_sampling(SPEECH, "thinker", temperature=1.0), "talker", temperature=1.0)
+
+    answers = engine.run([sampled] * 3)
+
+    assert len({tuple(answer.ids) for answer in answers}) == 3
+    assert len({tuple(answer.frames) for answer in answers}) == 3
+
+
+def _seeded(thinker: int, talker: int) -> Chat:
+    asked = with_sampling(SPEECH, "thinker", temperature=0.9, top_k=50, top_p=0.9, seed=thinker)
+    return with_sampling(asked, "talker", temperature=0.9, seed=talker)

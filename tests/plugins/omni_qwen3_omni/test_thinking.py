@@ -1,0 +1,67 @@
+"""The Thinking layout: no talker, no vocoder."""
+
+import numpy as np
+import pytest
+
+from omni.chunks import TokenChunk
+from omni.engine import EngineRequest
+from omni.errors import InputError, StageError
+from omni.payload import Payload
+from omni_ar.inputs import Prompt
+from support.omni_engine import OmniEngine
+from support.reference import reference_of, tiny_checkpoint
+from support.reference_chats import chat, picture, says, sound
+from support.reference_compare import assert_same
+
+
+@pytest.fixture(scope="module")
+def engine() -> OmniEngine:
+    return OmniEngine(tiny_checkpoint(31, talker=False))
+
+
+def test_parity_of_a_model_that_only_writes(engine: OmniEngine) -> None:
+    chats = [
+        chat("hello world", voice=None, max_text=30),
+        chat(picture(64, 96, 1), sound(0.7, 1), "what is it", voice=None, max_text=20),
+        chat(says("system", "think first"), says("user", "how many", picture(32, 32, 2)), voice=None, max_text=12),
+    ]
+
+    results = engine.run(chats, [0, 3, 4])
+
+    for result, asked in zip(results, chats, strict=True):
+        assert_same(result, reference_of(tiny_checkpoint(31, talker=False)).answer(asked))
+        assert set(result.stages) <= {"thinker", "audio_encoder", "vision_encoder"}
+
+
+def test_its_front_end_has_no_voices_and_refuses_audio(engine: OmniEngine) -> None:
+    assert engine.frontend.voices == ()
+    with pytest.raises(InputError, match=r"^modalities: ask for audio, .*no talker; ask for \"text\" only"):
+        engine.request(chat("hello", voice="ethan"))
+
+
+@pytest.mark.parametrize("modalities", [{"audio"}, {"text", "audio"}])
+def test_the_engine_refuses_audio_from_it(engine: OmniEngine, modalities: set[str]) -> None:
+    ids = np.arange(5)
+    prompt = Prompt(columns=ids[None], positions=np.stack([ids] * 3), next_position=5)
+    request = EngineRequest("unheard", frozenset(modalities), {"thinker": [Payload(prompt)]})
+
+    (result,) = engine.run_requests([request])
+
+    assert isinstance(result.error, StageError | InputError)
+    assert result.ids == []
+
+
+def test_it_stores_no_hidden_states(engine: OmniEngine) -> None:
+    """Nothing would read them: its one output is tokens."""
+    received: list[object] = []
+    request = engine.request(chat(picture(64, 64), voice=None, max_text=3))
+    assert request.edges == {}
+    (prompt,) = (payload.meta for payload in request.inputs["thinker"])
+    assert isinstance(prompt, Prompt)
+    assert prompt.payload_positions.size == 0
+
+    engine.engine.submit(request, received.append)
+    while not engine.engine.idle:
+        engine.engine.tick()
+
+    assert sum(isinstance(getattr(output, "meta", None), TokenChunk) for output in received) == 3

@@ -1,0 +1,80 @@
+"""The text family's graph, its settings, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from omni.checkpoint import Checkpoint
+from omni.errors import CheckpointError, ConfigError
+from omni.pipeline import validate
+from omni_ar.options import ArOptions
+from omni_text.pipeline import pipeline
+from support.tiny_text import TextEngine, write_text_model
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_text_model(tmp_path, "tied")
+    return tmp_path
+
+
+def test_the_graph_is_one_stage_whose_output_is_text(folder: Path):
+    graph = pipeline(Checkpoint(folder))
+    validate(graph)
+    assert [stage.name for stage in graph.stages] == ["text"]
+    assert [(output.modality, output.stage) for output in graph.outputs] == [("text", "text")]
+
+
+def test_the_checkpoint_s_generation_settings_are_the_stage_s_defaults(folder: Path):
+    settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "eos_token_id": [5, 7]}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    options = pipeline(Checkpoint(folder)).stage("text").options
+    assert isinstance(options, ArOptions)
+    sampling = options.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 20, 0.9)
+    assert sampling.stop_token_ids == (5, 7)
+
+
+def test_without_generation_settings_the_config_s_end_id_counts(folder: Path):
+    (folder / "generation_config.json").unlink()
+    change_config(folder, eos_token_id=9)
+    options = pipeline(Checkpoint(folder)).stage("text").options
+    assert isinstance(options, ArOptions)
+    assert options.sampling.stop_token_ids == (9,)
+    assert options.sampling.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_parameters.rope_type",
+        ),
+    ],
+)
+def test_what_is_not_computed_is_refused_before_any_weight_is_read(
+    folder: Path, changes: dict[str, object], field: str
+):
+    change_config(folder, **changes)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=field):
+        TextEngine(folder)
+
+
+def test_a_stage_longer_than_the_model_is_refused(folder: Path):
+    with pytest.raises(ConfigError, match=r"text.max_model_len: 257 is longer than the model's 256 positions"):
+        TextEngine(folder, {"text.max_model_len": 257})
+
+
+def test_an_unknown_model_type_names_those_that_are_known(folder: Path):
+    change_config(folder, model_type="qwen33")
+    with pytest.raises(CheckpointError, match=r"no plugin serves model type 'qwen33'; known are qwen3, qwen3_moe"):
+        TextEngine(folder)

@@ -1,0 +1,98 @@
+"""Tiny Qwen3 checkpoints, and an engine over one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from omni.checkpoint import Checkpoint
+from omni.chunks import TokenChunk
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni.engine import (
+    Engine,
+    EngineOptions,
+    EngineOutput,
+    EngineRequest,
+    OutputChunk,
+    RequestFailed,
+    StageFinished,
+    build_engine,
+    resolve_pipeline,
+)
+from omni.payload import Payload
+from omni.plugin.manager import load_plugins
+from omni.sampling_params import SamplingParams
+from support.ar_driver import plain_prompt
+from support.entry_points import own_entry_points
+
+VOCAB = 211
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # the default leaves logits so flat that a model repeats one token
+}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+
+
+def write_text_model(folder: Path, kind: str) -> PreTrainedModel:
+    """Writes a random model of a kind (`"tied"`, `"untied"`, `"moe"`) and returns it."""
+    torch.manual_seed(len(kind))
+    if kind == "moe":
+        model: PreTrainedModel = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **_EXPERTS))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=kind == "tied"))
+    model.eval().save_pretrained(folder)
+    return model
+
+
+class TextRecorder:
+    """A sink for one text request."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.reason = ""
+
+    def __call__(self, output: EngineOutput) -> None:
+        if isinstance(output, OutputChunk):
+            assert isinstance(output.meta, TokenChunk)
+            self.tokens.extend(output.meta.ids)
+        elif isinstance(output, StageFinished):
+            self.reason = output.reason
+        elif isinstance(output, RequestFailed):
+            raise output.error
+
+
+class TextEngine:
+    """An engine of the text family, ticked by the test."""
+
+    def __init__(
+        self, folder: Path, overrides: Mapping[str, object] | None = None, device: Device | None = None
+    ) -> None:
+        self.plugins = load_plugins(own_entry_points("ar", "local", "text"))
+        checkpoint = Checkpoint(folder)
+        self.plan = resolve_pipeline(checkpoint, self.plugins, overrides or {})
+        options = EngineOptions(dtype="float32")
+        self.engine: Engine = build_engine(self.plan, checkpoint, self.plugins, device or CpuDevice(), options)
+
+    def submit(self, request_id: str, ids: Sequence[int], **sampling: object) -> TextRecorder:
+        recorder = TextRecorder()
+        inputs = {"text": [Payload(plain_prompt(ids))]}
+        asked = {"text": SamplingParams(**sampling)}
+        self.engine.submit(EngineRequest(request_id, frozenset({"text"}), inputs, sampling=asked), recorder)
+        return recorder
+
+    def tick(self) -> bool:
+        with torch.inference_mode():
+            return self.engine.tick()
+
+    def run(self) -> None:
+        while not self.engine.idle:
+            self.tick()
