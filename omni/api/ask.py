@@ -13,6 +13,9 @@ from omni.sampling_params import SamplingParams
 Messages: TypeAlias = str | Sequence[Mapping[str, object]]
 """One chat: a list of messages (`omni.frontend.messages`), or a string, the user's only message."""
 
+Requests: TypeAlias = Sequence[Messages]
+"""Several chats."""
+
 Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
 """By stage; alone, for the stage that writes the text."""
 
@@ -89,6 +92,7 @@ def _checked(params: object, field: str) -> SamplingParams:
         # A struct does not check types when it is made in Python.
         typed = msgspec.convert(msgspec.structs.asdict(params), SamplingParams)
     except msgspec.ValidationError as error:
-        raise InputError(field, str(error), "give a value of that type") from error
+        problem, _, path = str(error).partition(" - at `$")
+        raise InputError(f"{field}{path.removesuffix('`')}", problem, "give a value of that type") from error
     typed.check(field)
     return typed

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, overload
 
-from omni.api.ask import Messages, Sampling
+from omni.api.ask import Messages, Requests, Sampling
 from omni.api.batch import Batch, Item
 from omni.api.results import Output, Result
 from omni.api.session import Session
@@ -102,7 +102,7 @@ class AsyncOmni(Session):
 
     def generate(
         self,
-        messages: Messages | list[Messages],
+        messages: Messages | Requests,
         *,
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
@@ -113,18 +113,9 @@ class AsyncOmni(Session):
         batch, _ = self._submit(messages, modalities, voice, sampling, keep=False, put=mailbox.put)
         return AsyncOutputStream(self, batch, mailbox)
 
+    # A string is a sequence of strings too; what fits first is meant.
     @overload
-    async def complete(
-        self,
-        messages: list[Messages],
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-    ) -> list[Result]: ...
-
-    @overload
-    async def complete(
+    async def complete(  # type: ignore[overload-overlap]
         self,
         messages: Messages,
         *,
@@ -133,9 +124,19 @@ class AsyncOmni(Session):
         sampling: Sampling = None,
     ) -> Result: ...
 
+    @overload
     async def complete(
         self,
-        messages: Messages | list[Messages],
+        messages: Requests,
+        *,
+        modalities: Sequence[str] | None = None,
+        voice: str | None = None,
+        sampling: Sampling = None,
+    ) -> list[Result]: ...
+
+    async def complete(
+        self,
+        messages: Messages | Requests,
         *,
         modalities: Sequence[str] | None = None,
         voice: str | None = None,

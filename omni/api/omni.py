@@ -5,7 +5,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Literal, Self, overload
 
-from omni.api.ask import Messages, Sampling
+from omni.api.ask import Messages, Requests, Sampling
 from omni.api.batch import Batch, Item
 from omni.api.results import Output, Result
 from omni.api.session import Session
@@ -60,7 +60,7 @@ class Omni(Session):
     @overload
     def generate(
         self,
-        messages: Messages | list[Messages],
+        messages: Messages | Requests,
         *,
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
@@ -68,19 +68,9 @@ class Omni(Session):
         stream: Literal[True] = True,
     ) -> OutputStream: ...
 
+    # A string is a sequence of strings too; what fits first is meant.
     @overload
-    def generate(
-        self,
-        messages: list[Messages],
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        stream: Literal[False],
-    ) -> list[Result]: ...
-
-    @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]
         self,
         messages: Messages,
         *,
@@ -90,9 +80,20 @@ class Omni(Session):
         stream: Literal[False],
     ) -> Result: ...
 
+    @overload
     def generate(
         self,
-        messages: Messages | list[Messages],
+        messages: Requests,
+        *,
+        modalities: Sequence[str] | None = None,
+        voice: str | None = None,
+        sampling: Sampling = None,
+        stream: Literal[False],
+    ) -> list[Result]: ...
+
+    def generate(
+        self,
+        messages: Messages | Requests,
         *,
         modalities: Sequence[str] | None = None,
         voice: str | None = None,

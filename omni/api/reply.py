@@ -80,6 +80,7 @@ class Reply:
     def _give_audio(self, at: float, chunk: AudioChunk) -> Output | None:
         if not len(chunk.samples):
             return None
+        # A message's array may be read-only or shared; the user's tensor is the user's own.
         samples = chunk.samples.copy()
         self._times.audio(at, len(samples) / chunk.sample_rate)
         self._sample_rate = chunk.sample_rate

@@ -3,7 +3,7 @@
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | slot of an upload ring | host, while filling a step | H2D copy of that step | the step's end event |
-| slot of a download ring | D2H copy of a step | host, after the copy's event | the same event: the reader bounds the steps it leaves unread |
+| slot of a download ring | D2H copy of a step | host, after the copy's event | that event: readers bound what they leave unread |
 """
 
 import numpy as np

@@ -34,7 +34,7 @@ class OutputChunk:
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """One stage is done with the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: its totals (`"tokens"`, `"frames"`, ...)."""
+    """One stage is done with the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: totals (`"tokens"`, ...)."""
 
     stage: str
     reason: str

@@ -36,7 +36,8 @@ def _replace(options: msgspec.Struct, option: str, value: object, path: str) -> 
     name, _, rest = option.partition(".")
     types = get_type_hints(type(options))
     if name not in types:
-        raise ConfigError(path, f"there is no option {name!r}", f"use one of {', '.join(types)}")
+        problem = f"there is no option {name!r}" if name else "names no option"
+        raise ConfigError(path, problem, f"use one of {', '.join(types)}")
     current: Any = msgspec.structs.asdict(options)[name]
     if rest:
         if not isinstance(current, msgspec.Struct):

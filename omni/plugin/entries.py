@@ -9,7 +9,8 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: unique among families.
     model_types: values of `model_type` in config.json that this family serves.
     pipeline: `"module:function"`, called with an `omni.checkpoint.Checkpoint`, returns a `Pipeline`.
-    tiny: `"module:function"`, called with a directory and a keyword `seed`; writes a tiny random checkpoint there. None if the family has none.
+    tiny: `"module:function"`, called with a directory and a keyword `seed`; writes a tiny
+        random checkpoint there. None: there is none.
     """
 
     name: str

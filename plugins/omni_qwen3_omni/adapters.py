@@ -52,7 +52,8 @@ class ThinkerToTalker:
     def finish(self, reason: str) -> Sequence[Payload]:
         if len(self._ids) < 2:
             return ()
-        return (Payload(StepInputs(columns=_column([self._args.eos]), pad=np.array([self._args.pad], np.int64))),)
+        end = StepInputs(columns=_column([self._args.eos]), pad=np.array([self._args.pad], np.int64))
+        return (*self._known(), Payload(end))
 
     def _known(self) -> list[Payload]:
         inputs: list[Payload] = []

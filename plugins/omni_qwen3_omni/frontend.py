@@ -22,6 +22,9 @@ from omni_qwen3_omni.mrope import Grid, mrope_positions
 from omni_qwen3_omni.processor import load_processor
 from omni_qwen3_omni.talker_prompt import talker_args
 
+_MAX_PROPORTION = 200
+"""Long to short side of a picture that the processor takes."""
+
 
 class OmniFrontend:
     """Chat template, feature extraction and prompt layout."""
@@ -40,7 +43,7 @@ class OmniFrontend:
         return IncrementalDecoder(self._processor.tokenizer)
 
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for an empty prompt, reserved words in a text, an unknown voice, or audio from a model that writes only."""
+        """Raises InputError for an empty prompt, reserved words, an unknown voice, or audio of a model that only writes."""
         self._check(chat)
         voice = self._voice(chat)
         audios = [part.samples for message in chat.messages for part in message.content if isinstance(part, AudioPart)]
@@ -146,11 +149,22 @@ class OmniFrontend:
             raise InputError("messages", "hold no text, sound or picture", "give the model something to answer")
         reserved = (self._processor.audio_token, self._processor.image_token, self._processor.video_token)
         for index, message in enumerate(chat.messages):
-            text = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
+            for part in message.content:
+                if isinstance(part, ImagePart):
+                    _check_proportions(part)
+            # Neighbouring texts are read as one.
+            text = "".join(part.text if isinstance(part, TextPart) else "\n" for part in message.content)
             for word in reserved:
                 if word in text:
                     problem = f"holds {word!r}, which stands for media"
                     raise InputError(f"messages[{index}].content", problem, "remove it or attach the media as a part")
+
+
+def _check_proportions(part: ImagePart) -> None:
+    short, long = sorted(part.image.size)
+    if long > _MAX_PROPORTION * short:
+        problem = f"is {part.image.width} x {part.image.height} pixels, more than {_MAX_PROPORTION} times as long as wide"
+        raise InputError(part.field, problem, "crop it")
 
 
 def _conversation(chat: Chat) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The family's processor, from a checkpoint folder. Needs no torchvision, because it takes no video."""
 
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,7 +57,10 @@ def _tokenizer(folder: Path) -> Qwen2Tokenizer:
         problem = f"{folder} has neither tokenizer.json nor vocab.json and merges.txt"
         raise CheckpointError("tokenizer", problem, "download the tokenizer files")
     try:
-        tokenizer: Qwen2Tokenizer = Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+        # The stage refuses a prompt that is too long; transformers would only warn, of a limit that is not the stage's.
+        tokenizer: Qwen2Tokenizer = Qwen2Tokenizer.from_pretrained(
+            folder, local_files_only=True, model_max_length=sys.maxsize
+        )
     # What the tokenizers library raises has no class of its own.
     except Exception as error:
         problem = f"the files in {folder} cannot be read ({error})"

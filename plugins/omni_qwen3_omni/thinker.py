@@ -9,7 +9,6 @@ from omni_ar.loading import load_weights
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PayloadSink, PromptTokens
 from omni_qwen3_omni.config import read_config
 
-
 _WEIGHTS = {
     "thinker.model.embed_tokens.": "embed_tokens.",
     "thinker.model.": "decoder.",

@@ -1,5 +1,6 @@
 """From a chat of text to a prompt."""
 
+import sys
 import threading
 from typing import Any
 
@@ -57,4 +58,5 @@ def _text(index: int, content: tuple[Any, ...]) -> str:
 
 def build(checkpoint: Checkpoint) -> TextFrontend:
     """The checkpoint's front end."""
-    return TextFrontend(AutoTokenizer.from_pretrained(checkpoint.path))
+    # The stage refuses a prompt that is too long; transformers would only warn, of a limit that is not the stage's.
+    return TextFrontend(AutoTokenizer.from_pretrained(checkpoint.path, model_max_length=sys.maxsize))

@@ -60,7 +60,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Conditioning of the next decode steps of a model with `step_columns`: a step does not run before its column is there.
 
-    columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after the last column; None while more may come.
+    columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after the last; None while more may come.
     """
 
     columns: NDArray[np.int64]

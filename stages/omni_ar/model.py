@@ -1,7 +1,7 @@
 """What a model author writes for an autoregressive stage.
 
-Shape legend: T tokens of the batch, Tp its prompt tokens, R rows (requests), D width, V vocabulary, P rotary axes, C prompt columns,
-S step columns, G code groups, n positions of one segment.
+Shape legend: T tokens of the batch, Tp its prompt tokens, R rows (requests), D width, V vocabulary, P rotary axes, C prompt
+columns, S step columns, G code groups, n positions of one segment.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from omni.errors import InputError
+from omni.errors import CheckpointError, InputError
 from omni.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(
@@ -21,16 +21,25 @@ GREEDY = SamplingParams(
 
 
 def published_sampling(generation: Mapping[str, Any], eos: int | None) -> SamplingParams:
-    """Defaults as a checkpoint's generation_config.json has them. eos: the end id if that file names none."""
+    """Defaults as a checkpoint's generation_config.json has them. eos: the end id if that file names none.
+
+    Raises CheckpointError for values that are no sampling parameters.
+    """
     ends = generation.get("eos_token_id", eos)
     sampled = bool(generation.get("do_sample", False))
-    return SamplingParams(
-        temperature=generation.get("temperature", 1.0) if sampled else 0.0,
-        top_k=generation.get("top_k", 50) if sampled else 0,
-        top_p=generation.get("top_p", 1.0) if sampled else 1.0,
-        repetition_penalty=generation.get("repetition_penalty", 1.0),
-        stop_token_ids=tuple(ends) if isinstance(ends, list) else (() if ends is None else (ends,)),
-    ).over(GREEDY)
+    fields = {
+        "temperature": generation.get("temperature", 1.0) if sampled else 0.0,
+        "top_k": generation.get("top_k", 50) if sampled else 0,
+        "top_p": generation.get("top_p", 1.0) if sampled else 1.0,
+        "repetition_penalty": generation.get("repetition_penalty", 1.0),
+        "stop_token_ids": ends if isinstance(ends, list) else [] if ends is None else [ends],
+    }
+    try:
+        published = msgspec.convert(fields, SamplingParams)
+        published.check("generation")
+    except (msgspec.ValidationError, InputError) as error:
+        raise CheckpointError("generation_config.json", str(error), "correct it or download it again") from error
+    return published.over(GREEDY)
 
 
 class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from omni.device import Device, HostRing
+from omni.device import Device, HostRing, Uploader
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache, PrefillRow
 from omni_ar.batch import PackedPrompts, PackedStep, pack_step
 from omni_ar.limits import Limits
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PayloadSink, PlacedSegment, PromptTokens
-from omni_ar.packing import Uploader
 from omni_ar.phases import (
     Admission,
     admit_rows,

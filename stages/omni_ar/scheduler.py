@@ -25,7 +25,7 @@ class StepPlan:
 
 
 class Scheduler:
-    """First come, first served. A request is admitted with the blocks its longest possible output needs, so none is ever evicted."""
+    """First come, first served. A request is admitted with the blocks of its longest possible output, so none is ever evicted."""
 
     def __init__(
         self, rows: RowTable, blocks: BlockPool, block_size: int, prompt_budget: int, conditioned: bool
@@ -39,21 +39,22 @@ class Scheduler:
         self._running: dict[str, ArRequest] = {}
         self._steps = 0
 
-    def check(self, request: ArRequest, max_model_len: int) -> None:
-        """Sets the request's token limit. Raises InputError if it can never run here."""
+    def check(self, request: ArRequest, max_model_len: int, stage: str) -> None:
+        """Sets the request's token limit. Raises InputError if it can never run here. stage: its name, for errors."""
         assert request.prompt is not None
         length = request.prompt.length
         if length < 1:
             raise InputError("prompt", "is empty", "give at least one token")
         if length >= max_model_len:
-            problem = f"has {length} tokens, the stage takes {max_model_len} with at least one generated"
-            raise InputError("prompt", problem, "shorten it or raise max_model_len")
+            problem = f"has {length} tokens, and {stage} takes {max_model_len} with at least one generated"
+            raise InputError("prompt", problem, f"shorten it or raise {stage}.max_model_len")
         assert request.sampling.max_tokens is not None
         request.max_tokens = min(request.sampling.max_tokens, max_model_len - length)
         if self._need(request) > self._blocks.capacity:
             total = length + request.max_tokens
-            problem = f"prompt and output of {total} tokens need {self._need(request)} blocks, the stage has {self._blocks.capacity}"
-            raise InputError("max_tokens", problem, "ask for fewer tokens or raise num_blocks")
+            need, has = self._need(request), self._blocks.capacity
+            problem = f"prompt and output of {total} tokens need {need} blocks, and {stage} has {has}"
+            raise InputError(f"sampling.{stage}.max_tokens", problem, f"ask for fewer or raise {stage}.num_blocks")
 
     def add(self, request: ArRequest) -> None:
         """Queues a checked request whose prompt is ready."""

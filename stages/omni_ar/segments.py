@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from omni.device import COMPLETED, Device, Stream
+from omni.device import COMPLETED, Device, Stream, Uploader
 from omni.errors import InputError
 from omni.payload import PageSlice
 from omni.stage import Feed
 from omni_ar.inputs import Segment
-from omni_ar.packing import Uploader
 from omni_ar.request import ArRequest, ReadySegment
 
 _RING = 4

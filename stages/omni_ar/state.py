@@ -2,9 +2,9 @@
 
 | buffer | written by | read by |
 |---|---|---|
-| `RowState` of a row | `admit_rows` once, then `sample_rows`, `post_update`, `predict_codes` of each step | the next step's phases, same stream |
+| `RowState` of a row | `admit_rows`, then phases of each step | the next step's phases, same stream |
 | `StepBuffers` | phases of one step | later phases of that step, same stream |
-| `StepBuffers.handoff[step % ring]` | `sample_rows` | the token copy, on the copy stream; rewritten `ring` steps later, after that copy's event |
+| `StepBuffers.handoff[step % ring]` | `sample_rows` | the token copy, on the copy stream; rewritten `ring` steps later |
 | `code_pages` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 

@@ -92,7 +92,7 @@ class ArWorker(MailboxWorker[ArRequest]):
                 if request.prompt is not None:
                     raise InputError("prompt", "came twice", "feed a request one prompt")
                 request.prompt = prompt
-                self._scheduler.check(request, self._limits.max_model_len)
+                self._scheduler.check(request, self._limits.max_model_len, self.name)
             case StepInputs() as steps:
                 steps.check(len(self._shape.step_columns))
                 request.add_steps(steps)
@@ -233,7 +233,7 @@ class ArWorker(MailboxWorker[ArRequest]):
     def _check_ids(self, name: str, ids: tuple[int, ...] | None, most: int) -> None:
         field = f"sampling.{self.name}.{name}"
         if ids and len(ids) > most:
-            raise InputError(field, f"has {len(ids)} ids", f"give at most {most}")
+            raise InputError(field, f"are {len(ids)} ids, the stage's own included", f"use at most {most} in all")
         if ids and max(ids) >= self._shape.vocab_size:
             raise InputError(field, f"{max(ids)} is not in the vocabulary", f"use ids below {self._shape.vocab_size}")
 

@@ -16,12 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Event, HostRing, HostSlot, Stream
+from omni.device import Device, Event, HostRing, HostSlot, Stream, Uploader
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.frames import FrameStore
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.request import VocoderRequest
-from omni_vocoder.upload import IndexUpload
 
 MAX_IN_FLIGHT = 2
 """One step runs, one is queued behind it; rows that become ready meanwhile share the next."""
@@ -63,7 +62,7 @@ class Decoder:
         self._model = model
         self._store = store
         self._state = model.new_state(rows)
-        self._upload = IndexUpload(device, stream, words, 2 * MAX_IN_FLIGHT)
+        self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
         self._wav = device.zeros((MAX_IN_FLIGHT, samples), torch.float32)
         self._downloads = HostRing(device, (samples,), torch.float32, MAX_IN_FLIGHT)
         self._steps = 0
@@ -80,17 +79,14 @@ class Decoder:
         samples = self._model.samples(frames, first)
         turn = self._steps % MAX_IN_FLIGHT
         wav_BS = self._wav[turn, : rows.size * samples].view(rows.size, samples)
-        slot, (rows_B, places_BN) = self._upload.send([rows, places])
-        try:
-            if first:
-                self._device.launch(self._stream, reset_rows, self._model, self._state, rows_B)
-            ring_RCG = self._store.ring_RCG
-            self._device.launch(
-                self._stream, decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, first, wav_BS
-            )
-        finally:
-            decoded = self._device.record(self._stream)
-            slot.guard(decoded)
+        rows_B, places_BN = self._upload.send([rows, places])
+        if first:
+            self._device.launch(self._stream, reset_rows, self._model, self._state, rows_B)
+        ring_RCG = self._store.ring_RCG
+        self._device.launch(
+            self._stream, decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, first, wav_BS
+        )
+        decoded = self._device.record(self._stream)
         self._steps += 1
         return self._download(requests, frames, samples, wav_BS, decoded)
 

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Event, Stream
+from omni.device import Device, Event, Stream, Uploader
 from omni.payload import PageSlice
 from omni_vocoder.request import Arrival, VocoderRequest
-from omni_vocoder.upload import IndexUpload
 
 _RING = 4
 
@@ -45,7 +44,7 @@ class FrameStore:
         self._device = device
         self._stream = stream
         self._capacity = capacity
-        self._upload = IndexUpload(device, stream, 2 * rows * capacity, _RING)
+        self._upload = Uploader(device, stream, 2 * rows * capacity, _RING)
         self._copying: deque[tuple[Event, list[Arrival]]] = deque()
 
     @property
@@ -94,7 +93,7 @@ class FrameStore:
             for group in groups
             for parts in ([_slots(t) for t in group], [t.places for t in group])
         ]
-        slot, views = self._upload.send(arrays)
+        views = self._upload.send(arrays)
         failed: dict[VocoderRequest, Exception] = {}
         for group, sources_n, places_n in zip(groups, views[::2], views[1::2], strict=True):
             try:
@@ -102,7 +101,6 @@ class FrameStore:
             except Exception as error:
                 failed.update((take.request, error) for take in group)
         end = self._device.record(self._stream)
-        slot.guard(end)
         for take in takes:
             take.arrival.taken += take.count
             take.arrival.after = end

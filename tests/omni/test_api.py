@@ -182,7 +182,7 @@ def test_a_single_failing_request_raises(
         ({"sampling": 3}, "sampling"),
         ({"sampling": SamplingParams(max_tokens=0)}, "sampling.max_tokens"),
         ({"sampling": {"writer": SamplingParams(temperature=-1.0)}}, "sampling.writer.temperature"),
-        ({"sampling": SamplingParams(temperature="hot")}, "sampling"),  # type: ignore[arg-type]
+        ({"sampling": SamplingParams(temperature="hot")}, "sampling.temperature"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_settings_are_refused_at_once(omni: Omni, settings: dict[str, Any], field: str) -> None:

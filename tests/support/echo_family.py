@@ -184,6 +184,7 @@ class ToneWorker(MailboxWorker[list[str]]):
         assert isinstance(message.payload.meta, TokenChunk)
         for token in message.payload.meta.ids:
             samples = np.full(SAMPLES, pitch(chr(token)), np.float32)
+            samples.flags.writeable = False
             chunk = AudioChunk(samples=samples, sample_rate=RATE)
             self.outbox.append(Produced(request[0], Payload(chunk), COMPLETED))
 

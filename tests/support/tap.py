@@ -29,10 +29,10 @@ class TapOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _Frame:
-    """A frame that has come. codes_1G: its copy on the host, valid once `copied` is done; None while not launched."""
+    """A frame that has come. host: `[1, G]`, its copy on the host, readable once `copied` is done; none while not launched."""
 
     message: Feed
-    codes_1G: Tensor | None = None
+    host: list[Tensor] = field(default_factory=list)
     copied: Event = COMPLETED
 
 
@@ -69,7 +69,7 @@ class TapWorker(MailboxWorker[_Tapped]):
 
     def drop(self, request: _Tapped) -> None:
         for frame in request.frames:
-            if frame.codes_1G is None:
+            if not frame.host:
                 release(frame.message, COMPLETED)
         request.frames.clear()
 
@@ -77,10 +77,10 @@ class TapWorker(MailboxWorker[_Tapped]):
         moved = False
         for request_id, request in list(self.requests.items()):
             for frame in request.frames:
-                if frame.codes_1G is None and frame.message.ready.done():
+                if not frame.host and frame.message.ready.done():
                     self._copy(frame)
                     moved = True
-            while request.frames and request.frames[0].codes_1G is not None and request.frames[0].copied.done():
+            while request.frames and request.frames[0].host and request.frames[0].copied.done():
                 self._give(request_id, request)
                 moved = True
             if request.ended and not request.frames:
@@ -91,21 +91,21 @@ class TapWorker(MailboxWorker[_Tapped]):
     def _copy(self, frame: _Frame) -> None:
         source = frame.message.payload.tensors["codes"]
         assert isinstance(source, PageSlice)
-        frame.codes_1G = self._device.host_tensor((1, source.pages.shape[-1]), torch.int64)
-        self._device.launch(self._stream, _copy_frame, source, frame.codes_1G)
+        self._device.launch(self._stream, _copy_frame, source, frame.host)
         frame.copied = self._device.record(self._stream)
         release(frame.message, frame.copied)
 
     def _give(self, request_id: str, request: _Tapped) -> None:
-        codes_1G = request.frames.pop(0).codes_1G
-        assert codes_1G is not None
+        (codes_1G,) = request.frames.pop(0).host
         request.count += 1
         chunk = CodesChunk(codes=tuple(codes_1G[0].tolist()))
         self.outbox.append(Produced(request_id, Payload(chunk), COMPLETED))
 
 
-def _copy_frame(source: PageSlice, codes_1G: Tensor) -> None:
-    codes_1G.copy_(source.rows(torch.from_numpy(source.slots).to(source.pages.device)), non_blocking=True)
+def _copy_frame(source: PageSlice, host: list[Tensor]) -> None:
+    codes_1G = source.rows(torch.from_numpy(source.slots).to(source.pages.device))
+    pinned_1G = torch.empty(codes_1G.shape, dtype=codes_1G.dtype, pin_memory=codes_1G.is_cuda)
+    host.append(pinned_1G.copy_(codes_1G, non_blocking=True))
 
 
 class TapKind:

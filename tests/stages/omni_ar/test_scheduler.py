@@ -29,7 +29,7 @@ class Stage:
         self.admitted: list[str] = []
 
     def add(self, made: ArRequest) -> None:
-        self.scheduler.check(made, MODEL_LEN)
+        self.scheduler.check(made, MODEL_LEN, "text")
         self.scheduler.add(made)
 
     def step(self) -> StepPlan | None:
@@ -119,16 +119,16 @@ def test_a_large_request_at_the_head_is_not_overtaken():
         (
             40,
             1,
-            "prompt: has 40 tokens, the stage takes 40 with at least one generated; shorten it or raise max_model_len",
+            "prompt: has 40 tokens, and text takes 40 with at least one generated; shorten it or raise text.max_model_len",
         ),
-        (20, 9, "max_tokens: prompt and output of 29 tokens need 8 blocks, the stage has 7"),
-        (20, 99, "max_tokens: prompt and output of 40 tokens need 10 blocks, the stage has 7"),
+        (20, 9, "sampling.text.max_tokens: prompt and output of 29 tokens need 8 blocks, and text has 7"),
+        (20, 99, "sampling.text.max_tokens: prompt and output of 40 tokens need 10 blocks, and text has 7"),
     ],
 )
 def test_what_can_never_run_is_refused_with_the_numbers(length: int, max_tokens: int, message: str):
     stage = Stage(rows=1, blocks=7, budget=100)
     with pytest.raises(InputError) as caught:
-        stage.scheduler.check(request("r", length, max_tokens), MODEL_LEN)
+        stage.scheduler.check(request("r", length, max_tokens), MODEL_LEN, "text")
     assert message in str(caught.value)
 
 

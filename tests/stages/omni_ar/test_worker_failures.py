@@ -57,7 +57,7 @@ def test_a_model_that_raises_in_a_steady_batch_fails_it():
     ("prompt", "changes", "field", "problem"),
     [
         ([], {}, "prompt", "is empty"),
-        ([1] * 96, {}, "prompt", "has 96 tokens, the stage takes 96"),
+        ([1] * 96, {}, "prompt", "has 96 tokens, and text takes 96"),
         (PROMPT, {"columns": np.zeros((2, 5), np.int64)}, "prompt.columns", "is int64 [2, 5]"),
         (PROMPT, {"columns": np.zeros(5, np.int64)}, "prompt.columns", "is int64 [5]"),
         (PROMPT, {"columns": np.zeros((1, 5), np.int32)}, "prompt.columns", "is int32 [1, 5]"),
@@ -91,7 +91,7 @@ def test_a_malformed_prompt_fails_alone(prompt: list[int], changes: Mapping[str,
     ("sampling", "message"),
     [
         ({"stop_token_ids": (61,)}, "sampling.text.stop_token_ids: 61 is not in the vocabulary; use ids below 61"),
-        ({"stop_token_ids": tuple(range(17))}, "sampling.text.stop_token_ids: has 17 ids; give at most 16"),
+        ({"stop_token_ids": tuple(range(17))}, "sampling.text.stop_token_ids: are 17 ids, the stage's own included; use at most 16 in all"),
         ({"suppress_token_ids": (3, 99)}, "sampling.text.suppress_token_ids: 99 is not in the vocabulary"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_pool_too_small_for_the_answer_is_named_with_its_numbers():
     driver = ArDriver(model, options=ArOptions(max_num_seqs=2, block_size=4, num_blocks=3))
     driver.ask("bad", PROMPT, max_tokens=8)
     driver.run()
-    problem = "prompt and output of 13 tokens need 4 blocks, the stage has 3"
+    problem = "prompt and output of 13 tokens need 4 blocks, and text has 3"
     assert problem in str(driver.error("bad"))
     assert answers_still(driver, model)
 

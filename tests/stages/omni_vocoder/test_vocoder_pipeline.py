@@ -116,7 +116,7 @@ def test_device_memory_is_touched_in_phases_only(tmp_path: Path) -> None:
     with LaunchGuard(device) as guard:
         listener.run(device)
     listener.expect("a", codes)
-    phases = {"copy_indexes", "decode_frames", "download_samples", "encode_items", "reset_rows", "store_frames"}
+    phases = {"copy_upload", "decode_frames", "download_samples", "encode_items", "reset_rows", "store_frames"}
     assert phases <= guard.launched
 
 

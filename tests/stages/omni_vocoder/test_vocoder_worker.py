@@ -232,7 +232,7 @@ def test_nothing_is_read_before_it_is_ready_and_leases_end_after_the_copy() -> N
     bench.tick()
     assert bench.held == {"requests": 1, "rows": 1, "leases": 1, "copies": 1, "steps": 1}
     assert not first.freed
-    device.run({"vocoder"}, operations=3)  # the copy of the indexes, the gather, its event
+    device.run({"vocoder"}, operations=4)  # the upload, its event, the gather, its event
     assert first.freed
     bench.pages[:] = POISON  # the talker may write there again; the second half is not written yet
     device.run({"vocoder"})
@@ -285,7 +285,7 @@ def test_device_memory_is_touched_in_phases_only() -> None:
     with LaunchGuard(device) as guard:
         bench.settle(device)
     bench.expect_whole("a", codes)
-    assert guard.launched == {"copy_indexes", "gather_frames", "reset_rows", "decode_frames", "download_samples"}
+    assert guard.launched == {"copy_upload", "gather_frames", "reset_rows", "decode_frames", "download_samples"}
 
 
 def test_a_row_starts_anew_for_its_next_request() -> None:

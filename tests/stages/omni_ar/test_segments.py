@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.connector import Ref
-from omni.device import COMPLETED
+from omni.device import COMPLETED, Uploader
 from omni.errors import InputError
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Feed, Lease
 from omni_ar.inputs import Segment
-from omni_ar.packing import Uploader
 from omni_ar.request import ArRequest
 from omni_ar.segments import SegmentIntake
 from omni_local.connector import LocalConnector

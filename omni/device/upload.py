@@ -1,5 +1,6 @@
-"""One packed host-to-device copy per step: numpy arrays side by side in a pinned slot, and their views on the device."""
+"""One packed host-to-device copy: numpy arrays side by side in a pinned slot, and their views on the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import COMPLETED, Device, HostRing, HostSlot, Stream
+from omni.device.base import COMPLETED, Device, Stream
+from omni.device.ring import HostRing, HostSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Span:
 
 
 class Upload:
-    """One step's arrays, being filled by the host."""
+    """Arrays of one copy, being filled in by the host."""
 
     def __init__(self, slot: HostSlot, host: NDArray[np.int64]) -> None:
         self.slot = slot
@@ -34,7 +36,7 @@ class Upload:
         """Copies `array` in."""
         end = self.size + array.size
         if end > self._host.size:
-            raise RuntimeError(f"a step's inputs take {end} words, the upload buffer has {self._host.size}")
+            raise RuntimeError(f"the arrays take {end} words, the upload buffer has {self._host.size}")
         self._host[self.size : end] = array.reshape(-1)
         span = Span(self.size, array.shape)
         self.size = end
@@ -51,7 +53,7 @@ class Uploader:
     | buffer | written by | read by | freed by |
     |---|---|---|---|
     | host slot | host, `begin` to `launch` | the H2D copy | the event after the copy |
-    | device buffer | the H2D copy | phases of the same step, same stream | stream order: the next copy follows them |
+    | device buffer | the H2D copy | phases on the same stream | stream order: the next copy follows them |
     """
 
     def __init__(self, device: Device, stream: Stream, words: int, slots: int) -> None:
@@ -77,13 +79,24 @@ class Uploader:
 
     def launch(self, upload: Upload) -> None:
         """Enqueues the copy; the slot is free again when it is over."""
-        self._device.launch(self._stream, copy_inputs, self._packed[: upload.size], upload.slot.tensor[: upload.size])
+        self._device.launch(self._stream, copy_upload, self._packed[: upload.size], upload.slot.tensor[: upload.size])
         upload.slot.guard(self._device.record(self._stream))
+
+    def send(self, arrays: Sequence[NDArray[np.int64]]) -> list[Tensor]:
+        """All of it at once: the arrays on the device, valid as `view` says."""
+        upload = self.begin()
+        try:
+            spans = [upload.add(array) for array in arrays]
+        except RuntimeError:
+            self.cancel(upload)
+            raise
+        self.launch(upload)
+        return [self.view(span) for span in spans]
 
     def view(self, span: Span) -> Tensor:
         """The array on the device, valid for phases launched before the next `launch`."""
         return self._packed[span.start : span.start + span.size].view(span.shape)
 
 
-def copy_inputs(packed: Tensor, slot: Tensor) -> None:
+def copy_upload(packed: Tensor, slot: Tensor) -> None:
     packed.copy_(slot, non_blocking=True)

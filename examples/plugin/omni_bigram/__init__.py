@@ -1,0 +1,1 @@
+"""A family of language models that know which byte follows which."""

@@ -1,0 +1,47 @@
+"""From a chat to bytes and back."""
+
+import codecs
+from collections.abc import Sequence
+
+import numpy as np
+
+from omni import InputError
+from omni.checkpoint import Checkpoint
+from omni.frontend.base import Chat, Prepared, TextDecoder, TextPart
+from omni.payload import Payload
+from omni_ar.inputs import Prompt
+
+
+class Utf8Decoder:
+    """Keeps the bytes of an unfinished character back."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode(bytes(ids))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class ByteFrontend:
+    """The texts of all messages, one after the other, as they are."""
+
+    voices: tuple[str, ...] = ()
+
+    def text_decoder(self) -> TextDecoder:
+        return Utf8Decoder()
+
+    def prepare(self, chat: Chat) -> Prepared:
+        parts = [part for message in chat.messages for part in message.content]
+        texts = [part.text for part in parts if isinstance(part, TextPart)]
+        if len(texts) < len(parts):
+            raise InputError("messages", "hold sound or pictures", "give this model text only")
+        ids = np.frombuffer("".join(texts).encode(), np.uint8).astype(np.int64)
+        prompt = Prompt(columns=ids[None], positions=np.arange(len(ids))[None], next_position=len(ids))
+        return Prepared(inputs={"writer": [Payload(prompt)]}, prompt_tokens=len(ids))
+
+
+def build(checkpoint: Checkpoint) -> ByteFrontend:
+    return ByteFrontend()

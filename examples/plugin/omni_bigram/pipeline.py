@@ -1,0 +1,15 @@
+"""The family's graph: one autoregressive stage, whose tokens are the text."""
+
+from omni.checkpoint import Checkpoint
+from omni.pipeline import Output, Pipeline, Stage
+from omni_ar.options import ArOptions, published_sampling
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    options = ArOptions(sampling=published_sampling(checkpoint.generation_config, eos=None))
+    return Pipeline(
+        family="bigram",
+        stages=(Stage(name="writer", kind="ar", model="omni_bigram.model:build", options=options),),
+        outputs=(Output(modality="text", stage="writer"),),
+        frontend="omni_bigram.frontend:build",
+    )

@@ -1,0 +1,87 @@
+"""The tutorial's plugin: found by its own pyproject, run through the public interface, and as docs/plugins.md shows it."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from omni import InputError, Omni, SamplingParams
+from omni.plugin import locate
+from omni.plugin.manager import Plugins, load_plugins
+from support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+
+HOME = REPOSITORY / "examples" / "plugin"
+TUTORIAL = (REPOSITORY / "docs" / "plugins.md").read_text()
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
+    """omni's own plugins and the example's, as its pyproject names it."""
+    monkeypatch.syspath_prepend(HOME)
+    loaded = load_plugins([*own_entry_points("ar", "local"), *entry_points_of(HOME / "pyproject.toml")])
+    assert not [record.error for record in loaded.records if record.error]
+    return loaded
+
+
+@pytest.fixture
+def omni(plugins: Plugins, tmp_path: Path) -> Iterator[Omni]:
+    tiny = plugins.families["bigram"].tiny
+    assert tiny is not None
+    write = locate(tiny, "tiny")
+    assert callable(write)
+    write(tmp_path / "model", seed=0)
+    with Omni(tmp_path / "model", plugins=plugins, device="cpu") as omni:
+        yield omni
+
+
+def follow() -> dict[str, Counter[str]]:
+    """What follows what in the sentence, counted."""
+    text = locate("omni_bigram.tiny:TEXT", "text")
+    assert isinstance(text, str)
+    counts: dict[str, Counter[str]] = {character: Counter() for character in text}
+    for first, second in pairwise(text):
+        counts[first][second] += 1
+    return counts
+
+
+def test_greedy_text_follows_the_counts(omni: Omni):
+    result = omni.generate("wai", stream=False, sampling=SamplingParams(temperature=0.0, max_tokens=40))
+    counts = follow()
+    assert len(result.text) == 40
+    for first, second in pairwise("i" + result.text):
+        assert counts[first][second] == max(counts[first].values())
+
+
+def test_sampled_text_ends_where_the_sentence_does(omni: Omni):
+    counts = follow()
+    results = omni.generate(["The ", "token ", "any"], stream=False, sampling=SamplingParams(seed=3))
+    assert all(result.text.endswith(".\n") for result in results)
+    followed = [counts[a][b] > 0 for result in results for a, b in pairwise(result.text)]
+    assert sum(followed) > 0.9 * len(followed)
+
+
+def test_media_are_refused(omni: Omni):
+    picture = {"type": "image_url", "image_url": {"url": str(REPOSITORY / "examples/assets/shapes.png")}}
+    with pytest.raises(InputError, match="give this model text only"):
+        omni.generate([{"role": "user", "content": [picture]}], stream=False)
+    assert omni.idle
+
+
+def test_the_tutorial_shows_the_plugin_as_it_is():
+    shown = dict(
+        re.findall(r"^`omni_bigram/(\w+\.py)`: [^\n]*\n\n```python\n(.*?)```", TUTORIAL, re.DOTALL | re.MULTILINE)
+    )
+    assert shown.keys() == {"plugin.py", "pipeline.py", "model.py", "frontend.py"}
+    for name, code in shown.items():
+        assert code in (HOME / "omni_bigram" / name).read_text(), f"{name} differs"
+    (pyproject,) = re.findall(r"```toml\n(.*?)```", TUTORIAL, re.DOTALL)
+    assert pyproject in (HOME / "pyproject.toml").read_text()
+
+
+def test_it_stays_short():
+    code = [line for path in HOME.rglob("*.py") for line in ast.unparse(ast.parse(path.read_text())).splitlines()]
+    assert len(code) < 130

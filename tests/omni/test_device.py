@@ -1,0 +1,130 @@
+"""The device seam: launches, events, rings of host slots, and choosing a device."""
+
+import numpy as np
+import pytest
+import torch
+
+from omni.device import COMPLETED, Device, HostRing, open_device
+from omni.device.cpu import CpuDevice
+from omni.errors import ConfigError
+from support.queued_device import QueuedDevice
+
+
+def add_one(rows: torch.Tensor) -> None:
+    rows.add_(1)
+
+
+def fail(rows: torch.Tensor) -> None:
+    raise ValueError("no")
+
+
+def test_a_phase_has_its_name_while_it_is_launched_and_none_afterwards():
+    device = CpuDevice()
+    seen: list[str | None] = []
+
+    def look() -> None:
+        seen.append(device.launching)
+        device.zeros((1,), torch.int64)
+        seen.append(device.launching)
+
+    device.launch(device.stream("s"), look)
+    assert seen == ["look", "look"]
+    assert device.launching is None
+
+
+def test_what_a_phase_raises_says_which_phase_and_leaves_the_device_usable():
+    device = CpuDevice()
+    stream, rows = device.stream("s"), torch.zeros(2)
+    with pytest.raises(ValueError, match="no") as caught:
+        device.launch(stream, fail, rows)
+    assert caught.value.__notes__ == ["in phase fail"]
+    assert device.launching is None
+    device.launch(stream, add_one, rows)
+    assert rows.tolist() == [1, 1]
+
+
+def test_allocations_are_what_they_say():
+    device = CpuDevice()
+    assert device.zeros((2, 1), torch.float32).tolist() == [[0.0], [0.0]]
+    assert device.ones((2,), torch.bool).tolist() == [True, True]
+    assert device.arange(3).tolist() == [0, 1, 2]
+    assert device.empty((3, 0, 2), torch.int64, device.stream("s")).shape == (3, 0, 2)
+
+
+def test_a_ring_hands_its_slots_out_in_turn_and_each_when_its_event_is_over():
+    device = QueuedDevice()
+    stream = device.stream("s")
+    ring = HostRing(device, (2,), torch.int64, slots=2)
+    first, second = ring.advance(), ring.advance()
+    for slot in (first, second):
+        slot.take()[:] = 7
+        slot.guard(device.record(stream))
+    assert not ring.ready
+    with pytest.raises(RuntimeError, match="reused while a copy may still read or write it"):
+        ring.advance().take()
+    device.synchronize()
+    assert first.free
+    assert ring.ready
+    assert ring.advance() is second
+
+
+def test_a_slot_is_read_only_after_the_copy_into_it():
+    device = QueuedDevice()
+    stream, rows = device.stream("s"), torch.tensor([5, 6])
+    slot = HostRing(device, (2,), torch.int64, slots=1).advance()
+
+    def copy() -> None:
+        slot.tensor.copy_(rows)
+
+    device.launch(stream, copy)
+    slot.guard(device.record(stream))
+    with pytest.raises(RuntimeError, match="read before the copy into it had completed"):
+        slot.read()
+    device.synchronize()
+    assert np.array_equal(slot.read(), [5, 6])
+
+
+def test_a_slot_that_is_handed_out_is_not_free():
+    slot = HostRing(CpuDevice(), (1,), torch.int64, slots=1).advance()
+    assert slot.free
+    slot.take()
+    assert not slot.free
+    slot.guard(COMPLETED)
+    assert slot.free
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cpu:0", "", "cuda:-1", "cuda:99"])
+def test_a_device_that_cannot_be_is_refused(name: str):
+    with pytest.raises(ConfigError, match="device: "):
+        open_device(name)
+
+
+def test_the_cpu_is_opened_by_name():
+    assert open_device("cpu").torch_device.type == "cpu"
+
+
+@pytest.fixture
+def cuda() -> Device:
+    return open_device("cuda")
+
+
+@pytest.mark.gpu
+def test_an_event_is_done_when_the_work_before_it_is(cuda: Device):
+    stream, other = cuda.stream("s"), cuda.stream("t", priority=-1)
+    rows = cuda.zeros((1 << 20,), torch.float32)
+    for _ in range(200):
+        cuda.launch(stream, add_one, rows)
+    event = cuda.record(stream)
+    cuda.wait(other, event)
+    host = cuda.host_tensor((1 << 20,), torch.float32)
+    assert host.is_pinned()
+
+    def copy() -> None:
+        host.copy_(rows, non_blocking=True)
+
+    cuda.launch(other, copy)
+    copied = cuda.record(other)
+    cuda.synchronize()
+    assert event.done()
+    assert copied.done()
+    assert host.min() == host.max() == 200

@@ -1,0 +1,128 @@
+"""The edges' adapters against the rules that they carry out, stated the long way."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni.chunks import TokenChunk
+from omni.payload import PageSlice, Payload
+from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs
+from omni_encoder.inputs import Encoded
+from omni_qwen3_omni.adapters import (
+    TalkerArgs,
+    TalkerToVocoder,
+    ThinkerToTalker,
+    audio_to_thinker,
+    image_to_thinker,
+)
+from omni_vocoder.inputs import CodeFrames
+
+EOS, PAD = 1000, 1001
+IDS = st.integers(0, 99)
+CHUNKS = st.lists(st.lists(IDS, max_size=4), max_size=8)
+
+
+def _args(lead: list[int]) -> TalkerArgs:
+    columns = np.array([[500, 501, 0], [-1, -1, 9]])
+    prompt = Prompt(columns=columns, positions=np.zeros((3, 3), np.int64), next_position=3)
+    return TalkerArgs(prompt=prompt, lead=tuple(lead), eos=EOS, pad=PAD)
+
+
+class Heard:
+    """What the talker has been given so far: its first text token, and one per step."""
+
+    def __init__(self) -> None:
+        self.prompts: list[Prompt] = []
+        self.steps: list[int] = []
+        self.pad: int | None = None
+
+    def take(self, payload: Payload) -> None:
+        assert not payload.tensors
+        match payload.meta:
+            case Prompt() as prompt:
+                assert not self.steps
+                self.prompts.append(prompt)
+            case StepInputs(columns=columns, pad=pad):
+                assert self.pad is None
+                assert columns.shape[0] == 1
+                self.steps += columns[0].tolist()
+                self.pad = None if pad is None else int(pad[0])
+
+
+@given(chunks=CHUNKS, lead=st.lists(IDS, max_size=3))
+def test_thinker_to_talker(chunks: list[list[int]], lead: list[int]) -> None:
+    """g0 in the prompt; then g1 to g(N-2), one per step; `eos` in place of g(N-1); then `pad`. Nothing at all if N < 2.
+
+    At any time the talker has every token whose successor is known, and no other.
+    """
+    args, heard, known = _args(lead), Heard(), list(lead)
+    adapter = ThinkerToTalker(args)
+
+    for chunk in chunks:
+        known += chunk
+        for payload in adapter.push(Payload(TokenChunk(ids=tuple(chunk)))):
+            heard.take(payload)
+        spoken = [int(prompt.columns[0, -1]) for prompt in heard.prompts] + heard.steps
+        assert spoken == ([] if len(known) < 2 else known[:-1])
+        assert heard.pad is None
+    for payload in adapter.finish("stop"):
+        heard.take(payload)
+
+    if len(known) < 2:
+        assert (heard.prompts, heard.steps, heard.pad) == ([], [], None)
+        return
+    assert [int(prompt.columns[0, -1]) for prompt in heard.prompts] == known[:1]
+    assert heard.steps == [*known[1:-1], EOS]
+    assert heard.pad == PAD
+    assert args.prompt.columns[0, -1] == 0, "the request's own prompt was written to"
+    assert (heard.prompts[0].columns[:, :-1] == args.prompt.columns[:, :-1]).all()
+    assert heard.prompts[0].columns[1, -1] == 9
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_the_end_is_the_same_however_it_came(reason: str) -> None:
+    adapter = ThinkerToTalker(_args([]))
+    adapter.push(Payload(TokenChunk(ids=(1, 2, 3))))
+
+    (payload,) = adapter.finish(reason)
+
+    assert isinstance(payload.meta, StepInputs)
+    assert payload.meta.columns.tolist() == [[EOS]]
+
+
+def test_hidden_states_pass_at_once() -> None:
+    pages = PageSlice(torch.zeros(2, 4, 8), np.arange(3))
+
+    (payload,) = ThinkerToTalker(_args([])).push(Payload(PromptHidden(), {"hidden": pages}))
+
+    assert payload.meta == Segment(name="hidden", index=0)
+    assert payload.tensors == {"hidden": pages}
+
+
+def test_what_the_thinker_never_gives_is_refused() -> None:
+    with pytest.raises(TypeError, match="the thinker does not produce CodeFrame"):
+        ThinkerToTalker(_args([])).push(Payload(CodeFrame()))
+
+
+@pytest.mark.parametrize(("factory", "name"), [(audio_to_thinker, "audio"), (image_to_thinker, "image")])
+def test_media_fill_the_segment_of_their_index(factory: type, name: str) -> None:
+    adapter, embeddings = factory(None), torch.zeros(5, 8)
+
+    (payload,) = adapter.push(Payload(Encoded(index=3), {"embeddings": embeddings}))
+
+    assert payload.meta == Segment(name=name, index=3)
+    assert payload.tensors["embeddings"] is embeddings
+    assert adapter.finish("stop") == ()
+
+
+def test_frames_pass_to_the_vocoder_and_code_ids_do_not() -> None:
+    adapter, pages = TalkerToVocoder(None), PageSlice(torch.zeros(2, 4, 8, dtype=torch.int64), np.arange(1))
+
+    assert adapter.push(Payload(TokenChunk(ids=(4,)))) == ()
+    (payload,) = adapter.push(Payload(CodeFrame(), {"codes": pages}))
+
+    assert payload.meta == CodeFrames(count=1)
+    assert payload.tensors == {"codes": pages}
+    assert adapter.finish("stop") == ()

@@ -1,0 +1,271 @@
+"""Faults planted into the plugin: each must show in the codes, or the parity tests would prove little."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.payload import Payload
+from omni_ar.inputs import Prompt, StepInputs
+from omni_ar.model import Batch, Codes, DrawCode, PlacedSegment, PromptTokens
+from omni_qwen3_omni import config as config_module
+from omni_qwen3_omni import frontend, talker_prompt, thinker
+from omni_qwen3_omni.adapters import ThinkerToTalker
+from omni_qwen3_omni.code_predictor import CodePredictor
+from omni_qwen3_omni.config import OmniConfig
+from omni_qwen3_omni.talker import Talker
+from omni_qwen3_omni.thinker import Thinker
+from support.omni_engine import OmniEngine
+from support.reference import reference_of, tiny_checkpoint
+from support.reference_chats import chat, picture, says, sound, with_sampling
+from support.reference_compare import differences
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+# accept_hidden_layer 2 of 4 layers lies among the deepstack layers.
+FOLDER = dict(seed=51, layers=4, deepstack=(0, 1, 2), stop_gain=0.0, codec_stop_gain=0.0)
+ASKED = chat(
+    says("system", "you are kind"),
+    says("user", "hello"),
+    says("assistant", "what is it"),
+    says("user", picture(64, 96, 1), sound(0.7, 1), "which is it"),
+    max_text=6,
+    max_codes=24,
+)
+
+
+def _last_text_token_is_spoken(patch: pytest.MonkeyPatch) -> None:
+    def finish(self: ThinkerToTalker, reason: str) -> Sequence[Payload]:
+        pad = np.array([self._args.pad])
+        return (Payload(StepInputs(columns=np.array([self._ids[-1:]]), pad=pad)),)
+
+    patch.setattr(ThinkerToTalker, "finish", finish)
+
+
+def _end_comes_after_the_last_text_token(patch: pytest.MonkeyPatch) -> None:
+    def finish(self: ThinkerToTalker, reason: str) -> Sequence[Payload]:
+        pad = np.array([self._args.pad])
+        return (Payload(StepInputs(columns=np.array([[self._ids[-1], self._args.eos]]), pad=pad)),)
+
+    patch.setattr(ThinkerToTalker, "finish", finish)
+
+
+def _text_goes_on_with_its_end(patch: pytest.MonkeyPatch) -> None:
+    def finish(self: ThinkerToTalker, reason: str) -> Sequence[Payload]:
+        eos = np.array([self._args.eos])
+        return (Payload(StepInputs(columns=eos[None], pad=eos)),)
+
+    patch.setattr(ThinkerToTalker, "finish", finish)
+
+
+def _conditioning_shifted_by_one_step(patch: pytest.MonkeyPatch) -> None:
+    push = ThinkerToTalker.push
+
+    def late(self: ThinkerToTalker, payload: Payload) -> Sequence[Payload]:
+        before = self._sent
+        inputs = list(push(self, payload))
+        if before == 0 and self._sent:
+            pad = Payload(StepInputs(columns=np.array([[self._args.pad]])))
+            inputs.insert(1, pad)
+        return inputs
+
+    patch.setattr(ThinkerToTalker, "push", late)
+
+
+def _first_text_token_left_out(patch: pytest.MonkeyPatch) -> None:
+    known = ThinkerToTalker._known
+
+    def without(self: ThinkerToTalker) -> list[Payload]:
+        return [self._padded(payload) for payload in known(self)]
+
+    def padded(self: ThinkerToTalker, payload: Payload) -> Payload:
+        if not isinstance(payload.meta, Prompt):
+            return payload
+        columns = payload.meta.columns.copy()
+        columns[0, -1] = self._args.pad
+        return Payload(msgspec.structs.replace(payload.meta, columns=columns))
+
+    patch.setattr(ThinkerToTalker, "_padded", padded, raising=False)
+    patch.setattr(ThinkerToTalker, "_known", without)
+
+
+def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: Thinker, x_TD: Tensor, batch: Batch) -> Tensor:
+        cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
+        for index, layer in enumerate(self.decoder.layers):
+            x_TD = layer(x_TD, cos, sin, batch.cache, batch.attention, batch.backend)
+            for image in batch.segments:
+                if "deepstack" in image.tensors and index < image.tensors["deepstack"].shape[0]:
+                    tokens_n = image.tokens_n + batch.attention.num_decode
+                    x_TD = x_TD.index_add(0, tokens_n, image.tensors["deepstack"][index])
+            if index + 1 == self._accept and batch.payload is not None:
+                batch.payload.store(x_TD)
+        hidden_TD: Tensor = self.decoder.norm(x_TD)
+        return hidden_TD
+
+    patch.setattr(Thinker, "forward", forward)
+
+
+def _deepstack_level_left_out(level: int) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        forward = Thinker.forward
+
+        def shallow(self: Thinker, x_TD: Tensor, batch: Batch) -> Tensor:
+            for segment in batch.segments:
+                if "deepstack" in segment.tensors:
+                    segment.tensors["deepstack"][level] = 0
+            return forward(self, x_TD, batch)
+
+        patch.setattr(Thinker, "forward", shallow)
+
+    return plant
+
+
+def _wrong_accept_layer(patch: pytest.MonkeyPatch) -> None:
+    def read(checkpoint: object) -> OmniConfig:
+        config = config_module.read_config(checkpoint)  # type: ignore[arg-type]
+        assert config.talker is not None
+        talker = msgspec.structs.replace(config.talker, accept_hidden_layer=config.talker.accept_hidden_layer + 1)
+        return msgspec.structs.replace(config, talker=talker)
+
+    patch.setattr(thinker, "read_config", read)
+
+
+def _turns_kept(*words: str) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        tokenizer = reference_of(tiny_checkpoint(**FOLDER)).processor.tokenizer
+        roles = tokenizer.convert_tokens_to_ids(["user", *words])
+
+        def kept(config: OmniConfig, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+            turn = np.maximum.accumulate(np.where(ids == config.im_start, np.arange(len(ids)), 0))
+            role = ids[np.minimum(turn + 1, len(ids) - 1)]
+            # The turn that is being written opens the talker's own prompt.
+            return np.isin(role, roles) & (turn < turn[-1])
+
+        patch.setattr(talker_prompt, "_in_user_turn", kept)
+
+    return plant
+
+
+def _flat_positions(patch: pytest.MonkeyPatch) -> None:
+    def flat(ids: NDArray[np.int64], *args: object, **settings: object) -> tuple[NDArray[np.int64], int]:
+        return np.stack([np.arange(len(ids))] * 3), len(ids)
+
+    patch.setattr(talker_prompt, "mrope_positions", flat)
+
+
+def _flat_thinker_positions(patch: pytest.MonkeyPatch) -> None:
+    def flat(ids: NDArray[np.int64], *args: object, **settings: object) -> tuple[NDArray[np.int64], int]:
+        return np.stack([np.arange(len(ids))] * 3), len(ids)
+
+    patch.setattr(frontend, "mrope_positions", flat)
+
+
+def _no_hidden_states(patch: pytest.MonkeyPatch) -> None:
+    embed = Talker.embed_prompt
+
+    def text_alone(self: Talker, prompt: PromptTokens) -> Tensor:
+        return embed(self, PromptTokens(prompt.columns_CT, ()))
+
+    patch.setattr(Talker, "embed_prompt", text_alone)
+
+
+def _hidden_states_in_reverse(patch: pytest.MonkeyPatch) -> None:
+    embed = Talker.embed_prompt
+
+    def reversed_(self: Talker, prompt: PromptTokens) -> Tensor:
+        segments = [PlacedSegment(s.name, s.tokens_n.flip(0), s.tensors) for s in prompt.segments]
+        return embed(self, PromptTokens(prompt.columns_CT, segments))
+
+    patch.setattr(Talker, "embed_prompt", reversed_)
+
+
+def _groups_swapped(patch: pytest.MonkeyPatch) -> None:
+    predict = CodePredictor.predict
+
+    def swapped(self: CodePredictor, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
+        codes = predict(self, hidden_RD, code0_R, code0_RD, draw)
+        return Codes(codes.codes_RG[:, [0, 2, 1, 3]], codes.next_RD)
+
+    patch.setattr(CodePredictor, "predict", swapped)
+
+
+def _last_group_not_heard_by_the_talker(patch: pytest.MonkeyPatch) -> None:
+    predict = CodePredictor.predict
+
+    def deaf(self: CodePredictor, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
+        codes = predict(self, hidden_RD, code0_R, code0_RD, draw)
+        last_RD = self.model.codec_embedding[-1](codes.codes_RG[:, -1])
+        return Codes(codes.codes_RG, codes.next_RD - last_RD)
+
+    patch.setattr(CodePredictor, "predict", deaf)
+
+
+FAULTS: dict[str, Plant] = {
+    plant.__name__.strip("_").replace("_", " "): plant
+    for plant in (
+        _last_text_token_is_spoken,
+        _end_comes_after_the_last_text_token,
+        _text_goes_on_with_its_end,
+        _conditioning_shifted_by_one_step,
+        _first_text_token_left_out,
+        _hidden_states_after_deepstack,
+        _wrong_accept_layer,
+        _flat_positions,
+        _flat_thinker_positions,
+        _no_hidden_states,
+        _hidden_states_in_reverse,
+        _groups_swapped,
+        _last_group_not_heard_by_the_talker,
+    )
+} | {
+    "system turn kept": _turns_kept("system"),
+    "earlier answers kept": _turns_kept("assistant"),
+    "first deepstack level left out": _deepstack_level_left_out(0),
+}
+
+
+def test_nothing_differs_without_a_fault() -> None:
+    folder = tiny_checkpoint(**FOLDER)
+
+    assert differences(OmniEngine(folder).answer(ASKED), reference_of(folder).answer(ASKED)) == set()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_changes_the_codes(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_checkpoint(**FOLDER)
+    FAULTS[fault](monkeypatch)
+
+    assert "codes" in differences(OmniEngine(folder).answer(ASKED), reference_of(folder).answer(ASKED))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_every_deepstack_level_is_seen(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels behind the accepted layer reach the talker by the text alone, so that is given time to change."""
+    folder, asked = tiny_checkpoint(**FOLDER), with_sampling(ASKED, "thinker", max_tokens=60)
+    _deepstack_level_left_out(level)(monkeypatch)
+
+    assert differences(OmniEngine(folder).answer(asked), reference_of(folder).answer(asked))
+
+
+def test_no_repetition_penalty_changes_the_codes() -> None:
+    folder = tiny_checkpoint(**FOLDER)
+    otherwise = with_sampling(ASKED, "talker", repetition_penalty=1.0)
+
+    assert "codes" in differences(OmniEngine(folder).answer(otherwise), reference_of(folder).answer(ASKED))
+
+
+def test_one_wrong_code_in_any_group_is_heard() -> None:
+    """The vocoder takes every group: with one code changed, the waveforms differ by far more than the tolerance."""
+    model = reference_of(tiny_checkpoint(**FOLDER)).model
+    codes_1GN = torch.randint(64, (1, 4, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wave = model.code2wav(codes_1GN)
+        for group in range(4):
+            wrong = codes_1GN.clone()
+            wrong[0, group, 7] = (wrong[0, group, 7] + 1) % 64
+            assert (model.code2wav(wrong) - wave).abs().max() > 0.01 * wave.abs().max()
