@@ -20,6 +20,9 @@ Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
 """By stage; alone, for the stage that writes the text."""
 
 
+_LISTS = (list, tuple)
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """How to answer. sampling: by stage."""
@@ -30,8 +33,8 @@ class Ask:
 
 
 def split_requests(messages: object) -> tuple[list[object], bool]:
-    """The requests, and whether a list of them was given: a list of nothing but lists and strings is one."""
-    if not isinstance(messages, list) or not messages or not all(isinstance(item, list | str) for item in messages):
+    """The requests, and whether a list of them was given: a list (or tuple) of nothing but lists and strings is one."""
+    if not isinstance(messages, _LISTS) or not messages or not all(isinstance(m, (*_LISTS, str)) for m in messages):
         return [messages], False
     return list(messages), True
 

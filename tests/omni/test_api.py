@@ -122,6 +122,7 @@ def test_a_list_gives_results_in_order(omni: Omni) -> None:
     texts = [f"request {index} " * (index % 7 + 1) for index in range(60)]
     requests: list[Any] = [[{"role": "user", "content": text}] if len(text) % 2 else text for text in texts]
     assert [result.text for result in omni.generate(requests, stream=False)] == texts
+    assert [result.text for result in omni.generate(tuple(texts[:3]), stream=False)] == texts[:3]
 
 
 def test_a_list_streams_mixed(omni: Omni) -> None:

@@ -79,7 +79,7 @@ class Reference:
         """What `generate` gives, greedy where the chat's temperature is 0 or open, with the engine's noise where it is not."""
         key = _digest(chat)
         if key not in self._answers:
-            self._answers[key] = self._spoken(chat) if "audio" in chat.modalities else self._generate(chat)
+            self._answers[key] = self._spoken(chat) if "audio" in chat.modalities else self.generate(chat)
         return self._answers[key]
 
     def inputs(self, chat: Chat) -> Mapping[str, Tensor]:
@@ -100,13 +100,14 @@ class Reference:
         if len(text.ids) == 1 or chat.sampling["talker"].max_tokens == 1:
             return text
         try:
-            return self._generate(chat)
+            return self.generate(chat)
         except RuntimeError as error:
             if "stack expects a non-empty TensorList" not in str(error):
                 raise
             return text
 
-    def _generate(self, chat: Chat) -> Answer:
+    def generate(self, chat: Chat) -> Answer:
+        """One run of the model's `generate`. Raises what that raises."""
         inputs, speaks = self.inputs(chat), "audio" in chat.modalities
         prompt = inputs["input_ids"].shape[1]
         with ExitStack() as stack:

@@ -57,6 +57,7 @@ def test_parity_where_the_cache_gives_the_embeddings(engine: OmniEngine) -> None
         assert result.stages["vision_encoder"].counts["items"] == items
 
 
-@given(frames=st.integers(1, 30_000), window=st.sampled_from([50, 100]))
-def test_audio_tokens_are_as_many_as_in_transformers(frames: int, window: int) -> None:
-    assert encoded_frames(frames, window) == int(_get_feat_extract_output_lengths(torch.tensor([frames]), window))
+@given(frames=st.integers(1, 30_000))
+def test_audio_tokens_are_as_many_as_in_transformers(frames: int) -> None:
+    """Its own formula knows chunks of 100 frames only."""
+    assert encoded_frames(frames, 50) == int(_get_feat_extract_output_lengths(torch.tensor([frames])))
