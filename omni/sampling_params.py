@@ -1,7 +1,5 @@
 """How tokens are chosen at one stage."""
 
-from typing import Any
-
 import msgspec
 
 from omni.errors import InputError
@@ -49,7 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("suppress_token_ids", _ids(self.suppress_token_ids), "use ids of the vocabulary"),
         ):
             if not valid:
-                value: Any = getattr(self, name)
+                value = msgspec.structs.asdict(self)[name]
                 raise InputError(f"{field}.{name}", f"{value!r} is out of range", remedy)
 
 

@@ -81,10 +81,12 @@ def _sampling(pipeline: Pipeline, sampling: Sampling) -> Mapping[str, SamplingPa
     if not isinstance(given, Mapping):
         remedy = "give SamplingParams, or a dict of them by stage"
         raise InputError("sampling", f"is a {type(given).__name__}", remedy)
-    names = [stage.name for stage in pipeline.stages]
+    names = pipeline.sampling_stages
     for name in sampling:
         if name not in names:
-            raise InputError(f"sampling.{name}", f"there is no stage {name!r}", f"use one of {', '.join(names)}")
+            raise InputError(
+                f"sampling.{name}", f"there is no stage {name!r} that samples", f"use one of {', '.join(names)}"
+            )
     return {name: _checked(params, f"sampling.{name}") for name, params in sampling.items()}
 
 

@@ -100,7 +100,7 @@ def _messages(question: Question) -> list[dict[str, object]]:
 
 
 def _sampling(question: Question, pipeline: Pipeline) -> dict[str, SamplingParams]:
-    sampling = {stage.name: SamplingParams(seed=question.seed) for stage in pipeline.stages}
+    sampling = {stage: SamplingParams(seed=question.seed) for stage in pipeline.sampling_stages}
     writes = text_stage(pipeline)
     sampling[writes] = SamplingParams(seed=question.seed, max_tokens=question.max_tokens)
     return sampling

@@ -9,6 +9,8 @@ from omni.errors import ConfigError
 from omni.plugin import ModelFamily, locate
 from omni.plugin.manager import Plugins, load_plugins
 
+_DISTRIBUTION = "omni-stages"
+
 
 class _WriteTiny(Protocol):
     def __call__(self, directory: Path, *, seed: int) -> None: ...
@@ -35,6 +37,10 @@ def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:
             raise ConfigError("--family", f"{name!r} has no tiny checkpoint", f"use {_or(_tiny_names(plugins))}")
         return family, family.tiny
     names = _tiny_names(plugins)
+    if len(names) > 1:
+        # Beside strangers' families, the one that comes with omni is meant.
+        shipped = {record.name for record in plugins.records if record.distribution == _DISTRIBUTION}
+        names = [name for name in names if plugins.families.owners[name] in shipped] or names
     if len(names) != 1:
         problem = "must be given" if names else "no installed family has a tiny checkpoint"
         raise ConfigError("--family", problem, f"use {_or(names)}" if names else "see `omni plugins`")

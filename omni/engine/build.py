@@ -13,7 +13,7 @@ from omni.connector import Connector
 from omni.device import Device
 from omni.engine.engine import Engine
 from omni.engine.orchestrator import Orchestrator
-from omni.errors import CheckpointError, ConfigError
+from omni.errors import CheckpointError, ConfigError, OmniError
 from omni.pipeline import Pipeline, apply_overrides, validate
 from omni.plugin import locate
 from omni.plugin.manager import Plugins
@@ -44,13 +44,25 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, overrides: Mappin
     model_type = str(checkpoint.config.get("model_type", ""))
     family = plugins.family_of(model_type)
     if family is None:
-        known = sorted(t for f in plugins.families.entries.values() for t in f.model_types)
-        broken = f" (failed to load: {', '.join(plugins.families.broken)})" if plugins.families.broken else ""
-        problem = f"no plugin serves model type {model_type!r}"
-        raise CheckpointError("config.json: model_type", problem, f"known are {', '.join(known)}{broken}")
+        raise _unserved(model_type, plugins)
     build = cast(Callable[[Checkpoint], Pipeline], locate(family.pipeline, f"families.{family.name}.pipeline"))
-    pipeline = apply_overrides(build(checkpoint), overrides)
-    return check_pipeline(pipeline, plugins)
+    try:
+        pipeline = build(checkpoint)
+    except OmniError:
+        raise
+    except Exception as error:
+        problem = f"does not suit family {family.name!r}: {type(error).__name__}: {error}"
+        raise CheckpointError("config.json", problem, "use it as published") from error
+    return check_pipeline(apply_overrides(pipeline, overrides), plugins)
+
+
+def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
+    known = sorted(t for f in plugins.families.entries.values() for t in f.model_types)
+    remedy = f"known are {', '.join(known) or 'none'}"
+    if plugins.families.broken:
+        remedy += f" (failed to load: {', '.join(plugins.families.broken)}, see `omni plugins`)"
+    problem = f"no plugin serves model type {model_type!r}"
+    return CheckpointError("config.json: model_type", problem, f"{remedy}; install a plugin that serves it")
 
 
 def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:

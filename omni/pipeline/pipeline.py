@@ -31,6 +31,11 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 return stage
         raise KeyError(name)
 
+    @property
+    def sampling_stages(self) -> tuple[str, ...]:
+        """The stages that sample: those whose options have a field `sampling`, the defaults."""
+        return tuple(stage.name for stage in self.stages if "sampling" in stage.options.__struct_fields__)
+
     def edges_from(self, stage: str) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.producer == stage)
 

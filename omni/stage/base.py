@@ -61,7 +61,10 @@ class StageKind(Protocol):
 
     @property
     def options(self) -> type[msgspec.Struct]:
-        """The frozen struct of settings that a stage of this kind has; what `--set stage.option=value` can reach."""
+        """The frozen struct of settings that a stage of this kind has; what `--set stage.option=value` can reach.
+
+        A kind that samples has a field `sampling: SamplingParams` in it, the defaults of what a request leaves open.
+        """
         ...
 
     def build(self, context: StageContext) -> StageWorker:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
+from traceback import TracebackException
 from typing import Generic, TypeVar
 
 from omni.device import COMPLETED, Event
@@ -63,7 +64,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def _known(self, doing: str, error: Exception) -> OmniError:
         if isinstance(error, OmniError):
             return error
-        where = ", ".join([doing, *getattr(error, "__notes__", [])])
+        where = ", ".join([doing, *(TracebackException.from_exception(error).__notes__ or ())])
         return StageError(self.name, where, f"{type(error).__name__}: {error}")
 
     def _dispatch(self, message: Inbound) -> None:

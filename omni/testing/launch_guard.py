@@ -46,13 +46,14 @@ class LaunchGuard(TorchDispatchMode):
 
     On the CPU `tolist` and `numpy` read a tensor without any operation, so they pass unseen; on a GPU they copy first.
 
-    operations: how many were seen inside phases, to show that the guard was awake.
+    operations: how many were seen inside phases, to show that the guard was awake. launched: the phases they were in.
     """
 
     def __init__(self, device: Device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self.operations = 0
+        self.launched: set[str] = set()
 
     def __torch_dispatch__(
         self,
@@ -64,6 +65,7 @@ class LaunchGuard(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._device.launching is not None:
             self.operations += 1
+            self.launched.add(self._device.launching)
             return func(*args, **kwargs)
         name: str = func.overloadpacket.__name__
         if name in _VIEWS:

@@ -70,17 +70,10 @@ def _parse(config_json: bytes) -> OmniConfig:
     try:
         with quiet():
             hf: Any = Qwen3OmniMoeConfig.from_dict(raw)
-        return _typed(hf, raw)
-    except CheckpointError:
-        raise
-    # transformers raises many kinds, all of them about this one file; a field that it has no default for is missing later.
-    except Exception as error:
+    except Exception as error:  # transformers raises many kinds, all of them about this one file
         raise CheckpointError(
             "config.json", f"{type(error).__name__}: {error}", "use a published Qwen3-Omni folder"
         ) from error
-
-
-def _typed(hf: Any, raw: Mapping[str, Any]) -> OmniConfig:
     thinker = hf.thinker_config
     return OmniConfig(
         thinker=decoder_config(thinker.text_config),

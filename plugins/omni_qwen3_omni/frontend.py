@@ -163,7 +163,9 @@ class OmniFrontend:
 def _check_proportions(part: ImagePart) -> None:
     short, long = sorted(part.image.size)
     if long > _MAX_PROPORTION * short:
-        problem = f"is {part.image.width} x {part.image.height} pixels, more than {_MAX_PROPORTION} times as long as wide"
+        problem = (
+            f"is {part.image.width} x {part.image.height} pixels, more than {_MAX_PROPORTION} times as long as wide"
+        )
         raise InputError(part.field, problem, "crop it")
 
 

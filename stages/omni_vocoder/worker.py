@@ -41,8 +41,9 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         return {
             "requests": len(self.requests),
             "rows": len(self._rows.seated),
-            "leases": sum(len(request.arrivals) for request in self.requests.values()),
-            "frames": sum(request.buffered for request in self._rows.seated),
+            # Copies: other threads ask, while this one goes on.
+            "leases": sum(len(request.arrivals) for request in list(self.requests.values())),
+            "frames": sum(request.buffered for request in list(self._rows.seated)),
             "copies": self._store.copying,
             "steps": len(self._in_flight),
         }

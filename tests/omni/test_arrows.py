@@ -16,7 +16,7 @@ BUILDING_BLOCKS = ("omni_ar", "omni_encoder", "omni_vocoder")
 RUNS_THE_STAGE = {
     f"omni_ar.{module}"
     for module in (
-        "scheduler", "runner", "worker", "batch", "packing", "segments", "reclaim", "state", "phases", "step",
+        "scheduler", "runner", "worker", "batch", "segments", "reclaim", "state", "phases", "step",
         "kind", "request", "blocks", "limits",
     )
 }  # fmt: skip

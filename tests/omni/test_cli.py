@@ -132,7 +132,8 @@ def test_debug_lets_the_traceback_through(model: str) -> None:
 
 def test_an_error_that_is_not_omnis_is_one_line_too(model: str) -> None:
     (Path(model) / "config.json").write_text('{"model_type": "echo"}')
-    assert refused("run", model, "hi", "--device", "cpu") == "error: KeyError: 'speaks' (--debug shows where)"
+    problem = "config.json: does not suit family 'echo': KeyError: 'speaks'"
+    assert refused("run", model, "hi", "--device", "cpu") == f"error: {problem}; use it as published"
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_any_value_that_python_gives_is_taken_as_it_is(count: int, share: float,
     ("path", "value", "message"),
     [
         ("narrator.block_size", 1, "narrator.block_size: there is no stage 'narrator'; use one of thinker, talker"),
-        ("thinker", 1, "thinker: there is no option ''; use one of max_num_seqs"),
+        ("thinker", 1, "thinker: names no option; use one of max_num_seqs"),
         ("thinker.blocksize", 1, "thinker.blocksize: there is no option 'blocksize'; use one of max_num_seqs"),
         ("thinker.sampling.temp", 1, "thinker.sampling.temp: there is no option 'temp'; use one of max_tokens"),
         ("thinker.block_size.x", 1, "thinker.block_size.x: 'block_size' has no fields; set block_size itself"),

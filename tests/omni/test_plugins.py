@@ -154,7 +154,7 @@ def test_a_model_type_that_a_broken_plugin_might_serve_mentions_it(load: Load, t
     (tmp_path / "config.json").write_text('{"model_type": "t9"}')
     plugins = load(bad="raise RuntimeError", good=FAMILY.format(name="one", model_type="t1"))
     with pytest.raises(
-        CheckpointError, match=r"no plugin serves model type 't9'; known are t1 \(failed to load: bad\)"
+        CheckpointError, match=r"no plugin serves model type 't9'; known are t1 \(failed to load: bad, see"
     ):
         resolve_pipeline(Checkpoint(tmp_path), plugins, {})
 

@@ -19,6 +19,7 @@ from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, ImagePart, Prepared, TextDecoder, TextPart
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.sampling_params import SamplingParams
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageContext, StageUsage
 
 BREAK = "\x18"
@@ -43,9 +44,10 @@ def write_checkpoint(directory: Path, *, seed: int = 0, speaks: bool = True) -> 
 
 
 class EchoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """tokens_per_tick: of each request."""
+    """tokens_per_tick: of each request. sampling: there, so that requests may give some."""
 
     tokens_per_tick: int = 1
+    sampling: SamplingParams = SamplingParams()
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

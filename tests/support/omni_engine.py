@@ -133,7 +133,10 @@ class OmniEngine:
         return EngineRequest(str(self._count), wanted, prepared.inputs, prepared.edges, chat.sampling)
 
     def run(self, chats: Sequence[Chat], arrivals: Sequence[int] | None = None) -> list[Result]:
-        """Runs the chats; chat i joins before tick `arrivals[i]`, all at the start by default. Checks that nothing is held after."""
+        """Runs the chats; chat i joins before tick `arrivals[i]`, all at the start by default.
+
+        Checks that nothing is held afterwards.
+        """
         return self.run_requests([self.request(chat) for chat in chats], arrivals)
 
     def answer(self, chat: Chat) -> Result:
@@ -171,4 +174,3 @@ class OmniEngine:
             rows = usage.get("rows", 0)
             self.most_rows[name] = max(self.most_rows.get(name, 0), rows)
             self.waited |= 0 < rows < usage["requests"]
-

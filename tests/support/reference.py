@@ -57,6 +57,11 @@ def tiny_checkpoint(seed: int = 0, *, norm_topk: bool = True, **shape: Any) -> P
     return folder
 
 
+def sizes(**fields: Any) -> dict[str, Any]:
+    """Arguments of `tiny_checkpoint`."""
+    return fields
+
+
 @cache
 def reference_of(folder: Path) -> "Reference":
     return Reference(folder)
@@ -111,7 +116,13 @@ class Reference:
         inputs, speaks = self.inputs(chat), "audio" in chat.modalities
         prompt = inputs["input_ids"].shape[1]
         with ExitStack() as stack:
-            for context in (torch.no_grad(), quiet(), _expected_warnings(), self._noise(chat), self._clips_alone(inputs)):
+            for context in (
+                torch.no_grad(),
+                quiet(),
+                _expected_warnings(),
+                self._noise(chat),
+                self._clips_alone(inputs),
+            ):
                 stack.enter_context(context)
             recorded = stack.enter_context(self._recorded_codes())
             result = self.model.generate(
@@ -165,7 +176,7 @@ class Reference:
         def encode(features: Tensor, feature_lens: Tensor, **settings: Any) -> BaseModelOutputWithPooling:
             clips = zip(features.split(feature_lens.tolist(), 1), feature_lens.split(1), strict=True)
             encoded = [forward(clip, feature_lens=n, **settings).last_hidden_state for clip, n in clips]
-            return BaseModelOutputWithPooling(last_hidden_state=torch.cat(encoded))
+            return BaseModelOutputWithPooling(last_hidden_state=torch.cat(encoded))  # type: ignore[arg-type]
 
         with mock.patch.object(tower, "forward", encode):
             yield

@@ -38,7 +38,9 @@ def _frames(talker: Talker) -> tuple[Tensor, Tensor]:
     return hidden_RD, torch.randint(talker.shape.vocab_size - 1024, (ROWS,), generator=generator)
 
 
-def _expected(reference: Reference, hidden_D: Tensor, code0: Tensor, warpers: LogitsProcessorList) -> tuple[Tensor, Tensor]:
+def _expected(
+    reference: Reference, hidden_D: Tensor, code0: Tensor, warpers: LogitsProcessorList
+) -> tuple[Tensor, Tensor]:
     """Codes `[G]` and the sum of their embeddings `[D]`."""
     talker = reference.model.talker
     embedded_D = talker.get_input_embeddings()(code0)

@@ -91,7 +91,9 @@ def _consecutive(slot: SegmentSlot) -> bool:
 
 
 def test_equal_media_have_equal_keys_and_other_media_others(frontend: OmniFrontend) -> None:
-    asked = chat(picture(64, 64, 1), picture(64, 64, 2), picture(64, 64, 1), sound(0.5, 1), sound(0.5, 2), sound(0.5, 1))
+    asked = chat(
+        picture(64, 64, 1), picture(64, 64, 2), picture(64, 64, 1), sound(0.5, 1), sound(0.5, 2), sound(0.5, 1)
+    )
 
     prepared = frontend.prepare(asked)
 
@@ -121,7 +123,12 @@ def test_hidden_states_are_wanted_of_media_in_user_turns(frontend: OmniFrontend,
     [
         chat("hello"),
         chat(picture(64, 96, 2), sound(1.3, 2), "which one", voice="aiden"),
-        chat(says("system", "be kind"), says("user", sound(0.4)), says("assistant", "well"), says("user", picture(32, 96))),
+        chat(
+            says("system", "be kind"),
+            says("user", sound(0.4)),
+            says("assistant", "well"),
+            says("user", picture(32, 96)),
+        ),
     ],
     ids=["text", "media", "turns"],
 )
@@ -192,7 +199,10 @@ def _columns(prepared: Prepared) -> NDArray[np.int64]:
         (chat("hello", voice="nobody"), r"^voice: 'nobody' is unknown; use one of ethan, chelsie, aiden$"),
         (chat(""), r"^messages: hold no text, sound or picture; "),
         (chat(says("system", " "), says("user", "\n")), r"^messages: hold no text, sound or picture; "),
-        (chat("a <|image_pad|>", picture(32, 32)), r"^messages\[0\]\.content: holds '<\|image_pad\|>'.*attach the media"),
+        (
+            chat("a <|image_pad|>", picture(32, 32)),
+            r"^messages\[0\]\.content: holds '<\|image_pad\|>'.*attach the media",
+        ),
         (chat(says("user", "one"), says("user", "<|audio_pad|>")), r"^messages\[1\]\.content: holds '<\|audio_pad\|>'"),
         (chat("see <|video_pad|>", voice=None), r"^messages\[0\]\.content: holds '<\|video_pad\|>'"),
     ],

@@ -43,7 +43,8 @@ def _lay_out(parts: list[Part]) -> tuple[NDArray[np.int64], list[Grid], list[int
 @given(parts=PARTS)
 def test_positions_are_those_of_transformers(part: str, parts: list[Part]) -> None:
     """A talker's sequence is laid out by the same rule."""
-    model = getattr(reference_of(tiny_checkpoint()).model, part)
+    whole = reference_of(tiny_checkpoint()).model
+    model = whole.thinker if part == "thinker" else whole.talker
     ids, grids, sounds = _lay_out(parts)
     ids_1T = torch.tensor(ids)[None]
     expected_P1T, delta_11 = model.get_rope_index(

@@ -24,6 +24,7 @@ CASES: dict[str, Chat] = {
     "audio and image": chat(sound(1.1, 4), "has the sound of", picture(96, 96, 4)),
     "several images": chat(picture(64, 64, 5), picture(128, 64, 6), "and", picture(32, 32, 7), "which is first"),
     "several audios": chat(sound(0.4, 5), sound(2.05, 6), "or", sound(1.0, 7)),
+    "several long audios": chat(sound(1.0, 14), "or", sound(2.05, 15), sound(1.33, 16)),
     "several of both": chat(sound(0.5, 8), picture(64, 64, 8), sound(1.2, 9), "then", picture(96, 32, 9)),
     "one image twice": chat(picture(64, 64, 5), "or", picture(64, 64, 5)),
     "system prompt": chat(says("system", "you are a voice"), says("user", "who are you")),

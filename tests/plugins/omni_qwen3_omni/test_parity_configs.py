@@ -5,38 +5,38 @@ from typing import Any
 import pytest
 
 from support.omni_engine import OmniEngine
-from support.reference import reference_of, tiny_checkpoint
+from support.reference import reference_of, sizes, tiny_checkpoint
 from support.reference_chats import chat, picture, says, sound
 from support.reference_compare import assert_same
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "embeddings accepted, one group pair": dict(
+    "embeddings accepted, one group pair": sizes(
         layers=2, heads=2, kv_heads=1, experts=6, top_k=3, accept_hidden_layer=0, groups=2, codebook_size=48,
         talker_layers=1, talker_heads=4, talker_kv_heads=2, predictor_layers=1, predictor_heads=2,
     ),
-    "accepted among deepstack layers": dict(
+    "accepted among deepstack layers": sizes(
         layers=5, heads=4, kv_heads=4, head_dim=24, accept_hidden_layer=2, vision_layers=5, deepstack=(0, 2, 4),
         groups=6, talker_experts=8, talker_top_k=3, upsample_rates=(5, 4), upsampling_ratios=(2,),
     ),
-    "accepted after the last deepstack layer": dict(
+    "accepted after the last deepstack layer": sizes(
         layers=4, heads=8, kv_heads=2, head_dim=8, hidden_size=96, experts=8, top_k=8, accept_hidden_layer=3,
         deepstack=(0, 1, 2), groups=8, predictor_heads=6, predictor_kv_heads=3, shared_expert_size=80,
     ),
-    "last layer accepted, routing weights not normed": dict(
+    "last layer accepted, routing weights not normed": sizes(
         layers=3, heads=6, kv_heads=3, accept_hidden_layer=3, experts=5, top_k=4, norm_topk=False, groups=3,
         talker_experts=3, talker_top_k=2, vocoder_layers=3, vocoder_window=5, upsample_rates=(6, 2, 2),
     ),
-    "one expert of many, one deepstack level": dict(
+    "one expert of many, one deepstack level": sizes(
         layers=6, heads=4, kv_heads=1, head_dim=32, experts=16, top_k=1, accept_hidden_layer=1, deepstack=(1,),
         talker_top_k=1, talker_experts=2, shared_expert_size=8, groups=5, talker_head_dim=8, talker_heads=6,
         talker_kv_heads=6, vocoder_heads=4, vocoder_kv_heads=2, vocoder_hidden_size=64,
     ),
-    "no norm in the talker's routing either, many groups": dict(
+    "no norm in the talker's routing either, many groups": sizes(
         layers=3, expert_size=48, accept_hidden_layer=1, norm_topk=False, groups=16, codebook_size=128,
         predictor_layers=3, talker_layers=3, talker_hidden_size=64, audio_layers=3, audio_heads=4,
         upsample_rates=(3, 3), upsampling_ratios=(2, 3), decoder_size=32, deepstack=(2,),
     ),
-    "all experts, almost no shared one": dict(
+    "all experts, almost no shared one": sizes(
         layers=4, experts=3, top_k=3, accept_hidden_layer=4, talker_experts=4, talker_top_k=4, shared_expert_size=1,
         groups=4, vision_hidden_size=48, vision_heads=3, deepstack=(2, 1, 0), hidden_size=48,
     ),

@@ -20,14 +20,14 @@ from omni_qwen3_omni.config import OmniConfig
 from omni_qwen3_omni.talker import Talker
 from omni_qwen3_omni.thinker import Thinker
 from support.omni_engine import OmniEngine
-from support.reference import reference_of, tiny_checkpoint
+from support.reference import reference_of, sizes, tiny_checkpoint
 from support.reference_chats import chat, picture, says, sound, with_sampling
 from support.reference_compare import differences
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 # accept_hidden_layer 2 of 4 layers lies among the deepstack layers.
-FOLDER = dict(seed=51, layers=4, deepstack=(0, 1, 2), stop_gain=0.0, codec_stop_gain=0.0)
+FOLDER = sizes(seed=51, layers=4, deepstack=(0, 1, 2), stop_gain=0.0, codec_stop_gain=0.0)
 ASKED = chat(
     says("system", "you are kind"),
     says("user", "hello"),

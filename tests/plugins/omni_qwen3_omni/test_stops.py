@@ -9,10 +9,10 @@ from support.reference import Reference, reference_of, tiny_checkpoint
 from support.reference_chats import chat, sound, with_sampling
 from support.reference_compare import assert_same
 
-PROMPTS = (
-    "hello|what is it|tell me more|how are you|find the number|who said so|a red square|the blue circle|go on|two words|"
-    "see you|come here"
-).split("|")
+PROMPTS = [
+    "hello", "what is it", "tell me more", "how are you", "find the number", "who said so", "a red square",
+    "the blue circle", "go on", "two words", "see you", "come here",
+]  # fmt: skip
 ASKED = chat("what did she say", sound(0.5), max_text=12, max_codes=20)
 
 

@@ -91,7 +91,10 @@ def test_a_malformed_prompt_fails_alone(prompt: list[int], changes: Mapping[str,
     ("sampling", "message"),
     [
         ({"stop_token_ids": (61,)}, "sampling.text.stop_token_ids: 61 is not in the vocabulary; use ids below 61"),
-        ({"stop_token_ids": tuple(range(17))}, "sampling.text.stop_token_ids: are 17 ids, the stage's own included; use at most 16 in all"),
+        (
+            {"stop_token_ids": tuple(range(17))},
+            "sampling.text.stop_token_ids: are 17 ids, the stage's own included; use at most 16 in all",
+        ),
         ({"suppress_token_ids": (3, 99)}, "sampling.text.suppress_token_ids: 99 is not in the vocabulary"),
     ],
 )

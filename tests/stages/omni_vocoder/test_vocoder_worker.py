@@ -15,10 +15,10 @@ from omni.device import COMPLETED, Device, Event
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, Failed
+from omni.testing import LaunchGuard
 from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderWorker
-from support.launch_guard import LaunchGuard
 from support.queued_device import QueuedDevice
 from support.stage_driver import StageDriver
 from support.wavemaker import POISON, WaveMaker, whole_wave

@@ -1,0 +1,185 @@
+"""Bad plugins and bad pipelines, found as installed ones are, by entry point."""
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from omni import CheckpointError, ConfigError, Omni, OmniError, PluginError
+from support.entry_points import own_entry_points
+from support.reference import tiny_checkpoint
+from support.tiny_omni import SHAPE, lengths
+
+QWEN = ("ar", "encoder", "vocoder", "local", "qwen3_omni")
+BROKEN = "raise RuntimeError('no licence')"
+FAMILY = """
+    from omni.hookspecs import hookimpl
+    from omni.plugin.entries import ModelFamily
+
+    @hookimpl
+    def omni_model_families():
+        return [ModelFamily(name="{name}", model_types=("{model_type}",), pipeline="{module}:pipeline")]
+"""
+CONNECTOR = """
+    from omni.hookspecs import hookimpl
+    from omni.plugin.entries import ConnectorEntry
+
+    @hookimpl
+    def omni_connectors():
+        return [ConnectorEntry(name="local", connector="omni_local.connector:LocalConnector")]
+"""
+BENT = """
+    import msgspec
+    from omni.pipeline import Edge, Output
+    from omni_qwen3_omni.pipeline import pipeline as straight
+
+    def pipeline(checkpoint):
+        pipeline = straight(checkpoint)
+        return msgspec.structs.replace(pipeline, {change})
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Makes the machine look as if only these were installed: the repository's plugins called `names`, and sources."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(names: tuple[str, ...], **sources: str) -> None:
+        points = own_entry_points(*names)
+        for name, source in sources.items():
+            module = f"{tmp_path.name}_{name}"
+            (tmp_path / f"{module}.py").write_text(dedent(source).replace("{module}", module))
+            points.append(EntryPoint(name, module, "omni"))
+        monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+
+    return install
+
+
+@pytest.fixture
+def weightless(tmp_path: Path) -> Path:
+    """A checkpoint without weights: what is refused for it is refused before any is read."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in tiny_checkpoint(3, **SHAPE).iterdir():
+        if not file.name.startswith("model"):
+            (model / file.name).symlink_to(file)
+    return model
+
+
+def error_of(model: Path, kind: type[OmniError]) -> str:
+    with pytest.raises(kind) as caught:
+        Omni(model, device="cpu")
+    return str(caught.value)
+
+
+def test_a_broken_plugin_that_is_not_needed(install: Install) -> None:
+    install(QWEN, fabric=BROKEN)
+    with Omni(tiny_checkpoint(3, **SHAPE), device="cpu") as omni:
+        result = omni.generate("hi", sampling=lengths(4, 4), stream=False)
+    assert result.usage.tokens == {"thinker": 4, "talker": 5}
+
+
+@pytest.mark.parametrize("source", [BROKEN, "import a_module_nobody_has", "def ("])
+def test_a_broken_plugin_with_a_stage_kind_that_is_needed(install: Install, weightless: Path, source: str) -> None:
+    install(("ar", "encoder", "local", "qwen3_omni"), vocoder=source)
+    assert error_of(weightless, PluginError) == (
+        "there is no stage kind 'vocoder': known are ar, encoder; install the plugin that brings it; "
+        "these plugins failed to load: vocoder (see `omni plugins`)"
+    )
+
+
+def test_a_broken_plugin_with_the_family_that_is_needed(install: Install, weightless: Path) -> None:
+    install(("ar", "encoder", "vocoder", "local", "text"), qwen3_omni=BROKEN)
+    message = error_of(weightless, CheckpointError)
+    assert "config.json: model_type: no plugin serves model type 'qwen3_omni_moe'" in message
+    assert "(failed to load: qwen3_omni, see `omni plugins`); install a plugin that serves it" in message
+
+
+def test_a_broken_plugin_with_the_connector_that_is_needed(install: Install, weightless: Path) -> None:
+    install(("ar", "encoder", "vocoder", "qwen3_omni"), local=BROKEN)
+    message = error_of(weightless, PluginError)
+    assert "there is no connector 'local'" in message
+    assert "failed to load: local (see `omni plugins`)" in message
+
+
+def test_a_plugin_that_is_not_installed(install: Install, weightless: Path) -> None:
+    install(("ar", "encoder", "local", "qwen3_omni"))
+    assert error_of(weightless, PluginError) == (
+        "there is no stage kind 'vocoder': known are ar, encoder; install the plugin that brings it"
+    )
+
+
+def test_no_plugins_at_all(install: Install, weightless: Path) -> None:
+    install(("no plugin has this name",))
+    message = error_of(weightless, CheckpointError)
+    assert "no plugin serves model type 'qwen3_omni_moe'" in message
+    assert "known are none; install a plugin that serves it" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        (FAMILY.replace("{name}", "qwen3_omni").replace("{model_type}", "other"), "the model family 'qwen3_omni'"),
+        (FAMILY.replace("{name}", "other").replace("{model_type}", "qwen3_omni_moe"), "model type 'qwen3_omni_moe'"),
+    ],
+)
+def test_two_plugins_for_one_family(install: Install, weightless: Path, source: str, what: str) -> None:
+    install(QWEN, zebra=source)
+    assert error_of(weightless, PluginError) == (
+        f"plugins 'qwen3_omni' and 'zebra' both claim {what}: uninstall one of them"
+    )
+
+
+def test_two_plugins_for_one_connector(install: Install, weightless: Path) -> None:
+    install(QWEN, zebra=CONNECTOR)
+    assert error_of(weightless, PluginError) == (
+        "plugins 'local' and 'zebra' both claim the connector 'local': uninstall one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "edges=(*pipeline.edges, Edge(producer='code2wav', consumer='thinker'))",
+            "pipeline.edges: form a cycle among thinker, talker, code2wav; remove an edge",
+        ),
+        (
+            "edges=(*pipeline.edges, Edge(producer='talker', consumer='narrator'))",
+            "pipeline.edges[4].consumer: 'narrator' is not a stage; "
+            "use one of audio_encoder, vision_encoder, thinker, talker, code2wav",
+        ),
+        (
+            "edges=(Edge(producer='ear', consumer='thinker'), *pipeline.edges)",
+            "pipeline.edges[0].producer: 'ear' is not a stage; "
+            "use one of audio_encoder, vision_encoder, thinker, talker, code2wav",
+        ),
+        (
+            "edges=pipeline.edges[:-1], outputs=pipeline.outputs[:1]",
+            "pipeline.stages.talker: leads to no output; add an edge or an output, or remove the stage",
+        ),
+        (
+            "outputs=(Output(modality='audio', stage='mouth'),)",
+            "pipeline.outputs[0].stage: 'mouth' is not a stage; "
+            "use one of audio_encoder, vision_encoder, thinker, talker, code2wav",
+        ),
+        (
+            "edges=(*pipeline.edges, pipeline.edges[0])",
+            "pipeline.edges: 'audio_encoder->thinker' appears 2 times; give each its own name",
+        ),
+    ],
+)
+def test_a_bad_pipeline(install: Install, weightless: Path, change: str, message: str) -> None:
+    family = dedent(FAMILY).replace("{name}", "bent").replace("{model_type}", "qwen3_omni_moe")
+    install(("ar", "encoder", "vocoder", "local"), bent=family + dedent(BENT).replace("{change}", change))
+    assert error_of(weightless, ConfigError) == message
+
+
+def test_a_pipeline_that_raises(install: Install, weightless: Path) -> None:
+    family = dedent(FAMILY).replace("{name}", "bent").replace("{model_type}", "qwen3_omni_moe")
+    install(QWEN[:-1], bent=family + "def pipeline(checkpoint):\n    return 1 / 0\n")
+    assert "does not suit family 'bent': ZeroDivisionError" in error_of(weightless, CheckpointError)

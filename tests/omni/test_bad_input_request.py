@@ -1,0 +1,237 @@
+"""A bad request: what its error says, and that the request beside it does not notice."""
+
+import base64
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from omni import InputError, Omni, SamplingParams
+from support.reference import tiny_checkpoint
+from support.tiny_omni import SHAPE, Bystander, assert_freed, lengths, picture, sound, tiny_plugins, user
+
+THREE_HOURS = 3 * 3600
+AUDIO, IMAGE = "messages[0].content[0].input_audio", "messages[0].content[0].image_url"
+
+
+@pytest.fixture(scope="module")
+def omni() -> Iterator[Omni]:
+    with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins()) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def bystander(omni: Omni) -> Bystander:
+    return Bystander.of(omni)
+
+
+def sparse_wav(folder: Path) -> dict[str, Any]:
+    """Three hours of 8-bit silence that take no room on the disk."""
+    size, rate = THREE_HOURS * 8000, 8000
+    path = folder / "long.wav"
+    header = struct.pack(
+        "<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, 1, 1, rate, rate, 1, 8, b"data", size
+    )
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + size)
+    return {"type": "input_audio", "input_audio": str(path)}
+
+
+def boastful_flac(folder: Path) -> dict[str, Any]:
+    """A second of sound whose header says three hours."""
+    path = folder / "long.flac"
+    soundfile.write(path, np.zeros(16000, np.float32), 16000)
+    data = bytearray(path.read_bytes())
+    total = THREE_HOURS * 16000
+    # STREAMINFO follows "fLaC" and a block header; its number of samples has 36 bits, from the middle of byte 13 on.
+    start = 8 + 13
+    data[start] = data[start] & 0xF0 | total >> 32
+    data[start + 1 : start + 5] = struct.pack(">I", total & 0xFFFFFFFF)
+    return {"type": "input_audio", "input_audio": bytes(data)}
+
+
+def empty_wav(folder: Path) -> dict[str, Any]:
+    path = folder / "empty.wav"
+    soundfile.write(path, np.zeros(0), 16000)
+    return {
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(path.read_bytes()).decode(), "format": "wav"},
+    }
+
+
+def half_a_png(folder: Path) -> dict[str, Any]:
+    path = folder / "half.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    return {"type": "image_url", "image_url": {"url": str(path)}}
+
+
+def image(source: object) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": source}
+
+
+def audio(source: object) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": source}
+
+
+SOUNDS: dict[str, tuple[Callable[[Path], dict[str, Any]], str, str]] = {
+    "no samples": (empty_wav, AUDIO, "is empty (0 samples); give at least 0.1 s of sound"),
+    "no array": (lambda _: audio(np.zeros(0, np.float32)), AUDIO, "is empty (0 samples); give at least"),
+    "no bytes": (lambda _: audio(b""), AUDIO, "is empty (0 bytes); give at least 0.1 s of sound"),
+    "three hours by header": (sparse_wav, AUDIO, "is too long (10800.0 s); give at most 1200 s of sound"),
+    "three hours promised": (boastful_flac, AUDIO, "is too long (10800.0 s); give at most 1200 s of sound"),
+    "no sound file": (lambda _: audio(b"hello" * 99), AUDIO, "is not a sound file that can be read"),
+    "no such file": (lambda f: audio(str(f / "none.wav")), AUDIO, "give the path of an existing file"),
+    "no numbers": (lambda _: audio(np.full(9999, np.nan, np.float32)), AUDIO, "give finite samples"),
+}
+PICTURES: dict[str, tuple[Callable[[Path], dict[str, Any]], str, str]] = {
+    "half a file": (half_a_png, f"{IMAGE}.url", "is not a picture that can be read"),
+    "no picture": (lambda _: image(b"no picture"), IMAGE, "give a PNG, JPEG"),
+    "no such file": (lambda f: image(str(f / "none.png")), IMAGE, "give the path of an existing file"),
+    "a ribbon": (lambda _: image(np.zeros((2, 999, 3), np.uint8)), IMAGE, "999 x 2 pixels, more than 200 times"),
+    "no pixels": (lambda _: image(np.zeros((0, 9, 3), np.uint8)), IMAGE, "give a picture of at least 1 x 1"),
+}
+CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
+    "an empty prompt": ("", {}, "messages", "hold no text, sound or picture; give the model something to answer"),
+    "white space": (user(" \n"), {}, "messages", "give the model something to answer"),
+    "no messages": ([], {}, "messages", "are empty; give at least one message"),
+    "a prompt that is too long": (
+        "the " * 5000,
+        {},
+        "prompt",
+        "has 5011 tokens, and thinker takes 4096 with at least one generated; shorten it or raise thinker.max_model_len",
+    ),
+    "a talker's prompt that is too long": (
+        "the " * 4080,
+        {"sampling": lengths(3, 3)},
+        "prompt",
+        "has 4097 tokens, and talker takes 4096 with at least one generated; shorten it or raise talker.max_model_len",
+    ),
+    "an unknown voice": ("hi", {"voice": "bob"}, "voice", "'bob' is unknown; use one of ethan, chelsie, aiden"),
+    "a video": (
+        user({"type": "video_url", "video_url": {"url": "a.mp4"}}),
+        {},
+        "messages[0].content[0].type",
+        "video input is not supported; give single pictures as image_url parts and the sound as an input_audio part",
+    ),
+    "a word for media": (
+        user("so: <|audio_pad|>"),
+        {},
+        "messages[0].content",
+        "holds '<|audio_pad|>', which stands for media; remove it",
+    ),
+    "a word for media in two pieces": (
+        [{"role": "system", "content": "be brief"}, *user(picture(), "so: <|image_", "pad|>")],
+        {},
+        "messages[1].content",
+        "holds '<|image_pad|>', which stands for media; remove it",
+    ),
+    "a word for media beside media": (
+        user("<|audio_pad|>", sound()),
+        {},
+        "messages[0].content",
+        "attach the media as a part",
+    ),
+    "too many stops": (
+        "hi",
+        {"sampling": SamplingParams(stop_token_ids=tuple(range(17)))},
+        "sampling.thinker.stop_token_ids",
+        "use at most 16 in all",
+    ),
+    "a stop that is no token": (
+        "hi",
+        {"sampling": {"talker": SamplingParams(stop_token_ids=(10**6,))}},
+        "sampling.talker.stop_token_ids",
+        "1000000 is not in the vocabulary; use ids below",
+    ),
+}
+SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "temperature": ({"temperature": -0.5}, "temperature", "-0.5 is out of range; use 0 (greedy) to 100"),
+    "no temperature": ({"temperature": float("nan")}, "temperature", "nan is out of range; use 0 (greedy) to 100"),
+    "text": ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`; give a value of that type"),
+    "top_p": ({"top_p": 0.0}, "top_p", "0.0 is out of range; use a number above 0, up to 1 (off)"),
+    "top_k": ({"top_k": -1}, "top_k", "-1 is out of range; use 0 (off) or more"),
+    "max_tokens": ({"max_tokens": 0}, "max_tokens", "0 is out of range; use at least 1"),
+    "repetition_penalty": ({"repetition_penalty": 0.0}, "repetition_penalty", "use 0.01 to 100; 1 is none"),
+    "seed": ({"seed": -1}, "seed", "-1 is out of range; use 0 to 2**63 - 1"),
+}
+
+
+def refuse(omni: Omni, messages: Any, settings: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        omni.generate(messages, stream=False, **settings)
+    assert caught.value.field == field
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", SOUNDS)
+def test_a_bad_sound(omni: Omni, bystander: Bystander, tmp_path: Path, kind: str) -> None:
+    make, field, words = SOUNDS[kind]
+    part = make(tmp_path)
+    with bystander.beside(omni):
+        refuse(omni, user(part, "what was said"), {}, field, words)
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_a_bad_picture(omni: Omni, bystander: Bystander, tmp_path: Path, kind: str) -> None:
+    make, field, words = PICTURES[kind]
+    part = make(tmp_path)
+    with bystander.beside(omni):
+        refuse(omni, user(part, "what is it"), {}, field, words)
+
+
+@pytest.mark.parametrize("kind", CHATS)
+def test_a_bad_chat(omni: Omni, bystander: Bystander, kind: str) -> None:
+    messages, settings, field, words = CHATS[kind]
+    with bystander.beside(omni):
+        refuse(omni, messages, settings, field, words)
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_bad_sampling_value(omni: Omni, bystander: Bystander, kind: str) -> None:
+    fields, name, words = SETTINGS[kind]
+    with bystander.beside(omni):
+        refuse(omni, "hi", {"sampling": SamplingParams(**fields)}, f"sampling.{name}", words)
+        by_stage = {"talker": SamplingParams(**fields)}
+        refuse(omni, "hi", {"sampling": by_stage}, f"sampling.talker.{name}", words)
+
+
+def test_bad_settings(omni: Omni, bystander: Bystander) -> None:
+    with bystander.beside(omni):
+        refuse(omni, "hi", {"modalities": ("video",)}, "modalities", "use 'text' or 'audio'")
+        refuse(omni, "hi", {"modalities": ("text",), "voice": "ethan"}, "voice", 'add "audio" to modalities')
+        refuse(omni, "hi", {"sampling": {"talkr": SamplingParams()}}, "sampling.talkr", "use one of thinker, talker")
+
+
+def test_all_of_them_in_one_list_leave_the_good_ones_alone(omni: Omni, bystander: Bystander, tmp_path: Path) -> None:
+    parts = [make(tmp_path) for make, _, _ in (*SOUNDS.values(), *PICTURES.values())]
+    good = [list(bystander.messages)]
+    requests: list[Any] = [*good, *(user(part, "what is it") for part in parts), *good]
+    results = omni.generate(requests, sampling=bystander.sampling, stream=False)
+    assert [type(result.error) for result in results[1:-1]] == [InputError] * len(parts)
+    fields = [result.error.field for result in results if isinstance(result.error, InputError)]
+    assert fields == [field for _, field, _ in (*SOUNDS.values(), *PICTURES.values())]
+    for result in (results[0], results[-1]):
+        assert result.error is None
+        assert result.text == bystander.text
+    assert_freed(omni)
+
+
+def test_speech_from_a_model_that_does_not_speak() -> None:
+    model = tiny_checkpoint(3, talker=False, **SHAPE)
+    with Omni(model, device="cpu", plugins=tiny_plugins()) as omni:
+        assert omni.modalities == ("text",)
+        refuse(omni, "hi", {"modalities": ("text", "audio")}, "modalities", "does not give 'audio'; use 'text'")
+        refuse(omni, "hi", {"voice": "ethan"}, "voice", "leave voice out")
+        refuse(omni, "hi", {"sampling": lengths(3, 3)}, "sampling.talker", "use one of thinker")
+        result = omni.generate("hi", sampling=SamplingParams(max_tokens=4), stream=False)
+        assert (result.usage.tokens, result.audio) == ({"thinker": 4}, None)
+        with pytest.raises(InputError, match="of a model that speaks"):
+            result.save("never.wav")
+        assert_freed(omni)

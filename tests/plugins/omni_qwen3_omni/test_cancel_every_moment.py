@@ -1,0 +1,110 @@
+"""A request is given up before every tick of the engine, from its arrival to its last sample."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from omni.errors import StageError
+from support.omni_engine import OmniEngine, Result
+from support.reference import tiny_checkpoint
+from support.reference_chats import chat, picture, sound
+from support.tiny_omni import SHAPE, TOLERANCE
+
+GIVEN_UP = StageError("request", "being tested", "it was given up")
+VICTIM = chat("what is it", sound(0.4, seed=1), picture(56, 84, seed=1), max_text=7, max_codes=14)
+OTHER = chat("who said so", sound(0.4, seed=2), picture(56, 56, seed=2), voice="aiden", max_text=9, max_codes=13)
+NO_CACHES = {"audio_encoder.cache_bytes": 0, "vision_encoder.cache_bytes": 0}
+SETTLING_TICKS = 6
+"""Ticks until an abort has gone from stage to stage and every event of the CPU device has been seen."""
+
+
+@dataclass(slots=True)
+class World:
+    """An engine, what the requests give alone, and the tick before which the victim is over."""
+
+    engine: OmniEngine
+    victim: Result
+    other: Result
+    ticks: int
+
+    @torch.inference_mode()
+    def give_up_before(self, tick: int, beside: bool) -> tuple[Result, Result | None]:
+        """Runs the victim, with the other request or without, and gives it up before a tick."""
+        victim, other = Result(), Result() if beside else None
+        request, engine = self.engine.request(VICTIM), self.engine.engine
+        engine.submit(request, victim.take)
+        if other is not None:
+            engine.submit(self.engine.request(OTHER), other.take)
+        self._tick(tick)
+        engine.abort(request.id, GIVEN_UP)
+        self._tick(SETTLING_TICKS)
+        assert victim.over
+        if other is not None:
+            self._tick_until_idle()
+        self.engine.assert_free()
+        assert engine.idle
+        return victim, other
+
+    @torch.inference_mode()
+    def count_ticks(self) -> int:
+        """Until the victim, alone, is over."""
+        result, ticks = Result(), 0
+        self.engine.engine.submit(self.engine.request(VICTIM), result.take)
+        while not result.over:
+            self._tick(1)
+            ticks += 1
+        self._tick_until_idle()
+        return ticks
+
+    def _tick(self, times: int) -> None:
+        for _ in range(times):
+            self.engine.engine.tick()
+
+    def _tick_until_idle(self) -> None:
+        while not self.engine.engine.idle:
+            self._tick(1)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    engine = OmniEngine(tiny_checkpoint(3, **SHAPE), NO_CACHES)
+    world = World(engine, engine.answer(VICTIM), engine.answer(OTHER), 0)
+    world.ticks = world.count_ticks()
+    return world
+
+
+def assert_begins(part: Result, whole: Result) -> None:
+    """What was given before the end is the beginning of what would have been given."""
+    assert part.error is GIVEN_UP
+    assert part.ids == whole.ids[: len(part.ids)]
+    assert part.frames == whole.frames[: len(part.frames)]
+    assert len(part.wave) < len(whole.wave)
+    assert_close(part.wave, whole.wave[: len(part.wave)])
+
+
+def assert_close(wave: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    assert wave.shape == expected.shape
+    assert np.abs(wave - expected).max(initial=0) <= TOLERANCE
+
+
+def test_everything_is_free_a_few_ticks_later(world: World) -> None:
+    given = set()
+    for tick in range(world.ticks):
+        victim, _ = world.give_up_before(tick, beside=False)
+        assert_begins(victim, world.victim)
+        given.add((len(victim.ids), len(victim.frames)))
+    assert {ids for ids, _ in given} == set(range(8))
+    assert {frames for _, frames in given} >= set(range(13))
+
+
+def test_the_other_request_gives_what_it_gives_alone(world: World) -> None:
+    for tick in range(world.ticks):
+        victim, other = world.give_up_before(tick, beside=True)
+        if victim.error is not None:
+            assert_begins(victim, world.victim)
+        assert other is not None
+        assert (other.ids, other.frames, other.reasons) == (world.other.ids, world.other.frames, world.other.reasons)
+        assert_close(other.wave, world.other.wave)
