@@ -21,7 +21,7 @@ from released_shape import write_released_shape  # isort: skip  (the script's ow
 def ask(omni: Omni, requests: int, tokens: int, frames: int) -> tuple[list[Result], float]:
     """`requests` equal prompts at once, and the seconds until all were answered."""
     sampling = {
-        "thinker": SamplingParams(max_tokens=tokens, temperature=1.0, seed=1, stop_token_ids=()),
+        "thinker": SamplingParams(max_tokens=tokens, temperature=1.0, seed=1),
         "talker": SamplingParams(max_tokens=frames + 1, seed=1),
     }
     chats = [f"Tell me about the number {index}." for index in range(requests)]

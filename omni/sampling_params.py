@@ -17,7 +17,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: divides positive and multiplies negative logits of tokens seen so far; 1 is none.
     seed: makes a request's tokens reproducible whatever else runs; None draws one.
     stop_token_ids: ids that end generation, in addition to the stage's own.
-    suppress_token_ids: ids that are never generated.
+    suppress_token_ids: ids that are never generated, in addition to the stage's own.
     """
 
     max_tokens: int | None = None

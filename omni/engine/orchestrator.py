@@ -110,6 +110,7 @@ class Orchestrator:
             raise InputError("id", f"{request.id!r} is already under way", "give each request an id of its own")
         stages = {stage.name for stage in self._pipeline.stages}
         for field, names, known in (
+            ("modalities", request.modalities, {output.modality for output in self._pipeline.outputs}),
             ("inputs", request.inputs, stages),
             ("sampling", request.sampling, stages),
             ("edges", request.edges, {edge.name for edge in self._pipeline.edges}),

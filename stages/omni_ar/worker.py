@@ -220,10 +220,13 @@ class ArWorker(MailboxWorker[ArRequest]):
         request.segments.clear()
 
     def _resolve(self, asked: SamplingParams) -> SamplingParams:
-        sampling = asked.over(self._defaults)
-        if asked.stop_token_ids is not None:
-            stops = dict.fromkeys((*(self._defaults.stop_token_ids or ()), *asked.stop_token_ids))
-            sampling = msgspec.structs.replace(sampling, stop_token_ids=tuple(stops))
+        own = self._defaults
+        sampling = msgspec.structs.replace(
+            asked.over(own),
+            # A request adds ids to the stage's own: it cannot make a stage run on past its end or say what it has no sound for.
+            stop_token_ids=_united(own.stop_token_ids, asked.stop_token_ids),
+            suppress_token_ids=_united(own.suppress_token_ids, asked.suppress_token_ids),
+        )
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         self._check_ids("stop_token_ids", sampling.stop_token_ids, MAX_STOP_IDS)
@@ -236,6 +239,10 @@ class ArWorker(MailboxWorker[ArRequest]):
             raise InputError(field, f"are {len(ids)} ids, the stage's own included", f"use at most {most} in all")
         if ids and max(ids) >= self._shape.vocab_size:
             raise InputError(field, f"{max(ids)} is not in the vocabulary", f"use ids below {self._shape.vocab_size}")
+
+
+def _united(own: tuple[int, ...] | None, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*(own or ()), *(asked or ()))))
 
 
 def _counts(request: ArRequest) -> dict[str, int]:

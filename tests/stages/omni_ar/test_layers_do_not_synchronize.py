@@ -1,8 +1,5 @@
 """A decode step built of these blocks asks the device nothing, and a GPU computes what the CPU does."""
 
-import warnings
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
 from omni_ar.layers import Attention, DecoderLayer, RotaryEmbedding, SharedExpertMoE
 from omni_ar.sampling import SamplingFlags, SamplingState, gumbel, open_uniform, philox4x32, sample
+from support.no_synchronization import no_synchronization
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, ROWS, BLOCK = 32, 4, 2, 16, 50, 3, 4
 FLAGS = SamplingFlags(any_random=True, any_top_k=True, any_top_p=True, any_penalty=True, any_suppressed=True)
@@ -35,19 +33,8 @@ class Guard(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def cuda_refuses_to_synchronize():
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-            torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def guard(device):
-    return Guard() if device == "cpu" else cuda_refuses_to_synchronize()
+    return Guard() if device == "cpu" else no_synchronization()
 
 
 class Step:
