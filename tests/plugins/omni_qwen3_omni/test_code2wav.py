@@ -376,4 +376,5 @@ def test_cuda_decodes_the_same_and_never_waits() -> None:
     _stream(model, codes[:, :, :20], [10, 10])
     with no_synchronization():
         wav = _stream(model, codes, [1, 20, 99])
-    assert pair.error(wav.cpu(), expected) < 1
+    # Rotary angles are float32 in every dtype, and CUDA rounds their cosines by itself: 1e-5 of peak instead of 1e-10.
+    assert pair.error(wav.cpu(), expected) < 1e-5 / RELATIVE_TOLERANCE[torch.float64]
