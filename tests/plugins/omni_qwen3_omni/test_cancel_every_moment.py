@@ -17,8 +17,10 @@ GIVEN_UP = StageError("request", "being tested", "it was given up")
 VICTIM = chat("what is it", sound(0.4, seed=1), picture(56, 84, seed=1), max_text=7, max_codes=14)
 OTHER = chat("who said so", sound(0.4, seed=2), picture(56, 56, seed=2), voice="aiden", max_text=9, max_codes=13)
 NO_CACHES = {"audio_encoder.cache_bytes": 0, "vision_encoder.cache_bytes": 0}
-SETTLING_TICKS = 6
-"""Ticks until an abort has gone from stage to stage and every event of the CPU device has been seen."""
+SETTLING_TICKS = 3
+"""Until an abort has gone from stage to stage and every event of the CPU device has been seen."""
+ENOUGH_TICKS = 300
+"""For both requests."""
 
 
 @dataclass(slots=True)
@@ -64,8 +66,11 @@ class World:
             self.engine.engine.tick()
 
     def _tick_until_idle(self) -> None:
-        while not self.engine.engine.idle:
+        for _ in range(ENOUGH_TICKS):
+            if self.engine.engine.idle:
+                return
             self._tick(1)
+        self.engine.assert_free()
 
 
 @pytest.fixture(scope="module")
