@@ -80,14 +80,22 @@ class Engine:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        self._failure = self._failure or _CLOSED
+        healthy, self._failure = self._failure is None, self._failure or _CLOSED
         self._take_commands()  # what the loop did not get to is refused
         self._orchestrator.abort_all(_CLOSED)
         self._device.synchronize()
+        if healthy:
+            self._drain()
         for worker in self._workers.values():
             worker.close()
         for connector in self._connectors.values():
             connector.close()
+
+    def _drain(self) -> None:
+        """Lets stages take the aborts of the last requests, so that each gives back what another lent it."""
+        with torch.inference_mode():
+            while self.tick():
+                pass
 
     def tick(self) -> bool:
         """One round: commands, every worker, the orchestrator. Returns whether anything happened."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omni import Omni, SamplingParams
+from omni import Omni, Output, SamplingParams
 from omni.errors import CheckpointError, ConfigError, StageError
 from support.echo_family import EXPLODE, GATES
 from support.echo_omni import echo_model, echo_plugins, eventually
@@ -44,15 +44,16 @@ def test_close_while_busy_ends_every_stream(model: Path) -> None:
     omni = Omni(model, device="cpu", plugins=echo_plugins())
     errors: list[str] = []
 
-    def read(prompt: str) -> None:
+    def read(stream: Iterator[Output]) -> None:
         try:
-            for _ in omni.generate(prompt, sampling=ENDLESS):
+            for _ in stream:
                 started.set()
         except StageError as error:
             errors.append(str(error))
 
     started = threading.Event()
-    threads = [threading.Thread(target=read, args=(prompt,)) for prompt in ("abc", "wait closing", "def")]
+    streams = [omni.generate(prompt, sampling=ENDLESS) for prompt in ("abc", "wait closing", "def")]
+    threads = [threading.Thread(target=read, args=(stream,)) for stream in streams]
     for thread in threads:
         thread.start()
     assert started.wait(10)
@@ -110,7 +111,7 @@ def test_an_open_model_does_not_hang_the_interpreter(model: Path) -> None:
     program = f"""
 import sys
 sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
-from omni import Omni, SamplingParams
+from omni import Omni, Output, SamplingParams
 from support.echo_omni import echo_plugins
 omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
 stream = omni.generate("abc", sampling=SamplingParams(max_tokens=10**9))

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from omni import AsyncOmni, Omni, Output, Result
+from omni_qwen3_omni.encoders import VisionEncoder
 from omni_qwen3_omni.frontend import OmniFrontend
-from support.echo_omni import eventually
+from omni_qwen3_omni.talker import Talker
+from omni_qwen3_omni.thinker import Thinker
+from omni_qwen3_omni.vocoder import Vocoder
 from support.reference import tiny_checkpoint
 from support.tiny_omni import (
     SHAPE,
@@ -93,18 +96,46 @@ def test_closing_while_the_prompt_is_prepared(
     beside(omni, bystander, act)
 
 
-@pytest.mark.parametrize("stage", ["vision_encoder", "thinker"])
-def test_closing_while_a_stage_begins(omni: Omni, stage: str) -> None:
-    chat = user(picture(random.randrange(10**6), 280, 280), "the " * 1500)
-    for _ in range(4):
-        stream = omni.generate(chat, sampling=ENDLESS)
-        assert eventually(lambda: bool(omni.usage()[stage]["requests"]), 10)
+@pytest.mark.parametrize(
+    ("model", "method", "stage", "what", "count"),
+    [
+        (VisionEncoder, "encode", "vision_encoder", "items", 1),
+        (Thinker, "forward", "thinker", "rows", 2),
+        (Talker, "forward", "talker", "rows", 2),
+        (Vocoder, "decode", "code2wav", "rows", 2),
+    ],
+)
+def test_closing_in_the_middle_of_a_step(
+    omni: Omni,
+    bystander: Bystander,
+    monkeypatch: pytest.MonkeyPatch,
+    model: type,
+    method: str,
+    stage: str,
+    what: str,
+    count: int,
+) -> None:
+    """The engine's thread is inside a model, with a batch of which the request is part."""
+    inside, gate, real = threading.Event(), threading.Event(), vars(model)[method]
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        if omni.usage()[stage][what] >= count:
+            inside.set()
+            assert gate.wait(10)
+        return real(*arguments, **named)
+
+    def act() -> None:
+        monkeypatch.setattr(model, method, slow)
+        stream = omni.generate(user(picture(100), "what is it"), sampling=ENDLESS)
+        assert inside.wait(10)
         stream.close()
-        assert_freed(omni)
+        gate.set()
+
+    beside(omni, bystander, act)
 
 
 def test_closing_at_any_time(omni: Omni) -> None:
-    """Whole numbers of milliseconds from 0 to past the first sound."""
+    """From before its preparation to past the first sound."""
     for wait in range(0, 160, 8):
         stream = omni.generate(VICTIM, sampling=ENDLESS)
         time.sleep(wait / 1000)
