@@ -11,7 +11,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Applied in transformers' order: repetition penalty, suppressed ids, temperature, top-k, top-p.
 
     max_tokens: tokens to generate at most, at least 1.
-    temperature: 0 is greedy.
+    temperature: 0 is greedy; otherwise 0.001 to 100.
     top_k: keep the k most likely; 0 keeps all.
     top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]; 1 keeps all.
     repetition_penalty: divides positive and multiplies negative logits of tokens seen so far; 1 is none.
@@ -37,9 +37,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def check(self, field: str) -> None:
         """Raises InputError naming `field` and the parameter that is out of range."""
         for name, valid, remedy in (
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "use at least 1"),
-            ("temperature", _within(self.temperature, 0, 100), "use 0 (greedy) to 100"),
-            ("top_k", self.top_k is None or self.top_k >= 0, "use 0 (off) or more"),
+            ("max_tokens", _within(self.max_tokens, 1, 2**31 - 1), "use at least 1, below 2**31"),
+            # Below a thousandth, float32 logits over the temperature overflow where greedy is meant.
+            (
+                "temperature",
+                self.temperature == 0 or _within(self.temperature, 0.001, 100),
+                "use 0 (greedy), or 0.001 to 100",
+            ),
+            ("top_k", _within(self.top_k, 0, 2**31 - 1), "use 0 (off) or more, below 2**31"),
             ("top_p", self.top_p is None or 0 < self.top_p <= 1, "use a number above 0, up to 1 (off)"),
             ("repetition_penalty", _within(self.repetition_penalty, 0.01, 100), "use 0.01 to 100; 1 is none"),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "use 0 to 2**63 - 1"),

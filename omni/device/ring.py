@@ -2,7 +2,7 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| slot of an upload ring | host, while filling a step | H2D copy of that step | the step's end event |
+| slot of an upload ring | host, while filling it | the H2D copy | the event after the copy |
 | slot of a download ring | D2H copy of a step | host, after the copy's event | that event: readers bound what they leave unread |
 """
 

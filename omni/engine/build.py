@@ -103,6 +103,8 @@ def build_engine(
                 stage, stage.options, checkpoint, device, _DTYPES[options.dtype], options.load_format
             )
             workers[stage.name] = plan.kinds[stage.name].build(context)
+    # Weights and zeroed buffers were written on the default stream, which the stages' streams do not wait for.
+    device.synchronize()
     transfer = device.stream("transfer")
     orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer)
     return Engine(device, orchestrator, workers, connectors)

@@ -127,6 +127,7 @@ class Engine:
                 except Exception as error:
                     # A worker isolates what is one request's fault; what gets here leaves stages in an unknown state.
                     self._failure = StageError("engine", "running its loop", f"{type(error).__name__}: {error}")
+                    self._failure.__cause__ = error
                     self._orchestrator.abort_all(self._failure)
                     self._refuse_all()
 

@@ -42,6 +42,8 @@ class Orchestrator:
         self._connectors = connectors
         self._transfer = transfer
         self._live: dict[str, _Live] = {}
+        self._busy: dict[Route, None] = {}
+        """Routes with something under way, in the order they became so: a waiting request costs nothing."""
 
     @property
     def live(self) -> int:
@@ -66,8 +68,8 @@ class Orchestrator:
         """Gives a request up and frees what it holds everywhere. A no-op if it is over."""
         live = self._live.pop(request_id, None)
         if live is not None:
-            self._clear(live, str(error))
             live.sink(RequestFailed(error))
+            self._clear(live, str(error))
 
     def abort_all(self, error: OmniError) -> None:
         for request_id in list(self._live):
@@ -80,15 +82,13 @@ class Orchestrator:
             while worker.outbox:
                 self._take(name, worker.outbox.popleft())
                 moved = True
-        for request_id, live in list(self._live.items()):
-            for route in live.routes.values():
-                if route.closed:
-                    continue
-                try:
-                    moved |= route.tick()
-                except OmniError as error:
-                    self.abort(request_id, error)
-                    break
+        for route in list(self._busy):
+            try:
+                moved |= route.tick()
+            except OmniError as error:
+                self.abort(route.request_id, error)
+            if not route.busy:
+                self._busy.pop(route, None)
         return moved
 
     def _open(self, request: EngineRequest, sink: Sink) -> _Live:
@@ -151,6 +151,7 @@ class Orchestrator:
                 route = live.routes.get(edge.name)
                 if route is not None and edge.consumer in live.running:
                     route.send(produced)
+                    self._busy[route] = None
         finally:
             produced.hold.seal()
         if not produced.payload.tensors:
@@ -164,6 +165,7 @@ class Orchestrator:
         for edge in self._pipeline.edges_from(stage):
             if edge.name in live.routes:
                 live.routes[edge.name].end(done.reason)
+                self._busy[live.routes[edge.name]] = None
         for edge in self._pipeline.edges_into(stage):
             if edge.name in live.routes:
                 live.routes[edge.name].abort(f"{stage} is done")
@@ -176,6 +178,7 @@ class Orchestrator:
     def _clear(self, live: _Live, reason: str) -> None:
         for route in live.routes.values():
             route.abort(reason)
+            self._busy.pop(route, None)
         for name in live.running:
             self._workers[name].inbox.append(Abort(live.request.id))
 

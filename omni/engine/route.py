@@ -1,5 +1,6 @@
 """One edge as one request uses it: connector, adapter and the payloads under way between them."""
 
+import logging
 from collections import deque
 
 from omni.adapter import Adapter
@@ -9,6 +10,8 @@ from omni.errors import OmniError, StageError
 from omni.pipeline import Edge
 from omni.stage import Ended, Feed, Lease, Produced, StageWorker
 
+_log = logging.getLogger(__name__)
+
 
 class Route:
     """Moves payloads in order from producer to consumer, through the connector, then through the adapter."""
@@ -17,7 +20,7 @@ class Route:
         self, request_id: str, edge: Edge, adapter: Adapter, connector: Connector, consumer: StageWorker, stream: Stream
     ) -> None:
         self.edge = edge
-        self._request_id = request_id
+        self.request_id = request_id
         self._adapter = adapter
         self._connector = connector
         self._consumer = consumer
@@ -25,6 +28,11 @@ class Route:
         self._under_way: deque[tuple[Ref, Pending]] = deque()
         self._end_reason: str | None = None
         self.closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether `tick` has something to do, now or later."""
+        return bool(self._under_way) or (self._end_reason is not None and not self.closed)
 
     def send(self, produced: Produced) -> None:
         """Takes a reference to what the producer made. Raises OmniError if the connector fails."""
@@ -65,17 +73,23 @@ class Route:
                 self._connector.release(ref, COMPLETED)
             for payload in inputs:
                 kept = lease if payload.tensors else None
-                self._consumer.inbox.append(Feed(self._request_id, payload, received.ready, kept))
+                self._consumer.inbox.append(Feed(self.request_id, payload, received.ready, kept))
         if self._end_reason is not None and not self.closed:
             self._close(self._end_reason)
             moved = True
         return moved
 
     def abort(self, reason: str) -> None:
-        """Gives up what is still under way."""
+        """Gives up what is still under way. A connector that fails at that loses its payload's memory, and nothing else."""
         self.closed = True
         while self._under_way:
-            self._connector.abort(self._under_way.popleft()[0], reason)
+            ref, _ = self._under_way.popleft()
+            try:
+                self._connector.abort(ref, reason)
+            except Exception:
+                _log.exception(
+                    "%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id
+                )
 
     def _close(self, reason: str) -> None:
         self.closed = True
@@ -83,10 +97,12 @@ class Route:
             inputs = self._adapter.finish(reason)
         except Exception as error:
             raise self._known("adapting a payload", error) from error
-        self._consumer.inbox.extend(Feed(self._request_id, payload, COMPLETED) for payload in inputs)
-        self._consumer.inbox.append(Ended(self._request_id, self.edge.name))
+        self._consumer.inbox.extend(Feed(self.request_id, payload, COMPLETED) for payload in inputs)
+        self._consumer.inbox.append(Ended(self.request_id, self.edge.name))
 
     def _known(self, doing: str, error: Exception) -> OmniError:
         if isinstance(error, OmniError):
             return error
-        return StageError(self.edge.name, doing, f"{type(error).__name__}: {error}")
+        known = StageError(self.edge.name, doing, f"{type(error).__name__}: {error}")
+        known.__cause__ = error
+        return known

@@ -93,7 +93,10 @@ class Frontend(Protocol):
         ...
 
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for what is wrong with the request (an unknown voice, an empty or too long prompt, ...)."""
+        """Raises InputError for what is wrong with the request (an unknown voice, an empty prompt, ...).
+
+        A prompt that is too long is refused by its stage, which knows what it was configured for.
+        """
         ...
 
     def text_decoder(self) -> TextDecoder: ...

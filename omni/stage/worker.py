@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from traceback import TracebackException
 from typing import Generic, TypeVar
 
 from omni.device import COMPLETED, Event
@@ -64,8 +63,10 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def _known(self, doing: str, error: Exception) -> OmniError:
         if isinstance(error, OmniError):
             return error
-        where = ", ".join([doing, *(TracebackException.from_exception(error).__notes__ or ())])
-        return StageError(self.name, where, f"{type(error).__name__}: {error}")
+        notes: list[str] = vars(error).get("__notes__", [])  # the phase, see Device.launch
+        known = StageError(self.name, ", ".join([doing, *notes]), f"{type(error).__name__}: {error}")
+        known.__cause__ = error
+        return known
 
     def _dispatch(self, message: Inbound) -> None:
         if isinstance(message, Open):

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from omni_ar.layers import DecoderConfig, GatedMLP, RMSNorm, RotaryEmbedding, apply_rotary
 from omni_ar.model import Codes, DrawCode
 
-# The published model always samples its residual groups with these, whatever the talker uses.
+# When the talker samples, the published model samples the other groups with these, whatever the talker uses.
 _TOP_K = 50
 _TOP_P = 0.8
 

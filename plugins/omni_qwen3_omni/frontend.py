@@ -1,11 +1,10 @@
 """From a chat to stage inputs."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from omni.checkpoint import Checkpoint
@@ -46,12 +45,10 @@ class OmniFrontend:
         """Raises InputError for an empty prompt, reserved words, an unknown voice, or audio of a model that only writes."""
         self._check(chat)
         voice = self._voice(chat)
-        audios = [part.samples for message in chat.messages for part in message.content if isinstance(part, AudioPart)]
-        images = [part.image for message in chat.messages for part in message.content if isinstance(part, ImagePart)]
-        features = self._process(chat, audios, images)
-        ids = np.asarray(features["input_ids"][0], np.int64)
-        audio_items = self._audio_items(features) if audios else []
-        image_items, grids = self._image_items(features) if images else ([], [])
+        parts = [part for message in chat.messages for part in message.content]
+        audio_items = self._audio_items([part for part in parts if isinstance(part, AudioPart)])
+        image_items, grids = self._image_items([part for part in parts if isinstance(part, ImagePart)])
+        ids = self._expand(self._tokens(chat), audio_items, image_items)
         positions, next_position = self._positions(ids, grids)
         segments = self._segments(ids, audio_items, image_items)
         talker = None
@@ -72,13 +69,20 @@ class OmniFrontend:
             prompt_tokens=len(ids),
         )
 
-    def _process(self, chat: Chat, audios: Sequence[NDArray[np.float32]], images: Sequence[Any]) -> Mapping[str, Any]:
+    def _tokens(self, chat: Chat) -> NDArray[np.int64]:
+        """The prompt, with one placeholder for each piece of media."""
         with self._lock:
             text = self._processor.apply_chat_template(_conversation(chat), add_generation_prompt=True, tokenize=False)
-            out: Mapping[str, Any] = self._processor(
-                text=text, audio=list(audios) or None, images=list(images) or None, return_tensors="pt"
-            )
-        return out
+            return np.asarray(self._processor.tokenizer(text)["input_ids"], np.int64)
+
+    def _expand(
+        self, ids: NDArray[np.int64], audios: Sequence[Payload], images: Sequence[Payload]
+    ) -> NDArray[np.int64]:
+        """Repeats each placeholder for as many tokens as its media has."""
+        counts = np.ones(len(ids), np.int64)
+        for token, items in ((self._config.audio_token, audios), (self._config.image_token, images)):
+            counts[ids == token] = [item.meta.length for item in items if isinstance(item.meta, MediaItem)]
+        return np.repeat(ids, counts)
 
     def _positions(self, ids: NDArray[np.int64], grids: Sequence[Grid]) -> tuple[NDArray[np.int64], int]:
         config = self._config
@@ -90,11 +94,22 @@ class OmniFrontend:
             per_second=config.position_id_per_seconds,
         )
 
-    def _audio_items(self, features: Mapping[str, Any]) -> list[Payload]:
+    def _audio_items(self, parts: Sequence[AudioPart]) -> list[Payload]:
+        if not parts:
+            return []
+        # Together, as the published processor does it: clips are padded to the longest before their spectra are taken.
+        extractor = self._processor.feature_extractor
+        clips = [part.samples for part in parts]
+        features = extractor(
+            clips,
+            sampling_rate=extractor.sampling_rate,
+            padding=True,
+            truncation=False,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
         items = []
-        for index, (mel, mask) in enumerate(
-            zip(features["input_features"], features["feature_attention_mask"], strict=True)
-        ):
+        for index, (mel, mask) in enumerate(zip(features["input_features"], features["attention_mask"], strict=True)):
             kept = mel[:, mask.bool()].contiguous()
             frames, window = kept.shape[1], self._config.audio_window
             meta = MediaItem(
@@ -106,16 +121,18 @@ class OmniFrontend:
             items.append(Payload(meta, {"features": kept}))
         return items
 
-    def _image_items(self, features: Mapping[str, Any]) -> tuple[list[Payload], list[Grid]]:
-        grids: torch.Tensor = features["image_grid_thw"]
-        sizes = grids.prod(1).tolist()
-        items = []
-        for index, (pixels, grid) in enumerate(zip(features["pixel_values"].split(sizes), grids, strict=True)):
-            length = int(grid.prod()) // self._config.spatial_merge_size**2
+    def _image_items(self, parts: Sequence[ImagePart]) -> tuple[list[Payload], list[Grid]]:
+        items, grids = [], []
+        for index, part in enumerate(parts):
+            features = self._processor.image_processor(images=[part.image], return_tensors="pt")
+            pixels, grid = features["pixel_values"], features["image_grid_thw"][0]
+            time, height, width = grid.tolist()
+            length = time * height * width // self._config.spatial_merge_size**2
             key = f"{content_hash(pixels.numpy())}-{content_hash(grid.numpy())}"
             meta = MediaItem(index=index, key=key, batch_key=0, length=length)
             items.append(Payload(meta, {"pixels": pixels.contiguous(), "grid": grid}))
-        return items, [(int(t), int(h), int(w)) for t, h, w in grids.tolist()]
+            grids.append((time, height, width))
+        return items, grids
 
     def _segments(
         self, ids: NDArray[np.int64], audios: Sequence[Payload], images: Sequence[Payload]

@@ -108,7 +108,7 @@ def sample_rows(state: RowState, logits_RV: Tensor, rows_R: Tensor, flags: Sampl
     status_R = torch.where(stopped_R, STOPPED, torch.where(full_R, FULL, RUNNING))
     state.last_sampled.index_copy_(0, rows_R, ids_R)
     state.num_outputs.index_copy_(0, rows_R, outputs_R)
-    state.active.index_copy_(0, rows_R, status_R == RUNNING)
+    state.active.index_copy_(0, rows_R, (status_R == RUNNING) & state.active.index_select(0, rows_R))
     handoff_R2[:, 0].copy_(ids_R)
     handoff_R2[:, 1].copy_(status_R)
     if flags.any_penalty:

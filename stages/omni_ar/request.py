@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Event
+from omni.errors import InputError
 from omni.sampling_params import SamplingParams
 from omni.stage import Hold, Lease
 from omni_ar.blocks import Row
@@ -33,6 +34,8 @@ class ArRequest:
     segments: dict[tuple[str, int], ReadySegment] = field(default_factory=dict)
     step_columns: list[NDArray[np.int64]] = field(default_factory=list)
     step_pad: NDArray[np.int64] | None = None
+    queued: bool = False
+    """Whether the scheduler has it, or had it."""
     max_tokens: int = 0
     row: Row | None = None
     blocks: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -56,6 +59,15 @@ class ArRequest:
             return False
         ready = (self.segments.get((slot.name, slot.index)) for slot in self.prompt.segments)
         return all(segment is not None and segment.ready.done() for segment in ready)
+
+    def check_segments(self) -> None:
+        """Raises InputError for a segment with another number of rows than its slot has positions."""
+        assert self.prompt is not None
+        for slot in self.prompt.segments:
+            for name, tensor in self.segments[slot.name, slot.index].tensors.items():
+                if tensor.shape[-2] != slot.positions.size:
+                    problem = f"tensor {name!r} has {tensor.shape[-2]} rows for {slot.positions.size} prompt positions"
+                    raise InputError(f"segment.{slot.name}[{slot.index}]", problem, "give one row for each position")
 
     def can_step(self, conditioned: bool) -> bool:
         """Whether a decode step could run now: below the limit, and conditioned if the model wants that."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Device, Stream, Uploader
 from omni.errors import InputError
 from omni.payload import PageSlice
-from omni.stage import Feed
+from omni.stage import Feed, release
 from omni_ar.inputs import Segment
 from omni_ar.request import ArRequest, ReadySegment
 
@@ -50,29 +50,38 @@ class SegmentIntake:
                 message.lease.release(COMPLETED)
         self._waiting = [item for item in self._waiting if item[0] is not request]
 
-    def tick(self) -> bool:
-        """Takes in what has become ready."""
+    def tick(self) -> tuple[list[ArRequest], list[tuple[ArRequest, Exception]]]:
+        """Takes in what has become ready. Returns the requests that got something, and those that failed."""
+        taken: list[ArRequest] = []
+        failed: list[tuple[ArRequest, Exception]] = []
         waiting = []
-        for request, segment, message in self._waiting:
+        for item in self._waiting:
+            request, segment, message = item
             # Asked for each: a gather takes an upload slot, and the next slot may still be in use.
-            if message.ready.done() and self._uploader.ready:
+            if not message.ready.done() or not self._uploader.ready:
+                waiting.append(item)
+                continue
+            try:
                 request.segments[segment.name, segment.index] = self._take(message)
-            else:
-                waiting.append((request, segment, message))
-        moved = len(waiting) < len(self._waiting)
+                taken.append(request)
+            except Exception as error:
+                # A gather of one of its tensors may have been launched before another's failed.
+                release(message, self._device.record(self._stream))
+                failed.append((request, error))
         self._waiting = waiting
-        return moved
+        return taken, failed
 
     def _take(self, message: Feed) -> ReadySegment:
         tensors = {name: t for name, t in message.payload.tensors.items() if not isinstance(t, PageSlice)}
         slices = {name: t for name, t in message.payload.tensors.items() if isinstance(t, PageSlice)}
         if not slices:
             return ReadySegment(tensors, COMPLETED, message.lease)
-        tensors |= self._gather(slices)
-        if message.lease is not None:
-            message.lease.release(self._device.record(self._stream))
         # The gather is on the stream that will read its result, so the prompt need not wait for it.
-        return ReadySegment(tensors, COMPLETED, None)
+        gathered = tensors | self._gather(slices)
+        if tensors or message.lease is None:  # whole tensors are read where they are, later
+            return ReadySegment(gathered, COMPLETED, message.lease)
+        message.lease.release(self._device.record(self._stream))
+        return ReadySegment(gathered, COMPLETED, None)
 
     def _gather(self, slices: dict[str, PageSlice]) -> dict[str, Tensor]:
         upload = self._uploader.begin()

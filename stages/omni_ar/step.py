@@ -1,4 +1,4 @@
-"""Records of one step. Immutable: deferred work sees its own snapshot, never live state."""
+"""Records of one step. Immutable: deferred work reads these, and of a request only what its admission fixed (prompt, blocks)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -56,7 +56,6 @@ class ArWorker(MailboxWorker[ArRequest]):
         )
         self._segments = SegmentIntake(runner.device, runner.stream, limits.max_model_len)
         self._reclaimer = Reclaimer(self._rows, self._blocks)
-        self._arriving: dict[str, ArRequest] = {}
         self._flights: deque[_Flight] = deque()
 
     def usage(self) -> StageUsage:
@@ -76,9 +75,7 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def open(self, message: Open) -> ArRequest:
         sampling = self._resolve(message.sampling)
-        request = ArRequest(message.request_id, sampling, set(message.inputs))
-        self._arriving[request.id] = request
-        return request
+        return ArRequest(message.request_id, sampling, set(message.inputs))
 
     def feed(self, request: ArRequest, message: Feed) -> None:
         meta = message.payload.meta
@@ -93,6 +90,7 @@ class ArWorker(MailboxWorker[ArRequest]):
                     raise InputError("prompt", "came twice", "feed a request one prompt")
                 request.prompt = prompt
                 self._scheduler.check(request, self._limits.max_model_len, self.name)
+                self._queue(request)
             case StepInputs() as steps:
                 steps.check(len(self._shape.step_columns))
                 request.add_steps(steps)
@@ -111,21 +109,24 @@ class ArWorker(MailboxWorker[ArRequest]):
             raise StageError(self.name, "taking its input", f"it ended before segment {missing}")
 
     def drop(self, request: ArRequest) -> None:
-        self._arriving.pop(request.id, None)
         self._scheduler.remove(request)
         self._segments.drop(request)
-        self._release_segments(request, COMPLETED)
+        last_step = request.last_step or COMPLETED
+        self._release_segments(request, last_step)
         if request.row is not None:
-            last_step = request.last_step or self._runner.device.record(self._runner.stream)
             self._reclaimer.add(request.row, request.blocks.tolist(), last_step, request.holds)
 
     def advance(self) -> bool:
         moved = self._reclaimer.tick()
-        moved |= self._segments.tick()
-        moved |= self._poll()
-        for request in [r for r in self._arriving.values() if r.prompt_ready]:
-            del self._arriving[request.id]
-            self._scheduler.add(request)
+        taken, failed = self._segments.tick()
+        for request, error in failed:
+            self._fail_live(request, "gathering a segment", error)
+        for request in taken:
+            try:
+                self._queue(request)
+            except InputError as error:
+                self._fail_live(request, "taking its input", error)
+        moved |= bool(taken or failed) or self._poll()
         unread = sum(flight.results is None for flight in self._flights)
         if unread < _MAX_IN_FLIGHT and self._runner.ready:
             plan = self._scheduler.plan()
@@ -135,12 +136,26 @@ class ArWorker(MailboxWorker[ArRequest]):
                 moved = True
         return moved
 
+    def _fail_live(self, request: ArRequest, doing: str, error: Exception) -> None:
+        if self.requests.get(request.id) is request:
+            self.fail(request.id, doing, error)
+
+    def _queue(self, request: ArRequest) -> None:
+        """Hands a request to the scheduler once everything its prompt needs is here."""
+        if self.requests.get(request.id) is request and not request.queued and request.prompt_ready:
+            request.check_segments()
+            request.queued = True
+            self._scheduler.add(request)
+
     def _launch(self, plan: StepPlan) -> None:
         try:
             step = self._runner.sample_tokens(self._runner.execute_model(plan))
         except Exception as error:
             self._runner.forget_batch()
+            # What was launched before the failure still runs, and reads what these requests hold.
+            end = self._runner.device.record(self._runner.stream)
             for request in plan.requests:
+                request.last_step = end
                 self.fail(request.id, "running a step", error)
             return
         for request in plan.requests:
@@ -168,7 +183,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             if payload is not None:
                 self._take_payload(flight, payload)
             for request, reason in flight.finished:
-                if request.id in self.requests:
+                if self.requests.get(request.id) is request:
                     self.finish(request.id, reason, _counts(request))
             moved = True
         return moved
