@@ -31,11 +31,11 @@ from omni.pipeline import Output, Pipeline, Stage
 from omni.sampling_params import SamplingParams
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.inputs import Prompt
-from omni_ar.limits import Limits
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 from omni_ar.options import ArOptions
-from omni_ar.runner import Runner
-from omni_ar.worker import ArWorker
+from omni_ar.run.limits import Limits
+from omni_ar.run.runner import Runner
+from omni_ar.run.worker import ArWorker
 
 _NO_OPS = ("run_forward", "compute_logits", "sample_rows")
 
@@ -83,7 +83,7 @@ def engine_with(rows: int, length: int, steps: int) -> Engine:
     options = ArOptions(max_num_seqs=rows, max_model_len=length + steps + 64)
     device, model = _SkippingDevice(), _NoModel()
     limits = Limits.of("decode", options, model.shape)
-    runner = Runner(device, model, TorchPagedAttention(), limits, torch.float32, 0)
+    runner = Runner("decode", device, model, TorchPagedAttention(), limits, torch.float32, 0)
     worker = ArWorker("decode", runner, model.shape, limits, options)
     stage = Stage(name="decode", kind="ar", model="none:none", options=options)
     outputs = (Output(modality="text", stage="decode"),)

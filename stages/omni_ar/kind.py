@@ -2,11 +2,11 @@
 
 from omni.stage import StageContext, build_model
 from omni_ar.attention import TorchPagedAttention
-from omni_ar.limits import Limits
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
-from omni_ar.runner import Runner
-from omni_ar.worker import ArWorker
+from omni_ar.run.limits import Limits
+from omni_ar.run.runner import Runner
+from omni_ar.run.worker import ArWorker
 
 
 class ArStageKind:
@@ -23,5 +23,5 @@ class ArStageKind:
         assert isinstance(context.options, ArOptions)
         model = build_model(context, ArModel)  # type: ignore[type-abstract]
         limits = Limits.of(stage.name, context.options, model.shape)
-        runner = Runner(context.device, model, TorchPagedAttention(), limits, context.dtype, stage.priority)
+        runner = Runner(stage.name, context.device, model, TorchPagedAttention(), limits, context.dtype, stage.priority)
         return ArWorker(stage.name, runner, model.shape, limits, context.options)

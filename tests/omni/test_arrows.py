@@ -13,13 +13,7 @@ from support.entry_points import REPOSITORY, own_entry_points
 
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
 BUILDING_BLOCKS = ("omni_ar", "omni_encoder", "omni_vocoder")
-RUNS_THE_STAGE = {
-    f"omni_ar.{module}"
-    for module in (
-        "scheduler", "runner", "worker", "batch", "segments", "reclaim", "state", "phases", "step",
-        "kind", "request", "blocks", "limits",
-    )
-}  # fmt: skip
+RUNS_THE_STAGE = ("omni_ar.run", "omni_ar.kind")
 """What of `omni_ar` is its own business: a model plugin uses the layers, the model contract, inputs and options."""
 MODELS = re.compile(r"qwen|\bcsm\b|\bmimi\b|whisper", re.IGNORECASE)
 

@@ -181,7 +181,7 @@ BAD_SETTINGS: dict[str, tuple[object, str]] = {
     "talker.num_blocks": ([4], "[4] does not fit: Expected `int | null`, got `array`; give a value of that type"),
     "thinker.max_num_seqs": (0, "must be at least 1; use a value in the range it names"),
     "thinker.max_model_len": (10**6, "1000000 is longer than the model's 4096 positions; lower it"),
-    "thinker.sampling.temperature": (-1, "-1.0 is out of range; use 0 (greedy) to 100"),
+    "thinker.sampling.temperature": (-1, "-1.0 is out of range; use 0 (greedy), or 0.001 to 100"),
     "thinker.sampling.heat": (1, "there is no option 'heat'; use one of max_tokens, temperature"),
     "code2wav.chunk_frames": (0, "must be at least 1; use a value in the range it names"),
 }

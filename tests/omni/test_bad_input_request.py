@@ -152,8 +152,12 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
     ),
 }
 SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "temperature": ({"temperature": -0.5}, "temperature", "-0.5 is out of range; use 0 (greedy) to 100"),
-    "no temperature": ({"temperature": float("nan")}, "temperature", "nan is out of range; use 0 (greedy) to 100"),
+    "temperature": ({"temperature": -0.5}, "temperature", "-0.5 is out of range; use 0 (greedy), or 0.001 to 100"),
+    "no temperature": (
+        {"temperature": float("nan")},
+        "temperature",
+        "nan is out of range; use 0 (greedy), or 0.001 to 100",
+    ),
     "text": ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`; give a value of that type"),
     "top_p": ({"top_p": 0.0}, "top_p", "0.0 is out of range; use a number above 0, up to 1 (off)"),
     "top_k": ({"top_k": -1}, "top_k", "-1 is out of range; use 0 (off) or more"),

@@ -15,11 +15,11 @@ from omni.sampling_params import SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.inputs import Prompt
-from omni_ar.limits import Limits
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
-from omni_ar.runner import Runner
-from omni_ar.worker import ArWorker
+from omni_ar.run.limits import Limits
+from omni_ar.run.runner import Runner
+from omni_ar.run.worker import ArWorker
 from support.stage_driver import SOURCE, StageDriver
 
 
@@ -43,7 +43,7 @@ class ArDriver(StageDriver):
         options = options or ArOptions(max_num_seqs=4, block_size=4)
         limits = Limits.of("text", options, model.shape)
         with torch.inference_mode():
-            runner = Runner(self.device, model, TorchPagedAttention(), limits, torch.float32, 0)
+            runner = Runner("ar", self.device, model, TorchPagedAttention(), limits, torch.float32, 0)
             self.worker_stream = runner.stream
             super().__init__(ArWorker("text", runner, model.shape, limits, options), runner.stream)
 

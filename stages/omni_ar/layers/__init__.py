@@ -1,7 +1,5 @@
 """Modules that model authors compose. Parameters bear the names most published decoders use, but experts are stacked."""
 
-from torch.nn import Linear
-
 from omni_ar.layers.attention import Attention
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers, decoder_config
 from omni_ar.layers.decoder_layer import DecoderLayer
@@ -19,7 +17,6 @@ __all__ = [
     "ExpertDestination",
     "ExpertPart",
     "GatedMLP",
-    "Linear",
     "RMSNorm",
     "RotaryEmbedding",
     "SharedExpertMoE",

@@ -182,7 +182,7 @@ def test_a_step_that_fails_takes_its_batch_and_no_more(
         return bool(left and left.pop())
 
     spoil(Thinker, "forward", once)
-    with pytest.raises(StageError, match="'thinker' failed while running a step.*ValueError: it is spoilt"):
+    with pytest.raises(StageError, match=r"'thinker' failed while running a step.*ValueError: it is spoilt"):
         omni.generate(GOOD[0], sampling=LENGTHS, stream=False)
     assert_freed(omni)
     later = omni.generate(GOOD[0], sampling=LENGTHS, stream=False)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from omni_ar.blocks import NULL_BLOCK, BlockPool, Row, RowTable, slots_of
+from omni_ar.run.blocks import NULL_BLOCK, BlockPool, Row, RowTable, slots_of
 
 BLOCKS, ROWS = 12, 4
 

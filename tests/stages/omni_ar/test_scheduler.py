@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from omni.errors import InputError
 from omni.sampling_params import SamplingParams
-from omni_ar.blocks import BlockPool, RowTable
-from omni_ar.request import ArRequest
-from omni_ar.scheduler import Scheduler, StepPlan
+from omni_ar.run.blocks import BlockPool, RowTable
+from omni_ar.run.request import ArRequest
+from omni_ar.run.scheduler import Scheduler, StepPlan
 from support.ar_driver import plain_prompt
 
 SIZE, MODEL_LEN = 4, 40

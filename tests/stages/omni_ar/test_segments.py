@@ -13,8 +13,8 @@ from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Feed, Lease
 from omni_ar.inputs import Segment
-from omni_ar.request import ArRequest
-from omni_ar.segments import SegmentIntake
+from omni_ar.run.request import ArRequest
+from omni_ar.run.segments import SegmentIntake
 from omni_local.connector import LocalConnector
 from support.queued_device import QueuedDevice
 

@@ -10,8 +10,8 @@ from omni.device import Event
 from omni.errors import InputError
 from omni.sampling_params import SamplingParams
 from omni.stage import Hold, Lease
-from omni_ar.blocks import Row
 from omni_ar.inputs import Prompt, StepInputs
+from omni_ar.run.blocks import Row
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omni_qwen3_omni.tiny_shape import TinyShape
+from omni_qwen3_omni.tiny.shape import TinyShape
 
 # The talker never says its last ids but one; the published offsets into them.
 _CODEC_SPECIALS = 1024

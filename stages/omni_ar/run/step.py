@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Event, HostSlot
-from omni_ar.blocks import Row
-from omni_ar.request import ArRequest
+from omni_ar.run.blocks import Row
+from omni_ar.run.request import ArRequest
 from omni_ar.sampling import SamplingFlags
 
 
@@ -44,6 +44,7 @@ def flags_of(requests: Sequence[ArRequest]) -> SamplingFlags:
 class StepContext:
     """What `execute_model` leaves for `sample_tokens`: nothing about a step lives anywhere else between the two."""
 
+    step: int
     rows: tuple[Scheduled, ...]
     rows_R: Tensor
     advance_R: Tensor

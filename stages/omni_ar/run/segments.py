@@ -8,7 +8,7 @@ from omni.errors import InputError
 from omni.payload import PageSlice
 from omni.stage import Feed, release
 from omni_ar.inputs import Segment
-from omni_ar.request import ArRequest, ReadySegment
+from omni_ar.run.request import ArRequest, ReadySegment
 
 _RING = 4
 

@@ -9,10 +9,10 @@ from transformers import Qwen2Tokenizer, Qwen3OmniMoeForConditionalGeneration
 
 from omni.errors import ConfigError
 from omni_qwen3_omni.quiet import quiet
-from omni_qwen3_omni.tiny_config import Json, generation_config, model_config, preprocessor_config
-from omni_qwen3_omni.tiny_shape import TinyShape
-from omni_qwen3_omni.tiny_tokenizer import ROLE_WORDS, SPECIAL_TOKENS, WORDS, write_tokenizer
-from omni_qwen3_omni.tiny_weights import build_model, damp_rows, published, write_shards
+from omni_qwen3_omni.tiny.config import Json, generation_config, model_config, preprocessor_config
+from omni_qwen3_omni.tiny.shape import TinyShape
+from omni_qwen3_omni.tiny.tokenizer import ROLE_WORDS, SPECIAL_TOKENS, WORDS, write_tokenizer
+from omni_qwen3_omni.tiny.weights import build_model, damp_rows, published, write_shards
 
 # Far below the scale of the other logits, yet without ties.
 _NEVER = 0.1

@@ -15,18 +15,18 @@ from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
-from omni_ar.blocks import BlockPool, RowTable, slots_of
 from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs
-from omni_ar.limits import MAX_STOP_IDS, MAX_SUPPRESSED_IDS, Limits
 from omni_ar.model import ArShape
 from omni_ar.options import GREEDY, ArOptions
-from omni_ar.reclaim import Reclaimer
-from omni_ar.request import ArRequest
-from omni_ar.runner import Runner
-from omni_ar.scheduler import Scheduler, StepPlan
-from omni_ar.segments import SegmentIntake
-from omni_ar.state import RUNNING, STOPPED
-from omni_ar.step import PayloadHandoff, SampledStep, Scheduled
+from omni_ar.run.blocks import BlockPool, RowTable, slots_of
+from omni_ar.run.limits import MAX_STOP_IDS, MAX_SUPPRESSED_IDS, Limits
+from omni_ar.run.reclaim import Reclaimer
+from omni_ar.run.request import ArRequest
+from omni_ar.run.runner import Runner
+from omni_ar.run.scheduler import Scheduler, StepPlan
+from omni_ar.run.segments import SegmentIntake
+from omni_ar.run.state import RUNNING, STOPPED
+from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled
 
 _MAX_IN_FLIGHT = 1
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from omni.device import Device
-from omni_ar.limits import MAX_STOP_IDS, Limits
 from omni_ar.model import ArModel, CodecModel
+from omni_ar.run.limits import MAX_STOP_IDS, Limits
 from omni_ar.sampling import SamplingState
 
 RUNNING, STOPPED, FULL = 0, 1, 2

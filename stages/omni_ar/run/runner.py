@@ -5,10 +5,10 @@ from torch import Tensor
 
 from omni.device import Device, HostRing, Uploader
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache, PrefillRow
-from omni_ar.batch import PackedPrompts, PackedStep, pack_step
-from omni_ar.limits import Limits
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PayloadSink, PlacedSegment, PromptTokens
-from omni_ar.phases import (
+from omni_ar.run.limits import Limits
+from omni_ar.run.pack import PackedPrompts, PackedStep, pack_step
+from omni_ar.run.phases import (
     Admission,
     admit_rows,
     compute_logits,
@@ -20,9 +20,9 @@ from omni_ar.phases import (
     run_forward,
     sample_rows,
 )
-from omni_ar.scheduler import StepPlan
-from omni_ar.state import RowState, StepBuffers
-from omni_ar.step import PayloadHandoff, SampledStep, StepContext, TokenHandoff, flags_of, snapshot
+from omni_ar.run.scheduler import StepPlan
+from omni_ar.run.state import RowState, StepBuffers
+from omni_ar.run.step import PayloadHandoff, SampledStep, StepContext, TokenHandoff, flags_of, snapshot
 
 _RING = 4
 """Steps whose host slots and handoff buffers are apart: more than may be in flight."""
@@ -33,6 +33,7 @@ class Runner:
 
     def __init__(
         self,
+        name: str,
         device: Device,
         model: ArModel,
         backend: AttentionBackend,
@@ -43,8 +44,8 @@ class Runner:
         shape = model.shape
         pages = (limits.num_blocks + 1, limits.block_size)  # block 0 is the null block
         self.device = device
-        self.stream = device.stream("ar", priority=priority)
-        self._copy_stream = device.stream("ar-copy", priority=priority)
+        self.stream = device.stream(name, priority=priority)
+        self._copy_stream = device.stream(f"{name}-copy", priority=priority)
         self._model = model
         self._backend = backend
         self._limits = limits
@@ -59,7 +60,6 @@ class Runner:
         self._uploader = Uploader(device, self.stream, limits.upload_words, _RING)
         self._downloads = HostRing(device, (limits.rows, 2), torch.int64, _RING)
         self._steady: tuple[tuple[int, ...], PackedStep] | None = None
-        self._steps = 0
 
     @property
     def ready(self) -> bool:
@@ -91,14 +91,13 @@ class Runner:
             self.device.launch(self.stream, admit_rows, self._state, self._admission(packed.prompts))
         self._forward(plan, packed, rows_R)
         advance_R = self._uploader.view(packed.prompts.advance) if packed.prompts else self._state.ones[: len(rows)]
-        return StepContext(rows, rows_R, advance_R, flags_of(plan.requests))
+        return StepContext(plan.step, rows, rows_R, advance_R, flags_of(plan.requests))
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
         """Launches logits and sampling, hands the tokens over, then launches what may run behind the handoff."""
         launch, state, count = self.device.launch, self._state, len(context.rows)
         hidden_RD, logits_RV = self._buffers.hidden_ND[:count], self._buffers.logits_NV[:count]
-        handoff_R2 = self._buffers.handoff[self._steps % _RING, :count]
-        self._steps += 1
+        handoff_R2 = self._buffers.handoff[context.step % _RING, :count]
         launch(self.stream, compute_logits, self._model, hidden_RD, logits_RV)
         launch(self.stream, sample_rows, state, logits_RV, context.rows_R, context.flags, handoff_R2)
         tokens = self._hand_over(handoff_R2)
@@ -110,9 +109,12 @@ class Runner:
         # The token point: the copy is enqueued here, on its own stream, before anything that follows on the main one.
         self.device.wait(self._copy_stream, self.device.record(self.stream))
         slot = self._downloads.advance()
-        self.device.launch(self._copy_stream, copy_tokens, slot.tensor[: handoff_R2.shape[0]], handoff_R2)
-        ready = self.device.record(self._copy_stream)
-        slot.guard(ready)
+        slot.take()
+        try:
+            self.device.launch(self._copy_stream, copy_tokens, slot.tensor[: handoff_R2.shape[0]], handoff_R2)
+        finally:
+            ready = self.device.record(self._copy_stream)
+            slot.guard(ready)
         return TokenHandoff(slot, ready)
 
     def _defer(self, context: StepContext, hidden_RD: Tensor, handoff_R2: Tensor) -> PayloadHandoff | None:

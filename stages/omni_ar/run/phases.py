@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
+from omni_ar.run.state import FULL, RUNNING, STOPPED, RowState, StepBuffers
 from omni_ar.sampling import SamplingFlags, gumbel, sample, warp
-from omni_ar.state import FULL, RUNNING, STOPPED, RowState, StepBuffers
 
 
 @dataclass(frozen=True, slots=True)

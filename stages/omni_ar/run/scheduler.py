@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from omni.errors import InputError
-from omni_ar.blocks import BlockPool, RowTable
-from omni_ar.request import ArRequest
+from omni_ar.run.blocks import BlockPool, RowTable
+from omni_ar.run.request import ArRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import Span, Upload
-from omni_ar.blocks import NULL_BLOCK, slots_of
 from omni_ar.inputs import Prompt
-from omni_ar.limits import MAX_STOP_IDS
-from omni_ar.request import ArRequest, ReadySegment
-from omni_ar.scheduler import StepPlan
+from omni_ar.run.blocks import NULL_BLOCK, slots_of
+from omni_ar.run.limits import MAX_STOP_IDS
+from omni_ar.run.request import ArRequest, ReadySegment
+from omni_ar.run.scheduler import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omni.device import Event
 from omni.stage import Hold
-from omni_ar.blocks import BlockPool, Row, RowTable
+from omni_ar.run.blocks import BlockPool, Row, RowTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
