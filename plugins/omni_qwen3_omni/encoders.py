@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeAudioEncoder,
     Qwen3OmniMoeVisionEncoder,
@@ -16,7 +17,12 @@ from omni_qwen3_omni.config import read_config
 
 
 class AudioEncoder(EncoderModel):
-    """Items: `features` `[mel bins, frames]`. Outputs: `embeddings` `[n, D]`."""
+    """Items: `features` `[mel bins, frames]`, and on the host `chunk`, int64 scalar: what chunks of features are padded to.
+
+    Outputs: `embeddings` `[n, D]`. The tower's convolutions see the padding of a chunk, so it is part of what is encoded.
+    """
+
+    host_inputs = frozenset({"chunk"})
 
     def __init__(self, tower: Qwen3OmniMoeAudioEncoder) -> None:
         super().__init__()
@@ -24,9 +30,15 @@ class AudioEncoder(EncoderModel):
 
     def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
         features = [item["features"] for item in items]
-        device = features[0].device
-        lengths = torch.tensor([f.shape[1] for f in features], device=device)
-        out = self.tower(torch.cat(features, 1), feature_lens=lengths).last_hidden_state
+        chunk, device = int(items[0]["chunk"]), features[0].device  # on the host: nothing is waited for
+        chunks = [part for f in features for part in f.split(2 * self.tower.n_window, 1)]
+        padded = torch.stack([pad(part, (0, chunk - part.shape[1])) for part in chunks])
+        out = self.tower(
+            torch.cat(features, 1),
+            feature_lens=torch.tensor([f.shape[1] for f in features], device=device),
+            padded_feature=padded,
+            chunk_lengths=torch.tensor([part.shape[1] for part in chunks], device=device),
+        ).last_hidden_state
         sizes = [encoded_frames(f.shape[1], self.tower.n_window) for f in features]
         return [{"embeddings": part} for part in out.split(sizes)]
 
@@ -60,12 +72,9 @@ def _strided(frames: int) -> int:
     return frames
 
 
-def audio_batch_key(frames: int, window: int) -> int:
-    """Clips with equal keys may share a batch without changing each other's result.
-
-    The tower pads a batch's chunks to the longest one, and its convolutions see the padding; a full chunk is the longest there is.
-    """
-    return min(frames, 2 * window)
+def padded_chunk(frames: Sequence[int], window: int) -> int:
+    """Frames that the published processor pads the chunks of a request's clips to: those of the longest clip's first chunk."""
+    return min(max(frames), 2 * window)
 
 
 def build_audio(context: StageContext) -> AudioEncoder:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from omni.checkpoint import Checkpoint
@@ -16,7 +17,7 @@ from omni.payload import Payload
 from omni_ar.inputs import Prompt, SegmentSlot
 from omni_encoder.inputs import MediaItem
 from omni_qwen3_omni.config import OmniConfig, read_config
-from omni_qwen3_omni.encoders import audio_batch_key, encoded_frames
+from omni_qwen3_omni.encoders import encoded_frames, padded_chunk
 from omni_qwen3_omni.mrope import Grid, mrope_positions
 from omni_qwen3_omni.processor import load_processor
 from omni_qwen3_omni.talker_prompt import talker_args
@@ -108,18 +109,24 @@ class OmniFrontend:
             return_attention_mask=True,
             return_tensors="pt",
         )
-        items = []
-        for index, (mel, mask) in enumerate(zip(features["input_features"], features["attention_mask"], strict=True)):
-            kept = mel[:, mask.bool()].contiguous()
-            frames, window = kept.shape[1], self._config.audio_window
-            meta = MediaItem(
-                index=index,
-                key=content_hash(kept.numpy()),
-                batch_key=audio_batch_key(frames, window),
-                length=encoded_frames(frames, window),
+        kept = [
+            mel[:, mask.bool()].contiguous()
+            for mel, mask in zip(features["input_features"], features["attention_mask"], strict=True)
+        ]
+        window = self._config.audio_window
+        chunk = padded_chunk([mel.shape[1] for mel in kept], window)
+        return [
+            Payload(
+                MediaItem(
+                    index=index,
+                    key=f"{content_hash(mel.numpy())}-{chunk}",
+                    batch_key=chunk,
+                    length=encoded_frames(mel.shape[1], window),
+                ),
+                {"features": mel, "chunk": torch.tensor(chunk)},
             )
-            items.append(Payload(meta, {"features": kept}))
-        return items
+            for index, mel in enumerate(kept)
+        ]
 
     def _image_items(self, parts: Sequence[ImagePart]) -> tuple[list[Payload], list[Grid]]:
         items, grids = [], []

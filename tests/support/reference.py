@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3OmniMoeForConditionalGeneration
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, ImagePart, Part, TextPart
@@ -121,7 +120,6 @@ class Reference:
                 quiet(),
                 _expected_warnings(),
                 self._noise(chat),
-                self._clips_alone(inputs),
             ):
                 stack.enter_context(context)
             recorded = stack.enter_context(self._recorded_codes())
@@ -162,24 +160,6 @@ class Reference:
 
         with mock.patch.object(self.model.code2wav, "chunked_decode", record):
             yield recorded
-
-    @contextmanager
-    def _clips_alone(self, inputs: Mapping[str, Tensor]) -> Iterator[None]:
-        """The audio tower pads a request's clips to the longest one's first chunk, and its convolutions see the padding: a
-        clip shorter than a chunk sounds different beside a longer one. Such clips are encoded one by one."""
-        tower, mask = self.model.thinker.audio_tower, inputs.get("feature_attention_mask")
-        if mask is None or len({min(n, 2 * tower.n_window) for n in mask.sum(1).tolist()}) == 1:
-            yield
-            return
-        forward = tower.forward
-
-        def encode(features: Tensor, feature_lens: Tensor, **settings: Any) -> BaseModelOutputWithPooling:
-            clips = zip(features.split(feature_lens.tolist(), 1), feature_lens.split(1), strict=True)
-            encoded = [forward(clip, feature_lens=n, **settings).last_hidden_state for clip, n in clips]
-            return BaseModelOutputWithPooling(last_hidden_state=torch.cat(encoded))  # type: ignore[arg-type]
-
-        with mock.patch.object(tower, "forward", encode):
-            yield
 
     @contextmanager
     def _noise(self, chat: Chat) -> Iterator[None]:
