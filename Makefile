@@ -19,11 +19,11 @@ ANSWER := build/answer
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
+	@rm -f $(ANSWER).txt $(ANSWER).wav
 	@set -o pipefail; $(BIN)/omni run $(MODEL) "$$(cat $(PROMPT))" \
-		$(PICTURES:%=--image %) $(RECORDINGS:%=--audio %) --out $(ANSWER).wav | tee $(ANSWER).txt
+		$(PICTURES:%=--image %) $(RECORDINGS:%=--audio %) --seed 1 --out $(ANSWER).wav | tee $(ANSWER).txt
 	@echo
-	@echo "text: $(ANSWER).txt"
-	@echo "wav:  $(ANSWER).wav"
+	@ls $(ANSWER).txt $(ANSWER).wav
 
 test: $(INSTALLED)
 	$(BIN)/pytest

@@ -52,7 +52,6 @@ def main() -> None:
                 print(f"  TTFT {metrics.ttft:.3f} s, first audio {metrics.first_audio:.3f} s, RTF {metrics.rtf:.3f}")
                 for name, stage in metrics.stages.items():
                     print(f"  {name}: {dict(stage.counts)} in {stage.seconds:.2f} s")
-            assert omni.idle, omni.usage()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def omni_model_families() -> Sequence[ModelFamily]:  # type: ignore[empty-body]
     """The model families this plugin brings. Called once, when plugins are loaded.
 
     Returns one `ModelFamily` for each; a checkpoint is matched by the `model_type` in its config.json. A name or a model type
-    that another plugin claims too is an error that names both.
+    that another plugin claims too belongs to neither; needing it is an error that names both.
 
     Example:
 

@@ -47,7 +47,7 @@ def run(
     ] = None,
     modalities: Annotated[
         str | None,
-        typer.Option(help="What to give. (default: text; text,audio with --out or --voice)"),
+        typer.Option(help="What to give. (default: all that the model gives)"),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Text tokens at most.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, at every stage.")] = None,

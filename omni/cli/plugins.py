@@ -8,7 +8,8 @@ from omni.plugin.manager import PluginRecord, load_plugins
 
 def show(*, as_json: bool, verbose: bool) -> None:
     """Prints a table, or JSON: a list of `{name, module, distribution, error, registered}`."""
-    records = load_plugins().records
+    plugins = load_plugins()
+    records = plugins.records
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(records), indent=2).decode())
         return
@@ -19,6 +20,8 @@ def show(*, as_json: bool, verbose: bool) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     for name, distribution, registered in rows:
         typer.echo(f"{name:<{widths[0]}}  {distribution:<{widths[1]}}  {registered}")
+    for problem in plugins.conflicts:
+        typer.echo(f"conflict: {problem}", err=True)
     if verbose:
         for record in records:
             if record.error is not None:

@@ -37,8 +37,7 @@ class Question:
 
 def answer(question: Question) -> None:
     """Streams the text to stdout, writes the wav, and reports on stderr. Raises OmniError."""
-    modalities = _modalities(question)
-    out = _out(question, modalities)
+    out = _out(question)
     overrides = dict(parse_override(text) for text in question.settings)
     with Omni(
         question.model,
@@ -47,6 +46,7 @@ def answer(question: Question) -> None:
         load_format=question.load_format,
         overrides=overrides,
     ) as omni:
+        modalities = _modalities(question, omni.modalities)
         display = Display(text_stage(omni.pipeline))
         audio: list[torch.Tensor] = []
         sample_rate = 0
@@ -70,19 +70,20 @@ def answer(question: Question) -> None:
         typer.echo(summary(metrics), err=True)
 
 
-def _modalities(question: Question) -> tuple[str, ...]:
-    speaks = question.out is not None or question.voice is not None
-    if question.modalities is None:
-        return ("text", "audio") if speaks else ("text",)
-    if question.out is not None and "audio" not in question.modalities:
-        raise InputError("--out", "is given, but no audio is asked for", "add audio to --modalities, or leave one out")
-    return question.modalities
+def _modalities(question: Question, gives: tuple[str, ...]) -> tuple[str, ...]:
+    """What is asked for, or else all that the model gives."""
+    wanted = gives if question.modalities is None else question.modalities
+    if question.out is not None and "audio" not in wanted:
+        raise InputError(
+            "--out", "is given, but no audio is asked for", "ask a model that speaks for audio, or leave it out"
+        )
+    return wanted
 
 
-def _out(question: Question, modalities: tuple[str, ...]) -> Path:
+def _out(question: Question) -> Path:
     out = question.out if question.out is not None else Path("out.wav")
     # Before the work, not after it.
-    if "audio" in modalities and (out.is_dir() or not out.parent.is_dir()):
+    if out.is_dir() or not out.parent.is_dir():
         raise InputError("--out", f"{out} cannot be written", "give a file name in a folder that exists")
     return out
 

@@ -46,6 +46,9 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, overrides: Mappin
     if family is None:
         raise _unserved(model_type, plugins)
     build = cast(Callable[[Checkpoint], Pipeline], locate(family.pipeline, f"families.{family.name}.pipeline"))
+    if checkpoint.config.get("quantization_config"):
+        problem = "quantized weights are not supported"
+        raise CheckpointError("config.json: quantization_config", problem, "use the checkpoint in bfloat16 or float32")
     try:
         pipeline = build(checkpoint)
     except OmniError:

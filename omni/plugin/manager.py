@@ -20,6 +20,7 @@ class _Named(Protocol):
 
 
 EntryT = TypeVar("EntryT", bound=_Named)
+ClaimT = TypeVar("ClaimT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,23 @@ class PluginRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registry(Generic[EntryT]):
-    """What plugins registered under one hook, by name, and the plugin each came from."""
+    """What plugins registered under one hook, by name, and the plugin each came from.
+
+    contested: names that two plugins claim, with what to say to whoever needs one; they are not among the entries.
+    """
 
     what: str
     entries: Mapping[str, EntryT]
     owners: Mapping[str, str]
     broken: tuple[str, ...]
+    contested: Mapping[str, str]
 
     def __getitem__(self, name: str) -> EntryT:
-        """The entry called `name`. Raises PluginError, which mentions plugins that failed to load."""
+        """The entry called `name`. Raises PluginError, which mentions plugins that failed to load or claim it both."""
         if name in self.entries:
             return self.entries[name]
+        if name in self.contested:
+            raise PluginError(self.contested[name])
         known = ", ".join(sorted(self.entries)) or "none"
         hint = f"; these plugins failed to load: {', '.join(self.broken)} (see `omni plugins`)" if self.broken else ""
         raise PluginError(
@@ -62,28 +69,54 @@ class Plugins:
     kinds: Registry[StageKindEntry]
     connectors: Registry[ConnectorEntry]
 
+    model_types: Mapping[str, str]
+    """From config.json's `model_type` to the family that serves it."""
+    contested_types: Mapping[str, str]
+    """Model types that two plugins claim, with what to say to whoever needs one."""
+
     def family_of(self, model_type: str) -> ModelFamily | None:
-        """The family that serves config.json's `model_type`."""
-        return next((f for f in self.families.entries.values() if model_type in f.model_types), None)
+        """The family that serves config.json's `model_type`. Raises PluginError if two claim it."""
+        if model_type in self.contested_types:
+            raise PluginError(self.contested_types[model_type])
+        name = self.model_types.get(model_type)
+        return self.families[name] if name is not None else None
+
+    @property
+    def conflicts(self) -> tuple[str, ...]:
+        """Every name that two plugins claim. Only what needs the name fails."""
+        registries: tuple[Mapping[str, str], ...] = (
+            self.families.contested,
+            self.kinds.contested,
+            self.connectors.contested,
+            self.contested_types,
+        )
+        return tuple(problem for contested in registries for problem in contested.values())
 
 
 def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
     """Loads every plugin of the group `omni` (or just `points`).
 
     A plugin that fails to import, implements an unknown hook, or raises in a hook is recorded with its traceback and left out.
-    Raises PluginError if two plugins claim one name.
+    A name that two plugins claim belongs to neither.
     """
     found = sorted(entry_points(group=hookspecs.GROUP) if points is None else points, key=lambda point: point.name)
     loaded = [_load(point) for point in found]
     records = tuple(item.record for item in loaded)
     broken = tuple(record.name for record in records if record.error is not None)
-    families = _registry("model family", [(i.record.name, i.families) for i in loaded], broken)
-    _check_model_types(families)
+    claimed = [
+        (i.record.name, family, model_type)
+        for i in loaded
+        for family in i.families
+        for model_type in family.model_types
+    ]
+    types, _, contested_types = _claims("model type", [(plugin, t, f.name) for plugin, f, t in claimed])
     return Plugins(
         records=records,
-        families=families,
+        families=_registry("model family", [(i.record.name, i.families) for i in loaded], broken),
         kinds=_registry("stage kind", [(i.record.name, i.kinds) for i in loaded], broken),
         connectors=_registry("connector", [(i.record.name, i.connectors) for i in loaded], broken),
+        model_types=types,
+        contested_types=contested_types,
     )
 
 
@@ -100,7 +133,7 @@ def _load(point: EntryPoint) -> _Loaded:
     try:
         module = point.load()
         families, kinds, connectors = _call_hooks(point.name, module)
-    except Exception:
+    except (Exception, SystemExit):  # a module may give up by leaving the interpreter; others stay
         return _Loaded(PluginRecord(point.name, point.value, distribution, traceback.format_exc()))
     names = (
         *(f"family {f.name}" for f in families),
@@ -133,27 +166,24 @@ def _flat(hook: Callable[[], list[Sequence[EntryT]]], kind: type[EntryT]) -> lis
 
 
 def _registry(what: str, given: list[tuple[str, Sequence[EntryT]]], broken: tuple[str, ...]) -> Registry[EntryT]:
-    entries: dict[str, EntryT] = {}
+    claims = [(plugin, entry.name, entry) for plugin, brought in given for entry in brought]
+    entries, owners, contested = _claims(what, claims)
+    return Registry(what, entries, owners, broken, contested)
+
+
+def _claims(
+    what: str, claims: list[tuple[str, str, ClaimT]]
+) -> tuple[dict[str, ClaimT], dict[str, str], dict[str, str]]:
+    """From (plugin, name, thing): things by name, their plugins, and an error for each name claimed twice."""
+    things: dict[str, ClaimT] = {}
     owners: dict[str, str] = {}
-    for plugin, brought in given:
-        for entry in brought:
-            if entry.name in entries:
-                first = owners[entry.name]
-                raise PluginError(
-                    f"plugins {first!r} and {plugin!r} both claim the {what} {entry.name!r}: uninstall one of them"
-                )
-            entries[entry.name] = entry
-            owners[entry.name] = plugin
-    return Registry(what, entries, owners, broken)
-
-
-def _check_model_types(families: Registry[ModelFamily]) -> None:
-    seen: dict[str, str] = {}
-    for family in families.entries.values():
-        for model_type in family.model_types:
-            if model_type in seen:
-                first, second = families.owners[seen[model_type]], families.owners[family.name]
-                raise PluginError(
-                    f"plugins {first!r} and {second!r} both claim model type {model_type!r}: uninstall one of them"
-                )
-            seen[model_type] = family.name
+    contested: dict[str, str] = {}
+    for plugin, name, thing in claims:
+        if name in owners:
+            contested[name] = (
+                f"plugins {owners[name]!r} and {plugin!r} both claim the {what} {name!r}: uninstall one of them"
+            )
+            things.pop(name, None)
+        else:
+            owners[name], things[name] = plugin, thing
+    return things, owners, contested

@@ -75,7 +75,7 @@ def _parse(config_json: bytes) -> OmniConfig:
             "config.json", f"{type(error).__name__}: {error}", "use a published Qwen3-Omni folder"
         ) from error
     thinker = hf.thinker_config
-    return OmniConfig(
+    config = OmniConfig(
         thinker=decoder_config(thinker.text_config),
         thinker_vocab_size=thinker.text_config.vocab_size,
         talker=_talker(hf) if hf.enable_audio_output else None,
@@ -94,6 +94,35 @@ def _parse(config_json: bytes) -> OmniConfig:
         code2wav=raw.get("code2wav_config", {}),
         hf=hf,
     )
+    _check(config)
+    return config
+
+
+def _check(config: OmniConfig) -> None:
+    """Raises CheckpointError for numbers that lie outside what they index: at a step it would be too late to say so."""
+    tokens = ("audio_token", "image_token", "im_start", "im_end", "user", "assistant", "tts_bos", "tts_eos", "tts_pad")
+    values = msgspec.structs.asdict(config)
+    for name in tokens:
+        _check_range(f"{name}_id", values[name], config.thinker_vocab_size)
+    talker = config.talker
+    if talker is None:
+        return
+    _check_range("talker_config.accept_hidden_layer", talker.accept_hidden_layer, config.thinker.num_layers + 1)
+    if not talker.speakers:
+        raise CheckpointError(
+            "config.json: talker_config.speaker_id", "names no voice", "use the config.json as published"
+        )
+    for voice, code in talker.speakers.items():
+        _check_range(f"talker_config.speaker_id.{voice}", code, talker.vocab_size)
+    codes = msgspec.structs.asdict(talker)
+    for name in ("codec_bos", "codec_eos", "codec_pad", "codec_nothink", "codec_think_bos", "codec_think_eos"):
+        _check_range(f"talker_config.{name}", codes[name], talker.vocab_size)
+
+
+def _check_range(field: str, value: int, end: int) -> None:
+    if not 0 <= value < end:
+        problem = f"{value} is out of range, 0 to {end - 1}"
+        raise CheckpointError(f"config.json: {field}", problem, "use the config.json that belongs to these weights")
 
 
 def _talker(hf: Any) -> TalkerConfig:

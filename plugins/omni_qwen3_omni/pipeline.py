@@ -21,7 +21,9 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             name="thinker",
             kind="ar",
             model=f"{_HERE}.thinker:build",
-            options=ArOptions(sampling=published_sampling(checkpoint.generation_config, config.im_end)),
+            options=ArOptions(
+                sampling=published_sampling(checkpoint.generation_config, config.im_end, config.thinker_vocab_size)
+            ),
         ),
     ]
     edges = [

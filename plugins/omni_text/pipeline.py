@@ -8,9 +8,11 @@ from omni_text.config import read_config
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     """One autoregressive stage, `text`."""
-    read_config(checkpoint)  # a config that cannot be served is refused before any weight is read
+    config = read_config(checkpoint)  # a config that cannot be served is refused before any weight is read
     eos = checkpoint.config.get("eos_token_id")
-    sampling = published_sampling(checkpoint.generation_config, eos if isinstance(eos, int) else None)
+    sampling = published_sampling(
+        checkpoint.generation_config, eos if isinstance(eos, int) else None, config.vocab_size
+    )
     stage = Stage(name="text", kind="ar", model="omni_text.model:build", options=ArOptions(sampling=sampling))
     return Pipeline(
         family="text",

@@ -20,10 +20,10 @@ GREEDY = SamplingParams(
 """Every field set but the seed: what a stage's own defaults are laid over."""
 
 
-def published_sampling(generation: Mapping[str, Any], eos: int | None) -> SamplingParams:
+def published_sampling(generation: Mapping[str, Any], eos: int | None, vocab_size: int) -> SamplingParams:
     """Defaults as a checkpoint's generation_config.json has them. eos: the end id if that file names none.
 
-    Raises CheckpointError for values that are no sampling parameters.
+    Raises CheckpointError for values that are no sampling parameters, and for an end id outside the vocabulary.
     """
     ends = generation.get("eos_token_id", eos)
     sampled = bool(generation.get("do_sample", False))
@@ -39,6 +39,10 @@ def published_sampling(generation: Mapping[str, Any], eos: int | None) -> Sampli
         published.check("generation")
     except (msgspec.ValidationError, InputError) as error:
         raise CheckpointError("generation_config.json", str(error), "correct it or download it again") from error
+    for end in published.stop_token_ids or ():
+        if end >= vocab_size:
+            problem = f"{end} is not in the vocabulary of {vocab_size}"
+            raise CheckpointError("generation_config.json: eos_token_id", problem, "use the file as published")
     return published.over(GREEDY)
 
 

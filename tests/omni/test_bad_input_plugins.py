@@ -124,7 +124,10 @@ def test_no_plugins_at_all(install: Install, weightless: Path) -> None:
     ("source", "what"),
     [
         (FAMILY.replace("{name}", "qwen3_omni").replace("{model_type}", "other"), "the model family 'qwen3_omni'"),
-        (FAMILY.replace("{name}", "other").replace("{model_type}", "qwen3_omni_moe"), "model type 'qwen3_omni_moe'"),
+        (
+            FAMILY.replace("{name}", "other").replace("{model_type}", "qwen3_omni_moe"),
+            "the model type 'qwen3_omni_moe'",
+        ),
     ],
 )
 def test_two_plugins_for_one_family(install: Install, weightless: Path, source: str, what: str) -> None:

@@ -122,19 +122,37 @@ def test_a_module_that_does_not_exist_is_recorded():
     ("source", "what"),
     [(KIND, "stage kind 'same'"), (CONNECTOR, "connector 'same'"), (FAMILY, "model family 'same'")],
 )
-def test_two_plugins_that_claim_one_name_are_both_named(load: Load, source: str, what: str):
+def test_two_plugins_that_claim_one_name_harm_only_who_needs_it(load: Load, source: str, what: str):
+    plugins = load(
+        first=source.format(name="same", model_type="t1"),
+        second=source.format(name="same", model_type="t2"),
+        third=source.format(name="other", model_type="t3"),
+    )
+    problem = f"plugins 'first' and 'second' both claim the {what}: uninstall one of them"
+    assert plugins.conflicts == (problem,)
+    registry = next(r for r in (plugins.kinds, plugins.connectors, plugins.families) if r.what == what.split(" '")[0])
+    assert registry["other"].name == "other"
     with pytest.raises(PluginError) as caught:
-        load(
-            first=source.format(name="same", model_type="t1"),
-            second=source.format(name="same", model_type="t2"),
-        )
-    assert str(caught.value) == f"plugins 'first' and 'second' both claim the {what}: uninstall one of them"
+        registry["same"]
+    assert str(caught.value) == problem
 
 
-def test_two_plugins_that_claim_one_model_type_are_both_named(load: Load):
+def test_two_plugins_that_claim_one_model_type_harm_only_who_needs_it(load: Load):
+    plugins = load(
+        first=FAMILY.format(name="one", model_type="same"),
+        second=FAMILY.format(name="two", model_type="same"),
+        third=FAMILY.format(name="three", model_type="other"),
+    )
+    assert plugins.family_of("other") == plugins.families["three"]
     with pytest.raises(PluginError) as caught:
-        load(first=FAMILY.format(name="one", model_type="same"), second=FAMILY.format(name="two", model_type="same"))
-    assert str(caught.value) == "plugins 'first' and 'second' both claim model type 'same': uninstall one of them"
+        plugins.family_of("same")
+    assert str(caught.value) == "plugins 'first' and 'second' both claim the model type 'same': uninstall one of them"
+
+
+def test_a_plugin_that_leaves_the_interpreter_is_recorded(load: Load):
+    plugins = load(bad="raise SystemExit(3)", good=KIND.format(name="mine"))
+    assert "SystemExit: 3" in error_of(plugins, "bad")
+    assert plugins.kinds["mine"].name == "mine"
 
 
 def test_asking_for_what_a_broken_plugin_might_have_brought_mentions_it(load: Load):

@@ -45,9 +45,13 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def decoder_config(hf: Any) -> DecoderConfig:
     """From a transformers text config with rotary positions, dense or mixture of experts.
 
-    Raises CheckpointError for scaled rotary positions.
+    Raises CheckpointError for scaled rotary positions and for another activation than SiLU.
     """
     raw = hf.to_dict()
+    if raw["hidden_act"] != "silu":
+        raise CheckpointError(
+            "config.json: hidden_act", f"{raw['hidden_act']!r} is not supported", "use a model with silu"
+        )
     rope = raw["rope_parameters"]
     if rope.get("rope_type", "default") != "default":
         problem = f"{rope['rope_type']!r} is not supported"
