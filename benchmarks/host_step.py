@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ class _Counter(TorchDispatchMode):
 
 def engine_with(rows: int, length: int, steps: int) -> Engine:
     """An engine in steady decode: `rows` requests of `length` prompt tokens that will run `steps` steps and more."""
-    options = ArOptions(max_num_seqs=rows, max_model_len=length + steps + 64)
+    options = ArOptions(max_num_seqs=rows, max_model_len=length + steps + rows + 64)
     device, model = _SkippingDevice(), _NoModel()
     limits = Limits.of("decode", options, model.shape)
     runner = Runner("decode", device, model, TorchPagedAttention(), limits, torch.float32, 0)
@@ -93,7 +94,8 @@ def engine_with(rows: int, length: int, steps: int) -> Engine:
     ids = np.zeros((1, length), np.int64)
     prompt = Prompt(columns=ids, positions=np.arange(length)[None], next_position=length)
     for index in range(rows):
-        sampling = {"decode": SamplingParams(max_tokens=steps + 32)}
+        # Rows that are admitted early decode while the others' prompts run: one prompt of this length a step at the least.
+        sampling = {"decode": SamplingParams(max_tokens=steps + rows + 32)}
         request = EngineRequest(str(index), frozenset({"text"}), {"decode": [Payload(prompt)]}, sampling=sampling)
         engine.submit(request, lambda _: None)
     return engine
@@ -103,7 +105,9 @@ def measure(rows: int, length: int, steps: int) -> dict[str, float]:
     """Median, p99 (microseconds) and torch operations of a decode step."""
     with torch.inference_mode():
         engine = engine_with(rows, length, steps)
-        for _ in range(8 + length * rows // 2048):
+        while engine.usage()["decode"]["rows"] < rows:
+            engine.tick()
+        for _ in range(8):
             engine.tick()
         times = []
         for _ in range(steps - 16):
@@ -113,6 +117,8 @@ def measure(rows: int, length: int, steps: int) -> dict[str, float]:
         counter = _Counter()
         with counter:
             engine.tick()
+        assert engine.usage()["decode"]["rows"] == rows, "every row must still decode"
+        assert counter.calls, "a step must have run"
     times.sort()
     return {"p50": statistics.median(times), "p99": times[int(len(times) * 0.99)], "torch_ops": counter.calls}
 
@@ -152,13 +158,13 @@ def main() -> None:
         )
 
     for rows in (1, 8, 64):
-        show(f"{rows} rows of 128 tokens", lambda rows=rows: measure(rows, 128, arguments.steps))  # type: ignore[misc]
-    for length in (1024, 8192):
-        show(f"8 rows of {length} tokens", lambda length=length: measure(8, length, arguments.steps))  # type: ignore[misc]
+        for length in (128, 1024, 8192):
+            run = partial(measure, rows, length, arguments.steps)
+            show(f"{rows} rows of {length} tokens", run)
     for interval in (0.005, 0.00001):
         sys.setswitchinterval(interval)
         with python_beside():
-            show(f"8 rows of 128, Python beside, {interval * 1e3:g} ms switch", lambda: measure(8, 128, 80))
+            show(f"8 rows of 128, Python beside, {interval * 1e3:g} ms switch", partial(measure, 8, 128, 1000))
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(report, file, indent=1)

@@ -67,6 +67,12 @@ def _part(part: object, field: str) -> Part:
 def _text(text: object, field: str) -> TextPart:
     if not isinstance(text, str):
         raise InputError(field, f"is a {type(text).__name__}", "give a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            field, f"is no valid Unicode: {error.reason} at {error.start}", "remove lone surrogates"
+        ) from error
     return TextPart(text)
 
 

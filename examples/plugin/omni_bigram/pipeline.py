@@ -6,7 +6,7 @@ from omni_ar.options import ArOptions, published_sampling
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
-    options = ArOptions(sampling=published_sampling(checkpoint.generation_config, eos=None))
+    options = ArOptions(sampling=published_sampling(checkpoint.generation_config, None, vocab_size=256))
     return Pipeline(
         family="bigram",
         stages=(Stage(name="writer", kind="ar", model="omni_bigram.model:build", options=options),),

@@ -84,9 +84,17 @@ def test_the_text_goes_to_stdout_and_all_else_to_stderr(model: str, tmp_path: Pa
     assert abs(samples - expected.audio.numpy()).max() <= 2**-15
 
 
-def test_text_alone(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speech_goes_to_a_file_of_its_own_accord(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = call(model, "what is it", *SHORT)
+    assert result.exit_code == 0
+    assert re.fullmatch(REPORT.format(out="out.wav", seconds=r"1\.58"), result.stderr)
+    assert soundfile.info("out.wav").frames == 20 * 1920 - 555
+
+
+def test_text_alone(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(model, "what is it", "--modalities", "text", *SHORT)
     assert result.exit_code == 0
     assert len(result.stdout.split()) >= 4
     assert re.fullmatch(r"TTFT .* s \| total .* s\nthinker: 12 tokens, .* tokens/s\n", result.stderr)
