@@ -11,6 +11,8 @@ Samples = NDArray[np.generic] | torch.Tensor
 
 _MAX_RATE = 768_000
 _MAX_CHANNELS = 32
+_LOUDEST = 16.0
+"""Beyond it, floats are taken to be integers that were never scaled; a clipped recording stays well below."""
 
 
 def to_numpy(values: NDArray[np.generic] | torch.Tensor) -> NDArray[np.generic]:
@@ -51,6 +53,9 @@ def check_length(samples: int, rate: int, field: str, min_seconds: float, max_se
 def _to_float(array: NDArray[np.generic], field: str) -> NDArray[np.float32]:
     values = array.astype(np.float32) if array.dtype.kind in "fi" else np.zeros(0, np.float32)
     if array.dtype.kind == "f":
+        loudest = float(np.abs(values).max(initial=0))
+        if np.isfinite(loudest) and loudest > _LOUDEST:
+            raise InputError(field, f"has samples of {loudest:.3g}", "scale floats to -1 to 1, or give int16 or int32")
         return values
     if array.dtype == np.int16:
         return values / np.float32(2**15)

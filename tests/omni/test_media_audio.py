@@ -147,6 +147,7 @@ INFINITE[7] = np.inf
         (NAN, "NaN or infinite"),
         (INFINITE, "NaN or infinite"),
         (wav(NAN), "NaN or infinite"),
+        (tone() * 2**15, r"samples of 1\.64e\+04; scale floats to -1 to 1"),
         (np.zeros((16000, 2), np.float32), r"shape \[16000, 2\]; give \[samples\] or \[channels, samples\]"),
         (np.zeros((1, 2, 16000), np.float32), "shape"),
         (np.zeros((), np.float32), "shape"),

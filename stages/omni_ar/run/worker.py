@@ -254,6 +254,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             raise InputError(field, f"are {len(ids)} ids, the stage's own included", f"use at most {most} in all")
         if ids and max(ids) >= self._shape.vocab_size:
             raise InputError(field, f"{max(ids)} is not in the vocabulary", f"use ids below {self._shape.vocab_size}")
+        if name == "suppress_token_ids" and ids and len(set(ids)) >= self._shape.vocab_size:
+            raise InputError(field, "leave nothing to say", "suppress fewer ids")
 
 
 def _united(own: tuple[int, ...] | None, asked: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -96,6 +96,7 @@ def test_a_malformed_prompt_fails_alone(prompt: list[int], changes: Mapping[str,
             "sampling.text.stop_token_ids: are 17 ids, the stage's own included; use at most 16 in all",
         ),
         ({"suppress_token_ids": (3, 99)}, "sampling.text.suppress_token_ids: 99 is not in the vocabulary"),
+        ({"suppress_token_ids": tuple(range(61))}, "sampling.text.suppress_token_ids: leave nothing to say"),
     ],
 )
 def test_ids_outside_the_vocabulary_fail_alone(sampling: Mapping[str, object], message: str):
