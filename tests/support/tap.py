@@ -33,7 +33,7 @@ class _Frame:
 
     message: Feed
     host: list[Tensor] = field(default_factory=list)
-    copied: Event = COMPLETED
+    copied: Event | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class TapWorker(MailboxWorker[_Tapped]):
 
     def drop(self, request: _Tapped) -> None:
         for frame in request.frames:
-            if not frame.host:
+            if frame.copied is None:
                 release(frame.message, COMPLETED)
         request.frames.clear()
 
@@ -77,10 +77,10 @@ class TapWorker(MailboxWorker[_Tapped]):
         moved = False
         for request_id, request in list(self.requests.items()):
             for frame in request.frames:
-                if not frame.host and frame.message.ready.done():
+                if frame.copied is None and frame.message.ready.done():
                     self._copy(frame)
                     moved = True
-            while request.frames and request.frames[0].host and request.frames[0].copied.done():
+            while request.frames and (copied := request.frames[0].copied) is not None and copied.done():
                 self._give(request_id, request)
                 moved = True
             if request.ended and not request.frames:
@@ -92,8 +92,8 @@ class TapWorker(MailboxWorker[_Tapped]):
         source = frame.message.payload.tensors["codes"]
         assert isinstance(source, PageSlice)
         self._device.launch(self._stream, _copy_frame, source, frame.host)
-        frame.copied = self._device.record(self._stream)
-        release(frame.message, frame.copied)
+        copied = frame.copied = self._device.record(self._stream)
+        release(frame.message, copied)
 
     def _give(self, request_id: str, request: _Tapped) -> None:
         (codes_1G,) = request.frames.pop(0).host
