@@ -76,7 +76,7 @@ def held(omni: Any) -> dict[str, dict[str, int]]:
     return {name: counts for name, counts in usage.items() if counts}
 
 
-def assert_freed(omni: Any, seconds: float = 1.0) -> None:
+def assert_freed(omni: Any, seconds: float = 10.0) -> None:
     """Nothing is held any more, soon, and the engine still runs."""
     assert eventually(lambda: omni.idle, seconds), held(omni)
     assert held(omni) == {}
@@ -105,13 +105,13 @@ class Bystander:
 
     @contextmanager
     def beside(self, omni: Omni) -> Iterator[None]:
-        """Runs while the block does, and gives what it gives alone. The block must be over first."""
+        """Is under way when the block begins, and gives what it gives alone."""
         stream = omni.generate(list(self.messages), sampling=self.sampling, modalities=self.modalities)
         first = next(stream)
+        assert not first.finished, "it is over before anything could go wrong beside it"
         yield
-        assert omni.usage()["thinker"]["requests"] or omni.usage()["talker"]["requests"], "nothing ran beside"
         outputs = [first, *stream]
         assert outputs[-1].error is None
         assert text_of(outputs) == self.text
-        assert torch.equal(audio_of(outputs), self.audio)
+        assert_like(audio_of(outputs), self.audio)
         assert_freed(omni)
