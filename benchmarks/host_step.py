@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from omni.device.base import Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineRequest
+from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
 from omni.payload import Payload
 from omni.pipeline import Output, Pipeline, Stage
@@ -85,12 +86,14 @@ def engine_with(rows: int, length: int, steps: int) -> Engine:
     device, model = _SkippingDevice(), _NoModel()
     limits = Limits.of("decode", options, model.shape)
     runner = Runner("decode", device, model, TorchPagedAttention(), limits, torch.float32, 0)
-    worker = ArWorker("decode", runner, model.shape, limits, options)
+    blocks = limits.rows * limits.max_blocks
+    runner.allocate(blocks)
+    worker = ArWorker("decode", runner, model.shape, limits, options, blocks)
     stage = Stage(name="decode", kind="ar", model="none:none", options=options)
     outputs = (Output(modality="text", stage="decode"),)
     pipeline = Pipeline(family="none", stages=(stage,), outputs=outputs, frontend="none:none")
-    orchestrator = Orchestrator(pipeline, {"decode": worker}, {}, {}, device.stream("transfer"))
-    engine = Engine(device, orchestrator, {"decode": worker}, {})
+    orchestrator = Orchestrator(pipeline, {"decode": worker}, {}, {}, device.stream("transfer"), Admission(rows, 0))
+    engine = Engine(device, orchestrator, {"decode": worker}, {}, {})
     ids = np.zeros((1, length), np.int64)
     prompt = Prompt(columns=ids, positions=np.arange(length)[None], next_position=length)
     for index in range(rows):

@@ -16,7 +16,15 @@ from omni.version import __version__
 
 if TYPE_CHECKING:
     from omni.api import AsyncOmni, Metrics, Omni, Output, Result, StageMetrics, Usage
-    from omni.errors import CheckpointError, ConfigError, InputError, OmniError, PluginError, StageError
+    from omni.errors import (
+        CheckpointError,
+        ConfigError,
+        InputError,
+        OmniError,
+        OverloadedError,
+        PluginError,
+        StageError,
+    )
     from omni.hookspecs import hookimpl
     from omni.sampling_params import SamplingParams
 
@@ -29,6 +37,7 @@ __all__ = [
     "Omni",
     "OmniError",
     "Output",
+    "OverloadedError",
     "PluginError",
     "Result",
     "SamplingParams",
@@ -41,7 +50,15 @@ __all__ = [
 
 _HOMES = {
     "omni.api": ("AsyncOmni", "Metrics", "Omni", "Output", "Result", "StageMetrics", "Usage"),
-    "omni.errors": ("CheckpointError", "ConfigError", "InputError", "OmniError", "PluginError", "StageError"),
+    "omni.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "InputError",
+        "OmniError",
+        "OverloadedError",
+        "PluginError",
+        "StageError",
+    ),
     "omni.hookspecs": ("hookimpl",),
     "omni.sampling_params": ("SamplingParams",),
 }

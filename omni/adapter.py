@@ -12,7 +12,7 @@ class Adapter(Protocol):
     """Turns one request's produced payloads into the consumer's inputs, incrementally. Host work only, brief, and in order.
 
     It touches no tensor's contents. A tensor it passes on must be passed on by the same `push` that brought it: what is not
-    passed on is released to the producer at once.
+    passed on is released to the producer at once. A page slice is passed on as the object it is: its producer may move its rows.
     """
 
     def push(self, payload: Payload) -> Sequence[Payload]:

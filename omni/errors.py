@@ -23,6 +23,10 @@ class InputError(_FieldError):
     """A request is wrong. Raised for that request alone."""
 
 
+class OverloadedError(_FieldError):
+    """As many requests wait as may. Raised for the request that came too late; later it may be let in."""
+
+
 class CheckpointError(_FieldError):
     """A checkpoint folder or one of its files is wrong."""
 

@@ -8,23 +8,61 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omni.device import COMPLETED, Event
 
-@dataclass(frozen=True, slots=True)
+
 class PageSlice:
-    """Rows of a paged buffer, not yet gathered.
+    """Rows of a paged buffer, not yet gathered. One object from producer to consumer, so that the producer can move the rows.
 
     pages: `[num_blocks, block_size, width]`, on the producer's device, still being written elsewhere.
     slots: int64 `[n]`, flat row numbers (`block * block_size + offset`), in the order the consumer wants them.
+    moved: done once the rows are at the present place.
 
-    A reference lives for one gather: the consumer copies the rows when the payload's event has fired and releases it.
+    A reference lives for one gather: the consumer copies the rows once they have arrived (`Feed.arrived`) and releases it.
+
+    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. Unless it releases its lease with that
+    gather's event there and then, because it gathers in parts or waits for something else, it tells of the gather by `gathered`.
+
+    The producer may move the rows (`relocate`) while its `Hold` is not `released`: later gathers read the new place. The old rows
+    are its own again when `moved`, the event that `relocate` returned and `Hold.settled` say so.
     """
 
-    pages: torch.Tensor
-    slots: NDArray[np.int64]
+    __slots__ = ("_readers", "moved", "pages", "slots")
+
+    def __init__(self, pages: torch.Tensor, slots: NDArray[np.int64]) -> None:
+        self.pages = pages
+        self.slots = slots
+        self.moved: Event = COMPLETED
+        self._readers: tuple[Event, ...] = ()
+
+    def relocate(self, pages: torch.Tensor, slots: NDArray[np.int64], moved: Event) -> Event:
+        """The rows are elsewhere once `moved` is done. Returns `reader` as it was: the end of gathers from the old place."""
+        old = self.reader
+        self.pages, self.slots, self.moved = pages, slots, moved
+        return old
+
+    def gathered(self, until: Event) -> None:
+        """A gather of some of the rows was launched from the present place and is over when `until` is."""
+        self._readers = (*(reader for reader in self._readers if not reader.done()), until)
+
+    @property
+    def reader(self) -> Event:
+        """Done when every gather that `gathered` has told of so far is over."""
+        return _All(self._readers) if self._readers else COMPLETED
 
     def rows(self, slots_n: torch.Tensor) -> torch.Tensor:
         """The rows `[n, width]` at `slots_n` (the slots, as an int64 tensor on the pages' device)."""
         return self.pages.flatten(0, 1).index_select(0, slots_n)
+
+
+@dataclass(frozen=True, slots=True)
+class _All:
+    """Done when all are."""
+
+    events: tuple[Event, ...]
+
+    def done(self) -> bool:
+        return all(event.done() for event in self.events)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ class LocalRef:
         self.abort_reason: str | None = None
 
     @property
+    def released(self) -> bool:
+        return self.end is not None
+
+    @property
     def freed(self) -> bool:
         return self.end is not None and self.end.done()
 

@@ -25,11 +25,13 @@ _LISTS = (list, tuple)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """How to answer. sampling: by stage."""
+    """How to answer. sampling: by stage. priority, cache_salt: as in `EngineRequest`."""
 
     modalities: frozenset[str]
     voice: str | None
     sampling: Mapping[str, SamplingParams]
+    priority: int = 0
+    cache_salt: str = ""
 
 
 def split_requests(messages: object) -> tuple[list[object], bool]:
@@ -45,7 +47,14 @@ def text_stage(pipeline: Pipeline) -> str:
     return stages.get("text", pipeline.outputs[0].stage)
 
 
-def check_ask(pipeline: Pipeline, modalities: Sequence[str] | None, voice: str | None, sampling: Sampling) -> Ask:
+def check_ask(
+    pipeline: Pipeline,
+    modalities: Sequence[str] | None,
+    voice: str | None,
+    sampling: Sampling,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> Ask:
     """Raises InputError naming the field."""
     wanted = _modalities(pipeline, modalities)
     if voice is not None:
@@ -54,7 +63,11 @@ def check_ask(pipeline: Pipeline, modalities: Sequence[str] | None, voice: str |
         if "audio" not in wanted:
             problem = "is given, but no audio is asked for"
             raise InputError("voice", problem, 'add "audio" to modalities, or leave voice out')
-    return Ask(wanted, voice, _sampling(pipeline, sampling))
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InputError("priority", f"is a {type(priority).__name__}", "give an int; the lower is served first")
+    if not isinstance(cache_salt, str):
+        raise InputError("cache_salt", f"is a {type(cache_salt).__name__}", "give a string")
+    return Ask(wanted, voice, _sampling(pipeline, sampling), priority, cache_salt)
 
 
 def _modalities(pipeline: Pipeline, modalities: Sequence[str] | None) -> frozenset[str]:

@@ -107,10 +107,14 @@ class AsyncOmni(Session):
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
         sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncOutputStream:
         """Outputs as they come: `async for out in omni.generate(...)`. Arguments and errors as in `Omni.generate`."""
         mailbox = _Mailbox()
-        batch, _ = self._submit(messages, modalities, voice, sampling, keep=False, put=mailbox.put)
+        batch, _ = self._submit(
+            messages, modalities, voice, sampling, priority, cache_salt, keep=False, put=mailbox.put
+        )
         return AsyncOutputStream(self, batch, mailbox)
 
     # A string is a sequence of strings too; what fits first is meant.
@@ -122,6 +126,8 @@ class AsyncOmni(Session):
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
         sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> Result: ...
 
     @overload
@@ -132,6 +138,8 @@ class AsyncOmni(Session):
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
         sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> list[Result]: ...
 
     async def complete(
@@ -141,10 +149,14 @@ class AsyncOmni(Session):
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
         sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> Result | list[Result]:
         """The whole answer: a `Result`, or for a list of requests a list of them in order."""
         mailbox = _Mailbox()
-        batch, many = self._submit(messages, modalities, voice, sampling, keep=True, put=mailbox.put)
+        batch, many = self._submit(
+            messages, modalities, voice, sampling, priority, cache_salt, keep=True, put=mailbox.put
+        )
         async for _ in AsyncOutputStream(self, batch, mailbox):
             pass
         results = batch.results()

@@ -59,6 +59,10 @@ class Client:
         """What each stage holds right now."""
         return self._engine.usage()
 
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """What each stage has done since the start."""
+        return self._engine.counters()
+
     @property
     def idle(self) -> bool:
         """No request is under way, and no stage holds anything."""
@@ -87,7 +91,7 @@ class Client:
         if ticket.over:
             return
         try:
-            chat = Chat(parse_messages(messages), ask.modalities, ask.voice, ask.sampling)
+            chat = Chat(parse_messages(messages), ask.modalities, ask.voice, ask.sampling, ask.cache_salt)
             prepared = self.frontend.prepare(chat)
         except OmniError as error:
             ticket.cancel(error)
@@ -96,7 +100,15 @@ class Client:
             failure.__cause__ = error
             ticket.cancel(failure)
         else:
-            request = EngineRequest(ticket.id, ask.modalities, prepared.inputs, prepared.edges, ask.sampling)
+            request = EngineRequest(
+                ticket.id,
+                ask.modalities,
+                prepared.inputs,
+                prepared.edges,
+                ask.sampling,
+                ask.priority,
+                ask.cache_salt,
+            )
             ticket.start(self._engine, request, Started(taken, prepared.prompt_tokens))
 
     def _forget(self, request_id: str) -> None:

@@ -1,19 +1,21 @@
 """From what a user names to an engine that runs."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import torch
 
 from omni.checkpoint import Checkpoint, resolve
+from omni.config import Layer, read_config
 from omni.device import open_device
-from omni.engine import Engine, EngineOptions, build_engine, resolve_pipeline
+from omni.engine import Engine, build_engine, dtype_for, engine_options, resolve_pipeline
 from omni.errors import CheckpointError, OmniError
 from omni.frontend.base import Frontend
-from omni.pipeline import Pipeline
+from omni.pipeline import ENGINE, Pipeline
 from omni.plugin import locate
 from omni.plugin.manager import Plugins, load_plugins
 
@@ -29,26 +31,43 @@ class Loaded:
 
 def load(
     model: str | os.PathLike[str],
-    *,
-    device: str | None,
-    dtype: str | torch.dtype | None,
-    load_format: str,
-    overrides: Mapping[str, object] | None,
+    layers: Sequence[Layer],
     plugins: Plugins | None,
 ) -> Loaded:
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError."""
-    opened = open_device(device)
+    options, _ = engine_options(layers)
+    opened = open_device(options.device)
+    options = msgspec.structs.replace(options, dtype=dtype_for(options, opened.torch_device))
     plugins = plugins if plugins is not None else load_plugins()
     checkpoint = Checkpoint(resolve(model if isinstance(model, str) else Path(model)))
-    plan = resolve_pipeline(checkpoint, plugins, overrides or {})
-    if dtype is None:
-        dtype = "float32" if opened.torch_device.type == "cpu" else "bfloat16"
-    options = EngineOptions(dtype=str(dtype).removeprefix("torch."), load_format=load_format)
-    frontend = _build_frontend(plan.pipeline, checkpoint)
+    plan = resolve_pipeline(checkpoint, plugins, layers)
+    frontend = build_frontend(plan.pipeline, checkpoint)
     return Loaded(plan.pipeline, frontend, build_engine(plan, checkpoint, plugins, opened, options))
 
 
-def _build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
+def layers_of(
+    *,
+    config: str | os.PathLike[str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    load_format: str | None = None,
+    origin: str = "overrides",
+) -> list[Layer]:
+    """Everything a user sets, in the order in which it goes over a family's settings: file, overrides, arguments.
+
+    origin: of the overrides. Raises ConfigError for a file that cannot be read.
+    """
+    names = {"device": device, "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None}
+    given = {
+        f"{ENGINE}.{name}": value for name, value in (names | {"load_format": load_format}).items() if value is not None
+    }
+    file = [read_config(config)] if config is not None else []
+    return [*file, Layer(origin, overrides or {}), Layer("argument", given)]
+
+
+def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
+    """The family's front end for the checkpoint. Raises CheckpointError if its files cannot be read."""
     build = cast(Callable[[Checkpoint], Frontend], locate(pipeline.frontend, "pipeline.frontend"))
     try:
         return build(checkpoint)

@@ -65,6 +65,8 @@ class Omni(Session):
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
         sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
         stream: Literal[True] = True,
     ) -> OutputStream: ...
 
@@ -77,6 +79,8 @@ class Omni(Session):
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
         sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
         stream: Literal[False],
     ) -> Result: ...
 
@@ -88,6 +92,8 @@ class Omni(Session):
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
         sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
         stream: Literal[False],
     ) -> list[Result]: ...
 
@@ -98,6 +104,8 @@ class Omni(Session):
         modalities: Sequence[str] | None = None,
         voice: str | None = None,
         sampling: Sampling = None,
+        priority: int = 0,
+        cache_salt: str = "",
         stream: bool = True,
     ) -> OutputStream | Result | list[Result]:
         """Answers a chat, or a list of chats at once.
@@ -106,6 +114,8 @@ class Omni(Session):
         modalities: what to give, of `self.modalities`; None gives all of it.
         voice: of `self.voices`, for audio; None takes the first.
         sampling: by stage, or alone for the stage that writes the text.
+        priority: the lower is served first; among equals, who came first.
+        cache_salt: only requests of the same salt share what is cached of prompts and media; keep tenants apart by it.
         stream: True gives outputs as they come, those of a list mixed and told apart by `Output.index`. False waits
         and gives a `Result`, or a list of them in the order of the requests.
 
@@ -113,7 +123,9 @@ class Omni(Session):
         are read; in a list it stays in that request's `Result.error` or last `Output.error`, and the others go on.
         """
         mailbox: SimpleQueue[Item] = SimpleQueue()
-        batch, many = self._submit(messages, modalities, voice, sampling, keep=not stream, put=mailbox.put)
+        batch, many = self._submit(
+            messages, modalities, voice, sampling, priority, cache_salt, keep=not stream, put=mailbox.put
+        )
         outputs = OutputStream(self, batch, mailbox)
         if stream:
             return outputs

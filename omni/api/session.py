@@ -9,7 +9,7 @@ import torch
 from omni.api.ask import Sampling, check_ask, split_requests
 from omni.api.batch import Batch, Item
 from omni.api.client import Client
-from omni.api.load import load
+from omni.api.load import layers_of, load
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
 from omni.stage import StageUsage
@@ -22,8 +22,10 @@ class Session:
     device: `"cpu"`, `"cuda"` or `"cuda:N"`; None takes the first CUDA device if there is one.
     dtype: of weights and activations (`"float32"`, `"bfloat16"`, `"float16"` or torch's own); None takes float32 on the
     CPU, bfloat16 on CUDA.
-    load_format: `"auto"` reads the checkpoint, `"dummy"` makes random weights.
-    overrides: stage options by dotted path, such as `{"talker.max_num_seqs": 8}`.
+    load_format: `"auto"` reads the checkpoint, `"dummy"` makes random weights; None takes `"auto"`.
+    config: a TOML file of settings, a table for each stage and `[engine]`.
+    overrides: settings by dotted path, such as `{"talker.max_num_seqs": 8, "engine.memory_bytes": 2**34}`. They go over the
+    file's, and `device`, `dtype` and `load_format` go over both.
     plugins: what `omni.plugin.manager.load_plugins` gave; None loads what is installed.
 
     Raises ConfigError, CheckpointError or PluginError. The model stays in memory until `close`, or until this object
@@ -36,12 +38,13 @@ class Session:
         *,
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
-        load_format: str = "auto",
+        load_format: str | None = None,
+        config: str | os.PathLike[str] | None = None,
         overrides: Mapping[str, object] | None = None,
         plugins: Plugins | None = None,
     ) -> None:
-        loaded = load(model, device=device, dtype=dtype, load_format=load_format, overrides=overrides, plugins=plugins)
-        client = Client(loaded)
+        layers = layers_of(config=config, overrides=overrides, device=device, dtype=dtype, load_format=load_format)
+        client = Client(load(model, layers=layers, plugins=plugins))
         self._client = client
         finalizer = weakref.finalize(self, lambda: client.reaper.soon(client.close))
         # At the interpreter's end the client closes itself.
@@ -66,6 +69,10 @@ class Session:
         """What each stage holds right now (requests, rows, blocks, ...): all zero when idle."""
         return self._client.usage()
 
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """What each stage has done since the start, in totals by name (tokens, frames, steps, ...)."""
+        return self._client.counters()
+
     @property
     def idle(self) -> bool:
         """No request is under way, and no stage holds anything."""
@@ -77,6 +84,8 @@ class Session:
         modalities: Sequence[str] | None,
         voice: str | None,
         sampling: Sampling,
+        priority: int,
+        cache_salt: str,
         *,
         keep: bool,
         put: Callable[[Item], None],
@@ -85,6 +94,6 @@ class Session:
 
         Raises InputError for wrong settings, StageError when closed.
         """
-        ask = check_ask(self.pipeline, modalities, voice, sampling)
+        ask = check_ask(self.pipeline, modalities, voice, sampling, priority, cache_salt)
         requests, many = split_requests(messages)
         return Batch(self._client, requests, ask, many=many, keep=keep, put=put), many

@@ -58,9 +58,11 @@ class Ticket:
             if self._over:
                 return
             self._over = isinstance(output, RequestFinished | RequestFailed)
-            self._deliver(time.perf_counter(), output)
-        if self._over:
-            self._on_over(self.id)
+            try:
+                self._deliver(time.perf_counter(), output)
+            finally:
+                if self._over:
+                    self._on_over(self.id)
 
     def cancel(self, error: OmniError) -> None:
         """Gives the request up wherever it is; its last event is `RequestFailed(error)`. A no-op if it is over."""

@@ -18,11 +18,16 @@ def default_init(name: str, tensor: torch.Tensor, generator: torch.Generator) ->
 
 
 def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -> None:
-    """Fills every parameter of `module`, in place, on its own device, with no host copy. Buffers are left alone."""
+    """Fills every parameter of `module`, in place, on its own device, with no host copy. Buffers are left alone.
+
+    Parameters on the meta device have no contents to fill.
+    """
     generators: dict[torch.device, torch.Generator] = {}
     with torch.inference_mode():
         for name, parameter in module.named_parameters():
             device = parameter.device
+            if device.type == "meta":
+                continue
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
             init(name, parameter, generators[device])

@@ -7,12 +7,14 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from omni.errors import CheckpointError
 
-_FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model"]
+_TEXTS = ["*.json", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS = ["*.safetensors"]
 
 
-def resolve(model: str | Path) -> Path:
+def resolve(model: str | Path, *, weights: bool = True, download: bool = True) -> Path:
     """The folder of `model`: a local folder, or the id of a repository on the Hugging Face hub, downloaded if need be.
 
+    weights: False leaves them where they are, if they are not here. download: False takes what is here already.
     Raises CheckpointError if it is neither.
     """
     folder = Path(model).expanduser()
@@ -26,7 +28,8 @@ def resolve(model: str | Path) -> Path:
             "model", f"there is no folder {model}", "give a checkpoint folder or a hub id (owner/name)"
         )
     try:
-        return Path(snapshot_download(model, allow_patterns=_FILES))
+        files = [*_TEXTS, *(_WEIGHTS if weights else ())]
+        return Path(snapshot_download(model, allow_patterns=files, local_files_only=not download))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         problem = f"{model} is no local folder, and the hub gave no such checkpoint ({reason})"

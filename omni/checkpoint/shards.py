@@ -46,7 +46,7 @@ def locate_weights(folder: Path) -> dict[str, Path]:
     Raises CheckpointError if there are no weights, the index is wrong, or a shard is missing (and names weights in it).
     """
     if (folder / INDEX).exists():
-        return _read_index(folder)
+        return _locate_indexed(folder)
     single = folder / SINGLE
     if single.exists():
         return dict.fromkeys(sorted(Shard(single, frozenset()).names), single)
@@ -54,12 +54,17 @@ def locate_weights(folder: Path) -> dict[str, Path]:
     raise CheckpointError("checkpoint", problem, 'download them, or use load_format="dummy" for random weights')
 
 
-def _read_index(folder: Path) -> dict[str, Path]:
+def read_index(folder: Path) -> dict[str, str]:
+    """The file name of every weight, as the index has it. Raises CheckpointError."""
     try:
-        files = msgspec.convert(read_object(folder / INDEX).get("weight_map"), dict[str, str])
+        return msgspec.convert(read_object(folder / INDEX).get("weight_map"), dict[str, str])
     except msgspec.ValidationError as error:
         problem = f"does not map weight names to file names ({error})"
         raise CheckpointError(f"{INDEX}: weight_map", problem, "download the index again") from error
+
+
+def _locate_indexed(folder: Path) -> dict[str, Path]:
+    files = read_index(folder)
     for shard, count in Counter(files.values()).items():
         if not (folder / shard).is_file():
             some = _some([name for name, file in files.items() if file == shard])

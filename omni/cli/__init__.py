@@ -1,4 +1,4 @@
-"""The command line: `omni run`, `omni plugins`, `omni tiny`. Each command imports only what it needs."""
+"""The command line: `omni run`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`. Each imports only what it needs."""
 
 from omni.cli.app import app, main
 

@@ -6,11 +6,10 @@ from typing import Annotated
 import typer
 
 from omni.cli.errors import reported
+from omni.cli.options import Choices, Config, Debug, DeviceName, DType, Json, LoadFormat, Model, Settings
 from omni.version import __version__
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def omni(
 
 @app.command()
 def run(
-    model: Annotated[str, typer.Argument(help="A checkpoint folder or a hub id.")],
+    model: Model,
     prompt: Annotated[str, typer.Argument(help="What to ask.")],
     image: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Picture, or its URL; repeatable.")] = None,
     audio: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Recording, or its URL; repeatable.")] = None,
@@ -42,20 +41,17 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Wav file for the speech; asks for it. (default: out.wav)")
     ] = None,
     voice: Annotated[str | None, typer.Option(help="Voice of the speech; asks for it.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="STAGE.KEY=VALUE", help="Override a stage option; repeatable.")
-    ] = None,
+    config: Config = None,
+    settings: Settings = None,
     modalities: Annotated[
         str | None,
         typer.Option(help="What to give. (default: all that the model gives)"),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Text tokens at most.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, at every stage.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. (default: cuda if there is one)")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Of the weights. (default: float32 on the CPU, bfloat16 on CUDA)")
-    ] = None,
-    load_format: Annotated[str, typer.Option(help="auto, or dummy for random weights.")] = "auto",
+    device: DeviceName = None,
+    dtype: DType = None,
+    load_format: LoadFormat = None,
     debug: Debug = False,
 ) -> None:
     """Answer a prompt: text streams to the terminal, speech goes to a wav file.
@@ -74,15 +70,55 @@ def run(
                 system=system,
                 out=out,
                 voice=voice,
-                settings=tuple(settings or ()),
                 modalities=tuple(name.strip() for name in modalities.split(",")) if modalities is not None else None,
                 max_tokens=max_tokens,
                 seed=seed,
-                device=device,
-                dtype=dtype,
-                load_format=load_format,
+                choices=_choices(config, settings, device, dtype, load_format),
             )
         )
+
+
+@app.command()
+def explain(
+    model: Model,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Load the stages, measure them, and show the memory as it is divided.")
+    ] = False,
+    config: Config = None,
+    settings: Settings = None,
+    device: DeviceName = None,
+    dtype: DType = None,
+    load_format: LoadFormat = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what would run: the stages, every setting and where it came from, memory, connectors.
+
+    Reads no weight and needs no device, unless it is to measure.
+    """
+    with reported(debug):
+        from omni.cli.explain import explain as show
+
+        show(model, _choices(config, settings, device, dtype, load_format), measure=measure, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="A checkpoint folder or a hub id: what it still needs.")] = None,
+    config: Config = None,
+    settings: Settings = None,
+    device: DeviceName = None,
+    dtype: DType = None,
+    load_format: LoadFormat = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check the environment, the devices and the plugins, and what a model still needs. Exit code 1 if there is a problem."""
+    with reported(debug):
+        from omni.cli.doctor import examine
+
+        healthy = examine(model, _choices(config, settings, device, dtype, load_format), as_json=as_json)
+        raise typer.Exit(0 if healthy else 1)
 
 
 @app.command()
@@ -110,3 +146,9 @@ def tiny(
         from omni.cli.tiny import write
 
         write(directory, family, seed)
+
+
+def _choices(
+    config: Path | None, settings: list[str] | None, device: str | None, dtype: str | None, load_format: str | None
+) -> Choices:
+    return Choices(config=config, settings=tuple(settings or ()), device=device, dtype=dtype, load_format=load_format)

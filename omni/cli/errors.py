@@ -1,4 +1,4 @@
-"""How errors show: one line and exit code 1."""
+"""How errors show: one line, unless a table belongs to it, and exit code 1."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from omni.errors import OmniError
+from omni.errors import ConfigError, OmniError
 
 
 @contextmanager
@@ -26,5 +26,7 @@ def reported(debug: bool) -> Iterator[None]:
             raise
         known = isinstance(error, OmniError)
         message = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
-        typer.echo(f"error: {' '.join(message.split())}", err=True)
+        # A setting's error may end in a table, the stages' memory; what libraries say is run together.
+        lines = message.splitlines() if isinstance(error, ConfigError) else [" ".join(message.split())]
+        typer.echo("\n".join(["error: " + lines[0], *lines[1:]]), err=True)
         raise typer.Exit(1) from error

@@ -9,9 +9,10 @@ import typer
 from omni.api import Metrics, Omni
 from omni.api.ask import text_stage
 from omni.cli.display import Display, summary
+from omni.cli.options import Choices
 from omni.errors import InputError
 from omni.media import save_wav
-from omni.pipeline import Pipeline, parse_override
+from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams
 
 
@@ -21,30 +22,28 @@ class Question:
 
     model: str
     prompt: str
+    choices: Choices
     images: tuple[str, ...] = ()
     audios: tuple[str, ...] = ()
     system: str | None = None
     out: Path | None = None
     voice: str | None = None
-    settings: tuple[str, ...] = ()
     modalities: tuple[str, ...] | None = None
     max_tokens: int | None = None
     seed: int | None = None
-    device: str | None = None
-    dtype: str | None = None
-    load_format: str = "auto"
 
 
 def answer(question: Question) -> None:
     """Streams the text to stdout, writes the wav, and reports on stderr. Raises OmniError."""
     out = _out(question)
-    overrides = dict(parse_override(text) for text in question.settings)
+    choices = question.choices
     with Omni(
         question.model,
-        device=question.device,
-        dtype=question.dtype,
-        load_format=question.load_format,
-        overrides=overrides,
+        device=choices.device,
+        dtype=choices.dtype,
+        load_format=choices.load_format,
+        config=choices.config,
+        overrides=choices.overrides(),
     ) as omni:
         modalities = _modalities(question, omni.modalities)
         display = Display(text_stage(omni.pipeline))

@@ -27,6 +27,14 @@ class Ref(Protocol):
     """One payload under way."""
 
     @property
+    def released(self) -> bool:
+        """Whether the consumer has let go of the payload: released or aborted, the release event perhaps not done yet.
+
+        Until then the producer may move the rows of a page slice (`PageSlice.relocate`).
+        """
+        ...
+
+    @property
     def freed(self) -> bool:
         """Whether the producer may reuse the payload's memory: released or aborted, and the release event is done."""
         ...
@@ -49,7 +57,10 @@ class Pending(Protocol):
 
 
 class Connector(Protocol):
-    """Moves payloads over one edge of the graph."""
+    """Moves payloads over one edge of the graph.
+
+    A connector that reads page slices itself is their consumer, and keeps what `PageSlice` asks of one.
+    """
 
     @property
     def reach(self) -> Reach: ...

@@ -1,12 +1,14 @@
 """Devices: the only way to touch device memory."""
 
+from omni.device.allocations import AllocationCount
 from omni.device.base import COMPLETED, Device, Event, Phase, Stream
 from omni.device.ring import HostRing, HostSlot
-from omni.device.select import open_device
+from omni.device.select import name_device, open_device
 from omni.device.upload import Span, Upload, Uploader
 
 __all__ = [
     "COMPLETED",
+    "AllocationCount",
     "Device",
     "Event",
     "HostRing",
@@ -16,5 +18,6 @@ __all__ = [
     "Stream",
     "Upload",
     "Uploader",
+    "name_device",
     "open_device",
 ]

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from omni.device.allocations import AllocationCount
+
 Phase = Callable[..., None]
 """A function over preallocated buffers that returns nothing."""
 
@@ -71,6 +73,21 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits for everything. For start-up and shutdown only."""
+
+    def free_memory(self) -> int | None:
+        """Bytes of device memory that this process could still take; None where that is not for the device to say (the CPU)."""
+        return None
+
+    def measure_peak(self, run: Callable[[], None]) -> int:
+        """The most bytes of device memory that `run`, and what it launches, takes at once beyond what is taken before.
+
+        Waits for it all: for start-up only.
+        """
+        count = AllocationCount(self.torch_device)
+        with count:
+            run()
+            self.synchronize()
+        return count.peak
 
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         """Enqueues `phase(*buffers)` on `stream`. What the phase raises on the host propagates."""

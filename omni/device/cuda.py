@@ -1,5 +1,6 @@
 """A CUDA device: torch streams and events."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -47,6 +48,27 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def free_memory(self) -> int:
+        self.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.torch_device)[0]
+
+    def measure_peak(self, run: Callable[[], None]) -> int:
+        """As the allocator counts it, in whole segments: what is lost between tensors is not there for others either.
+
+        What the allocator does not hand out (code of kernels loaded meanwhile, libraries' own buffers) shows in what the device
+        has left, and stays.
+        """
+        device = self.torch_device
+        free, reserved = self.free_memory(), torch.cuda.memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        self.synchronize()
+        peak = torch.cuda.max_memory_reserved(device) - reserved
+        kept = free - self.free_memory()
+        outside = kept - (torch.cuda.memory_reserved(device) - reserved)
+        return peak + max(outside, 0)
 
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         assert isinstance(stream, CudaStream)

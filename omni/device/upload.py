@@ -78,9 +78,12 @@ class Uploader:
         upload.slot.guard(COMPLETED)
 
     def launch(self, upload: Upload) -> None:
-        """Enqueues the copy; the slot is free again when it is over."""
-        self._device.launch(self._stream, copy_upload, self._packed[: upload.size], upload.slot.tensor[: upload.size])
-        upload.slot.guard(self._device.record(self._stream))
+        """Enqueues the copy; the slot is free again when it is over, or could not be enqueued."""
+        slot = upload.slot
+        try:
+            self._device.launch(self._stream, copy_upload, self._packed[: upload.size], slot.tensor[: upload.size])
+        finally:
+            slot.guard(self._device.record(self._stream))
 
     def send(self, arrays: Sequence[NDArray[np.int64]]) -> list[Tensor]:
         """All of it at once: the arrays on the device, valid as `view` says."""

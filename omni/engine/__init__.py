@@ -1,7 +1,19 @@
 """The engine: one loop that drives the stages on a device."""
 
-from omni.engine.build import EngineOptions, Plan, build_engine, check_pipeline, resolve_pipeline
+from omni.engine.build import (
+    Plan,
+    build_engine,
+    check_formats,
+    check_pipeline,
+    load_stages,
+    measure_stages,
+    resolve_pipeline,
+)
+from omni.engine.configure import dtype_for, engine_options
+from omni.engine.connect import ConnectorChoice, choose_connector
 from omni.engine.engine import Engine
+from omni.engine.memory import StageMemory
+from omni.engine.options import EngineOptions
 from omni.engine.request import (
     EngineOutput,
     EngineRequest,
@@ -13,6 +25,7 @@ from omni.engine.request import (
 )
 
 __all__ = [
+    "ConnectorChoice",
     "Engine",
     "EngineOptions",
     "EngineOutput",
@@ -23,7 +36,14 @@ __all__ = [
     "RequestFinished",
     "Sink",
     "StageFinished",
+    "StageMemory",
     "build_engine",
+    "check_formats",
     "check_pipeline",
+    "choose_connector",
+    "dtype_for",
+    "engine_options",
+    "load_stages",
+    "measure_stages",
     "resolve_pipeline",
 ]

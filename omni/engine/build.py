@@ -1,46 +1,48 @@
 """From a checkpoint to an engine: pipeline, overrides, validation, then stages in order."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import cast
 
-import msgspec
 import torch
 
 from omni.adapter import AdapterFactory
 from omni.checkpoint import Checkpoint
+from omni.config import Layer, Setting
 from omni.connector import Connector
 from omni.device import Device
+from omni.engine.admission import Admission
+from omni.engine.configure import configure
+from omni.engine.connect import choose_connector
 from omni.engine.engine import Engine
+from omni.engine.memory import Budget, StageMemory, budget_of, divide
+from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
 from omni.errors import CheckpointError, ConfigError, OmniError
-from omni.pipeline import Pipeline, apply_overrides, validate
+from omni.pipeline import Pipeline, validate
 from omni.plugin import locate
 from omni.plugin.manager import Plugins
-from omni.stage import StageContext, StageKind, StageWorker
-
-
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the stages are built. dtype: of weights and activations. load_format: `"auto"` or `"dummy"` (random weights)."""
-
-    dtype: str
-    load_format: str = "auto"
-
+from omni.stage import LoadedStage, StageContext, StageKind, StageWorker
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked pipeline, with everything it names imported; no weight read yet."""
+    """A checked pipeline, with everything it names imported; no weight read yet. settings: of its stages."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
     adapters: Mapping[str, AdapterFactory]
+    settings: tuple[Setting, ...] = ()
 
 
-def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, overrides: Mapping[str, object]) -> Plan:
-    """The checkpoint's pipeline with overrides applied, checked whole. Raises ConfigError, CheckpointError or PluginError."""
+def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = ()) -> Plan:
+    """The checkpoint's pipeline with settings laid over it, checked whole; those of the engine are left to `engine_options`.
+
+    Raises ConfigError, CheckpointError or PluginError.
+    """
     model_type = str(checkpoint.config.get("model_type", ""))
     family = plugins.family_of(model_type)
     if family is None:
@@ -56,7 +58,8 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, overrides: Mappin
     except Exception as error:
         problem = f"does not suit family {family.name!r}: {type(error).__name__}: {error}"
         raise CheckpointError("config.json", problem, "use it as published") from error
-    return check_pipeline(apply_overrides(pipeline, overrides), plugins)
+    configured, settings = configure(pipeline, layers)
+    return replace(check_pipeline(configured, plugins), settings=settings)
 
 
 def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
@@ -88,26 +91,84 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
     return Plan(pipeline, kinds, adapters)
 
 
+def check_formats(dtype: str, load_format: str) -> None:
+    """Raises ConfigError for those that `load_stages` does not take."""
+    if dtype not in _DTYPES:
+        raise ConfigError("dtype", f"{dtype!r} is not supported", f"use one of {', '.join(_DTYPES)}")
+    if load_format not in ("auto", "dummy"):
+        raise ConfigError("load_format", f"{load_format!r} is not known", 'use "auto" or "dummy"')
+
+
+def load_stages(
+    plan: Plan, checkpoint: Checkpoint, device: Device, dtype: str, load_format: str
+) -> dict[str, LoadedStage]:
+    """Loads every stage's weights onto `device`, in the pipeline's order.
+
+    On `omni.device.meta.MetaDevice` with load format `"dummy"` no weight is read and no memory taken: that gives the footprints.
+    Raises ConfigError and CheckpointError.
+    """
+    check_formats(dtype, load_format)
+    loaded: dict[str, LoadedStage] = {}
+    with torch.inference_mode():
+        for stage in plan.pipeline.order():
+            context = StageContext(stage, stage.options, checkpoint, device, _DTYPES[dtype], load_format)
+            with _room_for(stage.name, "its weights", device):
+                loaded[stage.name] = plan.kinds[stage.name].load(context)
+    # Weights and zeroed buffers were written on the default stream, which the stages' streams do not wait for.
+    device.synchronize()
+    return loaded
+
+
 def build_engine(
     plan: Plan, checkpoint: Checkpoint, plugins: Plugins, device: Device, options: EngineOptions
 ) -> Engine:
-    """Loads every stage onto `device`. Stages share a process and a device, so every edge uses the `local` connector."""
-    if options.dtype not in _DTYPES:
-        raise ConfigError("dtype", f"{options.dtype!r} is not supported", f"use one of {', '.join(_DTYPES)}")
-    if options.load_format not in ("auto", "dummy"):
-        raise ConfigError("load_format", f"{options.load_format!r} is not known", 'use "auto" or "dummy"')
-    entry = plugins.connectors["local"]
-    make = cast(Callable[[], Connector], locate(entry.connector, "connectors.local"))
-    connectors = {edge.name: make() for edge in plan.pipeline.edges}
+    """Loads every stage onto `device`, measures what its steps take if memory is bounded, and divides what is left as pages."""
+    assert options.dtype is not None, "the caller chose it for the device"
+    connectors = {edge.name: _make_connector(choose_connector(edge).name, plugins) for edge in plan.pipeline.edges}
+    budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device))
+    loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format)
+    memory = _divide(loaded, device, budget)
     workers: dict[str, StageWorker] = {}
     with torch.inference_mode():
-        for stage in plan.pipeline.order():
-            context = StageContext(
-                stage, stage.options, checkpoint, device, _DTYPES[options.dtype], options.load_format
-            )
-            workers[stage.name] = plan.kinds[stage.name].build(context)
-    # Weights and zeroed buffers were written on the default stream, which the stages' streams do not wait for.
+        for name, stage in loaded.items():
+            with _room_for(name, f"{memory[name].pages} pages", device):
+                workers[name] = stage.start(memory[name].pages)
     device.synchronize()
     transfer = device.stream("transfer")
-    orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer)
-    return Engine(device, orchestrator, workers, connectors)
+    admission = Admission(options.max_active_requests, options.max_waiting_requests)
+    orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer, admission)
+    return Engine(device, orchestrator, workers, connectors, memory)
+
+
+def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None) -> dict[str, StageMemory]:
+    footprints = {name: stage.footprint for name, stage in loaded.items()}
+    working: dict[str, int] = {}
+    if budget is not None:
+        divide(footprints, working, budget)  # what cannot fit need not be measured
+        working = measure_stages(loaded, device)
+    return divide(footprints, working, budget)
+
+
+def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[str, int]:
+    """The working memory of each stage in bytes. Raises ConfigError if there is no room for its largest steps."""
+    working: dict[str, int] = {}
+    with torch.inference_mode():
+        for name, stage in loaded.items():
+            with _room_for(name, "its largest step", device):
+                working[name] = stage.measure()
+    return working
+
+
+def _make_connector(name: str, plugins: Plugins) -> Connector:
+    return cast(Callable[[], Connector], locate(plugins.connectors[name].connector, f"connectors.{name}"))()
+
+
+@contextmanager
+def _room_for(stage: str, what: str, device: Device) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
+        raise ConfigError(
+            "engine.device", problem, "take a device with more memory free, or smaller options"
+        ) from error

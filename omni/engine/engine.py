@@ -9,7 +9,9 @@ import torch
 
 from omni.connector import Connector
 from omni.device import Device
+from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
+from omni.engine.outlet import Outlet
 from omni.engine.request import EngineRequest, RequestFailed, Sink
 from omni.errors import OmniError, StageError
 from omni.stage import StageUsage, StageWorker
@@ -31,7 +33,10 @@ class Engine:
         orchestrator: Orchestrator,
         workers: Mapping[str, StageWorker],
         connectors: Mapping[str, Connector],
+        memory: Mapping[str, StageMemory],
     ) -> None:
+        self.memory = memory
+        """What each stage takes of the device's memory, as divided at the start."""
         self._device = device
         self._orchestrator = orchestrator
         self._workers = workers
@@ -64,6 +69,10 @@ class Engine:
     def usage(self) -> Mapping[str, StageUsage]:
         """What each stage holds right now."""
         return {name: worker.usage() for name, worker in self._workers.items()}
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """What each stage has done since the start, in totals by name."""
+        return {name: worker.counters() for name, worker in self._workers.items()}
 
     @property
     def idle(self) -> bool:
@@ -111,7 +120,7 @@ class Engine:
             if isinstance(first, EngineRequest):
                 assert callable(second)
                 if self._failure is not None:
-                    second(RequestFailed(self._failure))
+                    Outlet(first.id, second).end(RequestFailed(self._failure))
                 else:
                     self._orchestrator.submit(first, second)
             else:

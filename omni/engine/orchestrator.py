@@ -1,11 +1,14 @@
 """Routes requests through the graph. Knows stages by their inbox and outbox only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from omni.adapter import AdapterFactory
 from omni.connector import Connector
 from omni.device import COMPLETED, Stream
+from omni.engine.admission import Admission, Candidate
+from omni.engine.credit import Credit, Valve
+from omni.engine.live import Live
+from omni.engine.outlet import Outlet
 from omni.engine.request import EngineRequest, OutputChunk, RequestFailed, RequestFinished, Sink, StageFinished
 from omni.engine.route import Route
 from omni.errors import InputError, OmniError, StageError
@@ -14,19 +17,9 @@ from omni.sampling_params import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """A request under way: the stages it still has work in, and its routes."""
-
-    request: EngineRequest
-    sink: Sink
-    running: set[str]
-    awaited: set[str]
-    routes: Mapping[str, Route]
-
-
 class Orchestrator:
-    """Opens requests at the stages they need, moves payloads along edges, streams outputs to sinks, and isolates failures."""
+    """Lets requests in, opens them at the stages they need, moves payloads along edges within each edge's credit, streams outputs
+    to sinks, and isolates failures."""
 
     def __init__(
         self,
@@ -35,48 +28,55 @@ class Orchestrator:
         adapters: Mapping[str, AdapterFactory],
         connectors: Mapping[str, Connector],
         transfer: Stream,
+        admission: Admission,
     ) -> None:
         self._pipeline = pipeline
         self._workers = workers
         self._adapters = adapters
         self._connectors = connectors
         self._transfer = transfer
-        self._live: dict[str, _Live] = {}
+        self._admission = admission
+        self._live: dict[str, Live] = {}
         self._busy: dict[Route, None] = {}
         """Routes with something under way, in the order they became so: a waiting request costs nothing."""
+        self._changed: dict[Valve, None] = {}
+        """Valves whose producer may have to be told."""
 
     @property
     def live(self) -> int:
-        """Requests under way."""
-        return len(self._live)
+        """Requests under way, those that wait to be let in among them."""
+        return len(self._live) + self._admission.waiting
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Starts a request. What is wrong with it goes to the sink."""
+        """Takes a request. What is wrong with it goes to the sink."""
+        outlet = Outlet(request.id, sink)
         try:
-            live = self._open(request, sink)
+            self._check(request)
+            self._route_stages(request)
+            self._admission.join(request, outlet, len(self._live))
         except OmniError as error:
-            sink(RequestFailed(error))
+            outlet.end(RequestFailed(error))
             return
-        self._live[request.id] = live
-        for name, payloads in request.inputs.items():
-            if name in live.running:
-                inbox = self._workers[name].inbox
-                inbox.extend(Feed(request.id, payload, COMPLETED) for payload in payloads)
-                inbox.append(Ended(request.id, FRONTEND))
+        self._admit()
 
     def abort(self, request_id: str, error: OmniError) -> None:
         """Gives a request up and frees what it holds everywhere. A no-op if it is over."""
+        waiting = self._admission.leave(request_id)
+        if waiting is not None:
+            waiting.outlet.end(RequestFailed(error))
         live = self._live.pop(request_id, None)
         if live is not None:
-            live.sink(RequestFailed(error))
+            live.outlet.end(RequestFailed(error))
             self._clear(live, str(error))
 
     def abort_all(self, error: OmniError) -> None:
+        for waiting in self._admission.leave_all():
+            waiting.outlet.end(RequestFailed(error))
         for request_id in list(self._live):
             self.abort(request_id, error)
 
     def tick(self) -> bool:
-        """Empties every outbox and delivers what has arrived. Returns whether anything happened."""
+        """Empties every outbox, delivers what has arrived, lets requests in. Returns whether anything happened."""
         moved = False
         for name, worker in self._workers.items():
             while worker.outbox:
@@ -89,24 +89,42 @@ class Orchestrator:
                 self.abort(route.request_id, error)
             if not route.busy:
                 self._busy.pop(route, None)
-        return moved
+        while self._changed:
+            valve, _ = self._changed.popitem()
+            moved |= valve.tell()
+        return self._admit() or moved
 
-    def _open(self, request: EngineRequest, sink: Sink) -> _Live:
-        self._check(request)
-        active = self._pipeline.active(request.modalities, request.inputs)
-        awaited = {o.stage for o in self._pipeline.outputs if o.modality in request.modalities}
-        if not awaited or not awaited <= active:
-            raise StageError("pipeline", "routing the request", "no stage that it feeds leads to a wanted output")
+    def _admit(self) -> bool:
+        admitted = False
+        while (candidate := self._admission.next(len(self._live))) is not None:
+            admitted = True
+            try:
+                self._open(candidate)
+            except OmniError as error:
+                candidate.outlet.end(RequestFailed(error))
+        return admitted
+
+    def _open(self, candidate: Candidate) -> None:
+        request = candidate.request
+        active, awaited = self._route_stages(request)
         edges = [e for e in self._pipeline.edges if e.producer in active and e.consumer in active]
-        routes = {edge.name: self._route(request, edge) for edge in edges}
+        valves = {e.producer: Valve(request.id, self._workers[e.producer], self._changed) for e in edges}
+        routes = {edge.name: self._route(request, edge, valves[edge.producer]) for edge in edges}
+        self._live[request.id] = Live(request, candidate.outlet, set(active), set(awaited), routes, valves)
         for name in active:
             sources = {edge.name for edge in edges if edge.consumer == name} | ({FRONTEND} & _fed(request, name))
             sampling = request.sampling.get(name, SamplingParams())
-            self._workers[name].inbox.append(Open(request.id, sampling, frozenset(sources)))
-        return _Live(request, sink, set(active), awaited, routes)
+            self._workers[name].inbox.append(
+                Open(request.id, sampling, frozenset(sources), candidate.rank, request.cache_salt)
+            )
+        for name, payloads in request.inputs.items():
+            if name in active:
+                inbox = self._workers[name].inbox
+                inbox.extend(Feed(request.id, payload, COMPLETED) for payload in payloads)
+                inbox.append(Ended(request.id, FRONTEND))
 
     def _check(self, request: EngineRequest) -> None:
-        if request.id in self._live:
+        if request.id in self._live or request.id in self._admission:
             raise InputError("id", f"{request.id!r} is already under way", "give each request an id of its own")
         stages = {stage.name for stage in self._pipeline.stages}
         for field, names, known in (
@@ -119,13 +137,21 @@ class Orchestrator:
                 if name not in known:
                     raise InputError(field, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
 
-    def _route(self, request: EngineRequest, edge: Edge) -> Route:
+    def _route_stages(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
+        """The stages that the request uses, and those of them that give what it wants."""
+        active = self._pipeline.active(request.modalities, request.inputs)
+        awaited = frozenset(o.stage for o in self._pipeline.outputs if o.modality in request.modalities)
+        if not awaited or not awaited <= active:
+            raise StageError("pipeline", "routing the request", "no stage that it feeds leads to a wanted output")
+        return active, awaited
+
+    def _route(self, request: EngineRequest, edge: Edge, valve: Valve) -> Route:
         try:
             adapter = self._adapters[edge.name](request.edges.get(edge.name))
         except Exception as error:
             raise StageError(edge.name, "opening its adapter", f"{type(error).__name__}: {error}") from error
-        connector = self._connectors[edge.name]
-        return Route(request.id, edge, adapter, connector, self._workers[edge.consumer], self._transfer)
+        connector, consumer = self._connectors[edge.name], self._workers[edge.consumer]
+        return Route(request.id, edge, adapter, connector, consumer, self._transfer, Credit(edge.credit, valve))
 
     def _take(self, stage: str, message: Outbound) -> None:
         live = self._live.get(message.request_id)
@@ -133,19 +159,19 @@ class Orchestrator:
             if isinstance(message, Produced):
                 message.hold.seal()
             return
-        match message:
-            case Produced():
-                try:
+        try:
+            match message:
+                case Produced():
                     self._forward(live, stage, message)
-                except OmniError as error:
-                    self.abort(message.request_id, error)
-            case Done():
-                self._finish(live, stage, message)
-            case Failed():
-                live.running.discard(stage)
-                self.abort(message.request_id, message.error)
+                case Done():
+                    self._finish(live, stage, message)
+                case Failed():
+                    live.running.discard(stage)
+                    self.abort(message.request_id, message.error)
+        except OmniError as error:
+            self.abort(message.request_id, error)
 
-    def _forward(self, live: _Live, stage: str, produced: Produced) -> None:
+    def _forward(self, live: Live, stage: str, produced: Produced) -> None:
         try:
             for edge in self._pipeline.edges_from(stage):
                 route = live.routes.get(edge.name)
@@ -157,11 +183,13 @@ class Orchestrator:
         if not produced.payload.tensors:
             for output in self._pipeline.outputs:
                 if output.stage == stage and output.modality in live.request.modalities:
-                    live.sink(OutputChunk(output.modality, produced.payload.meta))
+                    live.outlet.give(OutputChunk(output.modality, produced.payload.meta))
 
-    def _finish(self, live: _Live, stage: str, done: Done) -> None:
+    def _finish(self, live: Live, stage: str, done: Done) -> None:
         live.running.discard(stage)
         live.awaited.discard(stage)
+        if stage in live.valves:
+            live.valves[stage].close()
         for edge in self._pipeline.edges_from(stage):
             if edge.name in live.routes:
                 live.routes[edge.name].end(done.reason)
@@ -169,16 +197,18 @@ class Orchestrator:
         for edge in self._pipeline.edges_into(stage):
             if edge.name in live.routes:
                 live.routes[edge.name].abort(f"{stage} is done")
-        live.sink(StageFinished(stage, done.reason, done.counts))
+        live.outlet.give(StageFinished(stage, done.reason, done.counts))
         if not live.awaited:
             del self._live[done.request_id]
             self._clear(live, "everything wanted has been given")
-            live.sink(RequestFinished())
+            live.outlet.end(RequestFinished())
 
-    def _clear(self, live: _Live, reason: str) -> None:
+    def _clear(self, live: Live, reason: str) -> None:
         for route in live.routes.values():
             route.abort(reason)
             self._busy.pop(route, None)
+        for valve in live.valves.values():
+            valve.close()
         for name in live.running:
             self._workers[name].inbox.append(Abort(live.request.id))
 

@@ -15,6 +15,7 @@ class EngineRequest:
     """A prepared request.
 
     modalities: wanted outputs. inputs: host payloads by stage. edges: adapter arguments by edge name. sampling: by stage.
+    priority: the lower is served first. cache_salt: requests of different salts share nothing that is cached.
     """
 
     id: str
@@ -22,6 +23,8 @@ class EngineRequest:
     inputs: Mapping[str, Sequence[Payload]]
     edges: Mapping[str, msgspec.Struct] = field(default_factory=dict)
     sampling: Mapping[str, SamplingParams] = field(default_factory=dict)
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +58,4 @@ class RequestFailed:
 
 EngineOutput = OutputChunk | StageFinished | RequestFinished | RequestFailed
 Sink = Callable[[EngineOutput], None]
-"""Takes a request's outputs on the engine's thread; must be brief and must not raise."""
+"""Takes a request's outputs on the engine's thread; must be brief. If it raises, its request is given up."""

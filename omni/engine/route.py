@@ -2,22 +2,40 @@
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 
 from omni.adapter import Adapter
-from omni.connector import Connector, Pending, Ref
+from omni.connector import Connector, Pending, Received, Ref
 from omni.device import COMPLETED, Stream
+from omni.engine.credit import Credit
 from omni.errors import OmniError, StageError
 from omni.pipeline import Edge
-from omni.stage import Ended, Feed, Lease, Produced, StageWorker
+from omni.stage import Ended, Feed, Produced, StageWorker, lend
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """counted: whether it has tensors, and so counts against the edge's credit."""
+
+    ref: Ref
+    pending: Pending
+    counted: bool
 
 
 class Route:
     """Moves payloads in order from producer to consumer, through the connector, then through the adapter."""
 
     def __init__(
-        self, request_id: str, edge: Edge, adapter: Adapter, connector: Connector, consumer: StageWorker, stream: Stream
+        self,
+        request_id: str,
+        edge: Edge,
+        adapter: Adapter,
+        connector: Connector,
+        consumer: StageWorker,
+        stream: Stream,
+        credit: Credit,
     ) -> None:
         self.edge = edge
         self.request_id = request_id
@@ -25,7 +43,8 @@ class Route:
         self._connector = connector
         self._consumer = consumer
         self._stream = stream
-        self._under_way: deque[tuple[Ref, Pending]] = deque()
+        self._credit = credit
+        self._under_way: deque[_UnderWay] = deque()
         self._end_reason: str | None = None
         self.closed = False
 
@@ -44,9 +63,12 @@ class Route:
         try:
             pending = self._connector.receive(ref, self._stream)
         except Exception as error:
-            self._connector.abort(ref, "it cannot be received")
+            self._give_up(ref, "it cannot be received")
             raise self._known("receiving a payload", error) from error
-        self._under_way.append((ref, pending))
+        counted = bool(produced.payload.tensors)
+        self._under_way.append(_UnderWay(ref, pending, counted))
+        if counted:
+            self._credit.spend()
 
     def end(self, reason: str) -> None:
         """The producer is done; the consumer hears of it after the payloads under way."""
@@ -56,40 +78,45 @@ class Route:
         """Delivers what has arrived. Raises OmniError if a payload was lost or the adapter failed."""
         moved = False
         while self._under_way:
-            ref, pending = self._under_way[0]
-            received = pending.poll()
+            try:
+                received = self._under_way[0].pending.poll()
+            except Exception as error:
+                raise self._known("receiving a payload", error) from error
             if received is None:
                 return moved
-            self._under_way.popleft()
+            self._deliver(self._under_way[0], received)
             moved = True
-            try:
-                inputs = self._adapter.push(received.payload)
-            except Exception as error:
-                self._connector.abort(ref, "its adapter failed")
-                raise self._known("adapting a payload", error) from error
-            holders = sum(1 for payload in inputs if payload.tensors)
-            lease = Lease(self._connector, ref, holders)
-            if not holders:
-                self._connector.release(ref, COMPLETED)
-            for payload in inputs:
-                kept = lease if payload.tensors else None
-                self._consumer.inbox.append(Feed(self.request_id, payload, received.ready, kept))
         if self._end_reason is not None and not self.closed:
             self._close(self._end_reason)
             moved = True
         return moved
 
     def abort(self, reason: str) -> None:
-        """Gives up what is still under way. A connector that fails at that loses its payload's memory, and nothing else."""
+        """Gives up what is still under way. Nothing of this edge holds its producer up any more."""
         self.closed = True
         while self._under_way:
-            ref, _ = self._under_way.popleft()
-            try:
-                self._connector.abort(ref, reason)
-            except Exception:
-                _log.exception(
-                    "%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id
-                )
+            self._give_up(self._under_way.popleft().ref, reason)
+        self._credit.waive()
+
+    def _deliver(self, item: _UnderWay, received: Received) -> None:
+        try:
+            inputs = self._adapter.push(received.payload)
+        except Exception as error:
+            # Still under way, so the request's end gives it up.
+            raise self._known("adapting a payload", error) from error
+        self._under_way.popleft()
+        on_taken = self._credit.give_back if item.counted else _nothing
+        leases = iter(lend(self._connector, item.ref, sum(1 for payload in inputs if payload.tensors), on_taken))
+        for payload in inputs:
+            lease = next(leases) if payload.tensors else None
+            self._consumer.inbox.append(Feed(self.request_id, payload, received.ready, lease))
+
+    def _give_up(self, ref: Ref, reason: str) -> None:
+        """A connector that fails at that loses its payload's memory, and nothing else."""
+        try:
+            self._connector.abort(ref, reason)
+        except Exception:
+            _log.exception("%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id)
 
     def _close(self, reason: str) -> None:
         self.closed = True
@@ -106,3 +133,7 @@ class Route:
         known = StageError(self.edge.name, doing, f"{type(error).__name__}: {error}")
         known.__cause__ = error
         return known
+
+
+def _nothing() -> None:
+    pass

@@ -50,12 +50,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A request as the user put it, media decoded. voice: as given, None takes the family's default."""
+    """A request as the user put it, media decoded.
+
+    voice: as given, None takes the family's default. cache_salt: requests of different salts share nothing that is cached.
+    """
 
     messages: tuple[Message, ...]
     modalities: frozenset[str]
     voice: str | None
     sampling: Mapping[str, SamplingParams]
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from omni.pipeline.stage import Edge, Output, Stage
 
 FRONTEND = "frontend"
 """The source name of inputs that come from the front end; no stage may be called so."""
+ENGINE = "engine"
+"""The first part of the paths of the engine's own settings; no stage may be called so."""
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

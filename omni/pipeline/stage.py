@@ -21,11 +21,23 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one stage produces becomes another's input. adapter: `"module:factory"`, an `AdapterFactory`."""
+    """What one stage produces becomes another's input.
+
+    adapter: `"module:factory"`, an `AdapterFactory`.
+    keyed: the tensors that the adapter passes on, if any, come with a content key, so that a consumer can cache prefixes past them.
+    credit: payloads with tensors of one request that may be under way to the consumer, or lie there untouched, before the producer
+    pauses the request; it goes on when half of them are left.
+    """
 
     producer: str
     consumer: str
     adapter: str = "omni.adapter:PassThrough"
+    keyed: bool = False
+    credit: int = 64
+
+    def __post_init__(self) -> None:
+        if self.credit < 1:
+            raise ValueError("credit must be at least 1")
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from omni.errors import ConfigError
-from omni.pipeline.pipeline import FRONTEND, Pipeline
+from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
 
 
 def validate(pipeline: Pipeline) -> None:
@@ -33,10 +33,9 @@ def _check_names(names: list[str]) -> None:
         raise ConfigError("pipeline.stages", "is empty", "add a stage")
     _check_unique("pipeline.stages", names)
     for name in names:
-        if name == FRONTEND or not name.isidentifier():
-            raise ConfigError(
-                "pipeline.stages", f"{name!r} cannot name a stage", f"use an identifier other than {FRONTEND!r}"
-            )
+        if name in (ENGINE, FRONTEND) or not name.isidentifier():
+            remedy = f"use an identifier other than {FRONTEND!r} and {ENGINE!r}"
+            raise ConfigError("pipeline.stages", f"{name!r} cannot name a stage", remedy)
 
 
 def _check_unique(field: str, names: Iterable[str]) -> None:

@@ -1,9 +1,12 @@
 """The stage contract: what a stage kind builds and the messages a stage worker takes and gives."""
 
-from omni.stage.base import StageContext, StageKind, StageUsage, StageWorker
+from omni.stage.base import LoadedStage, StageContext, StageKind, StageUsage, StageWorker
 from omni.stage.build import build_model
-from omni.stage.lease import Hold, Lease
-from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Produced
+from omni.stage.footprint import Footprint, module_bytes
+from omni.stage.lease import Hold, Lease, lend
+from omni.stage.loaded import PlainStage
+from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
+from omni.stage.rehearsal import rehearse
 from omni.stage.worker import MailboxWorker, release
 
 __all__ = [
@@ -12,17 +15,25 @@ __all__ = [
     "Ended",
     "Failed",
     "Feed",
+    "Footprint",
     "Hold",
     "Inbound",
     "Lease",
+    "LoadedStage",
     "MailboxWorker",
     "Open",
     "Outbound",
+    "Pause",
+    "PlainStage",
     "Produced",
+    "Resume",
     "StageContext",
     "StageKind",
     "StageUsage",
     "StageWorker",
     "build_model",
+    "lend",
+    "module_bytes",
+    "rehearse",
     "release",
 ]

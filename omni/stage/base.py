@@ -11,6 +11,7 @@ import torch
 from omni.checkpoint import Checkpoint
 from omni.device import Device
 from omni.pipeline.stage import Stage
+from omni.stage.footprint import Footprint
 from omni.stage.messages import Inbound, Outbound
 
 StageUsage = Mapping[str, int]
@@ -48,8 +49,28 @@ class StageWorker(Protocol):
 
     def usage(self) -> StageUsage: ...
 
+    def counters(self) -> Mapping[str, int]:
+        """Totals since the start, by name (`frames`, `steps`, ...). They only grow."""
+        ...
+
     def close(self) -> None:
         """Frees everything. Idempotent."""
+        ...
+
+
+class LoadedStage(Protocol):
+    """A stage whose weights are on the device, and which does not know yet how many pages it will have."""
+
+    @property
+    def footprint(self) -> Footprint: ...
+
+    def measure(self) -> int:
+        """Runs the largest steps that the stage's options allow, once each; returns the most working memory they took at once,
+        in bytes, beyond the footprint. Waits for the device. Leaves no trace. Not on the meta device."""
+        ...
+
+    def start(self, pages: int) -> StageWorker:
+        """Allocates the pages. Called once, last."""
         ...
 
 
@@ -67,6 +88,9 @@ class StageKind(Protocol):
         """
         ...
 
-    def build(self, context: StageContext) -> StageWorker:
-        """Loads the model and allocates the stage's memory. Raises ConfigError or CheckpointError."""
+    def load(self, context: StageContext) -> LoadedStage:
+        """Loads the model onto the device. On the meta device (`omni.device.meta`) only the footprint is asked for.
+
+        Raises ConfigError or CheckpointError.
+        """
         ...

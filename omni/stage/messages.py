@@ -4,28 +4,45 @@ from dataclasses import dataclass, field
 
 from omni.device import Event
 from omni.errors import OmniError
-from omni.payload import Payload
+from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage.lease import Hold, Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A request will use this stage. `inputs` names the edges (or `"frontend"`) that will feed it."""
+    """A request will use this stage.
+
+    inputs: the edges (or `"frontend"`) that will feed it.
+    rank: priority and arrival number; the lower is served first. Unique among the engine's requests.
+    cache_salt: requests of different salts share nothing that is cached.
+    """
 
     request_id: str
     sampling: SamplingParams
     inputs: frozenset[str]
+    rank: tuple[int, int] = (0, 0)
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One input. Device tensors may be used once `ready` is done, and `lease` (if any) is released after their last use."""
+    """One input. Device tensors may be used once `arrived`, and `lease` (if any) is released after their last use.
+
+    ready: done once the producer's work is. Page slices may have moved since: that is why consumers ask for `arrived`.
+    """
 
     request_id: str
     payload: Payload
     ready: Event
     lease: Lease | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether work that is launched now may use the tensors. A page slice that moves makes it false for a while."""
+        return self.ready.done() and all(
+            tensor.moved.done() for tensor in self.payload.tensors.values() if isinstance(tensor, PageSlice)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +60,21 @@ class Abort:
     request_id: str
 
 
-Inbound = Open | Feed | Ended | Abort
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A consumer of the request is behind: start no new work for it. What is under way still comes out."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on with a paused request."""
+
+    request_id: str
+
+
+Inbound = Open | Feed | Ended | Abort | Pause | Resume
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from typing import Generic, TypeVar
 
 from omni.device import COMPLETED, Event
 from omni.errors import OmniError, StageError
-from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound
+from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 
 RequestT = TypeVar("RequestT")
 
 
 class MailboxWorker(ABC, Generic[RequestT]):
-    """Dispatches the inbox to `open`, `feed`, `end` and `drop`, then calls `advance`.
+    """Dispatches the inbox to `open`, `feed`, `end`, `pause`, `resume` and `drop`, then calls `advance`.
 
     Messages for a request that is gone (finished, failed or aborted here while they were under way) are let go of: their
     leases are released.
@@ -35,6 +35,14 @@ class MailboxWorker(ABC, Generic[RequestT]):
     @abstractmethod
     def end(self, request: RequestT, source: str) -> None:
         """`source` will feed nothing more."""
+
+    @abstractmethod
+    def pause(self, request: RequestT) -> None:
+        """Starts no new work for the request until `resume`. It keeps taking input and gives out what is under way."""
+
+    @abstractmethod
+    def resume(self, request: RequestT) -> None:
+        """Follows a `pause`."""
 
     @abstractmethod
     def drop(self, request: RequestT) -> None:
@@ -86,6 +94,10 @@ class MailboxWorker(ABC, Generic[RequestT]):
                     self.feed(request, message)
                 case Ended():
                     self.end(request, message.source)
+                case Pause():
+                    self.pause(request)
+                case Resume():
+                    self.resume(request)
                 case Abort():
                     self.drop(self.requests.pop(message.request_id))
         except Exception as error:

@@ -137,8 +137,10 @@ def _release_frees_after_its_event(bench: _Bench) -> None:
     _, ref, pending = bench.send(1)
     bench.arrival(pending)
     _require(not ref.freed, "a payload that nobody released is not free")
+    _require(not ref.released, "a payload that nobody released is not released")
     gate = Gate()
     bench.connector.release(ref, gate)
+    _until(lambda: ref.released, "a released payload is released before the release event")
     _require(not ref.freed, "a released payload is not free before the release event")
     gate.open = True
     _until(lambda: ref.freed, "a released payload is free after the release event")
@@ -150,6 +152,7 @@ def _abort_frees(bench: _Bench) -> None:
     bench.connector.abort(ref, "the check gives it up")
     bench.connector.abort(ref, "the check gives it up again")
     _until(lambda: ref.freed, "an aborted payload is free, also one that never became ready")
+    _require(ref.released, "an aborted payload is released")
     try:
         lost = pending.poll() is None
     except OmniError:

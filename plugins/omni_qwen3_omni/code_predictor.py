@@ -64,6 +64,13 @@ class CodePredictor(nn.Module):
             x_RND = code_RD[:, None]
         return Codes(torch.stack(codes, 1), next_RD)
 
+    def embed(self, codes_RG: Tensor, embedding0_RD: Tensor) -> Tensor:
+        """`Codes.next_RD` of known frames. embedding0_RD: embeddings of the first codes. Adds in the order of `predict`."""
+        next_RD = embedding0_RD
+        for group in range(1, codes_RG.shape[1]):
+            next_RD = next_RD + self.model.codec_embedding[group - 1](codes_RG[:, group])
+        return next_RD
+
     def _run(self, x_RND: Tensor, start: int, cos: Tensor, sin: Tensor, cache: list[_Keys]) -> Tensor:
         end = start + x_RND.shape[1]
         for layer, keys in zip(self.model.layers, cache, strict=True):

@@ -1,5 +1,6 @@
 """The audio and vision towers, from transformers as they are."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,10 +11,16 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeVisionEncoder,
 )
 
+from omni.checkpoint import Checkpoint
+from omni.checkpoint.json_file import read_optional_object
 from omni.stage import StageContext
 from omni_ar.loading import load_weights
-from omni_encoder.model import EncoderModel
+from omni_encoder.model import EncoderModel, SampleItem
 from omni_qwen3_omni.config import read_config
+
+_CONVOLUTIONS = 3
+_STRIDE = 2**_CONVOLUTIONS
+"""Mel frames per audio token within a chunk."""
 
 
 class AudioEncoder(EncoderModel):
@@ -42,13 +49,26 @@ class AudioEncoder(EncoderModel):
         sizes = [encoded_frames(f.shape[1], self.tower.n_window) for f in features]
         return [{"embeddings": part} for part in out.split(sizes)]
 
+    def largest_item(self, length: int) -> SampleItem:
+        chunk = 2 * self.tower.n_window
+        full, rest = divmod(length, _strided(chunk))
+        frames = full * chunk + min(_STRIDE * rest, chunk)
+        features = torch.zeros((self.tower.num_mel_bins, frames), device="cpu")
+        return SampleItem(
+            encoded_frames(frames, self.tower.n_window), {"features": features, "chunk": torch.tensor(chunk)}
+        )
+
 
 class VisionEncoder(EncoderModel):
-    """Items: `pixels` `[patches, values]` and `grid` int64 `[3]`. Outputs: `embeddings` `[n, D]`, `deepstack` `[levels, n, D]`."""
+    """Items: `pixels` `[patches, values]` and `grid` int64 `[3]`. Outputs: `embeddings` `[n, D]`, `deepstack` `[levels, n, D]`.
 
-    def __init__(self, tower: Qwen3OmniMoeVisionEncoder) -> None:
+    max_pixels: what the processor shrinks pictures to; None if it does not.
+    """
+
+    def __init__(self, tower: Qwen3OmniMoeVisionEncoder, max_pixels: int | None = None) -> None:
         super().__init__()
         self.tower = tower
+        self._max_pixels = max_pixels
 
     def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
         pixels = torch.cat([item["pixels"] for item in items]).to(self.tower.dtype)
@@ -59,6 +79,17 @@ class VisionEncoder(EncoderModel):
         levels = torch.stack(list(out.deepstack_features)).split(sizes, dim=1)
         return [{"embeddings": e, "deepstack": d} for e, d in zip(embeddings, levels, strict=True)]
 
+    def largest_item(self, length: int) -> SampleItem:
+        merge, patch = self.tower.spatial_merge_size, self.tower.patch_size
+        if self._max_pixels is not None:
+            length = max(min(length, self._max_pixels // (merge * patch) ** 2), 1)
+        height = math.isqrt(length)
+        width = length // height
+        grid = torch.tensor([1, height * merge, width * merge])
+        values = self.tower.patch_embed.proj.weight[0].numel()
+        pixels = torch.zeros((height * width * merge**2, values), device="cpu")
+        return SampleItem(height * width, {"pixels": pixels, "grid": grid})
+
 
 def encoded_frames(frames: int, window: int) -> int:
     """Audio tokens of a clip of `frames` mel frames: three stride-2 convolutions over chunks of `2 * window` frames."""
@@ -67,7 +98,7 @@ def encoded_frames(frames: int, window: int) -> int:
 
 
 def _strided(frames: int) -> int:
-    for _ in range(3):
+    for _ in range(_CONVOLUTIONS):
         frames = (frames - 1) // 2 + 1
     return frames
 
@@ -92,4 +123,10 @@ def build_vision(context: StageContext) -> VisionEncoder:
     with context.device.torch_device:
         tower = Qwen3OmniMoeVisionEncoder._from_config(config, dtype=context.dtype).eval()
     load_weights(tower, context, {"thinker.visual.": ""})
-    return VisionEncoder(tower)
+    return VisionEncoder(tower, _max_pixels(context.checkpoint))
+
+
+def _max_pixels(checkpoint: Checkpoint) -> int | None:
+    settings = read_optional_object(checkpoint.path / "preprocessor_config.json")
+    most = settings.get("max_pixels", settings.get("size", {}).get("longest_edge"))
+    return int(most) if most is not None else None

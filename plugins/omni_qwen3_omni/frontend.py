@@ -20,7 +20,7 @@ from omni_qwen3_omni.config import OmniConfig, read_config
 from omni_qwen3_omni.encoders import encoded_frames, padded_chunk
 from omni_qwen3_omni.mrope import Grid, mrope_positions
 from omni_qwen3_omni.processor import load_processor
-from omni_qwen3_omni.talker_prompt import talker_args
+from omni_qwen3_omni.talker_prompt import prefix_key, talker_args
 
 _MAX_PROPORTION = 200
 """Long to short side of a picture that the processor takes."""
@@ -54,7 +54,8 @@ class OmniFrontend:
         segments = self._segments(ids, audio_items, image_items)
         talker = None
         if voice is not None:
-            talker = talker_args(self._config, ids, grids, voice)
+            read = prefix_key(ids, positions, segments)
+            talker = talker_args(self._config, ids, grids, voice, read)
         prompt = Prompt(
             columns=ids[None],
             positions=positions,
@@ -150,9 +151,10 @@ class OmniFrontend:
             ("image", self._config.image_token, images),
         ):
             places = np.flatnonzero(ids == token)
-            ends = np.cumsum([item.meta.length for item in items if isinstance(item.meta, MediaItem)])
-            for index, part in enumerate(np.split(places, ends[:-1]) if items else []):
-                slots.append(SegmentSlot(name=name, index=index, positions=part))
+            media = [item.meta for item in items if isinstance(item.meta, MediaItem)]
+            ends = np.cumsum([meta.length for meta in media])
+            for meta, part in zip(media, np.split(places, ends[:-1]) if media else [], strict=True):
+                slots.append(SegmentSlot(name=name, index=meta.index, positions=part, key=meta.key))
         return tuple(slots)
 
     def _voice(self, chat: Chat) -> str | None:

@@ -92,6 +92,9 @@ class Talker(CodecModel):
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
         return self.code_predictor.predict(hidden_RD, code0_R, self.codec_embedding(code0_R), draw)
 
+    def embed_codes(self, codes_RG: Tensor) -> Tensor:
+        return self.code_predictor.embed(codes_RG, self.codec_embedding(codes_RG[:, 0]))
+
     def _text(self, ids: Tensor) -> Tensor:
         projected: Tensor = self.text_projection(self.thinker_embed(ids))
         return projected

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from omni.media import content_hash
 from omni_ar.inputs import Prompt, SegmentSlot
 from omni_qwen3_omni.adapters import TalkerArgs
 from omni_qwen3_omni.config import OmniConfig
@@ -32,8 +33,10 @@ class TalkerPlan:
     hidden_from: NDArray[np.int64]
 
 
-def talker_args(config: OmniConfig, ids: NDArray[np.int64], grids: Sequence[Grid], voice: str) -> TalkerPlan:
-    """Lays the talker's prompt out for the thinker prompt `ids`, whose images have `grids`."""
+def talker_args(
+    config: OmniConfig, ids: NDArray[np.int64], grids: Sequence[Grid], voice: str, hidden_key: str
+) -> TalkerPlan:
+    """Lays the talker's prompt out for the thinker prompt `ids`, whose images have `grids`. hidden_key: see `prefix_key`."""
     talker = config.talker
     assert talker is not None
     kept = np.flatnonzero(_in_user_turn(config, ids))
@@ -63,10 +66,17 @@ def talker_args(config: OmniConfig, ids: NDArray[np.int64], grids: Sequence[Grid
         columns=np.stack([text, codec]).astype(np.int64),
         positions=positions,
         next_position=next_position,
-        segments=(SegmentSlot(name="hidden", index=0, positions=places),) if places.size else (),
+        segments=(SegmentSlot(name="hidden", index=0, positions=places, key=hidden_key),) if places.size else (),
     )
     args = TalkerArgs(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
     return TalkerPlan(args, kept[media])
+
+
+def prefix_key(ids: NDArray[np.int64], positions: NDArray[np.int64], media: Sequence[SegmentSlot]) -> str:
+    """Says all that the thinker's hidden states of its media depend on: the prompt up to the last of them."""
+    end = max((int(slot.positions[-1]) + 1 for slot in media), default=0)
+    parts = [content_hash(np.ascontiguousarray(ids[:end])), content_hash(np.ascontiguousarray(positions[:, :end]))]
+    return "-".join([*parts, *(str(slot.key) for slot in media)])
 
 
 def _in_user_turn(config: OmniConfig, ids: NDArray[np.int64]) -> NDArray[np.bool_]:

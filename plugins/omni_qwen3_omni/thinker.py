@@ -75,7 +75,7 @@ class Thinker(ArModel):
             for image in images:
                 levels_LnD = image.tensors["deepstack"]
                 if index < levels_LnD.shape[0]:
-                    tokens_n = image.tokens_n + batch.attention.num_decode
+                    tokens_n = image.tokens_n + batch.prompt_start
                     x_TD = x_TD.index_add(0, tokens_n, levels_LnD[index].to(x_TD.dtype))
         hidden_TD: Tensor = self.decoder.norm(x_TD)
         if self._accept == self._config.num_layers:

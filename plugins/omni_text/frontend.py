@@ -8,11 +8,13 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from omni.checkpoint import Checkpoint
-from omni.errors import InputError
+from omni.errors import CheckpointError, InputError
 from omni.frontend.base import Chat, Prepared, TextDecoder, TextPart
 from omni.frontend.text import IncrementalDecoder
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
+
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 class TextFrontend:
@@ -57,6 +59,10 @@ def _text(index: int, content: tuple[Any, ...]) -> str:
 
 
 def build(checkpoint: Checkpoint) -> TextFrontend:
-    """The checkpoint's front end."""
+    """The checkpoint's front end. Raises CheckpointError if there is no tokenizer."""
+    # Without any of them transformers would go on with an empty vocabulary.
+    if not any((checkpoint.path / name).is_file() for name in _VOCABULARIES):
+        problem = f"{checkpoint.path} has none of {', '.join(_VOCABULARIES)}"
+        raise CheckpointError("tokenizer", problem, "download the tokenizer files")
     # The stage refuses a prompt that is too long; transformers would only warn, of a limit that is not the stage's.
     return TextFrontend(AutoTokenizer.from_pretrained(checkpoint.path, model_max_length=sys.maxsize))

@@ -11,11 +11,14 @@ class SegmentSlot(msgspec.Struct, frozen=True, kw_only=True):
     """A place in a prompt for tensors that another stage makes. The prompt is not run before they are there.
 
     name, index: which segment (`"image"`, 1: the second image). positions: int64 `[n]`, its prompt positions, ascending.
+    key: says all that the tensors depend on, so that equal keys mean equal tensors; without one, no prefix that reaches into the
+        segment is cached.
     """
 
     name: str
     index: int
     positions: NDArray[np.int64]
+    key: str | None = None
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

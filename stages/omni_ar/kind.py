@@ -1,12 +1,9 @@
 """Stage kind `"ar"`."""
 
 from omni.stage import StageContext, build_model
-from omni_ar.attention import TorchPagedAttention
+from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
-from omni_ar.run.limits import Limits
-from omni_ar.run.runner import Runner
-from omni_ar.run.worker import ArWorker
 
 
 class ArStageKind:
@@ -18,10 +15,5 @@ class ArStageKind:
     name = "ar"
     options = ArOptions
 
-    def build(self, context: StageContext) -> ArWorker:
-        stage = context.stage
-        assert isinstance(context.options, ArOptions)
-        model = build_model(context, ArModel)  # type: ignore[type-abstract]
-        limits = Limits.of(stage.name, context.options, model.shape)
-        runner = Runner(stage.name, context.device, model, TorchPagedAttention(), limits, context.dtype, stage.priority)
-        return ArWorker(stage.name, runner, model.shape, limits, context.options)
+    def load(self, context: StageContext) -> LoadedAr:
+        return LoadedAr(context, build_model(context, ArModel))  # type: ignore[type-abstract]

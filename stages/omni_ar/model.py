@@ -55,9 +55,9 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class NextTokens:
-    """The decode rows of a batch.
+    """Generated tokens that a batch embeds: of decode rows, or again of preempted requests.
 
-    ids_R: last sampled ids. columns_SR: this step's conditioning ids `[S, R]`.
+    ids_R: sampled ids. columns_SR: conditioning ids of the step that each is the input of, `[S, R]`.
     codes_RD: what `predict_codes` returned as the next embedding; `[R, 0]` for a model without codes.
     """
 
@@ -82,9 +82,10 @@ class PayloadSink:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's batch as `forward` sees it: decode rows first, one token each, then prompts.
+    """One step's batch as `forward` sees it: decode rows first, one token each, then chunks of other requests.
 
-    positions_PT: int64 rotary positions. segments: of the prompt tokens, which start at token `attention.num_decode`.
+    positions_PT: int64 rotary positions. prompt_start: the first prompt token; before it stand decode rows, and generated tokens
+    that preempted requests run again. segments: of the prompt tokens, each with the part that stands in this step's chunk.
     payload: None when nothing of this step is needed elsewhere.
     """
 
@@ -92,6 +93,7 @@ class Batch:
     attention: AttentionMetadata
     cache: KVCache
     backend: AttentionBackend
+    prompt_start: int
     segments: Sequence[PlacedSegment] = field(default_factory=tuple)
     payload: PayloadSink | None = None
 
@@ -155,3 +157,7 @@ class CodecModel(ArModel):
     @abstractmethod
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
         """The frame that the tokens `code0_R`, sampled from `hidden_RD`, begin. On the critical path: the next step needs it."""
+
+    @abstractmethod
+    def embed_codes(self, codes_RG: Tensor) -> Tensor:
+        """`Codes.next_RD` of known frames, as `predict_codes` gave it: a preempted request runs its frames again."""

@@ -52,8 +52,10 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_num_seqs: requests that run at once.
     max_model_len: tokens a request may have, prompt and output together; None takes what the model allows, 8,192 at most.
     block_size: tokens per KV block.
-    num_blocks: KV blocks of the stage; None holds `max_num_seqs` requests of full length.
-    max_num_batched_tokens: prompt tokens of one step; a longer prompt runs in a step of its own.
+    num_blocks: KV blocks of the stage; None divides the device's memory among the stages, and where that is not bounded holds
+        `max_num_seqs` requests of full length.
+    max_num_batched_tokens: tokens of one step: every row that decodes, and chunks of prompts with what is left, at least one.
+    prefix_cache: keep the blocks of what has been computed, for prompts that begin alike.
     sampling: defaults for what a request leaves open.
     """
 
@@ -62,6 +64,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     block_size: int = 16
     num_blocks: int | None = None
     max_num_batched_tokens: int = 2048
+    prefix_cache: bool = True
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:

@@ -10,6 +10,10 @@ Outputs: TypeAlias = Mapping[str, Tensor]
 """What `EncoderModel.encode` gave for one item. Each tensor owns its memory."""
 
 
+ContentKey: TypeAlias = tuple[str, str]
+"""A request's cache salt and the hash of a media item's content."""
+
+
 class OutputCache:
     """Outputs of at most `capacity` bytes in all.
 
@@ -18,16 +22,16 @@ class OutputCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: OrderedDict[str, Outputs] = OrderedDict()
+        self._entries: OrderedDict[ContentKey, Outputs] = OrderedDict()
         self.bytes_used = 0
 
-    def get(self, key: str) -> Outputs | None:
+    def get(self, key: ContentKey) -> Outputs | None:
         outputs = self._entries.get(key)
         if outputs is not None:
             self._entries.move_to_end(key)
         return outputs
 
-    def add(self, key: str, outputs: Outputs) -> None:
+    def add(self, key: ContentKey, outputs: Outputs) -> None:
         """Keeps `outputs`, unless they alone exceed the capacity. The key is new."""
         size = size_of(outputs)
         if size > self._capacity:

@@ -2,21 +2,22 @@
 
 from omni.device import COMPLETED
 from omni.stage import release
+from omni_encoder.cache import ContentKey
 from omni_encoder.options import EncoderOptions
 from omni_encoder.request import EncoderRequest, Job, Taker
 
 
 class JobQueue:
-    """Jobs by content hash, first come first served, until their outputs are there."""
+    """Jobs by what they encode, by rank, then first come first served, until their outputs are there."""
 
     def __init__(self, options: EncoderOptions) -> None:
         self._options = options
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[ContentKey, Job] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def join(self, key: str, taker: Taker) -> bool:
+    def join(self, key: ContentKey, taker: Taker) -> bool:
         """Adds the taker to the job of this content. Returns whether there is one."""
         job = self._jobs.get(key)
         if job is not None:
@@ -25,7 +26,7 @@ class JobQueue:
 
     def add(self, job: Job) -> None:
         """A job of new content. Owns the lease of its input from here on."""
-        self._jobs[job.item.key] = job
+        self._jobs[job.key] = job
 
     def leave(self, request: EncoderRequest) -> None:
         """Takes the request out of every job. A job nobody waits for goes, unless it is on the device."""
@@ -36,12 +37,11 @@ class JobQueue:
                 release(job.feed, COMPLETED)
 
     def next_batch(self) -> list[Job]:
-        """The oldest job whose features are there, and what may go with it. Empty if there is none."""
+        """The first job whose features are there, and what may go with it. Empty if there is none."""
         batch: list[Job] = []
         length = 0
-        for job in self._jobs.values():
-            if job.launched or not job.feed.ready.done():
-                continue
+        waiting = [job for job in self._jobs.values() if not (job.launched or job.paused) and job.feed.arrived]
+        for job in sorted(waiting, key=lambda job: job.rank):
             if not batch:
                 batch.append(job)
                 length = job.item.length
@@ -56,7 +56,7 @@ class JobQueue:
 
     def remove(self, job: Job) -> None:
         """The job is over."""
-        del self._jobs[job.item.key]
+        del self._jobs[job.key]
 
     def _fits(self, job: Job, first: Job, length: int) -> bool:
         return job.item.batch_key == first.item.batch_key and length + job.item.length <= self._options.max_batch_length

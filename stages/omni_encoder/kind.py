@@ -1,9 +1,9 @@
 """Stage kind `"encoder"`."""
 
 from omni.stage import StageContext, build_model
+from omni_encoder.loaded import LoadedEncoder
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
-from omni_encoder.worker import EncoderWorker
 
 
 class EncoderStageKind:
@@ -15,8 +15,5 @@ class EncoderStageKind:
     name = "encoder"
     options = EncoderOptions
 
-    def build(self, context: StageContext) -> EncoderWorker:
-        stage = context.stage
-        assert isinstance(context.options, EncoderOptions)
-        model = build_model(context, EncoderModel)  # type: ignore[type-abstract]
-        return EncoderWorker(stage.name, context.device, model, context.options, stage.priority)
+    def load(self, context: StageContext) -> LoadedEncoder:
+        return LoadedEncoder(context, build_model(context, EncoderModel))  # type: ignore[type-abstract]

@@ -2,9 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class SampleItem:
+    """A media item for measuring: how many embeddings it becomes, and its features, on the host, whatever is in them."""
+
+    length: int
+    features: Mapping[str, Tensor]
 
 
 class EncoderModel(nn.Module, ABC):
@@ -20,4 +29,11 @@ class EncoderModel(nn.Module, ABC):
 
         Runs inside a device phase. Takes each item's tensors by name, on the device but for `host_inputs`, and gives
         device tensors. An item's output must not depend on the others in its batch.
+        """
+
+    @abstractmethod
+    def largest_item(self, length: int) -> SampleItem:
+        """The item of at most `length` (1 or more) embeddings that takes most memory to encode, among those that requests bring.
+
+        Called at start-up, to measure what the largest batch takes. Items made here share a batch key.
         """

@@ -6,18 +6,28 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from omni.stage import Feed
+from omni_encoder.cache import ContentKey, Outputs
 from omni_encoder.inputs import MediaItem
 
 
 @dataclass(slots=True, eq=False)
 class EncoderRequest:
-    """A request until its end. items: taken in. cached: of these, not encoded for it. waiting: not given out yet."""
+    """A request until its end.
+
+    rank: whose media are encoded first: the lowest. paused: a consumer is behind.
+    items: taken in. cached: of these, not encoded for it. waiting: not given out yet.
+    kept: of a paused request, what the cache had, by the item's index.
+    """
 
     id: str
     open_sources: set[str]
+    rank: tuple[int, int] = (0, 0)
+    cache_salt: str = ""
     items: int = 0
     cached: int = 0
     waiting: int = 0
+    paused: bool = False
+    kept: list[tuple[int, Outputs]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,7 @@ class Taker:
 class Job:
     """One distinct piece of media to encode, for all who asked for it meanwhile. feed: the input that came first."""
 
+    key: ContentKey
     item: MediaItem
     features: Mapping[str, Tensor]
     feed: Feed
@@ -39,3 +50,13 @@ class Job:
     launched: bool = False
     alone: bool = False
     """It was in a batch that failed: it runs by itself, so that only what is at fault fails."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """That of the first to be served of those who asked for it."""
+        return min(taker.request.rank for taker in self.takers)
+
+    @property
+    def paused(self) -> bool:
+        """Whether everybody who asked for it is paused."""
+        return all(taker.request.paused for taker in self.takers)

@@ -34,6 +34,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         self._jobs = JobQueue(options)
         self._cache = OutputCache(options.cache_bytes)
         self._in_flight: deque[EncodeBatch] = deque()
+        self._totals = {"batches": 0, "encoded": 0, "cached": 0}
         # Outputs were allocated on this stage's stream, so their memory must not be given back before the readers on
         # other streams are through: that is what `Hold.free` tells.
         self._held: list[tuple[Hold, Outputs]] = []
@@ -51,6 +52,9 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             "payloads": len(self._held),
         }
 
+    def counters(self) -> Mapping[str, int]:
+        return dict(self._totals)
+
     def close(self) -> None:
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
@@ -62,7 +66,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         self._cache.clear()
 
     def open(self, message: Open) -> EncoderRequest:
-        return EncoderRequest(message.request_id, set(message.inputs))
+        return EncoderRequest(message.request_id, set(message.inputs), message.rank, message.cache_salt)
 
     def feed(self, request: EncoderRequest, message: Feed) -> None:
         try:
@@ -71,20 +75,32 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             release(message, COMPLETED)
             raise
         request.items += 1
-        taker = Taker(request, item.index)
-        outputs = self._cache.get(item.key)
-        if outputs is not None:
+        request.waiting += 1
+        key, taker = (request.cache_salt, item.key), Taker(request, item.index)
+        outputs = self._cache.get(key)
+        if outputs is not None and request.paused:
+            request.kept.append((item.index, outputs))
+        elif outputs is not None:
             self._give(taker, outputs)
-        else:
-            request.waiting += 1
-            if not self._jobs.join(item.key, taker):
-                self._jobs.add(Job(item, features, message, [taker]))
-                return
+        elif not self._jobs.join(key, taker):
+            self._jobs.add(Job(key, item, features, message, [taker]))
+            return
         request.cached += 1
+        self._totals["cached"] += 1
         release(message, COMPLETED)
 
     def end(self, request: EncoderRequest, source: str) -> None:
         request.open_sources.discard(source)
+        self._settle(request)
+
+    def pause(self, request: EncoderRequest) -> None:
+        request.paused = True
+
+    def resume(self, request: EncoderRequest) -> None:
+        request.paused = False
+        for index, outputs in request.kept:
+            self._give(Taker(request, index), outputs)
+        request.kept.clear()
         self._settle(request)
 
     def drop(self, request: EncoderRequest) -> None:
@@ -112,6 +128,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             job.launched = True
             release(job.feed, batch.end)
         self._in_flight.append(batch)
+        self._totals["batches"] += 1
+        self._totals["encoded"] += len(jobs)
 
     def _isolate(self, jobs: list[Job], error: Exception) -> None:
         """Jobs of a failed batch run again, one by one; one that failed by itself fails its requests."""
@@ -129,14 +147,14 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
     def _collect(self, batch: EncodeBatch) -> None:
         for job, outputs in zip(batch.jobs, batch.outputs, strict=True):
             self._jobs.remove(job)
-            self._cache.add(job.item.key, outputs)
+            self._cache.add(job.key, outputs)
             for taker in job.takers:
-                taker.request.waiting -= 1
                 self._give(taker, outputs)
             for request in dict.fromkeys(taker.request for taker in job.takers):
                 self._settle(request)
 
     def _give(self, taker: Taker, outputs: Outputs) -> None:
+        taker.request.waiting -= 1
         # Outputs get here only when their batch is over, so there is nothing left to wait for.
         produced = Produced(taker.request.id, Payload(Encoded(index=taker.index), outputs), COMPLETED)
         self._held.append((produced.hold, outputs))

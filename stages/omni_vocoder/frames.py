@@ -79,7 +79,7 @@ class FrameStore:
         takes: list[_Take] = []
         for arrival in request.arrivals:
             room = self._capacity - request.buffered
-            if not room or not arrival.message.ready.done():
+            if not room or not arrival.message.arrived:
                 break
             count = min(room, arrival.count - arrival.taken)
             takes.append(_Take(request, arrival, arrival.taken, self.places(request, request.buffered, count)))
@@ -93,7 +93,10 @@ class FrameStore:
             for group in groups
             for parts in ([_slots(t) for t in group], [t.places for t in group])
         ]
-        views = self._upload.send(arrays)
+        try:
+            views = self._upload.send(arrays)
+        except Exception as error:
+            return {take.request: error for take in takes}  # nothing was copied
         failed: dict[VocoderRequest, Exception] = {}
         for group, sources_n, places_n in zip(groups, views[::2], views[1::2], strict=True):
             try:
@@ -104,6 +107,8 @@ class FrameStore:
         for take in takes:
             take.arrival.taken += take.count
             take.arrival.after = end
+            if isinstance(take.arrival.codes, PageSlice):
+                take.arrival.codes.gathered(end)
         self._copying.append((end, [take.arrival for take in takes]))
         self._release(takes)
         return failed

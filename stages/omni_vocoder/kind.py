@@ -1,9 +1,9 @@
 """Stage kind `"vocoder"`."""
 
 from omni.stage import StageContext, build_model
+from omni_vocoder.loaded import LoadedVocoder
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
-from omni_vocoder.worker import VocoderWorker
 
 
 class VocoderStageKind:
@@ -15,8 +15,5 @@ class VocoderStageKind:
     name = "vocoder"
     options = VocoderOptions
 
-    def build(self, context: StageContext) -> VocoderWorker:
-        stage = context.stage
-        assert isinstance(context.options, VocoderOptions)
-        model = build_model(context, VocoderModel)  # type: ignore[type-abstract]
-        return VocoderWorker(stage.name, context.device, model, context.options, stage.priority)
+    def load(self, context: StageContext) -> LoadedVocoder:
+        return LoadedVocoder(context, build_model(context, VocoderModel))  # type: ignore[type-abstract]

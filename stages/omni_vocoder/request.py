@@ -29,19 +29,23 @@ class Arrival:
 class VocoderRequest:
     """A request from `Open` to its end.
 
+    rank: who of those that wait for a row gets one: the lowest.
     row: its place in per-row device memory, or None while it has none. The record itself tells one owner of a row from
     the next: late results of a record that is not `live` are dropped.
+    paused: a consumer is behind: no chunk of it is decoded.
     start, buffered: where the row's frames begin in its ring, and how many are in it.
     """
 
     id: str
     open_sources: set[str]
+    rank: tuple[int, int] = (0, 0)
     arrivals: deque[Arrival] = field(default_factory=deque)
     row: int | None = None
     live: bool = True
     start: int = 0
     buffered: int = 0
     started: bool = False
+    paused: bool = False
     in_flight: bool = False
     frames: int = 0
     samples: int = 0

@@ -1,20 +1,20 @@
 """Which request has which row, and who waits for one."""
 
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence
 
 from omni_vocoder.request import VocoderRequest
 
 
 class RowQueue:
-    """Rows go to requests in the order in which their first frames came. A request keeps its row to its end.
+    """Rows go to the requests of lowest rank among those whose first frames came. A request keeps its row to its end.
 
     A row may be given on at once: whatever touches its memory runs on one stream, so new work follows the old.
     """
 
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
-        self._waiting: deque[VocoderRequest] = deque()
+        self._waiting: list[VocoderRequest] = []
         self._seated: list[VocoderRequest] = []
 
     @property
@@ -24,13 +24,13 @@ class RowQueue:
 
     def join(self, request: VocoderRequest) -> None:
         """The request wants a row."""
-        self._waiting.append(request)
+        insort(self._waiting, request, key=lambda waiting: waiting.rank)
 
     def seat(self) -> bool:
         """Gives free rows out. Returns whether anyone got one."""
         seated = len(self._seated)
         while self._free and self._waiting:
-            request = self._waiting.popleft()
+            request = self._waiting.pop(0)
             request.row = self._free.pop()
             self._seated.append(request)
         return len(self._seated) > seated

@@ -1,6 +1,7 @@
 """The stage worker: takes frames out of the producer's memory, decodes chunks, gives samples to the host."""
 
 from collections import deque
+from collections.abc import Mapping
 
 import torch
 
@@ -36,6 +37,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         self._store = FrameStore(device, stream, rows, self._sizes.capacity, model.num_groups)
         self._decoder = Decoder(device, stream, copy_stream, model, self._store, rows, self._sizes)
         self._in_flight: deque[DecodeStep] = deque()
+        self._totals = {"steps": 0, "frames": 0, "samples": 0}
 
     def usage(self) -> StageUsage:
         return {
@@ -48,6 +50,9 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
             "steps": len(self._in_flight),
         }
 
+    def counters(self) -> Mapping[str, int]:
+        return dict(self._totals)
+
     def close(self) -> None:
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
@@ -55,7 +60,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         self._store.poll()
 
     def open(self, message: Open) -> VocoderRequest:
-        return VocoderRequest(message.request_id, set(message.inputs))
+        return VocoderRequest(message.request_id, set(message.inputs), message.rank)
 
     def feed(self, request: VocoderRequest, message: Feed) -> None:
         try:
@@ -71,6 +76,12 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         request.open_sources.discard(source)
         if request.finished(self._sizes):
             self._finish(request)
+
+    def pause(self, request: VocoderRequest) -> None:
+        request.paused = True
+
+    def resume(self, request: VocoderRequest) -> None:
+        request.paused = False
 
     def drop(self, request: VocoderRequest) -> None:
         request.live = False
@@ -104,7 +115,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         groups: dict[tuple[bool, int], list[VocoderRequest]] = {}
         for request in self._rows.seated:
             frames = request.next_chunk(self._sizes)
-            if frames:
+            if frames and not request.paused:
                 groups.setdefault((request.started, frames), []).append(request)
         return groups[min(groups, key=lambda key: key[0])] if groups else []
 
@@ -120,6 +131,8 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         for request in batch:
             request.consume(frames, self._sizes.capacity)
         self._in_flight.append(step)
+        for name, count in (("steps", 1), ("frames", frames * len(batch)), ("samples", step.samples * len(batch))):
+            self._totals[name] += count
 
     def _collect(self, step: DecodeStep) -> None:
         for index, request in enumerate(step.requests):

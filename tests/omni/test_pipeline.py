@@ -69,6 +69,7 @@ def test_order_holds_for_any_graph_whose_edges_go_forward(data: st.DataObject):
         (graph([], [], {"text": "a"}), "pipeline.stages: is empty"),
         (graph(["a", "b"], [("a", "b")], {"text": "a"}), "pipeline.stages.b: leads to no output"),
         (graph(["frontend"], [], {"text": "frontend"}), "'frontend' cannot name a stage"),
+        (graph(["engine"], [], {"text": "engine"}), "'engine' cannot name a stage"),
         (graph(["a.b"], [], {"text": "a.b"}), "'a.b' cannot name a stage"),
     ],
 )

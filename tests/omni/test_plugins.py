@@ -174,7 +174,7 @@ def test_a_model_type_that_a_broken_plugin_might_serve_mentions_it(load: Load, t
     with pytest.raises(
         CheckpointError, match=r"no plugin serves model type 't9'; known are t1 \(failed to load: bad, see"
     ):
-        resolve_pipeline(Checkpoint(tmp_path), plugins, {})
+        resolve_pipeline(Checkpoint(tmp_path), plugins)
 
 
 def test_every_own_plugin_loads():

@@ -1,26 +1,31 @@
-"""Drives one autoregressive stage by hand."""
+"""Drives one autoregressive stage by hand, and plays the consumers of what it makes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from omni.chunks import TokenChunk
 from omni.connector import Ref
-from omni.device import COMPLETED, Device
+from omni.device import COMPLETED, Device, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import OmniError
-from omni.payload import Payload
+from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
 from omni_ar.attention import TorchPagedAttention
-from omni_ar.inputs import Prompt
+from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, StepInputs
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner
 from omni_ar.run.worker import ArWorker
 from support.stage_driver import SOURCE, StageDriver
+
+TEXT = "text"
+"""The edge that conditioning of a codec model comes over."""
 
 
 def plain_prompt(ids: Sequence[int], **changes: object) -> Prompt:
@@ -35,26 +40,63 @@ def plain_prompt(ids: Sequence[int], **changes: object) -> Prompt:
     return Prompt(**(fields | changes))
 
 
-class ArDriver(StageDriver):
-    """lent: references that consumers of the stage's payloads have not released."""
+@dataclass(frozen=True)
+class Lent:
+    """A payload with tensors that its consumer has not gathered."""
 
-    def __init__(self, model: ArModel, device: Device | None = None, options: ArOptions | None = None) -> None:
-        self.device = device or CpuDevice()
-        options = options or ArOptions(max_num_seqs=4, block_size=4)
-        limits = Limits.of("text", options, model.shape)
-        with torch.inference_mode():
-            runner = Runner("ar", self.device, model, TorchPagedAttention(), limits, torch.float32, 0)
-            self.worker_stream = runner.stream
-            super().__init__(ArWorker("text", runner, model.shape, limits, options), runner.stream)
+    produced: Produced
+    ref: Ref
 
-        self.lent: list[Ref] = []
 
-    def ask(self, request_id: str, prompt: Sequence[int] | Prompt, **sampling: object) -> None:
+class ArWorkerDriver(StageDriver):
+    """lent: payloads that consumers have not gathered. rows: what they have gathered, by request, in order."""
+
+    def __init__(self, worker: ArWorker, device: Device, stream: Stream) -> None:
+        super().__init__(worker, stream)
+        self.device = device
+        self.worker_stream = stream
+        self.consumer_stream = device.stream("consumer")
+        self.lent: list[Lent] = []
+        self.rows: dict[str, list[tuple[PromptHidden | CodeFrame, Tensor]]] = {}
+
+    def ask(
+        self,
+        request_id: str,
+        prompt: Sequence[int] | Prompt,
+        *,
+        rank: tuple[int, int] = (0, 0),
+        cache_salt: str = "",
+        **sampling: object,
+    ) -> None:
         """Opens a request and feeds its prompt."""
-        self.worker.inbox.append(Open(request_id, SamplingParams(**sampling), frozenset({SOURCE})))
+        params = SamplingParams(**sampling)
+        self.worker.inbox.append(Open(request_id, params, frozenset({SOURCE}), rank, cache_salt))
         given = prompt if isinstance(prompt, Prompt) else plain_prompt(prompt)
         self.feed_host(request_id, Payload(given))
         self.end(request_id)
+
+    def speak(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        *,
+        rank: tuple[int, int] = (0, 0),
+        cache_salt: str = "",
+        **sampling: object,
+    ) -> None:
+        """Opens a request of a codec model and feeds its prompt; its conditioning comes by `condition`."""
+        params = SamplingParams(**sampling)
+        self.worker.inbox.append(Open(request_id, params, frozenset({SOURCE, TEXT}), rank, cache_salt))
+        self.feed_host(request_id, Payload(prompt))
+        self.end(request_id)
+
+    def condition(self, request_id: str, texts: Sequence[int], pad: int | None = None) -> None:
+        """Text ids of the next steps; with `pad`, which ends them, of all."""
+        columns = np.array(texts, np.int64)[None]
+        end = None if pad is None else np.array([pad])
+        self.feed_host(request_id, Payload(StepInputs(columns=columns, pad=end)))
+        if pad is not None:
+            self.end(request_id, source=TEXT)
 
     def tick(self) -> bool:
         with torch.inference_mode():
@@ -68,18 +110,64 @@ class ArDriver(StageDriver):
 
     def _take(self, message: Outbound) -> None:
         if isinstance(message, Produced) and message.payload.tensors:
-            self.lent.append(self.connector.send(message.payload, message.ready, self.worker_stream))
-            message.hold.take(self.lent[-1])
+            ref = self.connector.send(message.payload, message.ready, self.worker_stream)
+            message.hold.take(ref)
+            self.lent.append(Lent(message, ref))
         super()._take(message)
+
+    def gather(self, *ids: str) -> bool:
+        """Consumers gather what has arrived, of these requests (all if none are named), in order. Returns whether any did."""
+        left: list[Lent] = []
+        late: set[str] = set()
+        with torch.inference_mode():  # a look at an event may make a device run
+            for lent in self.lent:
+                name = lent.produced.request_id
+                (part,) = lent.produced.payload.tensors.values()
+                assert isinstance(part, PageSlice)
+                wanted = (not ids or name in ids) and name not in late
+                if wanted and lent.produced.ready.done() and part.moved.done():
+                    self._gather(lent, part)
+                else:
+                    late.add(name)
+                    left.append(lent)
+        moved, self.lent = len(left) < len(self.lent), left
+        return moved
+
+    def _gather(self, lent: Lent, part: PageSlice) -> None:
+        meta = lent.produced.payload.meta
+        assert isinstance(meta, PromptHidden | CodeFrame)
+        out = torch.empty(len(part.slots), part.pages.shape[-1], dtype=part.pages.dtype)
+        slots = torch.from_numpy(part.slots.copy())
+        self.device.launch(self.consumer_stream, take_rows, part.pages, slots, out)
+        self.rows.setdefault(lent.produced.request_id, []).append((meta, out))
+        self.connector.release(lent.ref, self.device.record(self.consumer_stream))
+
+    def gather_all(self) -> None:
+        """Until nothing happens any more and nothing is lent."""
+        self.run()
+        while self.gather():
+            self.run()
+        assert not self.lent, "payloads that never arrive"
+
+    def release_lent(self) -> None:
+        """What consumers do that have no use for what they were given."""
+        while self.lent:
+            self.connector.release(self.lent.pop().ref, COMPLETED)
 
     def tokens(self, request_id: str) -> list[int]:
         metas = [produced.payload.meta for produced in self.produced.get(request_id, [])]
         return [i for meta in metas if isinstance(meta, TokenChunk) for i in meta.ids]
 
-    def release_lent(self) -> None:
-        """What consumers do when they have gathered."""
-        while self.lent:
-            self.connector.release(self.lent.pop(), COMPLETED)
+    def frames(self, request_id: str) -> list[list[int]]:
+        """Gathered code frames."""
+        return [codes.tolist()[0] for meta, codes in self.rows.get(request_id, []) if isinstance(meta, CodeFrame)]
+
+    def hidden(self, request_id: str) -> list[Tensor]:
+        """Gathered hidden states."""
+        return [rows for meta, rows in self.rows.get(request_id, []) if isinstance(meta, PromptHidden)]
+
+    def counter(self, name: str) -> int:
+        return self.worker.counters()[name]
 
     def done(self, request_id: str) -> Done:
         end = self.ends[request_id]
@@ -90,3 +178,22 @@ class ArDriver(StageDriver):
         end = self.ends[request_id]
         assert isinstance(end, Failed), end
         return end.error
+
+
+class ArDriver(ArWorkerDriver):
+    """Runs a model."""
+
+    def __init__(self, model: ArModel, device: Device | None = None, options: ArOptions | None = None) -> None:
+        device = device or CpuDevice()
+        options = options or ArOptions(max_num_seqs=4, block_size=4)
+        limits = Limits.of("text", options, model.shape)
+        with torch.inference_mode():
+            runner = Runner("ar", device, model, TorchPagedAttention(), limits, torch.float32, 0)
+            blocks = options.num_blocks or limits.rows * limits.max_blocks
+            runner.allocate(blocks)
+            worker = ArWorker("text", runner, model.shape, limits, options, blocks)
+        super().__init__(worker, device, runner.stream)
+
+
+def take_rows(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
+    torch.index_select(pages.flatten(0, 1), 0, slots_n, out=out_nD)

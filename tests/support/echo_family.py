@@ -20,7 +20,7 @@ from omni.frontend.base import AudioPart, Chat, ImagePart, Prepared, TextDecoder
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.sampling_params import SamplingParams
-from omni.stage import Feed, MailboxWorker, Open, Produced, StageContext, StageUsage
+from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 
 BREAK = "\x18"
 """The writer fails for a request that comes to this character."""
@@ -143,6 +143,10 @@ class EchoWorker(MailboxWorker[_Echo]):
 
     def end(self, request: _Echo, source: str) -> None: ...
 
+    def pause(self, request: _Echo) -> None: ...
+
+    def resume(self, request: _Echo) -> None: ...
+
     def drop(self, request: _Echo) -> None: ...
 
     def advance(self) -> bool:
@@ -169,6 +173,9 @@ class EchoWorker(MailboxWorker[_Echo]):
     def usage(self) -> StageUsage:
         return {"requests": len(self.requests)}
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None:
         self.requests.clear()
 
@@ -193,6 +200,10 @@ class ToneWorker(MailboxWorker[list[str]]):
     def end(self, request: list[str], source: str) -> None:
         self.finish(request[0], "stop", {"samples": SAMPLES})
 
+    def pause(self, request: list[str]) -> None: ...
+
+    def resume(self, request: list[str]) -> None: ...
+
     def drop(self, request: list[str]) -> None: ...
 
     def advance(self) -> bool:
@@ -200,6 +211,9 @@ class ToneWorker(MailboxWorker[list[str]]):
 
     def usage(self) -> StageUsage:
         return {"requests": len(self.requests)}
+
+    def counters(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         self.requests.clear()
@@ -209,14 +223,14 @@ class EchoKind:
     name = "echo"
     options = EchoOptions
 
-    def build(self, context: StageContext) -> EchoWorker:
+    def load(self, context: StageContext) -> PlainStage:
         assert isinstance(context.options, EchoOptions)
-        return EchoWorker(context.options.tokens_per_tick)
+        return PlainStage(EchoWorker(context.options.tokens_per_tick))
 
 
 class ToneKind:
     name = "tone"
     options = EchoOptions
 
-    def build(self, context: StageContext) -> ToneWorker:
-        return ToneWorker()
+    def load(self, context: StageContext) -> PlainStage:
+        return PlainStage(ToneWorker())

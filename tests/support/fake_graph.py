@@ -11,6 +11,7 @@ from omni.connector import Connector, Ref
 from omni.device import Event, Stream
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOutput, EngineRequest, OutputChunk, RequestFailed, RequestFinished, StageFinished
+from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
@@ -89,13 +90,18 @@ def fake_stage(name: str) -> Stage:
     return Stage(name=name, kind="fake", model="none:none", options=Note(number=0))
 
 
-PIPELINE = Pipeline(
-    family="fake",
-    stages=tuple(fake_stage(name) for name in ("speaker", "writer", "seer")),
-    edges=(Edge(producer="seer", consumer="writer"), Edge(producer="writer", consumer="speaker")),
-    outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="speaker")),
-    frontend="none:none",
-)
+def fake_pipeline(credit: int = 64) -> Pipeline:
+    """credit: of the edge from writer to speaker."""
+    return Pipeline(
+        family="fake",
+        stages=tuple(fake_stage(name) for name in ("speaker", "writer", "seer")),
+        edges=(Edge(producer="seer", consumer="writer"), Edge(producer="writer", consumer="speaker", credit=credit)),
+        outputs=(Output(modality="text", stage="writer"), Output(modality="audio", stage="speaker")),
+        frontend="none:none",
+    )
+
+
+PIPELINE = fake_pipeline()
 
 
 class FakeGraph:
@@ -105,23 +111,49 @@ class FakeGraph:
         self,
         adapters: Mapping[str, AdapterFactory] | None = None,
         connectors: Mapping[str, CountingConnector] | None = None,
+        *,
+        max_active: int = 256,
+        max_waiting: int = 10_000,
+        pipeline: Pipeline = PIPELINE,
     ) -> None:
         device = CpuDevice()
         self.seer, self.writer, self.speaker = (FakeWorker() for _ in range(3))
         self.workers = {"seer": self.seer, "writer": self.writer, "speaker": self.speaker}
-        self.connectors = {edge.name: CountingConnector() for edge in PIPELINE.edges} | dict(connectors or {})
-        made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in PIPELINE.edges}
+        self.connectors = {edge.name: CountingConnector() for edge in pipeline.edges} | dict(connectors or {})
+        made: dict[str, AdapterFactory] = {edge.name: PassThrough for edge in pipeline.edges}
         own: Mapping[str, Connector] = self.connectors
-        orchestrator = Orchestrator(PIPELINE, self.workers, made | dict(adapters or {}), own, device.stream("transfer"))
-        self.engine = Engine(device, orchestrator, self.workers, own)
+        self.orchestrator = Orchestrator(
+            pipeline,
+            self.workers,
+            made | dict(adapters or {}),
+            own,
+            device.stream("transfer"),
+            Admission(max_active, max_waiting),
+        )
+        self.engine = Engine(device, self.orchestrator, self.workers, own, {})
 
     def submit(
-        self, request_id: str, *modalities: str, seer: bool = True, edges: Mapping[str, msgspec.Struct] | None = None
+        self,
+        request_id: str,
+        *modalities: str,
+        seer: bool = True,
+        edges: Mapping[str, msgspec.Struct] | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> Recorder:
         recorder = Recorder()
         inputs = {"writer": [host(0)]} | ({"seer": [host(1)]} if seer else {})
-        request = EngineRequest(request_id, frozenset(modalities), inputs, edges=edges or {})
-        self.engine.submit(request, recorder)
+        self.engine.submit(
+            EngineRequest(
+                request_id,
+                frozenset(modalities),
+                inputs,
+                edges=edges or {},
+                priority=priority,
+                cache_salt=cache_salt,
+            ),
+            recorder,
+        )
         self.settle()
         return recorder
 

@@ -5,7 +5,7 @@ from collections import deque
 from omni.device import COMPLETED, Event
 from omni.errors import OmniError
 from omni.payload import Payload
-from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Produced
+from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
 
 
 class FakeWorker:
@@ -43,6 +43,9 @@ class FakeWorker:
     def usage(self) -> dict[str, int]:
         return {"requests": len(self.held)}
 
+    def counters(self) -> dict[str, int]:
+        return {"messages": len(self.taken)}
+
     def close(self) -> None:
         self.closed = True
         self.held.clear()
@@ -71,6 +74,10 @@ class FakeWorker:
     def ended(self, request_id: str) -> list[str]:
         """The sources that have ended for the request."""
         return [m.source for m in self.taken if isinstance(m, Ended) and m.request_id == request_id]
+
+    def told(self, request_id: str) -> list[type[Pause] | type[Resume]]:
+        """When to stop and when to go on, in order."""
+        return [type(m) for m in self.taken if isinstance(m, Pause | Resume) and m.request_id == request_id]
 
     def aborts(self, request_id: str) -> int:
         return sum(isinstance(m, Abort) and m.request_id == request_id for m in self.taken)

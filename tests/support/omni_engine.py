@@ -1,8 +1,8 @@
 """The engine under test: the family's pipeline with a tap, driven tick by tick."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from omni.checkpoint import Checkpoint
 from omni.chunks import AudioChunk, TokenChunk
+from omni.config import Layer
 from omni.device import Device, open_device
 from omni.engine import (
     Engine,
@@ -21,6 +22,7 @@ from omni.engine import (
     EngineOutput,
     EngineRequest,
     OutputChunk,
+    Plan,
     RequestFailed,
     RequestFinished,
     StageFinished,
@@ -28,7 +30,7 @@ from omni.engine import (
     check_pipeline,
     resolve_pipeline,
 )
-from omni.errors import OmniError
+from omni.errors import OmniError, StageError
 from omni.frontend.base import Chat
 from omni.plugin.manager import Plugins, load_plugins
 from omni_qwen3_omni.frontend import build as build_frontend
@@ -43,6 +45,9 @@ _MODULES = {
     "tap": "support.tap",
 }
 _STUCK_SECONDS = 60
+
+GIVEN_UP = StageError("request", "being tested", "it was given up")
+"""The error of a request that a test gave up."""
 
 
 @cache
@@ -112,32 +117,47 @@ class OmniEngine:
     """An engine in float32 for the checkpoint in `folder`. overrides: options by dotted path, as `--set` has them."""
 
     def __init__(
-        self, folder: Path, overrides: Mapping[str, object] | None = None, device: str | Device = "cpu"
+        self,
+        folder: Path,
+        overrides: Mapping[str, object] | None = None,
+        device: str | Device = "cpu",
+        memory_bytes: int | None = None,
+        change: Callable[[Plan], Plan] = lambda plan: plan,
     ) -> None:
+        """change: of the checked plan, before anything is built."""
+        self.folder = folder
         checkpoint, plugins = Checkpoint(folder), in_tree_plugins()
-        pipeline = resolve_pipeline(checkpoint, plugins, overrides or {}).pipeline
+        pipeline = resolve_pipeline(checkpoint, plugins, [Layer("test", overrides or {})]).pipeline
         speaks = any(stage.name == "talker" for stage in pipeline.stages)
-        plan = check_pipeline(with_tap(pipeline) if speaks else pipeline, plugins)
+        plan = change(check_pipeline(with_tap(pipeline) if speaks else pipeline, plugins))
         self.device = open_device(device) if isinstance(device, str) else device
         self.frontend = build_frontend(checkpoint)
-        self.engine: Engine = build_engine(plan, checkpoint, plugins, self.device, EngineOptions(dtype="float32"))
+        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
+        self.engine: Engine = build_engine(plan, checkpoint, plugins, self.device, options)
         self.most_rows: dict[str, int] = {}
         self.waited = False
         self._count = 0
 
-    def request(self, chat: Chat) -> EngineRequest:
+    def request(self, chat: Chat, priority: int = 0) -> EngineRequest:
         """The chat as the engine takes it, its codes wanted too if it wants audio."""
         prepared = self.frontend.prepare(chat)
         self._count += 1
         wanted = chat.modalities | ({"codes"} if "audio" in chat.modalities else set())
-        return EngineRequest(str(self._count), wanted, prepared.inputs, prepared.edges, chat.sampling)
+        request = EngineRequest(str(self._count), wanted, prepared.inputs, prepared.edges, chat.sampling)
+        return replace(request, priority=priority, cache_salt=chat.cache_salt)
 
-    def run(self, chats: Sequence[Chat], arrivals: Sequence[int] | None = None) -> list[Result]:
-        """Runs the chats; chat i joins before tick `arrivals[i]`, all at the start by default.
+    def run(
+        self,
+        chats: Sequence[Chat],
+        arrivals: Sequence[int] | None = None,
+        departures: Mapping[int, int] | None = None,
+    ) -> list[Result]:
+        """Runs the chats; chat i joins before tick `arrivals[i]`, all at the start by default, and is given up before tick
+        `departures[i]` if that is there: its result's error is then `GIVEN_UP`.
 
         Checks that nothing is held afterwards.
         """
-        return self.run_requests([self.request(chat) for chat in chats], arrivals)
+        return self.run_requests([self.request(chat) for chat in chats], arrivals, departures)
 
     def answer(self, chat: Chat) -> Result:
         """Runs one chat alone and expects it to succeed."""
@@ -146,9 +166,15 @@ class OmniEngine:
             raise result.error
         return result
 
-    def run_requests(self, requests: Sequence[EngineRequest], arrivals: Sequence[int] | None = None) -> list[Result]:
+    def run_requests(
+        self,
+        requests: Sequence[EngineRequest],
+        arrivals: Sequence[int] | None = None,
+        departures: Mapping[int, int] | None = None,
+    ) -> list[Result]:
         """As `run`, for prepared requests."""
         due = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True))
+        leaving = sorted((tick, index) for index, tick in (departures or {}).items())
         results = [Result() for _ in requests]
         since, tick = time.monotonic(), 0
         with torch.inference_mode():
@@ -156,6 +182,8 @@ class OmniEngine:
                 while due and due[0][0] <= tick:
                     index = due.pop(0)[1]
                     self.engine.submit(requests[index], results[index].take)
+                while leaving and leaving[0][0] <= tick:
+                    self.engine.abort(requests[leaving.pop(0)[1]].id, GIVEN_UP)
                 since = time.monotonic() if self.engine.tick() else since
                 assert time.monotonic() - since < _STUCK_SECONDS, f"stuck with {self.engine.usage()}"
                 self._watch()

@@ -14,48 +14,26 @@ from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 WIDTH, HEADS, KV_HEADS, HEAD, LAYERS = 24, 4, 2, 6, 2
 
 
-class SmallText(ArModel):
+def random_matrix(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
+    return nn.Parameter(torch.randn(rows, columns, generator=generator) * columns**-0.5, requires_grad=False)
+
+
+class SmallLayers(nn.Module):
     """Learned positions, grouped-query attention, one feed-forward matrix; no norms, so nothing hides a scale."""
 
-    def __init__(self, vocab: int = 61, positions: int = 96, *, payload: bool = False) -> None:
+    def __init__(self, positions: int, generator: torch.Generator) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(vocab)
 
-        def matrix(rows: int, columns: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(rows, columns, generator=generator) * columns**-0.5, requires_grad=False)
+        def each_layer(rows: int, columns: int) -> nn.ParameterList:
+            return nn.ParameterList(random_matrix(rows, columns, generator) for _ in range(LAYERS))
 
-        self.vocab, self.positions, self.payload = vocab, positions, payload
-        self.embeddings, self.places = matrix(vocab, WIDTH), matrix(positions, WIDTH)
-        self.queries = nn.ParameterList(matrix(HEADS * HEAD, WIDTH) for _ in range(LAYERS))
-        self.keys = nn.ParameterList(matrix(KV_HEADS * HEAD, WIDTH) for _ in range(LAYERS))
-        self.values = nn.ParameterList(matrix(KV_HEADS * HEAD, WIDTH) for _ in range(LAYERS))
-        self.outs = nn.ParameterList(matrix(WIDTH, HEADS * HEAD) for _ in range(LAYERS))
-        self.feeds = nn.ParameterList(matrix(WIDTH, WIDTH) for _ in range(LAYERS))
-        self.head = matrix(vocab, WIDTH)
-        self.poison: int | None = None
-        """A batch size that `forward` cannot stand."""
-
-    @property
-    def shape(self) -> ArShape:
-        return ArShape(
-            num_layers=LAYERS,
-            num_kv_heads=KV_HEADS,
-            head_dim=HEAD,
-            hidden_width=WIDTH,
-            vocab_size=self.vocab,
-            max_positions=self.positions,
-            payload_width=WIDTH if self.payload else 0,
+        self.places = random_matrix(positions, WIDTH, generator)
+        self.queries, self.keys, self.values = (
+            each_layer(heads * HEAD, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS)
         )
-
-    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
-        return self.embeddings[prompt.columns_CT[0]]
-
-    def embed_next(self, step: NextTokens) -> Tensor:
-        return self.embeddings[step.ids_R]
+        self.outs, self.feeds = each_layer(WIDTH, HEADS * HEAD), each_layer(WIDTH, WIDTH)
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        if self.poison == x_TD.shape[0]:
-            raise ValueError("poisoned")
         x_TD = x_TD + self.places[batch.positions_PT[0]]
         for layer in range(LAYERS):
             q_THW = (x_TD @ self.queries[layer].T).unflatten(1, (HEADS, HEAD))
@@ -69,13 +47,11 @@ class SmallText(ArModel):
             batch.payload.store(x_TD)
         return x_TD
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        return hidden_RD @ self.head.T
-
-    def whole(self, ids: Sequence[int]) -> Tensor:
-        """Hidden states `[T, D]` of a sequence in one piece, without a cache."""
-        x_TD = self.embeddings[list(ids)] + self.places[: len(ids)]
-        future_TT = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)
+    def whole(self, x_TD: Tensor) -> Tensor:
+        """The same in one piece, without a cache."""
+        length = x_TD.shape[0]
+        x_TD = x_TD + self.places[:length]
+        future_TT = torch.ones(length, length, dtype=torch.bool).triu(1)
         for layer in range(LAYERS):
             q_HTW = (self.queries[layer] @ x_TD.T).view(HEADS, HEAD, -1).transpose(1, 2)
             k_HTW, v_HTW = (
@@ -90,6 +66,58 @@ class SmallText(ArModel):
             x_TD = x_TD + mixed_THW.flatten(1) @ self.outs[layer].T
             x_TD = x_TD + torch.tanh(x_TD @ self.feeds[layer].T)
         return x_TD
+
+
+class SmallText(ArModel):
+    """Embeddings, `SmallLayers`, a head."""
+
+    def __init__(self, vocab: int = 61, positions: int = 96, *, payload: bool = False) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(vocab)
+        self.vocab, self.positions, self.payload = vocab, positions, payload
+        self.embeddings = random_matrix(vocab, WIDTH, generator)
+        self.layers = SmallLayers(positions, generator)
+        self.head = random_matrix(vocab, WIDTH, generator)
+        self.poison: int | None = None
+        """A batch size that `forward` cannot stand."""
+        self.bad_id: int | None = None
+        """An id that cannot be embedded. Looking for it synchronizes."""
+
+    @property
+    def shape(self) -> ArShape:
+        return ArShape(
+            num_layers=LAYERS,
+            num_kv_heads=KV_HEADS,
+            head_dim=HEAD,
+            hidden_width=WIDTH,
+            vocab_size=self.vocab,
+            max_positions=self.positions,
+            payload_width=WIDTH if self.payload else 0,
+        )
+
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        return self._embed(prompt.columns_CT[0])
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        return self._embed(step.ids_R)
+
+    def _embed(self, ids_T: Tensor) -> Tensor:
+        if self.bad_id is not None and self.bad_id in ids_T:
+            raise ValueError("bad id")
+        return self.embeddings[ids_T]
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        if self.poison == x_TD.shape[0]:
+            raise ValueError("poisoned")
+        hidden_TD: Tensor = self.layers(x_TD, batch)
+        return hidden_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        return hidden_RD @ self.head.T
+
+    def whole(self, ids: Sequence[int]) -> Tensor:
+        """Hidden states `[T, D]` of a sequence in one piece, without a cache."""
+        return self.layers.whole(self.embeddings[list(ids)])
 
 
 def greedy(

@@ -6,7 +6,7 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event, Stream
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
-from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Produced, StageWorker
+from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Pause, Produced, Resume, StageWorker, lend
 from omni_local.connector import LocalConnector
 
 SOURCE = "frontend"
@@ -20,13 +20,15 @@ class StageDriver:
         self.ends: dict[str, Done | Failed] = {}
         self._stream = stream
 
-    def open(self, *ids: str, sources: Sequence[str] = (SOURCE,)) -> None:
-        self.worker.inbox.extend(Open(i, SamplingParams(), frozenset(sources)) for i in ids)
+    def open(
+        self, *ids: str, sources: Sequence[str] = (SOURCE,), rank: tuple[int, int] = (0, 0), cache_salt: str = ""
+    ) -> None:
+        self.worker.inbox.extend(Open(i, SamplingParams(), frozenset(sources), rank, cache_salt) for i in ids)
 
     def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:
         """Feeds a payload that a producer lends; returns the producer's reference."""
         ref = self.connector.send(payload, ready, self._stream)
-        self.worker.inbox.append(Feed(request_id, payload, ready, Lease(self.connector, ref, 1)))
+        self.worker.inbox.append(Feed(request_id, payload, ready, *lend(self.connector, ref, 1)))
         return ref
 
     def feed_host(self, request_id: str, payload: Payload) -> None:
@@ -35,6 +37,12 @@ class StageDriver:
 
     def end(self, *ids: str, source: str = SOURCE) -> None:
         self.worker.inbox.extend(Ended(i, source) for i in ids)
+
+    def pause(self, *ids: str) -> None:
+        self.worker.inbox.extend(Pause(i) for i in ids)
+
+    def resume(self, *ids: str) -> None:
+        self.worker.inbox.extend(Resume(i) for i in ids)
 
     def abort(self, *ids: str) -> None:
         self.worker.inbox.extend(Abort(i) for i in ids)

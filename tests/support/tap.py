@@ -6,7 +6,9 @@ A frame leaves the engine only as sound; to compare codes, they are tapped where
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import COMPLETED, Device, Event
@@ -14,7 +16,7 @@ from omni.hookspecs import hookimpl
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.plugin.entries import StageKindEntry
-from omni.stage import Feed, MailboxWorker, Open, Produced, StageContext, StageUsage, release
+from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage, release
 
 
 class CodesChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,9 @@ class TapWorker(MailboxWorker[_Tapped]):
     def usage(self) -> StageUsage:
         return {"requests": len(self.requests), "frames": sum(len(r.frames) for r in self.requests.values())}
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None:
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
@@ -67,6 +72,10 @@ class TapWorker(MailboxWorker[_Tapped]):
     def end(self, request: _Tapped, source: str) -> None:
         request.ended = True
 
+    def pause(self, request: _Tapped) -> None: ...
+
+    def resume(self, request: _Tapped) -> None: ...
+
     def drop(self, request: _Tapped) -> None:
         for frame in request.frames:
             if frame.copied is None:
@@ -77,7 +86,7 @@ class TapWorker(MailboxWorker[_Tapped]):
         moved = False
         for request_id, request in list(self.requests.items()):
             for frame in request.frames:
-                if frame.copied is None and frame.message.ready.done():
+                if frame.copied is None and frame.message.arrived:
                     self._copy(frame)
                     moved = True
             while request.frames and (copied := request.frames[0].copied) is not None and copied.done():
@@ -91,7 +100,7 @@ class TapWorker(MailboxWorker[_Tapped]):
     def _copy(self, frame: _Frame) -> None:
         source = frame.message.payload.tensors["codes"]
         assert isinstance(source, PageSlice)
-        self._device.launch(self._stream, _copy_frame, source, frame.host)
+        self._device.launch(self._stream, _copy_frame, source.pages, source.slots, frame.host)
         copied = frame.copied = self._device.record(self._stream)
         release(frame.message, copied)
 
@@ -102,8 +111,8 @@ class TapWorker(MailboxWorker[_Tapped]):
         self.outbox.append(Produced(request_id, Payload(chunk), COMPLETED))
 
 
-def _copy_frame(source: PageSlice, host: list[Tensor]) -> None:
-    codes_1G = source.rows(torch.from_numpy(source.slots).to(source.pages.device))
+def _copy_frame(pages: Tensor, slots: NDArray[np.int64], host: list[Tensor]) -> None:
+    codes_1G = pages.flatten(0, 1).index_select(0, torch.from_numpy(slots).to(pages.device))
     pinned_1G = torch.empty(codes_1G.shape, dtype=codes_1G.dtype, pin_memory=codes_1G.is_cuda)
     host.append(pinned_1G.copy_(codes_1G, non_blocking=True))
 
@@ -114,8 +123,8 @@ class TapKind:
     name = "tap"
     options = TapOptions
 
-    def build(self, context: StageContext) -> TapWorker:
-        return TapWorker(context.stage.name, context.device)
+    def load(self, context: StageContext) -> PlainStage:
+        return PlainStage(TapWorker(context.stage.name, context.device))
 
 
 @hookimpl

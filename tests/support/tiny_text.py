@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3Mo
 
 from omni.checkpoint import Checkpoint
 from omni.chunks import TokenChunk
+from omni.config import Layer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import (
@@ -21,6 +22,7 @@ from omni.engine import (
     build_engine,
     resolve_pipeline,
 )
+from omni.errors import StageError
 from omni.payload import Payload
 from omni.plugin.manager import load_plugins
 from omni.sampling_params import SamplingParams
@@ -28,6 +30,8 @@ from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
 
 VOCAB = 211
+LEFT = StageError("request", "being tested", "it was given up")
+"""The error of requests that a test gave up."""
 _SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -66,7 +70,7 @@ class TextRecorder:
             self.tokens.extend(output.meta.ids)
         elif isinstance(output, StageFinished):
             self.reason = output.reason
-        elif isinstance(output, RequestFailed):
+        elif isinstance(output, RequestFailed) and output.error is not LEFT:
             raise output.error
 
 
@@ -74,12 +78,16 @@ class TextEngine:
     """An engine of the text family, ticked by the test."""
 
     def __init__(
-        self, folder: Path, overrides: Mapping[str, object] | None = None, device: Device | None = None
+        self,
+        folder: Path,
+        overrides: Mapping[str, object] | None = None,
+        device: Device | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         self.plugins = load_plugins(own_entry_points("ar", "local", "text"))
         checkpoint = Checkpoint(folder)
-        self.plan = resolve_pipeline(checkpoint, self.plugins, overrides or {})
-        options = EngineOptions(dtype="float32")
+        self.plan = resolve_pipeline(checkpoint, self.plugins, [Layer("test", overrides or {})])
+        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
         self.engine: Engine = build_engine(self.plan, checkpoint, self.plugins, device or CpuDevice(), options)
 
     def submit(self, request_id: str, ids: Sequence[int], **sampling: object) -> TextRecorder:
@@ -88,6 +96,10 @@ class TextEngine:
         asked = {"text": SamplingParams(**sampling)}
         self.engine.submit(EngineRequest(request_id, frozenset({"text"}), inputs, sampling=asked), recorder)
         return recorder
+
+    def leave(self, request_id: str) -> None:
+        """Gives a request up; its recorder keeps what came before."""
+        self.engine.abort(request_id, LEFT)
 
     def tick(self) -> bool:
         with torch.inference_mode():

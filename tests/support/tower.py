@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from omni_encoder.model import EncoderModel
+from omni_encoder.model import EncoderModel, SampleItem
 
 POISON = -1.0
 """A feature that `Tower` cannot stand."""
@@ -31,3 +31,6 @@ class Tower(EncoderModel):
             {"sum": item["x"].cumsum(0), "doubled": part}
             for item, part in zip(items, doubled.split(lengths), strict=True)
         ]
+
+    def largest_item(self, length: int) -> SampleItem:
+        return SampleItem(length, {"x": torch.zeros(length, 4), "grid": torch.zeros(3, dtype=torch.int64)})

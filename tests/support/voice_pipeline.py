@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
 
+import torch
 from torch import Tensor
 
 from omni.payload import Payload
@@ -10,7 +11,7 @@ from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.plugin.manager import Plugins, load_plugins
 from omni.stage import StageContext
 from omni_encoder.inputs import Encoded
-from omni_encoder.model import EncoderModel
+from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
 from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.options import VocoderOptions
@@ -24,6 +25,9 @@ class Coder(EncoderModel):
         if any(bool((item["codes"] < 0).any()) for item in items):
             raise ValueError("negative")
         return [{"codes": item["codes"] + 1} for item in items]
+
+    def largest_item(self, length: int) -> SampleItem:
+        return SampleItem(length, {"codes": torch.zeros(length, 2, dtype=torch.int64)})
 
 
 class EncodedToFrames:

@@ -1,5 +1,6 @@
 """The phases of a step: functions over preallocated buffers, launched in this order. None of them synchronizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,8 @@ from omni_ar.sampling import SamplingFlags, gumbel, sample, warp
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """New rows, packed. ints_nK: columns as in `ADMISSION_INTS`; floats_nK: float64 bits, columns as in `ADMISSION_FLOATS`.
+class Start:
+    """Rows that begin, or begin again, packed. ints_nK: columns as in `START_INTS`; floats_nK: float64 bits, as in `START_FLOATS`.
 
     seen_2k, suppressed_2k: (row, id) pairs.
     """
@@ -25,17 +26,18 @@ class Admission:
     suppressed_2k: Tensor
 
 
-ADMISSION_INTS = ("row", "position_delta", "limit", "top_k", "seed", "sample_index")
-ADMISSION_FLOATS = ("temperature", "top_p", "penalty")
+START_INTS = ("row", "position_delta", "num_outputs", "limit", "top_k", "seed", "sample_index")
+START_FLOATS = ("temperature", "top_p", "penalty")
 
 
-def admit_rows(state: RowState, new: Admission) -> None:
-    """Sets up the state of new rows."""
-    rows, delta, limit, top_k, seed, sample_index = new.ints_nK.unbind(1)
+def start_rows(state: RowState, new: Start) -> None:
+    """Sets up the state of rows, as it is before their first chunk."""
+    rows, delta, num_outputs, limit, top_k, seed, sample_index = new.ints_nK.unbind(1)
     temperature, top_p, penalty = new.floats_nK.view(torch.float64).unbind(1)
     sampling = state.sampling
     for values, column in (
         (state.position_delta, delta),
+        (state.num_outputs, num_outputs),
         (state.limits, limit),
         (state.stop_ids, new.stops_nS),
         (state.block_table, new.table_nM),
@@ -47,11 +49,16 @@ def admit_rows(state: RowState, new: Admission) -> None:
         (sampling.penalty, penalty),
     ):
         values.index_copy_(0, rows, column.to(values.dtype))
-    for cleared in (state.lengths, state.num_outputs, sampling.seen, sampling.suppressed):
+    for cleared in (state.lengths, sampling.seen, sampling.suppressed):
         cleared.index_fill_(0, rows, 0)
     state.active.index_fill_(0, rows, True)
     sampling.seen.index_put_((new.seen_2k[0], new.seen_2k[1]), state.true)
     sampling.suppressed.index_put_((new.suppressed_2k[0], new.suppressed_2k[1]), state.true)
+
+
+def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
+    """Adds blocks to rows' tables. grown_2k: place in the flattened table, block."""
+    block_table.view(-1).index_copy_(0, grown_2k[0], grown_2k[1])
 
 
 def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
@@ -70,24 +77,31 @@ def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepB
     out.positions_PT[:, :count].copy_(kept + state.position_delta.index_select(0, rows_R))
 
 
-def place_prompts(positions_PT: Tensor, slots_T: Tensor, prompt_positions_PT: Tensor, prompt_slots_T: Tensor) -> None:
-    """Appends the prompts' positions and slots to the decode rows'."""
-    positions_PT.copy_(prompt_positions_PT)
-    slots_T.copy_(prompt_slots_T)
+def place_chunks(positions_PT: Tensor, slots_T: Tensor, chunk_positions_PT: Tensor, chunk_slots_T: Tensor) -> None:
+    """Appends the chunks' positions and slots to the decode rows'."""
+    positions_PT.copy_(chunk_positions_PT)
+    slots_T.copy_(chunk_slots_T)
+
+
+def restore_frames(
+    model: CodecModel, saved: Sequence[Tensor], slots_n: Tensor, code_pages: Tensor, next_nD: Tensor
+) -> None:
+    """Puts the frames of replayed tokens back into the tokens' page slots, and makes their part of the input embeddings."""
+    codes_nG = torch.cat(list(saved))
+    code_pages.flatten(0, 1).index_copy_(0, slots_n, codes_nG)
+    next_nD.copy_(model.embed_codes(codes_nG))
 
 
 def run_forward(
     model: ArModel,
-    decodes: NextTokens | None,
+    nexts: Sequence[NextTokens],
     prompts: PromptTokens | None,
     batch: Batch,
     last_R: Tensor,
     hidden_RD: Tensor,
 ) -> None:
-    """Embeds the batch, runs the backbone and keeps the hidden state of each row's last token."""
-    parts = []
-    if decodes is not None:
-        parts.append(model.embed_next(decodes))
+    """Embeds the batch, runs the backbone and keeps the hidden state of each sampled row's last token."""
+    parts = [model.embed_next(tokens) for tokens in nexts]
     if prompts is not None:
         parts.append(model.embed_prompt(prompts))
     hidden_TD = model(parts[0] if len(parts) == 1 else torch.cat(parts), batch)

@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Event
+from omni.device import COMPLETED, Event
 from omni.errors import InputError
 from omni.sampling_params import SamplingParams
-from omni.stage import Hold, Lease
+from omni.stage import Lease
 from omni_ar.inputs import Prompt, StepInputs
-from omni_ar.run.blocks import Row
+from omni_ar.run.memory import BlockTable, PrefixKeys
+from omni_ar.run.rows import Row
 
 
 @dataclass(slots=True)
@@ -25,32 +26,81 @@ class ReadySegment:
 
 @dataclass(slots=True, eq=False)
 class ArRequest:
-    """A request from `Open` to its end. `generated` counts confirmed tokens; the device alone knows more."""
+    """A request from `Open` to its end.
+
+    Its tokens are the prompt's, then the generated ones. `computed` of them are in the KV cache, counting launched steps. A request
+    that starts, or starts again after it was preempted, runs up to `target`, where it samples; from there on it decodes.
+    """
 
     id: str
     sampling: SamplingParams
     open_sources: set[str]
+    rank: tuple[int, ...] = ()
+    cache_salt: str = ""
     prompt: Prompt | None = None
     segments: dict[tuple[str, int], ReadySegment] = field(default_factory=dict)
+    """Kept to the end: a preempted request runs its prompt again."""
     step_columns: list[NDArray[np.int64]] = field(default_factory=list)
     step_pad: NDArray[np.int64] | None = None
     queued: bool = False
     """Whether the scheduler has it, or had it."""
+    paused: bool = False
+    """A consumer is behind: the request does not run."""
+    suspect: bool = False
+    """A step that it was part of failed: it runs by itself until it has sampled, so that only what is at fault fails."""
     max_tokens: int = 0
     row: Row | None = None
-    blocks: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    holds: list[Hold] = field(default_factory=list)
+    table: BlockTable | None = None
+    keys: PrefixKeys | None = None
+    published: int = 0
+    """Blocks at the table's beginning that are in the prefix cache, or were offered to it."""
+    started: bool = False
+    """Whether it ever ran."""
+    row_ready: bool = False
+    """Whether the row's state on the device is that of this start."""
+    computed: int = 0
+    target: int = 0
+    outputs: list[int] = field(default_factory=list)
+    """Confirmed tokens; the device alone knows more."""
     scheduled: int = 0
-    """Tokens whose step has been launched."""
-    generated: int = 0
+    """Generated tokens whose step has been launched."""
+    saved_codes: Tensor | None = None
+    """Of a preempted request: the frames of its generated tokens, `[len(outputs), G]`."""
+    lost: bool = False
+    """Its frames could not be saved: it is about to fail."""
+    hidden_sent: bool = False
     frames: int = 0
-    last_step: Event | None = None
-    """End of the last step that touches this request's row and blocks."""
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache had at the first start."""
+    last_step: Event = COMPLETED
+    """End of the last step that touches this request's row."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        assert self.prompt is not None
+        return self.prompt.length
+
+    @property
+    def row_index(self) -> int:
+        assert self.row is not None
+        return self.row.index
+
+    @property
+    def held(self) -> BlockTable:
+        """The table of a request that runs."""
+        assert self.table is not None
+        return self.table
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether a consumer needs hidden states of the prompt."""
-        return self.prompt is not None and self.prompt.payload_positions.size > 0
+        """Whether a consumer still needs hidden states of the prompt."""
+        return self.prompt is not None and self.prompt.payload_positions.size > 0 and not self.hidden_sent
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the next step needs nothing but the token of the one before."""
+        return self.table is not None and self.computed >= self.target
 
     @property
     def prompt_ready(self) -> bool:
@@ -70,14 +120,13 @@ class ArRequest:
                     raise InputError(f"segment.{slot.name}[{slot.index}]", problem, "give one row for each position")
 
     def can_step(self, conditioned: bool) -> bool:
-        """Whether a decode step could run now: below the limit, and conditioned if the model wants that."""
-        if self.scheduled >= self.max_tokens:
+        """Whether the step after the newest token could run: below the limit, and conditioned if the model wants that."""
+        if self.lost or self.scheduled >= self.max_tokens:
             return False
         return not conditioned or self.step_pad is not None or self.scheduled - 1 < len(self.step_columns)
 
-    def step_column(self) -> NDArray[np.int64]:
-        """Conditioning of the next decode step `[S]`. Only after `can_step`."""
-        index = self.scheduled - 1
+    def step_column(self, index: int) -> NDArray[np.int64]:
+        """Conditioning `[S]` of the step whose input is generated token `index`. Only after `can_step`."""
         if index < len(self.step_columns):
             return self.step_columns[index]
         assert self.step_pad is not None
@@ -88,8 +137,20 @@ class ArRequest:
         if inputs.pad is not None:
             self.step_pad = inputs.pad
 
-    @property
-    def computed(self) -> int:
-        """Upper bound of tokens in the KV cache, counting launched steps: the newest token is not in it yet."""
-        assert self.prompt is not None
-        return self.prompt.length + max(self.scheduled - 1, 0)
+    def rewind(self) -> None:
+        """Nothing of the request is in memory any more: it will run from the beginning, up to its newest confirmed token."""
+        self.table = None
+        self.row_ready = False
+        self.computed = self.published = 0
+        self.scheduled = len(self.outputs)
+        self.target = self.length + self.scheduled
+
+    def payload_offsets(self, blocks: int, block_size: int) -> list[int]:
+        """For each of the first `blocks` blocks: the offsets (as bits) whose hidden states a consumer needs."""
+        offsets = [0] * blocks
+        if self.wants_hidden:
+            assert self.prompt is not None
+            for position in self.prompt.payload_positions.tolist():
+                if position < blocks * block_size:
+                    offsets[position // block_size] |= 1 << position % block_size
+        return offsets

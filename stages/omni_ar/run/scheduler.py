@@ -1,95 +1,233 @@
 """Decides what runs in the next step. Host only; knows upper bounds, never device state."""
 
-from collections import deque
-from dataclasses import dataclass
-
-import numpy as np
+from bisect import insort
+from collections.abc import Iterator
 
 from omni.errors import InputError
-from omni_ar.run.blocks import BlockPool, RowTable
+from omni_ar.run.allocator import Allocator
+from omni_ar.run.limits import MAX_STARTS, Limits
+from omni_ar.run.plan import Chunk, Growth, StepPlan
 from omni_ar.run.request import ArRequest
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step: rows that decode one token, then requests whose whole prompt runs."""
-
-    step: int
-    decodes: tuple[ArRequest, ...]
-    prefills: tuple[ArRequest, ...]
-
-    @property
-    def requests(self) -> tuple[ArRequest, ...]:
-        """In the order of the batch's rows."""
-        return self.decodes + self.prefills
+from omni_ar.run.waiting import WaitingQueue
 
 
 class Scheduler:
-    """First come, first served. A request is admitted with the blocks of its longest possible output, so none is ever evicted."""
+    """Every row that can decode does; the rest of the step's token budget goes to prompts, in chunks, by rank.
 
-    def __init__(
-        self, rows: RowTable, blocks: BlockPool, block_size: int, prompt_budget: int, conditioned: bool
-    ) -> None:
-        self._rows = rows
-        self._blocks = blocks
-        self._block_size = block_size
-        self._prompt_budget = prompt_budget
+    When blocks run out, a request that needs one takes them from paused requests, then from those of a higher rank than its own. A
+    waiting request takes them from paused ones only. So whoever has the lowest rank always gets on, and all others after it.
+    """
+
+    def __init__(self, allocator: Allocator, limits: Limits, conditioned: bool) -> None:
+        self._allocator = allocator
+        self._limits = limits
         self._conditioned = conditioned
-        self._waiting: deque[ArRequest] = deque()
-        self._running: dict[str, ArRequest] = {}
+        self._waiting = WaitingQueue()
+        self._returning = WaitingQueue()
+        """Requests that wait and have a row: where there is none left, those without one must not hold them up."""
+        self._parked: set[ArRequest] = set()
+        self._running: list[ArRequest] = []
+        self._faulty: list[ArRequest] = []
+        self._suspects: list[ArRequest] = []
+        self._alone = False
         self._steps = 0
 
-    def check(self, request: ArRequest, max_model_len: int, stage: str) -> None:
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._running)
+
+    def check(self, request: ArRequest, stage: str) -> None:
         """Sets the request's token limit. Raises InputError if it can never run here. stage: its name, for errors."""
         assert request.prompt is not None
-        length = request.prompt.length
+        length, most = request.length, self._limits.max_model_len
         if length < 1:
             raise InputError("prompt", "is empty", "give at least one token")
-        if length >= max_model_len:
-            problem = f"has {length} tokens, and {stage} takes {max_model_len} with at least one generated"
+        if length >= most:
+            problem = f"has {length} tokens, and {stage} takes {most} with at least one generated"
             raise InputError("prompt", problem, f"shorten it or raise {stage}.max_model_len")
+        if request.prompt.penalized_ids.size > most:
+            problem = f"are {request.prompt.penalized_ids.size}, and {stage} has room for {most}"
+            raise InputError("prompt.penalized_ids", problem, f"name fewer or raise {stage}.max_model_len")
         assert request.sampling.max_tokens is not None
-        request.max_tokens = min(request.sampling.max_tokens, max_model_len - length)
-        if self._need(request) > self._blocks.capacity:
+        request.max_tokens = min(request.sampling.max_tokens, most - length)
+        need, has = self._allocator.blocks_for(length + request.max_tokens), self._allocator.capacity
+        if need > has:
             total = length + request.max_tokens
-            need, has = self._need(request), self._blocks.capacity
             problem = f"prompt and output of {total} tokens need {need} blocks, and {stage} has {has}"
             raise InputError(f"sampling.{stage}.max_tokens", problem, f"ask for fewer or raise {stage}.num_blocks")
 
     def add(self, request: ArRequest) -> None:
         """Queues a checked request whose prompt is ready."""
-        self._waiting.append(request)
+        request.rewind()
+        self._enqueue(request)
+
+    def wake(self, request: ArRequest) -> None:
+        """What the request waited for, conditioning or a consumer, may have come."""
+        if request in self._parked:
+            self._parked.discard(request)
+            self._enqueue(request)
 
     def remove(self, request: ArRequest) -> None:
-        """Forgets a request, if it is here. Its row and blocks stay with the caller."""
-        if self._running.pop(request.id, None) is None and request in self._waiting:
-            self._waiting.remove(request)
+        """Forgets a request, if it is here. Its row and table stay with the caller."""
+        self._dequeue(request)
+        self._parked.discard(request)
+        for group in (self._running, self._faulty, self._suspects):
+            if request in group:
+                group.remove(request)
+
+    def retry(self, plan: StepPlan) -> None:
+        """The plan's step failed, and any of its requests may be at fault: each runs again, by itself."""
+        for request in plan.requests:
+            request.suspect = True
+            self._running.remove(request)
+            if request not in self._suspects:
+                self._suspects.append(request)
+            self._faulty.append(request)
 
     def plan(self) -> StepPlan | None:
         """What can run now, or None."""
-        decodes = tuple(r for r in self._running.values() if r.can_step(self._conditioned))
-        prefills = tuple(self._admit())
-        if not decodes and not prefills:
+        self._faulty = [request for request in self._faulty if not self._allocator.evict(request)]
+        suspects = sorted(self._ready_suspects(), key=_rank)
+        # Suspects and the others take turns, and whoever cannot use theirs leaves it to the next.
+        turns = [None, *suspects] if self._alone else [*suspects, None]
+        for alone in turns:
+            plan = self._compose(alone)
+            if plan is not None:
+                self._alone = alone is not None
+                return plan
+        return None
+
+    def launched(self, plan: StepPlan) -> None:
+        """The plan's step is on the device."""
+        for request in plan.decodes:
+            request.computed += 1
+            request.scheduled += 1
+        for chunk in plan.chunks:
+            request = chunk.request
+            request.row_ready = True
+            request.computed += chunk.length
+            if chunk.last:
+                request.scheduled += 1
+                request.saved_codes = None
+                if request.suspect:
+                    request.suspect = False
+                    self._suspects.remove(request)
+        self._allocator.launched(plan)
+
+    def _compose(self, alone: ArRequest | None) -> StepPlan | None:
+        decodes, grown = self._decodes(alone)
+        budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
+        chunks = list(self._chunks(alone, budget))
+        if not decodes and not chunks:
             return None
+        chunks.sort(key=lambda chunk: not chunk.replay)
         self._steps += 1
-        return StepPlan(self._steps, decodes, prefills)
+        return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(grown))
 
-    def _admit(self) -> list[ArRequest]:
-        admitted: list[ArRequest] = []
-        budget = self._prompt_budget
-        while self._waiting:
-            request = self._waiting[0]
-            assert request.prompt is not None
-            too_long = request.prompt.length > budget and admitted
-            if too_long or not self._rows.available or self._need(request) > self._blocks.available:
-                break
-            budget -= request.prompt.length
-            request.row = self._rows.allocate()
-            request.blocks = np.array(self._blocks.allocate(self._need(request)), np.int64)
-            self._running[request.id] = self._waiting.popleft()
-            admitted.append(request)
-        return admitted
+    def _decodes(self, alone: ArRequest | None) -> tuple[list[ArRequest], list[Growth]]:
+        decodes: list[ArRequest] = []
+        grown: list[Growth] = []
+        for request in tuple(self._running):
+            if not request.decoding or not self._may_run(request, alone) or not request.can_step(self._conditioned):
+                continue
+            growth = self._allocator.grow(request, ())
+            if growth is None:
+                growth = self._allocator.grow(request, self._victims(request))
+                self._sweep()
+            if growth is not None:
+                decodes.append(request)
+                grown += growth
+        if grown:
+            grown += self._allocator.grow_ahead(decodes)
+        return decodes, grown
 
-    def _need(self, request: ArRequest) -> int:
-        assert request.prompt is not None
-        return -(-(request.prompt.length + request.max_tokens) // self._block_size)
+    def _chunks(self, alone: ArRequest | None, budget: int) -> Iterator[Chunk]:
+        """Chunks of at most `budget` tokens in all: of requests that have begun, then of those that can."""
+        for request in tuple(self._running):
+            if budget and not request.decoding and self._may_run(request, alone):
+                chunk = _next_chunk(request, budget)
+                budget -= chunk.length
+                yield chunk
+        for _ in range(MAX_STARTS):
+            started = self._start(alone) if budget else None
+            if started is None:
+                return
+            chunk = _next_chunk(started, budget)
+            budget -= chunk.length
+            yield chunk
+
+    def _start(self, alone: ArRequest | None) -> ArRequest | None:
+        """Seats who is next, if there is room."""
+        request = self._next_waiting() if alone is None else alone if alone.table is None else None
+        if request is None or self._passes_over_suspect(request):
+            return None
+        paused = [other for other in reversed(self._running) if other.paused and _evictable(other)]
+        headroom = sum(other.decoding and not other.paused for other in self._running)
+        seated = self._allocator.seat(request, paused, headroom)
+        self._sweep()
+        if not seated:
+            return None
+        self._dequeue(request)
+        insort(self._running, request, key=_rank)
+        return request
+
+    def _next_waiting(self) -> ArRequest | None:
+        lines = (self._returning, self._waiting) if self._allocator.rows_left else (self._returning,)
+        while heads := [head for line in lines if (head := line.head()) is not None]:
+            request = min(heads, key=_rank)
+            if self._may_start(request):
+                return request
+            # It holds up nobody: others go first until it is woken.
+            self._dequeue(request)
+            self._parked.add(request)
+        return None
+
+    def _enqueue(self, request: ArRequest) -> None:
+        (self._waiting if request.row is None else self._returning).add(request)
+
+    def _dequeue(self, request: ArRequest) -> None:
+        self._waiting.discard(request)
+        self._returning.discard(request)
+
+    def _passes_over_suspect(self, request: ArRequest) -> bool:
+        """Whether a suspect that waits for blocks, perhaps for these, comes first."""
+        return any(suspect.table is None and suspect.rank < request.rank for suspect in self._ready_suspects())
+
+    def _ready_suspects(self) -> list[ArRequest]:
+        return [request for request in self._suspects if request not in self._faulty and self._may_start(request)]
+
+    def _may_run(self, request: ArRequest, alone: ArRequest | None) -> bool:
+        return not request.paused and (request is alone if alone is not None else not request.suspect)
+
+    def _may_start(self, request: ArRequest) -> bool:
+        return not request.paused and request.can_step(self._conditioned)
+
+    def _victims(self, request: ArRequest) -> list[ArRequest]:
+        """Who gives way to the request, the first first."""
+        evictable = [other for other in reversed(self._running) if other is not request and _evictable(other)]
+        paused = [other for other in evictable if other.paused]
+        return paused + [other for other in evictable if not other.paused and other.rank > request.rank]
+
+    def _sweep(self) -> None:
+        """Queues again who was evicted."""
+        for request in [request for request in self._running if request.table is None]:
+            self._running.remove(request)
+            if not request.suspect:
+                self._enqueue(request)
+
+
+def _rank(request: ArRequest) -> tuple[int, ...]:
+    return request.rank
+
+
+def _evictable(request: ArRequest) -> bool:
+    return request.table is not None and not request.table.payloads
+
+
+def _next_chunk(request: ArRequest, budget: int) -> Chunk:
+    replay = request.computed >= request.length
+    end = min(request.target if replay else request.length, request.computed + budget)
+    length = end - request.computed
+    first, last = not request.row_ready, end == request.target
+    return Chunk(request, request.computed, length, first, last, replay)

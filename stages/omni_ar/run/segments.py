@@ -29,6 +29,9 @@ class SegmentIntake:
 
     def add(self, request: ArRequest, segment: Segment, message: Feed) -> None:
         """Keeps a segment and owns its lease from here on. Raises InputError for one that came before or is too long."""
+        if message.lease is not None:
+            # A prompt waits for all of its segments, and is no longer than the model: they are the stage's own concern.
+            message.lease.take()
         self._waiting.append((request, segment, message))
         key, field = (segment.name, segment.index), f"segment.{segment.name}[{segment.index}]"
         if key in request.segments or any(r is request and (s.name, s.index) == key for r, s, _ in self._waiting[:-1]):
@@ -58,7 +61,7 @@ class SegmentIntake:
         for item in self._waiting:
             request, segment, message = item
             # Asked for each: a gather takes an upload slot, and the next slot may still be in use.
-            if not message.ready.done() or not self._uploader.ready:
+            if not message.arrived or not self._uploader.ready:
                 waiting.append(item)
                 continue
             try:
@@ -78,9 +81,12 @@ class SegmentIntake:
             return ReadySegment(tensors, COMPLETED, message.lease)
         # The gather is on the stream that will read its result, so the prompt need not wait for it.
         gathered = tensors | self._gather(slices)
+        end = self._device.record(self._stream)
         if tensors or message.lease is None:  # whole tensors are read where they are, later
+            for source in slices.values():
+                source.gathered(end)
             return ReadySegment(gathered, COMPLETED, message.lease)
-        message.lease.release(self._device.record(self._stream))
+        message.lease.release(end)
         return ReadySegment(gathered, COMPLETED, None)
 
     def _gather(self, slices: dict[str, PageSlice]) -> dict[str, Tensor]:
@@ -90,10 +96,10 @@ class SegmentIntake:
         gathered = {}
         for name, source in slices.items():
             out = self._device.empty((len(source.slots), source.pages.shape[-1]), source.pages.dtype, self._stream)
-            self._device.launch(self._stream, gather_rows, source, self._uploader.view(spans[name]), out)
+            self._device.launch(self._stream, gather_rows, source.pages, self._uploader.view(spans[name]), out)
             gathered[name] = out
         return gathered
 
 
-def gather_rows(source: PageSlice, slots_n: Tensor, out_nD: Tensor) -> None:
-    torch.index_select(source.pages.flatten(0, 1), 0, slots_n, out=out_nD)
+def gather_rows(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
+    torch.index_select(pages.flatten(0, 1), 0, slots_n, out=out_nD)

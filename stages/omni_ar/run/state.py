@@ -2,7 +2,7 @@
 
 | buffer | written by | read by |
 |---|---|---|
-| `RowState` of a row | `admit_rows`, then phases of each step | the next step's phases, same stream |
+| `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
 | `StepBuffers` | phases of one step | later phases of that step, same stream |
 | `StepBuffers.handoff[step % ring]` | `sample_rows` | the token copy, on the copy stream; rewritten `ring` steps later |
 | `code_pages` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
@@ -58,7 +58,7 @@ class RowState:
             active=device.zeros((rows,), torch.bool),
             stop_ids=words(rows, MAX_STOP_IDS),
             block_table=words(rows, max_blocks),
-            next_codes=device.zeros((rows, _next_width(model)), dtype),
+            next_codes=device.zeros((rows, next_width(model)), dtype),
             sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size),
             true=device.ones((1,), torch.bool),
             ones=device.ones((rows,), torch.int64),
@@ -92,10 +92,11 @@ class StepBuffers:
             slots_T=device.zeros((limits.step_tokens,), torch.int64),
             hidden_ND=device.zeros((rows, shape.hidden_width), dtype),
             logits_NV=device.zeros((rows, shape.vocab_size), torch.float32),
-            codes_ND=device.zeros((rows, _next_width(model)), dtype),
+            codes_ND=device.zeros((rows, next_width(model)), dtype),
             handoff=device.zeros((ring, rows, 2), torch.int64),
         )
 
 
-def _next_width(model: ArModel) -> int:
+def next_width(model: ArModel) -> int:
+    """Width of the codes' part of an input embedding; 0 for a model without codes."""
     return model.next_width if isinstance(model, CodecModel) else 0

@@ -1,4 +1,4 @@
-"""Records of one step. Immutable: deferred work reads these, and of a request only what its admission fixed (prompt, blocks)."""
+"""Records of one step. Immutable: deferred work reads these, and of a request only what its opening fixed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,24 +8,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Event, HostSlot
-from omni_ar.run.blocks import Row
+from omni_ar.run.memory import BlockTable
 from omni_ar.run.request import ArRequest
+from omni_ar.run.rows import Row
 from omni_ar.sampling import SamplingFlags
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A request as this step saw it. index: which of its output tokens this step samples, from 0."""
+    """A request as this step saw it. index: which of its output tokens this step samples, from 0. emits_hidden: the hidden
+    states of its prompt are complete with this step, and wanted."""
 
     request: ArRequest
     row: Row
+    table: BlockTable
     index: int
+    emits_hidden: bool
 
 
 def snapshot(request: ArRequest) -> Scheduled:
     """The request as the step being planned sees it."""
     assert request.row is not None
-    return Scheduled(request, request.row, request.scheduled)
+    return Scheduled(request, request.row, request.held, request.scheduled, request.wants_hidden)
 
 
 def flags_of(requests: Sequence[ArRequest]) -> SamplingFlags:
@@ -42,7 +46,10 @@ def flags_of(requests: Sequence[ArRequest]) -> SamplingFlags:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What `execute_model` leaves for `sample_tokens`: nothing about a step lives anywhere else between the two."""
+    """What `execute_model` leaves for `sample_tokens`: nothing about a step lives anywhere else between the two.
+
+    rows: those that are sampled, perhaps none: the step may hold nothing but chunks that do not reach their prompt's end.
+    """
 
     step: int
     rows: tuple[Scheduled, ...]

@@ -1,41 +1,47 @@
 """The stage worker: a non-blocking state machine around scheduler and runner."""
 
-import secrets
+import itertools
+import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from omni.chunks import TokenChunk
 from omni.device import COMPLETED, Event
 from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
-from omni.sampling_params import SamplingParams
-from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
+from omni.stage import Failed, Feed, MailboxWorker, Open, Produced, StageUsage, release
 from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import GREEDY, ArOptions
-from omni_ar.run.blocks import BlockPool, RowTable, slots_of
-from omni_ar.run.limits import MAX_STOP_IDS, MAX_SUPPRESSED_IDS, Limits
-from omni_ar.run.reclaim import Reclaimer
+from omni_ar.run.allocator import Allocator
+from omni_ar.run.limits import Limits
+from omni_ar.run.memory import BlockPool, BlockTable, Lent, Reclaimer, Spiller
+from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
+from omni_ar.run.resolve import resolve_sampling
+from omni_ar.run.rows import RowTable
 from omni_ar.run.runner import Runner
-from omni_ar.run.scheduler import Scheduler, StepPlan
+from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.segments import SegmentIntake
 from omni_ar.run.state import RUNNING, STOPPED
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled
 
 _MAX_IN_FLIGHT = 1
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class _Flight:
-    """A launched step and how far the host has got with it. finished: requests that it ended, with the reason."""
+    """A launched step and how far the host has got with it. tables: what it touches. finished: requests that it ended, and why."""
 
     step: SampledStep
+    tables: tuple[BlockTable, ...]
     results: NDArray[np.int64] | None = None
     finished: list[tuple[ArRequest, str]] = field(default_factory=list)
 
@@ -43,39 +49,81 @@ class _Flight:
 class ArWorker(MailboxWorker[ArRequest]):
     """Runs the requests of one autoregressive stage in continuous batches."""
 
-    def __init__(self, name: str, runner: Runner, shape: ArShape, limits: Limits, options: ArOptions) -> None:
+    def __init__(
+        self, name: str, runner: Runner, shape: ArShape, limits: Limits, options: ArOptions, num_blocks: int
+    ) -> None:
+        """num_blocks: as many as the runner has allocated, the null block not counted."""
         super().__init__(name)
         self._runner = runner
         self._shape = shape
         self._limits = limits
         self._defaults = options.sampling.over(GREEDY)
+        self._opened = itertools.count()
         self._rows = RowTable(limits.rows)
-        self._blocks = BlockPool(limits.num_blocks)
-        self._scheduler = Scheduler(
-            self._rows, self._blocks, limits.block_size, options.max_num_batched_tokens, bool(shape.step_columns)
+        self._pool = BlockPool(num_blocks)
+        self._spiller = Spiller(runner.device, runner.stream, limits.max_model_len)
+        self._reclaimer = Reclaimer(self._rows, self._pool, self._spiller)
+        conditioned = bool(shape.step_columns)
+        self._allocator = Allocator(
+            self._rows,
+            self._pool,
+            self._reclaimer,
+            self._spiller,
+            block_size=limits.block_size,
+            max_blocks=limits.max_blocks,
+            code_pages=runner.pages.codes,
+            prefix_cache=options.prefix_cache,
+            conditioned=conditioned,
         )
+        self._scheduler = Scheduler(self._allocator, limits, conditioned)
         self._segments = SegmentIntake(runner.device, runner.stream, limits.max_model_len)
-        self._reclaimer = Reclaimer(self._rows, self._blocks)
         self._flights: deque[_Flight] = deque()
+        self._prefill_tokens = self._decode_tokens = self._steps = self._retries = 0
 
     def usage(self) -> StageUsage:
         return {
             "requests": len(self.requests),
             "rows": self._rows.used,
-            "blocks": self._blocks.used,
+            "blocks": self._pool.used,
             "segments": self._segments.waiting,
             "steps": len(self._flights),
+            "spilled": self._reclaimer.spilled,
+        }
+
+    def counters(self) -> Mapping[str, int]:
+        """prompt_tokens: of requests at their first start; cached_tokens of them were in the prefix cache. prefill_tokens: run in
+        chunks, again after a preemption included. retries: steps that failed and were run again, request by request."""
+        allocated = self._allocator.counters
+        return {
+            "steps": self._steps,
+            "prompt_tokens": allocated.prompt_tokens,
+            "cached_tokens": allocated.cached_tokens,
+            "prefill_tokens": self._prefill_tokens,
+            "decode_tokens": self._decode_tokens,
+            "preemptions": allocated.preemptions,
+            "spilled_rows": self._spiller.rows,
+            "evicted_blocks": self._pool.evictions,
+            "cached_blocks": self._pool.cached,
+            "retries": self._retries,
         }
 
     def close(self) -> None:
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
         self._flights.clear()
-        self._reclaimer.tick()
+        self._reclaimer.clear()
 
     def open(self, message: Open) -> ArRequest:
-        sampling = self._resolve(message.sampling)
-        return ArRequest(message.request_id, sampling, set(message.inputs))
+        sampling = resolve_sampling(message.sampling, self._defaults, self.name, self._shape.vocab_size)
+        rank = (*message.rank, next(self._opened))
+        return ArRequest(message.request_id, sampling, set(message.inputs), rank, message.cache_salt)
+
+    def pause(self, request: ArRequest) -> None:
+        request.paused = True
+
+    def resume(self, request: ArRequest) -> None:
+        request.paused = False
+        self._scheduler.wake(request)
 
     def feed(self, request: ArRequest, message: Feed) -> None:
         meta = message.payload.meta
@@ -89,11 +137,12 @@ class ArWorker(MailboxWorker[ArRequest]):
                 if request.prompt is not None:
                     raise InputError("prompt", "came twice", "feed a request one prompt")
                 request.prompt = prompt
-                self._scheduler.check(request, self._limits.max_model_len, self.name)
+                self._scheduler.check(request, self.name)
                 self._queue(request)
             case StepInputs() as steps:
                 steps.check(len(self._shape.step_columns))
                 request.add_steps(steps)
+                self._scheduler.wake(request)
             case other:
                 raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(other).__name__}")
 
@@ -105,16 +154,20 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.finish(request.id, "empty", _counts(request))
         elif self._shape.step_columns and request.step_pad is None:
             raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
-        elif request.row is None and (missing := self._segments.missing(request)):
+        elif not request.queued and (missing := self._segments.missing(request)):
             raise StageError(self.name, "taking its input", f"it ended before segment {missing}")
 
     def drop(self, request: ArRequest) -> None:
         self._scheduler.remove(request)
         self._segments.drop(request)
-        last_step = request.last_step or COMPLETED
-        self._release_segments(request, last_step)
+        for segment in request.segments.values():
+            if segment.lease is not None:
+                segment.lease.release(request.last_step)
+        request.segments.clear()
         if request.row is not None:
-            self._reclaimer.add(request.row, request.blocks.tolist(), last_step, request.holds)
+            self._reclaimer.add_row(request.row, request.last_step)
+        if request.table is not None:
+            self._reclaimer.add_table(request.table)
 
     def advance(self) -> bool:
         moved = self._reclaimer.tick()
@@ -134,6 +187,7 @@ class ArWorker(MailboxWorker[ArRequest]):
                 self._launch(plan)
                 self._poll()
                 moved = True
+            moved |= self._fail_unmoved()
         return moved
 
     def _fail_live(self, request: ArRequest, doing: str, error: Exception) -> None:
@@ -151,19 +205,49 @@ class ArWorker(MailboxWorker[ArRequest]):
         try:
             step = self._runner.sample_tokens(self._runner.execute_model(plan))
         except Exception as error:
-            self._runner.forget_batch()
-            # What was launched before the failure still runs, and reads what these requests hold.
-            end = self._runner.device.record(self._runner.stream)
-            for request in plan.requests:
-                request.last_step = end
-                self.fail(request.id, "running a step", error)
+            self._isolate(plan, error)
             return
+        self._steps += 1
+        self._decode_tokens += len(plan.decodes)
+        self._prefill_tokens += sum(chunk.length for chunk in plan.chunks)
+        self._scheduler.launched(plan)
+        tables = tuple(request.held for request in plan.requests)
+        for request, table in zip(plan.requests, tables, strict=True):
+            request.last_step = table.last_step = step.end
+            table.payloads += 1
+        for scheduled in step.rows:
+            # Now, and not when the payload is taken: the next step may be launched before.
+            scheduled.request.hidden_sent |= scheduled.emits_hidden
+        self._flights.append(_Flight(step, tables))
+
+    def _isolate(self, plan: StepPlan, error: Exception) -> None:
+        """After a step that could not be launched: a request that was alone in it fails, others are run again, one by one."""
+        self._runner.forget_batch()
+        # What was launched before the failure still runs, and reads what these requests hold.
+        end = self._runner.device.record(self._runner.stream)
         for request in plan.requests:
-            request.scheduled += 1
-            request.last_step = step.end
-        for request in plan.prefills:
-            self._release_segments(request, step.end)
-        self._flights.append(_Flight(step))
+            request.last_step = request.held.last_step = end
+        if len(plan.requests) == 1:
+            self.fail(plan.requests[0].id, "running a step", error)
+            return
+        self._retries += 1
+        _log.warning(
+            "%s: a step of %d requests failed and is run again for each alone",
+            self.name,
+            len(plan.requests),
+            exc_info=error,
+        )
+        self._scheduler.retry(plan)
+
+    def _fail_unmoved(self) -> bool:
+        """Fails requests whose payload could not be moved out of blocks that others need."""
+        failures, self._allocator.failures = self._allocator.failures, []
+        for request_id, error in failures:
+            if request_id in self.requests:
+                self.fail(request_id, "moving its payload", error)
+            else:  # done here, but what it made is not: its consumers would wait for ever
+                self.outbox.append(Failed(request_id, self._known("moving its payload", error)))
+        return bool(failures)
 
     def _poll(self) -> bool:
         """Takes in finished handoffs, tokens first: a payload that is late holds up nothing but itself."""
@@ -180,6 +264,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             if payload is not None and not payload.ready.done():
                 break
             self._flights.popleft()
+            for table in flight.tables:
+                table.payloads -= 1
             if payload is not None:
                 self._take_payload(flight, payload)
             for request, reason in flight.finished:
@@ -195,7 +281,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             request = scheduled.request
             if not self._rows.current(scheduled.row):
                 continue  # aborted meanwhile
-            request.generated += 1
+            request.outputs.append(token)
             self.outbox.append(Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED))
             if status != RUNNING:
                 self._scheduler.remove(request)
@@ -207,63 +293,28 @@ class ArWorker(MailboxWorker[ArRequest]):
             request = scheduled.request
             if not self._rows.current(scheduled.row):
                 continue
-            if payload.hidden is not None and scheduled.index == 0 and request.wants_hidden:
-                slots = self._slots(request, _prompt(request).payload_positions)
-                tensors = {"hidden": PageSlice(payload.hidden, slots)}
-                self._hold(request, Payload(PromptHidden(), tensors), payload.ready)
+            if payload.hidden is not None and scheduled.emits_hidden:
+                slots = scheduled.table.slots(_prompt(request).payload_positions, self._limits.block_size)
+                self._lend(scheduled, PromptHidden(), "hidden", PageSlice(payload.hidden, slots), payload.ready)
             if payload.codes is not None and status == RUNNING:
-                self._hold(request, self._frame(scheduled, payload.codes), payload.ready)
+                request.frames += 1
+                # A frame lies in the slot of the token that begins it.
+                position = np.array([request.length + scheduled.index], np.int64)
+                slots = scheduled.table.slots(position, self._limits.block_size)
+                self._lend(scheduled, CodeFrame(), "codes", PageSlice(payload.codes, slots), payload.ready)
 
-    def _frame(self, scheduled: Scheduled, pages: Tensor) -> Payload:
-        request = scheduled.request
-        request.frames += 1
-        position = np.array([_prompt(request).length + scheduled.index], np.int64)
-        return Payload(CodeFrame(), {"codes": PageSlice(pages, self._slots(request, position))})
-
-    def _slots(self, request: ArRequest, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return slots_of(request.blocks, positions, self._limits.block_size)
-
-    def _hold(self, request: ArRequest, payload: Payload, ready: Event) -> None:
-        produced = Produced(request.id, payload, ready)
-        request.holds.append(produced.hold)
+    def _lend(self, scheduled: Scheduled, meta: msgspec.Struct, name: str, part: PageSlice, ready: Event) -> None:
+        produced = Produced(scheduled.request.id, Payload(meta, {name: part}), ready)
+        scheduled.table.lend(Lent(produced.hold, (part,)))
         self.outbox.append(produced)
-
-    def _release_segments(self, request: ArRequest, after: Event) -> None:
-        for segment in request.segments.values():
-            if segment.lease is not None:
-                segment.lease.release(after)
-        request.segments.clear()
-
-    def _resolve(self, asked: SamplingParams) -> SamplingParams:
-        own = self._defaults
-        sampling = msgspec.structs.replace(
-            asked.over(own),
-            # A request adds ids to the stage's own: it cannot make a stage run on past its end or say what it has no sound for.
-            stop_token_ids=_united(own.stop_token_ids, asked.stop_token_ids),
-            suppress_token_ids=_united(own.suppress_token_ids, asked.suppress_token_ids),
-        )
-        if sampling.seed is None:
-            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-        self._check_ids("stop_token_ids", sampling.stop_token_ids, MAX_STOP_IDS)
-        self._check_ids("suppress_token_ids", sampling.suppress_token_ids, MAX_SUPPRESSED_IDS)
-        return sampling
-
-    def _check_ids(self, name: str, ids: tuple[int, ...] | None, most: int) -> None:
-        field = f"sampling.{self.name}.{name}"
-        if ids and len(ids) > most:
-            raise InputError(field, f"are {len(ids)} ids, the stage's own included", f"use at most {most} in all")
-        if ids and max(ids) >= self._shape.vocab_size:
-            raise InputError(field, f"{max(ids)} is not in the vocabulary", f"use ids below {self._shape.vocab_size}")
-        if name == "suppress_token_ids" and ids and len(set(ids)) >= self._shape.vocab_size:
-            raise InputError(field, "leave nothing to say", "suppress fewer ids")
-
-
-def _united(own: tuple[int, ...] | None, asked: tuple[int, ...] | None) -> tuple[int, ...]:
-    return tuple(dict.fromkeys((*(own or ()), *(asked or ()))))
 
 
 def _counts(request: ArRequest) -> dict[str, int]:
-    counts = {"tokens": request.generated, "prompt_tokens": request.prompt.length if request.prompt else 0}
+    counts = {
+        "tokens": len(request.outputs),
+        "prompt_tokens": request.length if request.prompt else 0,
+        "cached_tokens": request.cached_tokens,
+    }
     return counts | ({"frames": request.frames} if request.frames else {})
 
 

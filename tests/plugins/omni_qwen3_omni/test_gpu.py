@@ -130,3 +130,25 @@ def _tensors(payload: Payload) -> dict[str, torch.Tensor]:
     tensors = {name: t for name, t in payload.tensors.items() if isinstance(t, torch.Tensor)}
     assert len(tensors) == len(payload.tensors)
     return tensors
+
+
+def test_tokens_and_codes_are_the_cpu_s_under_pressure() -> None:
+    """Too few blocks, seven tokens a step, one row at the vocoder; the second time from the prefix cache."""
+    folder = tiny_checkpoint(**SHAPES[0])
+    expected = OmniEngine(folder, {}, "cpu").run(CHATS)
+    pressure: dict[str, object] = {"code2wav.max_num_seqs": 1}
+    for stage in ("thinker", "talker"):
+        pressure |= {f"{stage}.num_blocks": 36, f"{stage}.block_size": 4, f"{stage}.max_num_batched_tokens": 7}
+    omni = OmniEngine(folder, pressure, "cuda")
+    for again in (False, True):
+        before = omni.engine.counters()
+        for cuda, cpu in zip(omni.run(CHATS), expected, strict=True):
+            assert cuda.error is None, cuda.error
+            assert cuda.ids == cpu.ids
+            assert cuda.frames == cpu.frames
+        after = omni.engine.counters()
+        for stage in ("thinker", "talker"):
+            assert not again or after[stage]["cached_tokens"] > before[stage]["cached_tokens"]
+    assert omni.engine.counters()["thinker"]["preemptions"]
+    assert omni.engine.counters()["talker"]["preemptions"]
+    assert omni.engine.counters()["talker"]["spilled_rows"]

@@ -4,30 +4,10 @@ import random
 
 import pytest
 
-from omni.frontend.base import Chat
 from support.omni_engine import OmniEngine
+from support.parity_cases import MIXED
 from support.reference import reference_of, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound
 from support.reference_compare import assert_same
-
-CHATS: list[Chat] = [
-    chat("hello world, tell me a long one", max_text=30, max_codes=45),
-    chat(picture(64, 96, 1), "what is it", voice="chelsie", max_text=5, max_codes=40),
-    chat(sound(1.4, 1), "who is it", voice="aiden", max_text=22, max_codes=9),
-    chat(sound(0.6, 2), picture(96, 64, 2), "which is first", max_text=12, max_codes=25),
-    chat("only write", sound(0.6, 2), voice=None, max_text=25),
-    chat(
-        says("system", "you are kind"),
-        says("user", "what is it", picture(64, 96, 1)),
-        says("assistant", "a circle"),
-        says("user", sound(2.2, 3), "and now", picture(32, 64, 3)),
-        voice="aiden",
-        max_text=9,
-        max_codes=16,
-    ),
-    chat("one", max_text=1),
-    chat("two", max_text=2, max_codes=12, voice="chelsie"),
-]
 
 FEW_ROWS = {"thinker.max_num_seqs": 3, "talker.max_num_seqs": 2, "code2wav.max_num_seqs": 2}
 SETTINGS: dict[str, dict[str, object]] = {
@@ -46,9 +26,9 @@ def test_parity_of_eight_that_join_one_by_one(settings: str) -> None:
     engine = OmniEngine(folder, SETTINGS[settings])
     arrivals = [0, 2, 5, 6, 11, 15, 16, 28]
 
-    results = engine.run(CHATS, arrivals)
+    results = engine.run(MIXED, arrivals)
 
-    for result, asked in zip(results, CHATS, strict=True):
+    for result, asked in zip(results, MIXED, strict=True):
         assert_same(result, reference_of(folder).answer(asked))
     if settings in ("few rows", "one row", "few blocks"):
         assert engine.waited, "no request had to wait"
@@ -65,7 +45,7 @@ def test_parity_in_any_order_and_again(seed: int) -> None:
     engine, chance = OmniEngine(folder, FEW_ROWS), random.Random(seed)
 
     for _ in range(2):
-        chats = chance.sample(CHATS, len(CHATS))
+        chats = chance.sample(MIXED, len(MIXED))
         results = engine.run(chats, [chance.randrange(60) for _ in chats])
 
         for result, asked in zip(results, chats, strict=True):
@@ -75,7 +55,7 @@ def test_parity_in_any_order_and_again(seed: int) -> None:
 def test_equal_requests_have_equal_answers() -> None:
     folder = tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5)
 
-    first, *others = OmniEngine(folder).run([CHATS[3]] * 5, [0, 0, 1, 9, 20])
+    first, *others = OmniEngine(folder).run([MIXED[3]] * 5, [0, 0, 1, 9, 20])
 
     for other in others:
         assert (other.ids, other.frames) == (first.ids, first.frames)

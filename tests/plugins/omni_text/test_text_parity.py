@@ -1,53 +1,19 @@
 """Tokens equal to transformers', greedy, alone and in batches that fill and empty while they run."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import PreTrainedModel
 
-from support.tiny_text import VOCAB, TextEngine, write_text_model
-
-PROMPTS = [[(31 * index + 11 * place + place * place) % VOCAB for place in range(1 + 6 * index)] for index in range(8)]
-TOKENS = 16
-PENALTY = 1.3
-
-
-class Reference:
-    """A checkpoint folder, the transformers model in it, and what that model answers, alone."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder = folder
-        self.model: PreTrainedModel = write_text_model(folder, kind)
-        self._answers: dict[tuple[int, float], list[int]] = {}
-
-    def answer(self, index: int, penalty: float) -> list[int]:
-        if (index, penalty) not in self._answers:
-            self._answers[index, penalty] = self._generate(PROMPTS[index], penalty)
-        return self._answers[index, penalty]
-
-    def _generate(self, prompt: Sequence[int], penalty: float) -> list[int]:
-        ids = torch.tensor([prompt])
-        out = self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            repetition_penalty=penalty,
-            eos_token_id=None,
-            pad_token_id=VOCAB,
-        )
-        tokens: list[int] = out[0, len(prompt) :].tolist()
-        return tokens
+from support.text_reference import PENALTY, PROMPTS, TOKENS, TextReference
+from support.tiny_text import VOCAB, TextEngine
 
 
 @pytest.fixture(scope="module", params=["tied", "untied", "moe"])
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return Reference(tmp_path_factory.mktemp(request.param), request.param)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextReference:
+    return TextReference(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def test_the_reference_is_not_degenerate(reference: Reference):
+def test_the_reference_is_not_degenerate(reference: TextReference):
     answers = [reference.answer(index, 1.0) for index in range(8)]
     assert sum(len(set(tokens)) for tokens in answers) > 5 * len(answers)
     assert len({tuple(tokens) for tokens in answers}) == len(answers)
@@ -55,7 +21,7 @@ def test_the_reference_is_not_degenerate(reference: Reference):
 
 
 @pytest.mark.parametrize("penalty", [1.0, PENALTY])
-def test_a_single_request_gives_transformers_tokens(reference: Reference, penalty: float):
+def test_a_single_request_gives_transformers_tokens(reference: TextReference, penalty: float):
     stage = TextEngine(reference.folder)
     for index in (0, 3, 7):
         recorder = stage.submit(str(index), PROMPTS[index], max_tokens=TOKENS, repetition_penalty=penalty)
@@ -66,7 +32,7 @@ def test_a_single_request_gives_transformers_tokens(reference: Reference, penalt
 
 @pytest.mark.parametrize("options", [(8, 16, 2048), (3, 4, 40)])
 def test_a_batch_that_is_joined_one_by_one_gives_transformers_tokens(
-    reference: Reference, options: tuple[int, int, int]
+    reference: TextReference, options: tuple[int, int, int]
 ):
     names = ("max_num_seqs", "block_size", "max_num_batched_tokens")
     stage = TextEngine(reference.folder, {f"text.{n}": value for n, value in zip(names, options, strict=True)})
@@ -80,7 +46,7 @@ def test_a_batch_that_is_joined_one_by_one_gives_transformers_tokens(
         assert recorder.tokens == reference.answer(index, PENALTY if index % 2 else 1.0)
 
 
-def test_a_stop_id_of_the_checkpoint_ends_the_answer(reference: Reference, tmp_path: Path):
+def test_a_stop_id_of_the_checkpoint_ends_the_answer(reference: TextReference, tmp_path: Path):
     tokens = reference.answer(5, 1.0)
     for file in reference.folder.iterdir():
         (tmp_path / file.name).symlink_to(file)

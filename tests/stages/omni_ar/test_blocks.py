@@ -1,49 +1,14 @@
-"""Blocks and rows against a set; slots against counting."""
+"""Rows against counting, slots against laying blocks end to end."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from omni_ar.run.blocks import NULL_BLOCK, BlockPool, Row, RowTable, slots_of
+from omni_ar.run.memory import BlockTable
+from omni_ar.run.rows import Row, RowTable
 
-BLOCKS, ROWS = 12, 4
-
-
-class Blocks(RuleBasedStateMachine):
-    """The pool hands out what a set of free blocks would, and nothing twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = BlockPool(BLOCKS)
-        self.held: list[list[int]] = []
-        self.free = set(range(1, BLOCKS + 1))
-
-    @rule(count=st.integers(0, BLOCKS))
-    def allocate(self, count: int) -> None:
-        if count > len(self.free):
-            with pytest.raises(RuntimeError, match=f"{count} blocks wanted, {len(self.free)} free"):
-                self.pool.allocate(count)
-            return
-        blocks = self.pool.allocate(count)
-        assert len(set(blocks)) == count
-        assert self.free.issuperset(blocks)
-        assert NULL_BLOCK not in blocks
-        self.free.difference_update(blocks)
-        self.held.append(blocks)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        blocks = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.pool.release(blocks)
-        self.free.update(blocks)
-
-    @invariant()
-    def counts_agree(self) -> None:
-        assert self.pool.available == len(self.free)
-        assert self.pool.used + self.pool.available == self.pool.capacity == BLOCKS
+ROWS = 4
 
 
 class Rows(RuleBasedStateMachine):
@@ -86,7 +51,6 @@ class Rows(RuleBasedStateMachine):
         assert not any(self.table.current(row) for row in (*self.retired, *self.past))
 
 
-TestBlocks = Blocks.TestCase
 TestRows = Rows.TestCase
 
 
@@ -94,6 +58,11 @@ TestRows = Rows.TestCase
 def test_slots_are_what_laying_the_blocks_end_to_end_gives(size: int, blocks: list[int], data: st.DataObject):
     laid = [block * size + offset for block in blocks for offset in range(size)]
     positions = data.draw(st.lists(st.integers(0, len(laid) - 1)))
-    slots = slots_of(np.array(blocks), np.array(positions, np.int64), size)
+    grown = data.draw(st.integers(0, len(blocks)))
+    table = BlockTable.of("r", blocks[:grown], max_blocks=8)
+    for block in blocks[grown:]:
+        table.append(block)
+    slots = table.slots(np.array(positions, np.int64), size)
     assert slots.tolist() == [laid[position] for position in positions]
     assert slots.dtype == np.int64
+    assert table.blocks.tolist() == blocks

@@ -1,115 +1,321 @@
-"""What a step may hold, and in which order requests are admitted."""
+"""What a step may hold, who is served first, who gives way to whom."""
+
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni.device import COMPLETED
+from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.sampling_params import SamplingParams
-from omni_ar.run.blocks import BlockPool, RowTable
+from omni_ar.options import ArOptions
+from omni_ar.run.allocator import Allocator
+from omni_ar.run.limits import MAX_STARTS, Limits
+from omni_ar.run.memory import BlockPool, Reclaimer, Spiller
+from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
-from omni_ar.run.scheduler import Scheduler, StepPlan
+from omni_ar.run.rows import RowTable
+from omni_ar.run.scheduler import Scheduler
 from support.ar_driver import plain_prompt
+from support.paper_runner import paper_shape
 
 SIZE, MODEL_LEN = 4, 40
 
 
-def request(name: str, length: int, max_tokens: int) -> ArRequest:
-    made = ArRequest(name, SamplingParams(max_tokens=max_tokens), set())
-    made.prompt = plain_prompt([1] * length)
+def request(name: str, length: int, max_tokens: int, rank: tuple[int, ...] = ()) -> ArRequest:
+    made = ArRequest(name, SamplingParams(max_tokens=max_tokens), set(), rank or (ord(name[0]),))
+    made.prompt = plain_prompt([ord(name[0])] * length)
     return made
 
 
 class Stage:
-    """A scheduler with its tables, run as a worker would: every step gives one token to each of its requests."""
+    """A scheduler with its tables, run as a worker would, on a device that is never late."""
 
-    def __init__(self, rows: int, blocks: int, budget: int) -> None:
+    def __init__(self, rows: int, blocks: int, budget: int, *, conditioned: bool = False) -> None:
+        device = CpuDevice()
+        options = ArOptions(max_num_seqs=rows, max_model_len=MODEL_LEN, block_size=SIZE, max_num_batched_tokens=budget)
+        limits = Limits.of("text", options, paper_shape(talker=False))
         self.rows, self.blocks = RowTable(rows), BlockPool(blocks)
-        self.scheduler = Scheduler(self.rows, self.blocks, SIZE, budget, conditioned=False)
+        spiller = Spiller(device, device.stream("ar"), MODEL_LEN)
+        self.reclaimer = Reclaimer(self.rows, self.blocks, spiller)
+        self.allocator = Allocator(
+            self.rows,
+            self.blocks,
+            self.reclaimer,
+            spiller,
+            block_size=SIZE,
+            max_blocks=limits.max_blocks,
+            code_pages=None,
+            prefix_cache=True,
+            conditioned=conditioned,
+        )
+        self.scheduler = Scheduler(self.allocator, limits, conditioned)
         self.admitted: list[str] = []
+        self.live: list[ArRequest] = []
 
-    def add(self, made: ArRequest) -> None:
-        self.scheduler.check(made, MODEL_LEN, "text")
-        self.scheduler.add(made)
+    def add(self, *requests: ArRequest) -> None:
+        for made in requests:
+            self.scheduler.check(made, "text")
+            self.scheduler.add(made)
+            self.live.append(made)
+
+    def plan(self) -> StepPlan | None:
+        """The next step, its tokens not yet there."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.admitted += [r.id for r in plan.starts]
+            self.scheduler.launched(plan)
+        return plan
 
     def step(self) -> StepPlan | None:
-        plan = self.scheduler.plan()
-        if plan is None:
-            return None
-        self.admitted += [r.id for r in plan.prefills]
-        for r in plan.requests:
-            r.scheduled += 1
-            if r.scheduled == r.max_tokens:
+        plan = self.plan()
+        for r in plan.sampled if plan is not None else ():
+            r.outputs.append(1)
+            if len(r.outputs) == r.max_tokens:
                 self.leave(r)
         return plan
 
     def leave(self, made: ArRequest) -> None:
+        self.live.remove(made)
         self.scheduler.remove(made)
         if made.row is not None:
-            self.rows.retire(made.row)
-            self.rows.release(made.row)
-            self.blocks.release(made.blocks.tolist())
+            self.reclaimer.add_row(made.row, COMPLETED)
+        if made.table is not None:
+            self.reclaimer.add_table(made.table)
+        self.reclaimer.tick()
+
+    def names(self) -> list[str]:
+        """Who takes part in the next step."""
+        plan = self.step()
+        return [r.id for r in plan.requests] if plan is not None else []
+
+    def fail(self) -> StepPlan:
+        """The next step fails."""
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self.scheduler.retry(plan)
+        return plan
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert self.step() is not None, "nothing runs"
 
 
 SHAPES = st.lists(st.tuples(st.integers(1, MODEL_LEN - 1), st.integers(1, MODEL_LEN)), min_size=1, max_size=12)
 
 
-@given(SHAPES, st.integers(1, 4), st.integers(10, 25), st.integers(1, 50))
-def test_every_request_runs_first_come_first_served_within_budget(
+def lettered(shapes: Sequence[tuple[int, int]]) -> list[ArRequest]:
+    return [request(chr(ord("a") + index), *shape) for index, shape in enumerate(shapes)]
+
+
+@given(SHAPES, st.integers(1, 10), st.integers(10, 40), st.integers(1, 50))
+def test_every_request_runs_to_its_end_within_budget(
     shapes: list[tuple[int, int]], rows: int, blocks: int, budget: int
 ):
     stage = Stage(rows, blocks, budget)
-    requests = [request(str(index), *shape) for index, shape in enumerate(shapes)]
-    for made in requests:
-        stage.add(made)
+    requests = lettered(shapes)
+    stage.add(*requests)
+    steps = 0
     while plan := stage.step():
-        lengths = [r.prompt.length for r in plan.prefills if r.prompt is not None]
-        assert len(lengths) == 1 or sum(lengths) <= budget
+        assert sum(chunk.length for chunk in plan.chunks) <= max(1, budget - len(plan.decodes))
         assert len(plan.requests) <= rows
+        assert len(plan.starts) <= MAX_STARTS
         assert len(set(map(id, plan.requests))) == len(plan.requests)
-    assert stage.admitted == [made.id for made in requests]
-    assert all(
-        r.scheduled == min(r.max_tokens, MODEL_LEN - shape[0]) for r, shape in zip(requests, shapes, strict=True)
-    )
+        steps += 1
+    assert all(len(r.outputs) == min(shape[1], MODEL_LEN - shape[0]) for r, shape in zip(requests, shapes, strict=True))
     assert stage.rows.used == stage.blocks.used == 0
+    assert not stage.live
+    # Whoever is first gets a token or a chunk in every step.
+    assert steps <= sum(r.length + r.max_tokens for r in requests)
+
+
+@given(SHAPES, st.permutations(range(12)))
+def test_the_lowest_rank_starts_first_whenever_it_came(shapes: list[tuple[int, int]], ranks: Sequence[int]):
+    stage = Stage(rows=2, blocks=40, budget=30)
+    requests = lettered(shapes)
+    for made, rank in zip(requests, ranks, strict=False):
+        made.rank = (rank,)
+    stage.add(*requests)
+    while stage.step():
+        pass
+    in_order = [made.id for made in sorted(requests, key=lambda made: made.rank)]
+    assert list(dict.fromkeys(stage.admitted)) == in_order
 
 
 @given(SHAPES, st.data())
 def test_a_request_that_leaves_early_lets_the_others_run(shapes: list[tuple[int, int]], data: st.DataObject):
     stage = Stage(2, 12, 30)
-    left = [request(str(index), *shape) for index, shape in enumerate(shapes)]
-    for made in left:
-        stage.add(made)
-    while True:
-        quitter = data.draw(st.sampled_from([None, *left]))
-        if quitter is not None and quitter.scheduled < quitter.max_tokens:
+    requests = lettered(shapes)
+    stage.add(*requests)
+    gone: list[ArRequest] = []
+    while stage.live:
+        quitter = data.draw(st.sampled_from([None, *stage.live]))
+        if quitter is not None:
             stage.leave(quitter)
-            quitter.scheduled = quitter.max_tokens
+            gone.append(quitter)
         plan = stage.step()
-        if plan is None:
-            break
-        assert quitter not in plan.requests
-    assert all(made.scheduled == made.max_tokens for made in left)
+        assert plan is not None or not stage.live
+        assert plan is None or not set(gone).intersection(plan.requests)
+    assert all(len(made.outputs) == made.max_tokens for made in requests if made not in gone)
     assert stage.rows.used == stage.blocks.used == 0
 
 
-def test_blocks_are_set_aside_for_the_longest_output():
-    stage = Stage(rows=3, blocks=5, budget=100)
-    for name in "ab":
-        stage.add(request(name, 5, 6))  # 11 tokens: 3 blocks of 4
+def test_one_step_sets_up_so_many_rows_and_no_more():
+    stage = Stage(rows=2 * MAX_STARTS, blocks=160, budget=400)
+    stage.add(*(request(chr(ord("a") + index), 1, 9) for index in range(2 * MAX_STARTS)))
     plan = stage.step()
     assert plan is not None
-    assert [r.id for r in plan.prefills] == ["a"]
-    assert stage.blocks.used == 3
+    assert len(plan.starts) == MAX_STARTS
+
+
+def test_a_long_prompt_takes_what_decodes_leave_of_the_budget():
+    stage = Stage(rows=3, blocks=40, budget=6)
+    stage.add(request("a", 4, 20), request("b", 2, 20))
+    stage.step()
+    stage.add(request("c", 13, 5))
+    chunks = []
+    while not any(chunk.last for chunk in chunks):
+        plan = stage.step()
+        assert plan is not None
+        assert [r.id for r in plan.decodes] == ["a", "b"], "nobody waits for somebody else's prompt"
+        chunks += plan.chunks
+    assert [chunk.length for chunk in chunks] == [4, 4, 4, 1]
+    assert [chunk.first for chunk in chunks] == [True, False, False, False]
+
+
+def test_decodes_that_take_the_whole_budget_leave_a_prompt_one_token():
+    stage = Stage(rows=4, blocks=40, budget=2)
+    stage.add(*(request(name, 1, 20) for name in "abc"))
+    stage.until(lambda: all(len(r.outputs) > 0 for r in stage.live))
+    stage.add(request("d", 3, 5))
+    plan = stage.step()
+    assert plan is not None
+    assert len(plan.decodes) == 3
+    assert [chunk.length for chunk in plan.chunks] == [1]
 
 
 def test_a_large_request_at_the_head_is_not_overtaken():
     stage = Stage(rows=3, blocks=6, budget=100)
-    for name, length in (("running", 8), ("large", 16), ("small", 1)):
+    for name, length in (("r", 8), ("x", 16), ("z", 1)):
         stage.add(request(name, length, 4))
     while stage.step():
         pass
-    assert stage.admitted == ["running", "large", "small"]
+    assert list(dict.fromkeys(stage.admitted)) == ["r", "x", "z"]
+
+
+def test_who_needs_a_block_takes_it_from_the_highest_rank_which_keeps_its_row():
+    stage = Stage(rows=3, blocks=10, budget=100)
+    first, second, third = (request(name, 8, 30) for name in "abc")
+    stage.add(first, second, third)
+    stage.step()
+    row = third.row
+    stage.until(lambda: third.table is None)
+    assert first.table is not None
+    assert second.table is not None
+    assert third.row == row
+    assert stage.allocator.counters.preemptions == 1
+    given = list(third.outputs)
+    stage.until(lambda: len(third.outputs) > len(given))
+    assert third.row == row
+    assert third.outputs[: len(given)] == given
+
+
+def test_a_low_rank_that_runs_is_never_evicted_for_a_higher_one():
+    stage = Stage(rows=3, blocks=11, budget=100)
+    low, high = request("a", 8, 30), request("b", 8, 30)
+    stage.add(high, low)
+    table = None
+    while low in stage.live:
+        stage.step()
+        table = table or low.table
+        assert low.table is (table if low in stage.live else low.table)
+    assert stage.allocator.counters.preemptions > 0
+
+
+def test_a_waiting_request_takes_blocks_from_paused_ones_only():
+    stage = Stage(rows=3, blocks=8, budget=100)
+    high = request("x", 20, 5)
+    stage.add(high)
+    stage.step()
+    stage.add(request("a", 12, 5))
+    assert stage.names() == ["x"], "a waiting request does not evict one that runs, whatever its rank"
+    high.paused = True
+    assert stage.names() == ["a"]
+    assert high.table is None
+    high.paused = False
+    stage.scheduler.wake(high)
+    while stage.step():
+        pass
+    assert not stage.live
+
+
+def test_a_paused_request_does_not_run_and_holds_up_nobody():
+    stage = Stage(rows=2, blocks=20, budget=100)
+    paused, other = request("a", 4, 8), request("b", 4, 8)
+    paused.paused = True
+    stage.add(paused, other)
+    while other in stage.live:
+        assert stage.names() == ["b"]
+    assert stage.step() is None
+    paused.paused = False
+    stage.scheduler.wake(paused)
+    while stage.step():
+        pass
+    assert not stage.live
+
+
+def test_a_request_that_waits_for_a_row_does_not_hold_up_one_that_has_its_row():
+    # One is paused, one was evicted: both keep their rows, and the newcomer, who comes before the evicted one, gets none.
+    stage = Stage(rows=2, blocks=10, budget=100)
+    first, second = request("a", 12, 20), request("c", 12, 20)
+    stage.add(first, second)
+    stage.step()
+    stage.until(lambda: second.table is None)
+    stage.add(request("b", 4, 4))
+    first.paused = True
+    assert stage.names() == ["c"]
+    while second in stage.live:
+        assert stage.step() is not None
+    assert stage.names() == ["b"]
+
+
+def test_what_a_failed_step_held_runs_by_turns_alone_and_with_the_others_again():
+    stage = Stage(rows=4, blocks=40, budget=100)
+    stage.add(*(request(name, 4, 9) for name in "abc"))
+    stage.step()
+    failed = stage.fail()
+    assert [r.id for r in failed.requests] == ["a", "b", "c"]
+    stage.add(request("d", 4, 9))
+    assert [stage.names() for _ in range(6)] == [["a"], ["a"], ["b"], ["a", "b"], ["c"], ["a", "b", "c", "d"]]
+
+
+def test_a_paused_suspect_does_not_hold_up_the_next():
+    stage = Stage(rows=4, blocks=40, budget=100)
+    first = request("a", 4, 3)
+    stage.add(first, request("b", 4, 3), request("c", 4, 3))
+    stage.step()
+    stage.fail()
+    first.paused = True
+    assert [stage.names() for _ in range(3)] == [["b"], ["b"], ["c"]]
+    first.paused = False
+    assert ["a"] in [stage.names() for _ in range(2)], "its turn"
+
+
+def test_newcomers_do_not_take_the_blocks_that_a_suspect_waits_for():
+    stage = Stage(rows=4, blocks=10, budget=100)
+    second = request("b", 20, 5)
+    stage.add(request("a", 4, 30), second)
+    stage.step()
+    stage.fail()
+    assert stage.names() == ["a"]
+    stage.add(*(request(name, 12, 5) for name in "xyz"))
+    stage.until(lambda: second.table is not None)
+    assert "x" not in stage.admitted
+    while stage.step():
+        pass
+    assert not stage.live
 
 
 @pytest.mark.parametrize(
@@ -128,7 +334,7 @@ def test_a_large_request_at_the_head_is_not_overtaken():
 def test_what_can_never_run_is_refused_with_the_numbers(length: int, max_tokens: int, message: str):
     stage = Stage(rows=1, blocks=7, budget=100)
     with pytest.raises(InputError) as caught:
-        stage.scheduler.check(request("r", length, max_tokens), MODEL_LEN, "text")
+        stage.scheduler.check(request("r", length, max_tokens), "text")
     assert message in str(caught.value)
 
 

@@ -11,7 +11,7 @@ from omni.device import COMPLETED, Uploader
 from omni.errors import InputError
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
-from omni.stage import Feed, Lease
+from omni.stage import Feed, lend
 from omni_ar.inputs import Segment
 from omni_ar.run.request import ArRequest
 from omni_ar.run.segments import SegmentIntake
@@ -30,7 +30,7 @@ class Lent:
         self.segment = Segment(name="sound", index=index)
         payload = Payload(self.segment, {"rows": PageSlice(PAGES, np.array(slots, np.int64))})
         self.ref: Ref = connector.send(payload, COMPLETED, device.stream("transfer"))
-        self.message = Feed("r", payload, COMPLETED, Lease(connector, self.ref, 1))
+        self.message = Feed("r", payload, COMPLETED, *lend(connector, self.ref, 1))
 
 
 def intake(device: QueuedDevice) -> tuple[SegmentIntake, ArRequest]:

@@ -272,3 +272,92 @@ def test_options_are_checked(option: str) -> None:
         EncoderOptions(**{option: 0})
     with pytest.raises(ValueError, match="cache_bytes"):
         EncoderOptions(cache_bytes=-1)
+
+
+def test_a_paused_request_starts_no_encode_and_gets_nothing_from_the_cache() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("seen", "a")
+    bench.feed_host("seen", media(0, [9.0]))
+    bench.end("seen")
+    bench.settle(bench.device)
+    bench.pause("a")
+    bench.feed_host("a", media(0, [1.0]))
+    bench.feed_host("a", media(1, [9.0]))
+    bench.end("a")
+    bench.settle(bench.device)
+    assert bench.tower.batches == [1]
+    assert "a" not in bench.produced
+    bench.resume("a")
+    bench.settle(bench.device)
+    assert {i: t.tolist() for i, t in bench.results("a").items()} == {0: [1.0], 1: [9.0]}
+    assert bench.ends["a"] == Done("a", "stop", {"items": 2, "cached": 1})
+    assert not bench.held
+
+
+def test_what_is_on_the_device_at_a_pause_still_comes() -> None:
+    device = QueuedDevice()
+    bench = Bench(device)
+    bench.open("a")
+    bench.feed_host("a", media(0, [1.0]))
+    bench.tick()
+    bench.pause("a")
+    bench.settle(device)
+    assert list(bench.results("a")) == [0]
+
+
+def test_a_job_that_somebody_else_waits_for_runs_for_all() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("a", "b")
+    bench.pause("a")
+    for name in "ab":
+        bench.feed_host(name, media(0, [1.0]))
+    bench.end("a", "b")
+    bench.settle(bench.device)
+    assert sorted(bench.ends) == ["a", "b"]
+    assert bench.tower.batches == [1]
+
+
+def test_an_abort_while_paused_leaves_nothing() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("seen", "a")
+    bench.feed_host("seen", media(0, [9.0]))
+    bench.settle(bench.device)
+    bench.pause("a")
+    bench.feed_host("a", media(0, [1.0]))
+    bench.feed_host("a", media(1, [9.0]))
+    bench.abort("a", "seen")
+    bench.settle(bench.device)
+    assert not bench.held
+
+
+def test_equal_media_of_different_salts_share_nothing() -> None:
+    device = QueuedDevice()
+    bench = Bench(device)
+    for name, salt in {"a": "x", "b": "y", "later": "x", "stranger": "z"}.items():
+        bench.open(name, cache_salt=salt)
+    for name in ("a", "b"):
+        bench.feed_host(name, media(0, [1.0]))
+    bench.settle(device)
+    for name in ("later", "stranger"):
+        bench.feed_host(name, media(0, [1.0]))
+    bench.end("a", "b", "later", "stranger")
+    bench.settle(device)
+    assert {name: end.counts["cached"] for name, end in bench.ends.items() if isinstance(end, Done)} == {
+        "a": 0,
+        "b": 0,
+        "later": 1,
+        "stranger": 0,
+    }
+    assert bench.encoder.counters() == {"batches": 2, "encoded": 3, "cached": 1}
+
+
+def test_the_lowest_rank_is_encoded_first() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, max_batch_items=1)
+    ranks = {"late": (1, 0), "b": (0, 2), "a": (0, 1), "urgent": (-1, 3)}
+    for name, rank in ranks.items():
+        bench.open(name, rank=rank)
+        bench.feed_host(name, media(0, [float(len(name)), float(rank[1])]))
+    bench.end(*ranks)
+    bench.settle(device)
+    assert list(bench.ends) == ["urgent", "a", "b", "late"]

@@ -7,74 +7,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from omni.chunks import AudioChunk
-from omni.connector import Ref
-from omni.device import COMPLETED, Device, Event
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.options import VocoderOptions
-from omni_vocoder.worker import VocoderWorker
 from support.queued_device import QueuedDevice
-from support.stage_driver import StageDriver
+from support.vocoder_bench import Bench, frames, random_codes
 from support.wavemaker import POISON, WaveMaker, whole_wave
-
-BLOCK = 4
-
-
-class Bench(StageDriver):
-    """A vocoder and a talker's code pages."""
-
-    def __init__(self, device: Device, model: WaveMaker | None = None, **options: int) -> None:
-        self.device = device
-        self.model = model or WaveMaker()
-        self.vocoder = VocoderWorker("vocoder", device, self.model, VocoderOptions(**options))
-        self.pages = torch.full((64, BLOCK, self.model.num_groups), POISON)
-        self._slots = np.random.default_rng(0).permutation(64 * BLOCK)
-        self._used = 0
-        super().__init__(self.vocoder, device.stream("test"))
-
-    def feed_pages(
-        self, request_id: str, codes: NDArray[np.int64], ready: Event = COMPLETED, write: bool = True
-    ) -> Ref:
-        """Feeds frames out of scattered page slots."""
-        slots = self._slots[self._used : self._used + len(codes)]
-        self._used += len(codes)
-        if write:
-            self.write(slots, codes)
-        return self.feed(request_id, frames(PageSlice(self.pages, slots)), ready)
-
-    def write(self, slots: NDArray[np.int64], codes: NDArray[np.int64]) -> None:
-        self.pages.view(-1, self.model.num_groups)[torch.from_numpy(slots)] = torch.from_numpy(codes)
-
-    def wave(self, request_id: str) -> NDArray[np.float32]:
-        """The request's samples so far."""
-        return np.concatenate([np.empty(0, np.float32), *self.chunks(request_id)])
-
-    def chunks(self, request_id: str) -> list[NDArray[np.float32]]:
-        chunks = []
-        for message in self.produced.get(request_id, []):
-            assert isinstance(message.payload.meta, AudioChunk)
-            assert message.payload.meta.sample_rate == self.model.sample_rate
-            chunks.append(message.payload.meta.samples)
-        return chunks
-
-    def expect_whole(self, request_id: str, codes: NDArray[np.int64]) -> None:
-        whole = whole_wave(self.model, codes.tolist())
-        np.testing.assert_allclose(self.wave(request_id), whole, rtol=1e-6)
-        assert self.ends[request_id] == Done(request_id, "stop", {"frames": len(codes), "samples": len(whole)})
-
-
-def frames(codes: PageSlice | torch.Tensor) -> Payload:
-    return Payload(CodeFrames(count=len(codes.slots if isinstance(codes, PageSlice) else codes)), {"codes": codes})
-
-
-def random_codes(count: int, seed: int = 0, groups: int = 2) -> NDArray[np.int64]:
-    return np.random.default_rng(seed).integers(0, 100, (count, groups))
 
 
 @pytest.mark.parametrize("first", [1, 3])
@@ -169,48 +112,6 @@ def test_first_chunks_go_before_later_ones() -> None:
     bench.tick()
     device.run()
     assert bench.model.batches == [(1, 1, True), (1, 1, True), (1, 1, False)]
-
-
-def test_more_requests_than_rows_take_turns_and_keep_their_leases() -> None:
-    bench = Bench(CpuDevice(), max_num_seqs=1, first_chunk_frames=2, chunk_frames=2)
-    codes = {name: random_codes(5, seed) for seed, name in enumerate("abc")}
-    bench.open("idle", *codes)
-    refs = {name: bench.feed_pages(name, rows) for name, rows in codes.items()}
-    bench.settle(bench.device)
-    assert {name: ref.freed for name, ref in refs.items()} == {"a": True, "b": False, "c": False}
-    assert bench.held == {"requests": 4, "rows": 1, "leases": 2, "frames": 1}
-    bench.abort("b")
-    bench.end("a", "c", "idle")
-    bench.settle(bench.device)
-    bench.expect_whole("a", codes["a"])
-    bench.expect_whole("c", codes["c"])
-    assert bench.ends["idle"] == Done("idle", "empty", {"frames": 0, "samples": 0})
-    assert refs["b"].freed
-    assert not bench.held
-
-
-def test_a_full_ring_keeps_the_lease_until_the_rest_fits() -> None:
-    device = QueuedDevice()
-    bench = Bench(device, first_chunk_frames=2, chunk_frames=2)  # a ring of 8 frames
-    codes = random_codes(13)
-    bench.open("a")
-    early, late = bench.feed_pages("a", codes[:11]), bench.feed_pages("a", codes[11:])
-    bench.end("a")
-    bench.tick()
-    assert bench.held == {"requests": 1, "rows": 1, "leases": 2, "frames": 6, "copies": 1, "steps": 1}
-    bench.tick()
-    assert bench.held["frames"] == 8
-    assert not bench.tick()
-    device.synchronize()
-    assert not early.freed
-    bench.tick()
-    device.synchronize()
-    bench.tick()
-    assert not late.freed
-    bench.settle(device)
-    assert early.freed
-    assert late.freed
-    bench.expect_whole("a", codes)
 
 
 def test_nothing_is_read_before_it_is_ready_and_leases_end_after_the_copy() -> None:
@@ -333,7 +234,7 @@ def test_a_copy_that_fails_fails_its_request_only() -> None:
     bench = Bench(CpuDevice(), first_chunk_frames=2, chunk_frames=2)
     codes = random_codes(3)
     bench.open("bad", "good")
-    foreign = torch.zeros((1, BLOCK, 2), dtype=torch.int64)
+    foreign = torch.zeros((1, 4, 2), dtype=torch.int64)
     ref = bench.feed("bad", frames(PageSlice(foreign, np.array([0, 10**6]))))
     bench.feed_pages("good", codes)
     bench.end("bad", "good")

@@ -1,0 +1,66 @@
+"""One thing that was looked at."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from omni.errors import CheckpointError, ConfigError, OmniError
+
+Status = Literal["ok", "warning", "problem"]
+ValueT = TypeVar("ValueT")
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """status: a problem keeps something from working; a warning may. remedy: what to do; empty when all is well."""
+
+    group: str
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+def ok(group: str, name: str, detail: str) -> Check:
+    return Check(group=group, name=name, status="ok", detail=detail)
+
+
+def warning(group: str, name: str, detail: str, remedy: str) -> Check:
+    return Check(group=group, name=name, status="warning", detail=detail, remedy=remedy)
+
+
+def problem(group: str, name: str, detail: str, remedy: str) -> Check:
+    return Check(group=group, name=name, status="problem", detail=detail, remedy=remedy)
+
+
+def failed(group: str, name: str, error: Exception) -> Check:
+    """The problem that an exception reports."""
+    if isinstance(error, CheckpointError | ConfigError):
+        return problem(group, name, f"{error.field}: {error.problem}", error.remedy)
+    if isinstance(error, OmniError):
+        return problem(group, name, str(error), "see `omni plugins --verbose`")
+    return problem(group, name, last_line(error), "run with --debug for where it happened")
+
+
+def last_line(error: Exception) -> str:
+    """An exception in one line, as a traceback ends."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Generic[ValueT]):
+    """Something tried: what it gave, or None, and the check that says so."""
+
+    value: ValueT | None
+    check: Check
+
+
+def attempt(group: str, name: str, action: Callable[[], ValueT], found: Callable[[ValueT], str]) -> Attempt[ValueT]:
+    """Calls `action`. found: the words for what it gave; an exception becomes a problem."""
+    try:
+        value = action()
+    except Exception as error:
+        return Attempt(None, failed(group, name, error))
+    return Attempt(value, ok(group, name, found(value)))

@@ -1,0 +1,84 @@
+"""Python and the packages around omni."""
+
+import platform
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+
+from omni.cli.doctor import versions
+from omni.cli.doctor.check import Check, last_line, ok, problem, warning
+from omni.version import __version__
+
+_GROUP = "environment"
+_PYTHON = (3, 11)
+_IMPORTED = ("numpy", "torch", "transformers")
+_NEEDS_CUDA = ("torchaudio", "torchvision")
+
+
+def check_environment() -> Iterator[Check]:
+    """Versions, whether the heavy packages can be imported, and combinations that are known not to work."""
+    yield _python()
+    yield ok(_GROUP, "omni", __version__)
+    needed = versions.requirements()
+    if not needed:
+        remedy = "pip install -e . in the folder that holds pyproject.toml"
+        yield warning(_GROUP, "packages", "omni is not installed, so what it needs is not known", remedy)
+    for requirement in needed:
+        yield _package(requirement)
+    for module in _IMPORTED:
+        yield _imports(module)
+    yield from _traps()
+
+
+def _python() -> Check:
+    detail = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < _PYTHON:
+        return problem(_GROUP, "python", detail, "use Python 3.11 or newer")
+    return ok(_GROUP, "python", detail)
+
+
+def _package(requirement: versions.Requirement) -> Check:
+    name, least = requirement.name, requirement.least
+    version = versions.installed(name)
+    extra = f" (extra {requirement.extra!r})" if requirement.extra is not None else ""
+    install = f"pip install '{name}>={least}'" if least else f"pip install {name}"
+    if version is not None and least and versions.older(version, least):
+        return problem(_GROUP, name, f"{version} is older than {least}", install)
+    if version is None and not extra:
+        return problem(_GROUP, name, "is not installed", install)
+    return ok(_GROUP, name, f"{version or 'not installed'}{extra}")
+
+
+def _imports(module: str) -> Check:
+    name = f"import {module}"
+    try:
+        import_module(module)
+    # Broken installations raise whatever they like.
+    except Exception as error:
+        return problem(
+            _GROUP, name, last_line(error), f"install {module} again; see the warnings here for why it may fail"
+        )
+    return ok(_GROUP, name, "works")
+
+
+def _traps() -> Iterator[Check]:
+    torch, triton, numpy = (versions.installed(name) for name in ("torch", "triton", "numpy"))
+    cpu_torch = torch is not None and _is_cpu_build()
+    for name in _NEEDS_CUDA:
+        if cpu_torch and versions.installed(name) is not None:
+            detail = (
+                f"stands beside torch {torch}, which has no CUDA: built for CUDA, it breaks the import of transformers"
+            )
+            yield warning(_GROUP, f"{name} and torch", detail, f"pip uninstall {name}")
+    if triton and numpy and versions.older(triton, "3.9") and not versions.older(numpy, "2.4"):
+        detail = f"triton {triton} cannot interpret kernels (TRITON_INTERPRET=1) with numpy {numpy}"
+        yield warning(_GROUP, "triton and numpy", detail, "pip install 'triton>=3.9', or 'numpy<2.4'")
+
+
+def _is_cpu_build() -> bool:
+    try:
+        import torch
+    except Exception:
+        # Said already, by the check of its import.
+        return False
+    return torch.version.cuda is None and torch.version.hip is None

@@ -1,0 +1,47 @@
+"""What is installed, and what omni asks for."""
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+
+DISTRIBUTION = "omni-stages"
+_REQUIREMENT = re.compile(r"""([\w.-]+)\s*(?:>=\s*([\d.]+))?[^;]*(?:;.*extra\s*==\s*["']([\w-]+)["'])?""")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """extra: the optional part that asks for it; None if it is always needed. least: empty if any version will do."""
+
+    name: str
+    least: str
+    extra: str | None
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def requirements() -> list[Requirement]:
+    """What the installed distribution asks for; nothing if it is not installed."""
+    try:
+        texts = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return []
+    matches = [match for text in texts if (match := _REQUIREMENT.match(text))]
+    return [Requirement(match[1], match[2] or "", match[3]) for match in matches]
+
+
+def older(version: str, than: str) -> bool:
+    """By the numbers that versions begin with: 2.11.0+cpu is 2.11.0, and no older than 2.11."""
+    one, other = _numbers(version), _numbers(than)
+    length = max(len(one), len(other))
+    return one + (0,) * (length - len(one)) < other + (0,) * (length - len(other))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,0 +1,5 @@
+"""Draws a pipeline with the characters of a terminal."""
+
+from omni.cli.drawing.draw import draw
+
+__all__ = ["draw"]

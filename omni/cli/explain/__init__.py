@@ -1,0 +1,20 @@
+"""`omni explain`: what would run, and why so."""
+
+import msgspec
+import typer
+
+from omni.cli.explain.report import make_report
+from omni.cli.explain.text import as_text
+from omni.cli.options import Choices
+from omni.cli.target import resolve_target
+from omni.cli.terminal import echo, takes_lines
+
+
+def explain(model: str, choices: Choices, *, measure: bool, as_json: bool) -> None:
+    """Prints a report, or the fields of `omni.cli.explain.report.Report` as JSON. Raises OmniError."""
+    target = resolve_target(model, choices)
+    report = make_report(model, target, measure=measure)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        echo(as_text(report, target.plan.pipeline, ascii_only=not takes_lines()))

@@ -1,0 +1,119 @@
+"""What `omni explain` has found out, as JSON has it."""
+
+import msgspec
+
+from omni.cli.memory import MemoryReport, count_memory, measure_memory
+from omni.cli.target import Target
+from omni.config import Setting
+from omni.engine import choose_connector
+from omni.pipeline import Pipeline, Stage
+
+
+class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a stage reuses what it has computed for prompts that begin alike. why: of both answers."""
+
+    works: bool
+    why: str
+
+
+class StageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """prefix_cache: None for a kind of stage that has no such thing."""
+
+    name: str
+    kind: str
+    model: str
+    priority: int
+    prefix_cache: PrefixCache | None
+
+
+class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """connector: what carries the edge. why: it was chosen."""
+
+    producer: str
+    consumer: str
+    adapter: str
+    keyed: bool
+    credit: int
+    connector: str
+    why: str
+
+
+class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
+    modality: str
+    stage: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """settings: every one, with its origin."""
+
+    model: str
+    folder: str
+    family: str
+    device: str
+    dtype: str
+    load_format: str
+    stages: list[StageReport]
+    edges: list[EdgeReport]
+    outputs: list[OutputReport]
+    memory: MemoryReport
+    settings: tuple[Setting, ...]
+
+
+def make_report(model: str, target: Target, *, measure: bool) -> Report:
+    """Raises OmniError: PluginError if a connector is not installed, and what loading raises if it is to measure."""
+    pipeline, engine = target.plan.pipeline, target.engine
+    return Report(
+        model=model,
+        folder=str(target.checkpoint.path),
+        family=pipeline.family,
+        device=str(engine.device),
+        dtype=engine.dtype,
+        load_format=engine.options.load_format,
+        stages=[_stage(pipeline, stage) for stage in pipeline.order()],
+        edges=_edges(target),
+        outputs=[OutputReport(modality=output.modality, stage=output.stage) for output in pipeline.outputs],
+        memory=measure_memory(target) if measure else count_memory(target),
+        settings=target.settings,
+    )
+
+
+def _stage(pipeline: Pipeline, stage: Stage) -> StageReport:
+    return StageReport(
+        name=stage.name,
+        kind=stage.kind,
+        model=stage.model,
+        priority=stage.priority,
+        prefix_cache=_prefix_cache(pipeline, stage),
+    )
+
+
+def _prefix_cache(pipeline: Pipeline, stage: Stage) -> PrefixCache | None:
+    wanted = msgspec.structs.asdict(stage.options).get("prefix_cache")
+    if wanted is None:
+        return None
+    if not wanted:
+        return PrefixCache(works=False, why=f"{stage.name}.prefix_cache is off")
+    unkeyed = [edge.producer for edge in pipeline.edges_into(stage.name) if not edge.keyed]
+    if unkeyed:
+        why = f"not past tensors from {' and '.join(unkeyed)}: their adapter gives no content key"
+        return PrefixCache(works=False, why=why)
+    return PrefixCache(works=True, why="everything that the stage is fed has a content key")
+
+
+def _edges(target: Target) -> list[EdgeReport]:
+    reports = []
+    for edge in target.plan.pipeline.edges:
+        choice = choose_connector(edge)
+        target.plugins.connectors[choice.name]  # raises here what would be raised at the start
+        reports.append(
+            EdgeReport(
+                producer=edge.producer,
+                consumer=edge.consumer,
+                adapter=edge.adapter,
+                keyed=edge.keyed,
+                credit=edge.credit,
+                connector=choice.name,
+                why=choice.why,
+            )
+        )
+    return reports

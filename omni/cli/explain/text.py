@@ -1,0 +1,109 @@
+"""A report for people."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from omni.cli.drawing import draw
+from omni.cli.explain.report import Report, StageReport
+from omni.cli.memory import MemoryReport
+from omni.cli.terminal import columns
+from omni.config import Setting
+from omni.pipeline import Pipeline
+
+_LONGEST_VALUE = 34
+
+
+def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
+    """The drawing, then a section for each other part of the report."""
+    weights = "random weights" if report.load_format == "dummy" else "weights from the checkpoint"
+    lines = [
+        f"{report.model}: family {report.family}, on {report.device} in {report.dtype}, {weights}",
+        "",
+        draw(pipeline, ascii_only=ascii_only),
+        *_section("Stages", _stages(report.stages)),
+        *_section("Connectors", _connectors(report)),
+        *_section("Memory, in bytes", _memory(report.memory)),
+        *_section("Settings", _settings(report.settings)),
+    ]
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Iterator[str]) -> list[str]:
+    body = list(lines)
+    return ["", title, *body] if body else []
+
+
+def _stages(stages: list[StageReport]) -> Iterator[str]:
+    rows = [(stage.name, stage.kind, str(stage.priority), stage.model) for stage in stages]
+    yield from columns([("STAGE", "KIND", "PRIORITY", "MODEL"), *rows], right=(2,))
+    for stage in stages:
+        if stage.prefix_cache is not None:
+            state = "works" if stage.prefix_cache.works else "does not work"
+            yield f"  {stage.name}: prefix cache {state}: {stage.prefix_cache.why}"
+
+
+def _connectors(report: Report) -> Iterator[str]:
+    if report.edges:
+        rows = [(f"{edge.producer} -> {edge.consumer}", edge.connector, edge.why) for edge in report.edges]
+        yield from columns([("EDGE", "CONNECTOR", "WHY"), *rows])
+
+
+def _memory(memory: MemoryReport) -> Iterator[str]:
+    if memory.stages:
+        yield from _fixed_parts(memory)
+        yield from _pages(memory)
+    budget = f"{memory.budget:,}, {memory.bound}" if memory.budget is not None else memory.bound
+    yield f"  pool: {budget}"
+    if memory.measured:
+        yield "  working memory and pages: measured and divided as at the start"
+    elif memory.stages:
+        yield "  counted from shapes, no weight read; --measure adds working memory and divides the pool"
+    if memory.problem is not None:
+        first, *rest = memory.problem.splitlines()
+        yield from (f"  problem: {first}", *(f"    {line}" for line in rest))
+
+
+def _fixed_parts(memory: MemoryReport) -> Iterator[str]:
+    parts = ("weights", "fixed", "working", "least", "most")
+    shares = {name: msgspec.structs.asdict(share) for name, share in memory.stages.items()}
+    rows = [(name, *(_number(share[part]) for part in parts)) for name, share in shares.items()]
+    total = ("sum", *(_number(_sum([share[part] for share in shares.values()])) for part in parts))
+    yield from columns([("STAGE", *(part.upper() for part in parts)), *rows, total], right=(1, 2, 3, 4, 5))
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _pages(memory: MemoryReport) -> Iterator[str]:
+    paged = {name: share for name, share in memory.stages.items() if share.page_bytes}
+    if not paged:
+        return
+    yield ""
+    header = ("STAGE", "BYTES PER PAGE", "FEWEST PAGES", "MOST PAGES", "PAGES")
+    rows = [
+        (name, _number(share.page_bytes), _number(share.fewest_pages), _number(share.most_pages), _number(share.pages))
+        for name, share in paged.items()
+    ]
+    yield from columns([header, *rows], right=(1, 2, 3, 4))
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _settings(settings: tuple[Setting, ...]) -> Iterator[str]:
+    yield from columns([("PATH", "VALUE", "ORIGIN"), *((s.path, _value(s.value), s.origin) for s in settings)])
+
+
+def _value(value: object) -> str:
+    """As `--set` takes it, if it is not too long for a line."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    if not isinstance(value, tuple | list):
+        return f"{text[: _LONGEST_VALUE - 3]}..."
+    end = f", ... {len(value)} in all]"
+    return text[: _LONGEST_VALUE - len(end)].rpartition(",")[0] + end

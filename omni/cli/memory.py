@@ -1,0 +1,130 @@
+"""What a model takes of a device's memory: counted without one, or measured on one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from omni.cli.target import Target
+from omni.device import Device, open_device
+from omni.device.meta import MetaDevice
+from omni.engine import StageMemory, load_stages, measure_stages
+from omni.engine.memory import Budget, budget_of, divide
+from omni.errors import ConfigError
+from omni.stage import Footprint
+
+
+class StageShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes, and counts of pages. working and pages: None unless measured. least, most: sums with the fewest and the most pages."""
+
+    weights: int
+    fixed: int
+    working: int | None
+    page_bytes: int
+    fewest_pages: int
+    most_pages: int
+    pages: int | None
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, footprint: Footprint, memory: StageMemory | None) -> "StageShare":
+        fewest, most = footprint.fewest_pages, footprint.most_pages
+        if footprint.chosen_pages is not None:
+            fewest = most = footprint.chosen_pages
+        working = memory.working if memory is not None else None
+        needed = footprint.weights + footprint.fixed + (working or 0)
+        return cls(
+            weights=footprint.weights,
+            fixed=footprint.fixed,
+            working=working,
+            page_bytes=footprint.page_bytes,
+            fewest_pages=fewest,
+            most_pages=most,
+            pages=memory.pages if memory is not None else None,
+            least=needed + fewest * footprint.page_bytes,
+            most=needed + most * footprint.page_bytes,
+        )
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """budget: bytes that the stages may share, None where that is not known or not bounded; bound: where it comes from.
+
+    problem: why the stages do not fit, or why nothing is known about them; None if neither.
+    """
+
+    measured: bool
+    budget: int | None
+    bound: str
+    stages: Mapping[str, StageShare]
+    problem: str | None = None
+
+
+def sketch(target: Target) -> dict[str, Footprint]:
+    """What each stage takes, from its shapes alone. Raises what building a stage raises."""
+    loaded = load_stages(target.plan, target.checkpoint, MetaDevice(), target.engine.dtype, "dummy")
+    return {name: stage.footprint for name, stage in loaded.items()}
+
+
+def count_memory(target: Target) -> MemoryReport:
+    """Without reading a weight, and without the device unless its free memory is the bound."""
+    device = target.engine.device
+    asked = target.engine.options.memory_bytes
+    free = None
+    if device.type == "cuda" and torch.cuda.is_available() and device.index < torch.cuda.device_count():
+        free = open_device(str(device)).free_memory()
+    bound = _bound(device, asked, free)
+    try:
+        footprints = sketch(target)
+    # Whatever a stranger's model does on a device without memory: the rest of the report stands.
+    except Exception as error:
+        problem = f"not known: {type(error).__name__}: {error}"
+        return MemoryReport(measured=False, budget=None, bound=bound, stages={}, problem=problem)
+    stages = {name: StageShare.of(footprint, None) for name, footprint in footprints.items()}
+    budget: Budget | None = None
+    misfit: str | None = None
+    try:
+        budget = budget_of(asked, free, str(device))
+        divide(footprints, {}, budget)
+    except ConfigError as error:
+        misfit = str(error)
+    share = budget.bytes if budget is not None else None
+    return MemoryReport(measured=False, budget=share, bound=bound, stages=stages, problem=misfit)
+
+
+def measure_memory(target: Target) -> MemoryReport:
+    """Loads and measures every stage and divides the pool, as at the start of an engine. Raises OmniError."""
+    options = target.engine.options
+    device = open_device(str(target.engine.device))
+    free = device.free_memory()
+    budget = budget_of(options.memory_bytes, free, str(device.torch_device))
+    footprints, memory = _measure(target, device, budget)
+    return MemoryReport(
+        measured=True,
+        budget=budget.bytes if budget is not None else None,
+        bound=_bound(device.torch_device, options.memory_bytes, free),
+        stages={name: StageShare.of(footprint, memory[name]) for name, footprint in footprints.items()},
+    )
+
+
+def _measure(
+    target: Target, device: Device, budget: Budget | None
+) -> tuple[dict[str, Footprint], dict[str, StageMemory]]:
+    loaded = load_stages(target.plan, target.checkpoint, device, target.engine.dtype, target.engine.options.load_format)
+    footprints = {name: stage.footprint for name, stage in loaded.items()}
+    divide(footprints, {}, budget)  # what cannot fit need not be measured
+    working = measure_stages(loaded, device)
+    divided = divide(footprints, working, budget)
+    # Without a budget an engine measures nothing, and the division leaves out what was asked for here.
+    return footprints, {name: replace(memory, working=working[name]) for name, memory in divided.items()}
+
+
+def _bound(device: torch.device, asked: int | None, free: int | None) -> str:
+    if asked is not None:
+        return "engine.memory_bytes"
+    if free is not None:
+        return f"free on {device}, but for a reserve"
+    if device.type == "cpu":
+        return "none on the CPU: every stage gets the most pages that it could use"
+    return f"what is free on {device}, which is not here"

@@ -1,0 +1,45 @@
+"""Options that several commands have, and what they choose."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omni.config import parse_override
+
+Model = Annotated[str, typer.Argument(help="A checkpoint folder or a hub id.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file: a table for each stage, and [engine].")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="STAGE.KEY=VALUE", help="Override a setting, of a stage or of `engine`; repeatable."),
+]
+DeviceName = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or cuda:N. (default: cuda if there is one)")
+]
+DType = Annotated[
+    str | None,
+    typer.Option("--dtype", help="Of the weights. (default: float32 on the CPU, bfloat16 on CUDA)"),
+]
+LoadFormat = Annotated[
+    str | None, typer.Option("--load-format", help="auto, or dummy for random weights. (default: auto)")
+]
+Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """How to run a model, as the command line says it."""
+
+    config: Path | None = None
+    settings: tuple[str, ...] = ()
+    device: str | None = None
+    dtype: str | None = None
+    load_format: str | None = None
+
+    def overrides(self) -> dict[str, str]:
+        """`--set`, by path. Raises ConfigError."""
+        return dict(parse_override(text) for text in self.settings)

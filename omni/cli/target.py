@@ -1,0 +1,70 @@
+"""A model and its settings, resolved for commands that look at it without running it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from omni.api.load import layers_of
+from omni.checkpoint import Checkpoint, resolve
+from omni.cli.options import Choices
+from omni.config import Layer, Setting
+from omni.device import name_device
+from omni.engine import EngineOptions, Plan, check_formats, dtype_for, engine_options, resolve_pipeline
+from omni.plugin.manager import Plugins, load_plugins
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """Where a model would run. The device need not exist here."""
+
+    options: EngineOptions
+    settings: tuple[Setting, ...]
+    device: torch.device
+
+    @property
+    def dtype(self) -> str:
+        return dtype_for(self.options, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What would run, and where. plan: checked; no weight read."""
+
+    checkpoint: Checkpoint
+    plugins: Plugins
+    plan: Plan
+    engine: EngineTarget
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """The engine's, then those of the stages."""
+        return (*self.engine.settings, *self.plan.settings)
+
+
+def layers_from(choices: Choices) -> list[Layer]:
+    """Raises ConfigError for a file that cannot be read and for what is no override."""
+    return layers_of(
+        config=choices.config,
+        overrides=choices.overrides(),
+        device=choices.device,
+        dtype=choices.dtype,
+        load_format=choices.load_format,
+        origin="--set",
+    )
+
+
+def resolve_engine(layers: list[Layer]) -> EngineTarget:
+    """Raises ConfigError for settings that no engine could have."""
+    options, settings = engine_options(layers)
+    device = name_device(options.device)
+    check_formats(dtype_for(options, device), options.load_format)
+    return EngineTarget(options, settings, device)
+
+
+def resolve_target(model: str, choices: Choices) -> Target:
+    """Everything but the weights; from a hub, only the files that are not weights are fetched. Raises OmniError."""
+    layers = layers_from(choices)
+    engine = resolve_engine(layers)
+    plugins = load_plugins()
+    checkpoint = Checkpoint(resolve(model, weights=False))
+    return Target(checkpoint, plugins, resolve_pipeline(checkpoint, plugins, layers), engine)

@@ -1,0 +1,8 @@
+"""Settings: where they come from, how one source is laid over another, and what came from where."""
+
+from omni.config.file import read_config
+from omni.config.layer import Layer, parse_override
+from omni.config.overlay import overlay
+from omni.config.setting import DEFAULT, FAMILY, Setting
+
+__all__ = ["DEFAULT", "FAMILY", "Layer", "Setting", "overlay", "parse_override", "read_config"]

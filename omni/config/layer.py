@@ -1,0 +1,40 @@
+"""Settings from one place."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from omni.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one source sets. Later layers go over earlier ones.
+
+    origin: what `Setting.origin` says of these values: a file's name, `"--set"`, `"overrides"`, `"argument"`.
+    values: by dotted path; a table changes the fields that it names. Strings may stand for other types, as `--set` needs it.
+    file: values are a file's tables: their types are strict, and errors name the file.
+    """
+
+    origin: str
+    values: Mapping[str, object]
+    file: bool = False
+
+    def only(self, name: str) -> "Layer":
+        """The settings below `name`."""
+        return self._where(lambda first: first == name)
+
+    def without(self, name: str) -> "Layer":
+        """The settings that are not below `name`."""
+        return self._where(lambda first: first != name)
+
+    def _where(self, wanted: Callable[[str], bool]) -> "Layer":
+        values = {path: value for path, value in self.values.items() if wanted(path.partition(".")[0])}
+        return Layer(self.origin, values, self.file)
+
+
+def parse_override(text: str) -> tuple[str, str]:
+    """`"stage.option=value"` as (path, value). Raises ConfigError."""
+    path, equals, value = text.partition("=")
+    if not equals or "." not in path:
+        raise ConfigError("--set", f"{text!r} is not an override", "write stage.option=value")
+    return path.strip(), value.strip()

@@ -1,0 +1,147 @@
+"""Lays settings over options, and keeps who set what."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_type_hints
+
+import msgspec
+
+from omni.config.layer import Layer
+from omni.config.setting import DEFAULT, FAMILY, Setting
+from omni.errors import ConfigError
+
+OptionsByName = Mapping[str, msgspec.Struct]
+
+
+def overlay(
+    options: OptionsByName, layers: Sequence[Layer], others: Sequence[str] = ()
+) -> tuple[dict[str, msgspec.Struct], tuple[Setting, ...]]:
+    """The options with each layer laid over them in turn, and every field of the result with its origin.
+
+    options: by the first part of the paths that reach them, a stage's name. others: first parts that are set elsewhere, for errors.
+    Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out of range.
+    """
+    changed = dict(options)
+    origins: dict[str, str] = {}
+    for layer in layers:
+        for path, value in layer.values.items():
+            name, _, option = path.partition(".")
+            write = _Write(layer, origins, path)
+            if name not in changed:
+                known = ", ".join((*changed, *others))
+                raise write.error(f"there is no stage {name!r}", f"use one of {known}")
+            changed[name] = write.put(changed[name], name, option, value)
+    settings = (setting for name, final in changed.items() for setting in _settings(name, final, origins))
+    return changed, tuple(settings)
+
+
+class _Write:
+    """One value on its way into options."""
+
+    def __init__(self, layer: Layer, origins: dict[str, str], path: str) -> None:
+        self._layer = layer
+        self._origins = origins
+        self._path = path
+
+    def error(self, problem: str, remedy: str) -> ConfigError:
+        field = f"{self._layer.origin}: {self._path}" if self._layer.file else self._path
+        return ConfigError(field, problem, remedy)
+
+    def put(self, options: msgspec.Struct, at: str, option: str, value: object) -> msgspec.Struct:
+        """`options`, which stand at path `at`, with the field `option` (dotted) replaced; a table sets several."""
+        table = _table_in(value)
+        if not option and table is not None:
+            return self._put_table(options, at, table)
+        name, _, rest = option.partition(".")
+        types = get_type_hints(type(options))
+        if name not in types:
+            raise self.error(
+                f"there is no option {name!r}" if name else "names no option", f"use one of {', '.join(types)}"
+            )
+        current: Any = msgspec.structs.asdict(options)[name]
+        if isinstance(current, msgspec.Struct) and (rest or table is not None):
+            changed: object = self.put(current, f"{at}.{name}", rest, value)
+        elif rest:
+            raise self.error(f"{name!r} has no fields", f"set {name} itself")
+        else:
+            changed = self._convert(value, types[name])
+            self._claim(f"{at}.{name}")
+        try:
+            return msgspec.structs.replace(options, **{name: changed})
+        except (ValueError, TypeError) as error:
+            raise self.error(str(error), "use a value in the range it names") from error
+
+    def _put_table(self, options: msgspec.Struct, at: str, table: Mapping[str, object]) -> msgspec.Struct:
+        for key, value in table.items():
+            options = _Write(self._layer, self._origins, f"{at}.{key}").put(options, at, key, value)
+        return options
+
+    def _claim(self, path: str) -> None:
+        for inner in [known for known in self._origins if known.startswith(f"{path}.")]:
+            del self._origins[inner]
+        self._origins[path] = self._layer.origin
+
+    def _convert(self, value: object, wanted: Any) -> object:
+        problem = ""
+        for candidate in _readings(value, strict=self._layer.file):
+            try:
+                return msgspec.convert(candidate, wanted)
+            except msgspec.ValidationError as error:
+                problem = problem or str(error)
+        raise self.error(f"{value!r} does not fit: {problem}", "give a value of that type")
+
+
+def _table_in(value: object) -> Mapping[str, object] | None:
+    """A table of fields, as a mapping or as JSON."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            value = msgspec.json.decode(value.encode())
+        except msgspec.DecodeError:
+            return None
+    return value if isinstance(value, Mapping) else None
+
+
+def _readings(value: object, *, strict: bool) -> list[object]:
+    """What a value may mean, the likeliest first. TOML has no null, so `"none"` is one in a file too."""
+    if not isinstance(value, str):
+        return [value]
+    if value.lower() in ("none", "null"):
+        return [None, value]
+    if strict:
+        return [value]
+    try:
+        return [msgspec.json.decode(value.encode()), value]
+    except msgspec.DecodeError:
+        return [{"true": True, "false": False}.get(value.lower(), value), value]
+
+
+def _settings(name: str, options: msgspec.Struct, origins: Mapping[str, str]) -> Iterator[Setting]:
+    for path, value, untouched in _leaves(name, options, _defaults(type(options))):
+        yield Setting(path=path, value=value, origin=_origin(path, origins) or (DEFAULT if untouched else FAMILY))
+
+
+def _origin(path: str, origins: Mapping[str, str]) -> str | None:
+    while path and path not in origins:
+        path = path.rpartition(".")[0]
+    return origins.get(path)
+
+
+def _leaves(at: str, options: msgspec.Struct, defaults: Mapping[str, object]) -> Iterator[tuple[str, object, bool]]:
+    """Path and value of every field, those of nested options too, and whether it is the default."""
+    for name, value in msgspec.structs.asdict(options).items():
+        default = defaults.get(name, msgspec.NODEFAULT)
+        if isinstance(value, msgspec.Struct):
+            known = msgspec.structs.asdict(default) if isinstance(default, msgspec.Struct) else {}
+            yield from _leaves(f"{at}.{name}", value, known)
+        else:
+            yield f"{at}.{name}", value, value == default
+
+
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
+    """A field that must be given has none."""
+    values: dict[str, object] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.default is not msgspec.NODEFAULT:
+            values[field.name] = field.default
+        elif field.default_factory is not msgspec.NODEFAULT:
+            values[field.name] = field.default_factory()
+    return values

@@ -1,0 +1,122 @@
+"""One pool of memory per device, divided among its stages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omni.errors import ConfigError
+from omni.stage import Footprint
+
+_RESERVE_SHARE = 50
+_RESERVE_FLOOR = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes of device memory that a stage takes. working: the most that its steps take at once; None if it was not measured."""
+
+    weights: int
+    fixed: int
+    working: int | None
+    page_bytes: int
+    pages: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.fixed + (self.working or 0) + self.page_bytes * self.pages
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes that all stages may take. field: the setting that a user changes to give them more."""
+
+    bytes: int
+    field: str
+
+
+def budget_of(asked: int | None, free: int | None, device: str) -> Budget | None:
+    """What the stages may take: `asked` (`engine.memory_bytes`), else what is `free` on the device but for a reserve.
+
+    The reserve, 2% and at least 256 MiB, is for what measuring once cannot see: room that the allocator loses between tensors as
+    batches of other sizes come and go, and whatever else takes memory on the device later. None where nothing sets a bound.
+    Raises ConfigError if more is asked for than there is.
+    """
+    if asked is not None:
+        if free is not None and asked > free:
+            raise ConfigError(
+                "engine.memory_bytes", f"{asked:,} are more than the {free:,} free on {device}", "lower it"
+            )
+        return Budget(asked, "engine.memory_bytes")
+    if free is None:
+        return None
+    return Budget(free - max(free // _RESERVE_SHARE, _RESERVE_FLOOR), "engine.device")
+
+
+def divide(
+    footprints: Mapping[str, Footprint], working: Mapping[str, int], budget: Budget | None
+) -> dict[str, StageMemory]:
+    """Gives each stage its pages; without a budget the most that it could use, or those that its options chose.
+
+    With one, chosen pages come first, then every other stage gets its fewest, and the rest goes to them in proportion to what each
+    could still use. Less than one page of each is left over, unless all have their most. Raises ConfigError, with the numbers of
+    every stage, if the fewest do not fit.
+    """
+    least = {name: _memory(f, working.get(name), _least_pages(f)) for name, f in footprints.items()}
+    if budget is None:
+        return {
+            name: _memory(f, None, f.most_pages if f.chosen_pages is None else f.chosen_pages)
+            for name, f in footprints.items()
+        }
+    rest = budget.bytes - sum(memory.total for memory in least.values())
+    if rest < 0:
+        raise _too_small(least, budget)
+    usable = {
+        name: 0 if f.chosen_pages is not None else f.most_pages - f.fewest_pages for name, f in footprints.items()
+    }
+    wanted = sum(count * footprints[name].page_bytes for name, count in usable.items())
+    rest = min(rest, wanted)
+    return {
+        name: _memory(f, working.get(name), least[name].pages + (rest * usable[name] // wanted if wanted else 0))
+        for name, f in footprints.items()
+    }
+
+
+def _least_pages(footprint: Footprint) -> int:
+    return footprint.fewest_pages if footprint.chosen_pages is None else footprint.chosen_pages
+
+
+def _memory(footprint: Footprint, working: int | None, pages: int) -> StageMemory:
+    return StageMemory(
+        weights=footprint.weights,
+        fixed=footprint.fixed,
+        working=working,
+        page_bytes=footprint.page_bytes,
+        pages=pages,
+    )
+
+
+def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> ConfigError:
+    needed = sum(memory.total for memory in least.values())
+    problem = f"the stages need {needed:,} bytes and may take {budget.bytes:,}"
+    more = "raise it" if budget.field == "engine.memory_bytes" else "take a device with more memory free"
+    options = "options such as max_model_len, max_num_seqs and cache_bytes"
+    return ConfigError(budget.field, problem, f"{more}, or lower the stages' {options}:\n{table(least)}")
+
+
+def table(stages: Mapping[str, StageMemory]) -> str:
+    """One line per stage, in bytes, under a header."""
+    header = ("stage", "weights", "fixed", "working", "pages", "bytes per page", "sum")
+    lines = [header, *((name, *_cells(memory)) for name, memory in stages.items())]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def _cells(memory: StageMemory) -> tuple[str, ...]:
+    working = "-" if memory.working is None else f"{memory.working:,}"
+    numbers = (memory.pages, memory.page_bytes, memory.total)
+    return (f"{memory.weights:,}", f"{memory.fixed:,}", working, *(f"{number:,}" for number in numbers))

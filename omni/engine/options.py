@@ -1,0 +1,30 @@
+"""Settings of the engine itself: what is not a stage's."""
+
+import msgspec
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How stages are built and requests are admitted.
+
+    device: `"cpu"`, `"cuda"` or `"cuda:N"`; None takes the first CUDA device if there is one, else the CPU.
+    dtype: of weights and activations; None is float32 on the CPU and bfloat16 elsewhere.
+    load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
+    memory_bytes: device memory that the stages share; None takes what is free on a CUDA device, and sets no bound on the CPU.
+    max_active_requests: requests that are at the stages at once; more wait on the host.
+    max_waiting_requests: requests that may wait; more are refused.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    load_format: str = "auto"
+    memory_bytes: int | None = None
+    max_active_requests: int = 256
+    max_waiting_requests: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise ValueError("memory_bytes must be at least 1")
+        if self.max_active_requests < 1:
+            raise ValueError("max_active_requests must be at least 1")
+        if self.max_waiting_requests < 0:
+            raise ValueError("max_waiting_requests must be at least 0")

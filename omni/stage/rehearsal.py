@@ -1,0 +1,32 @@
+"""Runs a worker by itself, on requests that nobody made."""
+
+from collections.abc import Sequence
+
+from omni.device import Device
+from omni.errors import StageError
+from omni.stage.base import StageWorker
+from omni.stage.messages import Done, Failed, Inbound, Open, Produced
+
+
+def rehearse(name: str, worker: StageWorker, device: Device, messages: Sequence[Inbound]) -> None:
+    """Gives `messages` to the worker of stage `name` and drives it until the requests that they open are over.
+
+    Waits for the device after every tick: for start-up only. Raises what a request failed with, and StageError if one is not
+    over and nothing happens any more.
+    """
+    under_way = {message.request_id for message in messages if isinstance(message, Open)}
+    worker.inbox.extend(messages)
+    while under_way:
+        moved = worker.tick()
+        device.synchronize()
+        while worker.outbox:
+            match worker.outbox.popleft():
+                case Produced(hold=hold):
+                    hold.seal()
+                case Failed(error=error):
+                    raise error
+                case Done(request_id=request_id):
+                    under_way.discard(request_id)
+                    moved = True
+        if not moved and under_way:
+            raise StageError(name, "measuring its memory", "its requests do not come to an end")

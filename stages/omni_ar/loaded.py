@@ -1,0 +1,62 @@
+"""An autoregressive stage that is loaded, and has no KV blocks yet."""
+
+from omni.device import AllocationCount
+from omni.stage import Footprint, StageContext, module_bytes
+from omni_ar.attention import TorchPagedAttention
+from omni_ar.model import ArModel
+from omni_ar.options import ArOptions
+from omni_ar.run.limits import Limits
+from omni_ar.run.pages import block_bytes
+from omni_ar.run.profile import run_largest_steps
+from omni_ar.run.runner import Runner
+from omni_ar.run.worker import ArWorker
+
+
+class LoadedAr:
+    """Pages are KV blocks and their payload pages. The null block counts as fixed."""
+
+    def __init__(self, context: StageContext, model: ArModel) -> None:
+        """Raises ConfigError for a length that the model was not made for."""
+        assert isinstance(context.options, ArOptions)
+        self._context = context
+        self._options = context.options
+        self._model = model
+        self._limits = Limits.of(context.stage.name, context.options, model.shape)
+        count = AllocationCount(context.device.torch_device)
+        with count:
+            self._runner = self._new_runner()
+            worker = self._new_worker(0)
+        self.footprint = Footprint(
+            weights=module_bytes(model),
+            fixed=count.live,
+            page_bytes=block_bytes(model, self._limits.block_size, context.dtype),
+            fewest_pages=self._limits.max_blocks,
+            most_pages=self._limits.rows * self._limits.max_blocks,
+            chosen_pages=self._options.num_blocks,
+        )
+        worker.close()
+
+    def measure(self) -> int:
+        peak = self._context.device.measure_peak(
+            lambda: run_largest_steps(self._runner, self._model.shape, self._limits)
+        )
+        # The old one's memory goes first: there may not be room for both.
+        del self._runner
+        self._runner = self._new_runner()
+        return peak
+
+    def start(self, pages: int) -> ArWorker:
+        self._runner.allocate(pages)
+        return self._new_worker(pages)
+
+    def _new_runner(self) -> Runner:
+        """With the null block alone."""
+        context = self._context
+        name, priority = context.stage.name, context.stage.priority
+        backend = TorchPagedAttention()
+        runner = Runner(name, context.device, self._model, backend, self._limits, context.dtype, priority)
+        runner.allocate(0)
+        return runner
+
+    def _new_worker(self, pages: int) -> ArWorker:
+        return ArWorker(self._context.stage.name, self._runner, self._model.shape, self._limits, self._options, pages)

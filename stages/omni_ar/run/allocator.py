@@ -1,0 +1,198 @@
+"""What a request needs to run (a row, blocks), what the prefix cache can spare it, and how room is made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from omni_ar.run.memory import BlockPool, BlockTable, PrefixKeys, Reclaimer, Spiller
+from omni_ar.run.plan import Chunk, Growth, StepPlan
+from omni_ar.run.request import ArRequest
+from omni_ar.run.rows import RowTable
+
+
+@dataclass(slots=True)
+class AllocatorCounters:
+    """Totals since start, in tokens and in preempted requests."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+class Allocator:
+    """Seats requests, grows their tables, evicts them. Who and when is the scheduler's business."""
+
+    def __init__(
+        self,
+        rows: RowTable,
+        pool: BlockPool,
+        reclaimer: Reclaimer,
+        spiller: Spiller,
+        *,
+        block_size: int,
+        max_blocks: int,
+        code_pages: Tensor | None,
+        prefix_cache: bool,
+        conditioned: bool,
+    ) -> None:
+        """max_blocks: of one request. conditioned: whether decode steps have inputs besides the token."""
+        self.counters = AllocatorCounters()
+        self.failures: list[tuple[str, Exception]] = []
+        """Requests whose payload or codes could not be moved; whoever plans takes them out."""
+        self._refused: tuple[ArRequest, int, int, int] | None = None
+        self._rows = rows
+        self._pool = pool
+        self._reclaimer = reclaimer
+        self._spiller = spiller
+        self._size = block_size
+        self._max_blocks = max_blocks
+        self._code_pages = code_pages
+        self._prefix_cache = prefix_cache
+        self._ids_say_all = not conditioned and code_pages is None
+        # The frame that a token begins is stored in the token's slot before the token itself is in the KV cache.
+        self._ahead = 0 if code_pages is None else 1
+
+    @property
+    def capacity(self) -> int:
+        return self._pool.capacity
+
+    @property
+    def rows_left(self) -> int:
+        return self._rows.available
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._size)
+
+    def seat(self, request: ArRequest, victims: Sequence[ArRequest], headroom: int) -> bool:
+        """Gives a request its row and blocks for all tokens up to the next it samples. headroom: blocks to leave for others.
+
+        victims: who may be evicted for it, the first first.
+        """
+        state = (request, self._pool.available, self._pool.cached, headroom)
+        if state == self._refused or (request.row is None and not self._rows.available):
+            return False
+        shared = self._match(request)
+        need = self.blocks_for(request.target + self._ahead) - len(shared)
+        if not self._make_room(need, victims, headroom):
+            self._pool.release(shared)
+            # Hashing and matching a long prompt again is of no use before anything has changed.
+            self._refused = None if victims or self._reclaimer.waiting else state
+            return False
+        request.row = request.row or self._rows.allocate()
+        request.table = BlockTable.of(request.id, shared + self._pool.allocate(need), self._max_blocks)
+        request.computed = len(shared) * self._size
+        request.published = len(shared)
+        if not request.outputs and not request.started:
+            request.started = True
+            request.cached_tokens = request.computed
+            self.counters.prompt_tokens += request.length
+            self.counters.cached_tokens += request.computed
+        return True
+
+    def grow(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[Growth, ...] | None:
+        """Blocks for the request's next decode step. None if there is no room."""
+        table = request.table
+        assert table is not None
+        if self.blocks_for(request.computed + 1 + self._ahead) <= table.count:
+            return ()
+        if not self._make_room(1, victims, 0):
+            return None
+        table.append(self._pool.allocate(1)[0])
+        return (Growth(request, table.count - 1),)
+
+    def grow_ahead(self, requests: Sequence[ArRequest]) -> list[Growth]:
+        """A block before it is needed for those that would want one soon, if that takes nothing from anybody.
+
+        Growing is the only thing that a steady decode step must upload: together, rows do it once in many steps.
+        """
+        grown: list[Growth] = []
+        if self._pool.blank < 2 * len(requests):
+            return grown
+        for request in requests:
+            table = request.held
+            soon = min(request.computed + self._size, request.length + request.max_tokens)
+            if self.blocks_for(soon) > table.count:
+                table.append(self._pool.allocate(1)[0])
+                grown.append(Growth(request, table.count - 1))
+        return grown
+
+    def evict(self, request: ArRequest) -> bool:
+        """Takes the request's blocks away; it will run again from its beginning. Returns False if that is not possible now."""
+        table = request.table
+        assert table is not None
+        if table.payloads:
+            return False
+        if self._code_pages is not None and request.outputs and request.saved_codes is None:
+            if not self._spiller.ready:
+                return False
+            positions = request.length + np.arange(len(request.outputs))
+            try:
+                request.saved_codes = self._spiller.save(self._code_pages, table.slots(positions, self._size))
+            except Exception as error:
+                request.lost = True
+                self.failures.append((request.id, error))
+        request.rewind()
+        self._reclaimer.add_table(table)
+        self.counters.preemptions += 1
+        return True
+
+    def launched(self, plan: StepPlan) -> None:
+        """The plan's step is on the device: what it fills can be shared by steps that follow it there."""
+        for chunk in plan.prompts:
+            self._note_hidden(chunk)
+        if self._prefix_cache:
+            for request in plan.requests:
+                self._publish(request)
+
+    def _match(self, request: ArRequest) -> list[int]:
+        if not self._prefix_cache:
+            return []
+        assert request.prompt is not None
+        if request.keys is None:
+            request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._ids_say_all)
+        # The newest token is run in any case: what comes after it is sampled from its hidden state.
+        keys = request.keys.first((request.target - 1) // self._size, request.outputs)
+        return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
+
+    def _make_room(self, need: int, victims: Sequence[ArRequest], headroom: int) -> bool:
+        held = sum(victim.table.count for victim in victims if victim.table is not None)
+        if self._pool.available + held + self._reclaimer.blocks < need + headroom:
+            return False
+        left = list(reversed(victims))
+        while self._pool.available < need + headroom:
+            if self._reclaimer.progressing:
+                return False  # blocks are about to come free: nobody need be evicted for these
+            if self._relieve():
+                continue
+            if not left or not self.evict(left.pop()):
+                return False
+        return True
+
+    def _relieve(self) -> bool:
+        moved, failures = self._reclaimer.relieve()
+        self.failures += failures
+        return moved
+
+    def _note_hidden(self, chunk: Chunk) -> None:
+        request = chunk.request
+        if not request.wants_hidden:
+            return
+        assert request.prompt is not None
+        assert request.table is not None
+        positions = request.prompt.payload_positions
+        first, last = np.searchsorted(positions, (chunk.start, chunk.start + chunk.length))
+        for position in positions[first:last].tolist():
+            self._pool.store(int(request.table.ids[position // self._size]), 1 << position % self._size)
+
+    def _publish(self, request: ArRequest) -> None:
+        full = min(request.computed, request.length + len(request.outputs)) // self._size
+        if full <= request.published:
+            return
+        assert request.keys is not None
+        assert request.table is not None
+        keys = request.keys.first(full, request.outputs)
+        for index in range(request.published, len(keys)):
+            self._pool.publish(int(request.table.ids[index]), keys[index])
+        request.published = full

@@ -1,0 +1,116 @@
+"""The stage's blocks: who uses them, and which of them hold a known prefix."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+NULL_BLOCK = 0
+"""Never handed out: it absorbs the writes of rows that have stopped."""
+
+BlockKey = bytes
+"""Says everything that the content of a full block depends on; see `prefix.PrefixKeys`."""
+
+
+class BlockPool:
+    """Blocks by reference count. Payload pages share the numbering, so one pool serves both.
+
+    | a block is | when | may be written by |
+    |---|---|---|
+    | free | nobody uses it, its content is unknown | nobody |
+    | used | its reference count is above 0 | who allocated it, until it is published |
+    | cached | published under a key, with or without users | nobody |
+    | idle | cached, no users: kept until space is wanted, the least recently used evicted first | nobody |
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.capacity = num_blocks
+        self.evictions = 0
+        self._free = list(range(num_blocks, NULL_BLOCK, -1))
+        self._users = [0] * (num_blocks + 1)
+        self._stored = [0] * (num_blocks + 1)
+        self._key_of: dict[int, BlockKey] = {}
+        self._block_of: dict[BlockKey, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` could give."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def blank(self) -> int:
+        """Blocks that nobody uses and that hold nothing worth keeping."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.capacity - self.available
+
+    @property
+    def cached(self) -> int:
+        return len(self._key_of)
+
+    def users(self, block: int) -> int:
+        """How many requests use the block."""
+        return self._users[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks of unknown content for one writer. The caller has checked `available`."""
+        if count > self.available:
+            raise RuntimeError(f"{count} blocks wanted, {self.available} free")
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._users[block] = 1
+            self._stored[block] = 0
+        return blocks
+
+    def match(self, keys: Sequence[BlockKey], needed: Sequence[int]) -> list[int]:
+        """Takes the longest cached prefix into use. needed: for each key, the offsets (as bits) whose payload must be there."""
+        blocks: list[int] = []
+        for key, offsets in zip(keys, needed, strict=True):
+            block = self._block_of.get(key)
+            if block is None or offsets & ~self._stored[block]:
+                break
+            if not self._users[block]:
+                del self._idle[block]
+            self._users[block] += 1
+            blocks.append(block)
+        return blocks
+
+    def store(self, block: int, offsets: int) -> None:
+        """Payload was written at these offsets (as bits) of a block in use."""
+        self._stored[block] |= offsets
+
+    def publish(self, block: int, key: BlockKey) -> None:
+        """A block in use is full and will not be written again: others may share it. Of two blocks with one key, the one that
+        holds more payload stays."""
+        known = self._block_of.get(key)
+        if block in self._key_of or (known is not None and not self._stored[block] & ~self._stored[known]):
+            return
+        if known is not None:
+            self._forget(known)
+            if known in self._idle:
+                del self._idle[known]
+                self._free.append(known)
+        self._key_of[block], self._block_of[key] = key, block
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One user lets go. The end of a prefix is evicted before its beginning, without which it is of no use."""
+        for block in reversed(blocks):
+            if not self._users[block]:
+                raise RuntimeError(f"block {block} was released more often than it was taken")
+            self._users[block] -= 1
+            if self._users[block]:
+                continue
+            if block in self._key_of:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        self._forget(block)
+        self.evictions += 1
+        return block
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._key_of.pop(block)]

@@ -1,0 +1,65 @@
+"""What a block's content depends on, as a key: equal keys, equal keys and values, equal hidden states."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ar.inputs import Prompt
+
+_BYTES = 16
+
+
+class PrefixKeys:
+    """The keys of one request's full blocks, in order, made as they are asked for.
+
+    A key covers the salt, all that stands before the block, and in it the id columns, the rotary positions, and of each segment its
+    content key and which of its rows. A segment without a content key ends the chain before it.
+    """
+
+    def __init__(self, prompt: Prompt, salt: str, block_size: int, *, outputs: bool) -> None:
+        """outputs: whether generated ids say all about their positions (false for a model that is conditioned step by step)."""
+        self._prompt = prompt
+        self._size = block_size
+        self._outputs = outputs and len(prompt.columns) == 1
+        self._last = hashlib.blake2b(salt.encode(), digest_size=_BYTES).digest()
+        self._keys: list[bytes] = []
+        self._tokens = np.ascontiguousarray(np.concatenate([prompt.columns, prompt.positions]).T)
+        self._end = _keyed_end(prompt)
+
+    def first(self, count: int, ids: Sequence[int]) -> list[bytes]:
+        """Keys of the first `count` blocks, fewer where the chain ends. ids: the request's generated ids so far."""
+        length = self._prompt.length
+        known = length + len(ids) if self._outputs and self._end == length else self._end
+        while len(self._keys) < min(count, known // self._size):
+            self._keys.append(self._next(ids))
+        return self._keys[:count]
+
+    def _next(self, ids: Sequence[int]) -> bytes:
+        start = len(self._keys) * self._size
+        end, length = start + self._size, self._prompt.length
+        key = hashlib.blake2b(self._last, digest_size=_BYTES)
+        key.update(self._tokens[start:end].tobytes())
+        if end > length:
+            key.update(self._generated(ids, max(start - length, 0), end - length).tobytes())
+        for slot in self._prompt.segments:
+            first, last = np.searchsorted(slot.positions, (start, end))
+            if first < last:
+                key.update(f"{slot.name}\0{slot.key}\0{first}\0".encode())
+                key.update((slot.positions[first:last] - start).tobytes())
+        self._last = key.digest()
+        return self._last
+
+    def _generated(self, ids: Sequence[int], start: int, end: int) -> NDArray[np.int64]:
+        """Rows of generated tokens as they would stand in the prompt of a later turn."""
+        rows = np.empty((end - start, self._tokens.shape[1]), np.int64)
+        rows[:, 0] = ids[start:end]
+        rows[:, 1:] = np.arange(start, end)[:, None] + self._prompt.next_position
+        return rows
+
+
+def _keyed_end(prompt: Prompt) -> int:
+    """Prompt tokens before the first one whose embedding no key describes."""
+    ends = [int(slot.positions[0]) for slot in prompt.segments if slot.key is None and slot.positions.size]
+    return min(ends, default=prompt.length)

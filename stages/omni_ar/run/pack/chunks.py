@@ -1,0 +1,128 @@
+"""Tokens of requests that are not decoding yet."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni.device import Span, Upload
+from omni_ar.model import ArShape
+from omni_ar.run.plan import Chunk, StepPlan
+from omni_ar.run.request import ArRequest, ReadySegment
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSegment:
+    """A segment's part in one chunk. tokens: indexes into the batch's prompt tokens. rows: which of the segment's."""
+
+    name: str
+    tokens: Span
+    segment: ReadySegment
+    rows: slice
+
+
+@dataclass(frozen=True, slots=True)
+class PackedChunks:
+    """The chunks of a step: `replayed` generated tokens, then prompt tokens.
+
+    positions, slots: of all of them. ids, steps: of replays. columns, segments: of prompts. advance, last: for all sampled rows.
+    payload_tokens, payload_slots: batch index and page slot of hidden states that are needed elsewhere.
+    """
+
+    replayed: int
+    positions: Span
+    slots: Span
+    ids: Span
+    steps: Span
+    columns: Span
+    segments: tuple[PackedSegment, ...]
+    advance: Span
+    last: Span
+    payload_tokens: Span
+    payload_slots: Span
+
+
+def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, block_size: int) -> PackedChunks:
+    chunks, prompts, decodes = plan.chunks, plan.prompts, len(plan.decodes)
+    replays = [(chunk.request, index) for chunk in plan.replays for index in _outputs(chunk)]
+    # Where each chunk begins in the batch.
+    starts = decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
+    ends = [int(end) for chunk, end in zip(chunks, starts[1:], strict=True) if chunk.last]
+    advance = [chunk.request.target for chunk in chunks if chunk.last]
+    needed = [_needed(chunk) for chunk in chunks]
+    places = [n - chunk.start + start for n, chunk, start in zip(needed, chunks, starts[:-1], strict=True)]
+    pages = [chunk.request.held.slots(n, block_size) for n, chunk in zip(needed, chunks, strict=True)]
+    return PackedChunks(
+        replayed=len(replays),
+        positions=upload.add(np.concatenate([_positions(chunk) for chunk in chunks], axis=1)),
+        slots=upload.add(np.concatenate([chunk.request.held.slots(_tokens(chunk), block_size) for chunk in chunks])),
+        ids=upload.add(np.array([request.outputs[index] for request, index in replays], np.int64)),
+        steps=upload.add(step_columns(replays, len(shape.step_columns))),
+        columns=upload.add(_columns(prompts, len(shape.prompt_columns))),
+        segments=tuple(_pack_segments(upload, prompts)),
+        advance=upload.add(np.array([1] * decodes + advance, np.int64)),
+        last=upload.add(np.array([*range(decodes), *(end - 1 for end in ends)], np.int64)),
+        payload_tokens=upload.add(np.concatenate(places)),
+        payload_slots=upload.add(np.concatenate(pages)),
+    )
+
+
+def step_columns(inputs: Sequence[tuple[ArRequest, int]], count: int) -> NDArray[np.int64]:
+    """Conditioning `[S, n]` of steps whose inputs are these generated tokens."""
+    columns = np.empty((count, len(inputs)), np.int64)
+    if count:
+        for place, (request, index) in enumerate(inputs):
+            columns[:, place] = request.step_column(index)
+    return columns
+
+
+def _pack_segments(upload: Upload, prompts: Sequence[Chunk]) -> Iterator[PackedSegment]:
+    start = 0
+    for chunk in prompts:
+        assert chunk.request.prompt is not None
+        for slot in chunk.request.prompt.segments:
+            first, last = np.searchsorted(slot.positions, (chunk.start, chunk.start + chunk.length)).tolist()
+            if first < last:
+                segment = chunk.request.segments[slot.name, slot.index]
+                tokens = upload.add(slot.positions[first:last] - chunk.start + start)
+                yield PackedSegment(slot.name, tokens, segment, slice(first, last))
+        start += chunk.length
+
+
+def _tokens(chunk: Chunk) -> NDArray[np.int64]:
+    return np.arange(chunk.start, chunk.start + chunk.length)
+
+
+def _outputs(chunk: Chunk) -> range:
+    """Which generated tokens a replay runs."""
+    first = chunk.start - chunk.request.length
+    return range(first, first + chunk.length)
+
+
+def _positions(chunk: Chunk) -> NDArray[np.int64]:
+    """Rotary positions `[P, length]`."""
+    prompt = chunk.request.prompt
+    assert prompt is not None
+    if not chunk.replay:
+        return prompt.positions[:, chunk.start : chunk.start + chunk.length]
+    after = np.array(_outputs(chunk)) + prompt.next_position
+    return np.broadcast_to(after, (len(prompt.positions), chunk.length))
+
+
+def _columns(prompts: Sequence[Chunk], count: int) -> NDArray[np.int64]:
+    parts = [np.empty((count, 0), np.int64)]
+    for chunk in prompts:
+        assert chunk.request.prompt is not None
+        parts.append(chunk.request.prompt.columns[:, chunk.start : chunk.start + chunk.length])
+    return np.concatenate(parts, axis=1)
+
+
+def _needed(chunk: Chunk) -> NDArray[np.int64]:
+    """Prompt positions of the chunk whose hidden states a consumer needs."""
+    prompt = chunk.request.prompt
+    assert prompt is not None
+    if chunk.replay or not chunk.request.wants_hidden:
+        return np.empty(0, np.int64)
+    first, last = np.searchsorted(prompt.payload_positions, (chunk.start, chunk.start + chunk.length))
+    return prompt.payload_positions[first:last]

@@ -1,0 +1,62 @@
+"""What runs in one step."""
+
+from dataclasses import dataclass
+
+from omni_ar.run.request import ArRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start` to `start + length` of a request that is not decoding yet.
+
+    first: its row's state is set up. last: the chunk reaches the newest token, so the step samples the next one.
+    replay: generated tokens of a preempted request, not prompt.
+    """
+
+    request: ArRequest
+    start: int
+    length: int
+    first: bool
+    last: bool
+    replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A block was added to a decoding request's table, at `index`."""
+
+    request: ArRequest
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: rows that decode one token, then chunks, replays before prompts."""
+
+    step: int
+    decodes: tuple[ArRequest, ...]
+    chunks: tuple[Chunk, ...] = ()
+    grown: tuple[Growth, ...] = ()
+
+    @property
+    def requests(self) -> tuple[ArRequest, ...]:
+        """All that take part."""
+        return self.decodes + tuple(chunk.request for chunk in self.chunks)
+
+    @property
+    def sampled(self) -> tuple[ArRequest, ...]:
+        """Those that get a token, in the order of the batch's rows."""
+        return self.decodes + tuple(chunk.request for chunk in self.chunks if chunk.last)
+
+    @property
+    def replays(self) -> tuple[Chunk, ...]:
+        return tuple(chunk for chunk in self.chunks if chunk.replay)
+
+    @property
+    def prompts(self) -> tuple[Chunk, ...]:
+        return tuple(chunk for chunk in self.chunks if not chunk.replay)
+
+    @property
+    def starts(self) -> tuple[ArRequest, ...]:
+        """Requests whose row's state is set up by this step."""
+        return tuple(chunk.request for chunk in self.chunks if chunk.first)

@@ -1,0 +1,57 @@
+"""The largest steps that a stage's limits allow, to measure what they take."""
+
+import numpy as np
+
+from omni.sampling_params import SamplingParams
+from omni_ar.inputs import Prompt
+from omni_ar.model import ArShape
+from omni_ar.run.limits import Limits
+from omni_ar.run.memory import NULL_BLOCK, BlockTable
+from omni_ar.run.plan import Chunk, StepPlan
+from omni_ar.run.request import ArRequest
+from omni_ar.run.rows import Row
+from omni_ar.run.runner import Runner
+
+_SAMPLING = SamplingParams(
+    temperature=1.0, top_k=2, top_p=0.5, repetition_penalty=2.0, seed=0, stop_token_ids=(), suppress_token_ids=(0,)
+)
+"""Everything that sampling can be asked for."""
+
+
+def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
+    """Launches a decode of all rows at full length, then the longest chunk behind the longest context beside such decodes.
+
+    Every block is the null block, so no page need be there but that one. Leaves the rows' state as no request may find it: the
+    runner is not to be used afterwards.
+    """
+    requests = tuple(_request(row, shape, limits) for row in range(limits.rows))
+    length = requests[-1].length
+    # A chunk with context needs a mask, which a whole prompt does not.
+    chunk = max(min(limits.max_num_batched_tokens, length - 1), 1)
+    last = Chunk(requests[-1], length - chunk, chunk, first=True, last=True, replay=False)
+    for plan in (StepPlan(0, requests), StepPlan(1, requests[:-1], (last,))):
+        runner.sample_tokens(runner.execute_model(plan))
+
+
+def _request(row: int, shape: ArShape, limits: Limits) -> ArRequest:
+    """As long as may be before its last token, and in want of its hidden states, if there are any."""
+    length = limits.max_model_len - 1
+    everywhere = np.arange(length if shape.payload_width else 0)
+    prompt = Prompt(
+        columns=np.zeros((len(shape.prompt_columns), length), np.int64),
+        positions=np.broadcast_to(np.arange(length), (shape.position_axes, length)),
+        next_position=length,
+        payload_positions=everywhere,
+    )
+    return ArRequest(
+        str(row),
+        _SAMPLING,
+        set(),
+        prompt=prompt,
+        step_pad=np.zeros(len(shape.step_columns), np.int64),
+        row=Row(row, 0),
+        table=BlockTable.of(str(row), [NULL_BLOCK] * limits.max_blocks, limits.max_blocks),
+        computed=length,
+        target=length,
+        scheduled=1,
+    )

@@ -1,0 +1,169 @@
+"""TOML files of settings: what they may say, and what goes over what."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from omni import AsyncOmni, ConfigError, Omni, SamplingParams
+from omni.api.load import layers_of
+from omni.cli import app
+from omni.config import Layer, read_config
+from omni.engine import EngineOptions, engine_options
+from omni.errors import OverloadedError
+from support.echo_omni import echo_model, echo_plugins
+from support.echo_plugin import POINT
+from support.entry_points import own_entry_points
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: [POINT, *own_entry_points("local")])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "omni.toml"
+
+
+def test_tables_are_read_as_they_are(file: Path) -> None:
+    file.write_text('[engine]\ndevice = "cpu"\n[thinker]\nblock_size = 4\n[thinker.sampling]\nstop_token_ids = [1]\n')
+    tables = {"engine": {"device": "cpu"}, "thinker": {"block_size": 4, "sampling": {"stop_token_ids": [1]}}}
+    assert read_config(file) == Layer(str(file), tables, file=True)
+
+
+def test_a_file_in_the_home_folder_is_found(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file.write_text("")
+    assert read_config("~/omni.toml").values == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[thinker]\nblock_size = 4\nmax_num_seqs 3\n", r"is not valid TOML: .*line 3.*; correct that line"),
+        (b"[thinker]\n[thinker]\n", r"is not valid TOML: .*line 2"),
+        (b"[a]\nb = '\xff'\n", "is not UTF-8 .*; save it as UTF-8 text"),
+        (
+            b'device = "cpu"\n',
+            r": device: stands in no table; write it below the name of its stage, or below \[engine\]",
+        ),
+    ],
+)
+def test_what_is_no_file_of_settings_is_refused(file: Path, content: bytes, message: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_config(file)
+    assert str(caught.value).startswith(f"{file}: ")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone.toml: cannot be read \(No such file or directory\); name a TOML file"):
+        read_config(tmp_path / "gone.toml")
+    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\)"):
+        read_config(tmp_path)
+
+
+def test_the_engine_is_set_like_a_stage(file: Path) -> None:
+    file.write_text('[engine]\nmemory_bytes = 1_000_000\ndtype = "bfloat16"\nmax_active_requests = 3\n')
+    overrides = {"engine.max_active_requests": "4", "engine.memory_bytes": "none", "writer.speed": 1}
+    layers = layers_of(config=file, overrides=overrides, dtype=torch.float16, load_format="dummy")
+    options, settings = engine_options(layers)
+    assert options == EngineOptions(dtype="float16", load_format="dummy", max_active_requests=4)
+    assert {setting.path.removeprefix("engine."): (setting.value, setting.origin) for setting in settings} == {
+        "device": (None, "default"),
+        "dtype": ("float16", "argument"),
+        "load_format": ("dummy", "argument"),
+        "memory_bytes": (None, "overrides"),
+        "max_active_requests": (4, "overrides"),
+        "max_waiting_requests": (10_000, "default"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("memory = 1", "engine.memory: there is no option 'memory'; use one of device, dtype"),
+        ('memory_bytes = "24 GB"', "engine.memory_bytes: '24 GB' does not fit: Expected `int | null`, got `str`"),
+        ("memory_bytes = 0", "engine.memory_bytes: memory_bytes must be at least 1"),
+    ],
+)
+def test_settings_that_no_engine_has_are_refused(file: Path, table: str, message: str) -> None:
+    file.write_text(f"[engine]\n{table}\n")
+    with pytest.raises(ConfigError) as caught:
+        engine_options(layers_of(config=file))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{file}: ")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return echo_model(tmp_path)
+
+
+def tokens_per_tick(omni: Omni | AsyncOmni) -> object:
+    return msgspec.structs.asdict(omni.pipeline.stage("writer").options)["tokens_per_tick"]
+
+
+def test_a_model_is_loaded_with_a_file(model: Path, file: Path) -> None:
+    file.write_text('[engine]\ndevice = "cpu"\n[writer]\ntokens_per_tick = 3\n')
+    with Omni(model, config=file, plugins=echo_plugins()) as omni:
+        assert tokens_per_tick(omni) == 3
+        assert omni.generate("hello", modalities=["text"], stream=False).text == "hello"
+    with Omni(model, config=file, overrides={"writer.tokens_per_tick": 5}, plugins=echo_plugins()) as omni:
+        assert tokens_per_tick(omni) == 5
+
+
+def test_the_asynchronous_interface_takes_a_file_too(model: Path, file: Path) -> None:
+    file.write_text('[engine]\ndevice = "cpu"\n[writer]\ntokens_per_tick = 3\n')
+
+    async def load() -> object:
+        async with await asyncio.to_thread(AsyncOmni, model, config=str(file), plugins=echo_plugins()) as omni:
+            return tokens_per_tick(omni)
+
+    assert asyncio.run(load()) == 3
+
+
+def test_arguments_go_over_the_file(model: Path, file: Path) -> None:
+    file.write_text('[engine]\ndevice = "tpu"\ndtype = "float8"\n')
+    with pytest.raises(ConfigError, match="device: 'tpu' is not a device"):
+        Omni(model, config=file, plugins=echo_plugins())
+    with pytest.raises(ConfigError, match="dtype: 'float8' is not supported"):
+        Omni(model, config=file, device="cpu", plugins=echo_plugins())
+    with Omni(model, config=file, device="cpu", dtype="float32", plugins=echo_plugins()) as omni:
+        assert omni.generate("hello", modalities=["text"], stream=False).text == "hello"
+
+
+def test_admission_is_set_by_a_file(model: Path, file: Path) -> None:
+    file.write_text('[engine]\ndevice = "cpu"\nmax_active_requests = 1\nmax_waiting_requests = 0\n')
+    with Omni(model, config=file, plugins=echo_plugins()) as omni:
+        endless = omni.generate("x", sampling=SamplingParams(max_tokens=10**9), modalities=["text"])
+        next(endless)
+        with pytest.raises(OverloadedError, match="max_waiting_requests"):
+            omni.generate("hello", modalities=["text"], stream=False)
+        endless.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[singr]\ntokens_per_tick = 1\n", "singr: there is no stage 'singr'; use one of writer, singer, engine"),
+        ("[writer]\nspeed = 1\n", "writer.speed: there is no option 'speed'; use one of tokens_per_tick, sampling"),
+        ("[writer.sampling]\ntop_k = true\n", "writer.sampling.top_k: True does not fit"),
+    ],
+)
+def test_the_command_line_names_file_and_path(model: Path, file: Path, content: str, message: str) -> None:
+    file.write_text(content)
+    for command in (["run", str(model), "hello"], ["explain", str(model)]):
+        result = CliRunner().invoke(app, [*command, "--config", str(file), "--device", "cpu"])
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"error: {file}: {message}")
+
+
+def test_run_takes_a_file(model: Path, file: Path) -> None:
+    file.write_text('[engine]\ndevice = "cpu"\n[writer]\ntokens_per_tick = 3\n')
+    command = ["run", str(model), "hello", "--modalities", "text", "--config", str(file)]
+    assert CliRunner().invoke(app, command).stdout == "hello\n"

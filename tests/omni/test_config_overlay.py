@@ -1,0 +1,254 @@
+"""Settings laid over options, by dotted path, and their origins."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni.config import Layer, Setting, overlay, parse_override
+from omni.errors import ConfigError
+from omni.sampling_params import SamplingParams
+from omni_ar.options import GREEDY, ArOptions
+
+
+class Deep(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of every type that text can give."""
+
+    count: int = 1
+    share: float = 0.5
+    flag: bool = False
+    name: str = "x"
+    most: int | None = 4
+    word: str | None = "w"
+    ids: tuple[int, ...] = ()
+    inner: "Deep | None" = None
+
+
+def laid(values: Mapping[str, object], options: msgspec.Struct, *, file: bool = False) -> dict[str, msgspec.Struct]:
+    """Two stages of the same options with one layer laid over them."""
+    after, _ = overlay({"thinker": options, "talker": options}, [Layer("test.toml", values, file)], ("engine",))
+    return after
+
+
+def changed(path: str, value: object, options: msgspec.Struct | None = None) -> msgspec.Struct:
+    """The thinker's options with one setting."""
+    options = ArOptions() if options is None else options
+    after = laid({f"thinker.{path}": value}, options)
+    assert after["talker"] == options
+    return after["thinker"]
+
+
+def test_one_option_changes_and_nothing_else():
+    assert changed("max_num_seqs", 3) == ArOptions(max_num_seqs=3)
+
+
+def test_a_nested_option_changes_and_its_neighbours_stay():
+    options = changed("sampling.temperature", "0.5")
+    assert isinstance(options, ArOptions)
+    assert options.sampling == msgspec.structs.replace(ArOptions().sampling, temperature=0.5)
+
+
+def test_several_settings_of_one_stage_add_up():
+    options = laid({"talker.block_size": 4, "talker.sampling.top_k": 5}, ArOptions())["talker"]
+    assert isinstance(options, ArOptions)
+    assert (options.block_size, options.sampling.top_k) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("count", "12", 12),
+        ("share", "1", 1.0),
+        ("share", "2.5e-1", 0.25),
+        ("flag", "true", True),
+        ("flag", "False", False),
+        ("name", "a plain word", "a plain word"),
+        ("name", "12", "12"),
+        ("name", '"quoted"', "quoted"),
+        ("name", "none", "none"),
+        ("word", "none", None),
+        ("word", "null", None),
+        ("most", "none", None),
+        ("most", "null", None),
+        ("most", "9", 9),
+        ("ids", "[1, 2]", (1, 2)),
+        ("inner.count", "3", 3),
+        ("inner", '{"count": 3}', Deep(count=3)),
+    ],
+)
+def test_text_is_read_as_the_option_s_type(path: str, text: str, value: object):
+    at: object = changed(path, text, Deep(inner=Deep()))
+    for name in path.split("."):
+        assert isinstance(at, msgspec.Struct)
+        at = msgspec.structs.asdict(at)[name]
+    assert at == value
+    assert type(at) is type(value)
+
+
+@given(st.integers(1, 10**6), st.floats(0, 100), st.text())
+def test_any_value_that_python_gives_is_taken_as_it_is(count: int, share: float, name: str):
+    given = {"thinker.count": count, "thinker.share": share}
+    assert laid(given, Deep())["thinker"] == Deep(count=count, share=share)
+    assert changed("name", msgspec.json.encode(name).decode(), Deep()) == Deep(name=name)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (
+            "narrator.block_size",
+            1,
+            "narrator.block_size: there is no stage 'narrator'; use one of thinker, talker, engine",
+        ),
+        ("thinker", 1, "thinker: names no option; use one of max_num_seqs"),
+        ("thinker.blocksize", 1, "thinker.blocksize: there is no option 'blocksize'; use one of max_num_seqs"),
+        ("thinker.sampling.temp", 1, "thinker.sampling.temp: there is no option 'temp'; use one of max_tokens"),
+        ("thinker.block_size.x", 1, "thinker.block_size.x: 'block_size' has no fields; set block_size itself"),
+        ("thinker.block_size", "many", "thinker.block_size: 'many' does not fit: Expected `int`, got `str`"),
+        ("thinker.block_size", 1.5, "thinker.block_size: 1.5 does not fit: Expected `int`, got `float`"),
+        ("thinker.block_size", None, "thinker.block_size: None does not fit: Expected `int`, got `null`"),
+        ("thinker.sampling", "hot", "thinker.sampling: 'hot' does not fit"),
+        ("thinker.sampling", '{"temp": 1}', "thinker.sampling.temp: there is no option 'temp'; use one of max_tokens"),
+        (
+            "thinker.sampling",
+            '{"temp": 1',
+            "thinker.sampling: '{\"temp\": 1' does not fit: Expected `object`, got `str`",
+        ),
+        ("thinker.block_size", 0, "thinker.block_size: block_size must be at least 1"),
+        ("thinker.max_model_len", 1, "thinker.max_model_len: max_model_len must be at least 2"),
+        ("thinker.num_blocks", 0, "thinker.num_blocks: num_blocks must be at least 1"),
+        (
+            "thinker.sampling.temperature",
+            -1,
+            "thinker.sampling.temperature: sampling.temperature: -1.0 is out of range",
+        ),
+        ("thinker.sampling.top_p", "0", "thinker.sampling.top_p: sampling.top_p: 0.0 is out of range"),
+        ("thinker.sampling.max_tokens", 0, "thinker.sampling.max_tokens: sampling.max_tokens: 0 is out of range"),
+    ],
+)
+def test_what_cannot_be_set_is_named(path: str, value: object, message: str):
+    with pytest.raises(ConfigError) as caught:
+        laid({path: value}, ArOptions())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("talker.max_num_seqs=8", ("talker.max_num_seqs", "8")),
+        (" a.b = c=d ", ("a.b", "c=d")),
+        ("a.b=", ("a.b", "")),
+    ],
+)
+def test_an_override_is_a_path_and_a_value(text: str, parts: tuple[str, str]):
+    assert parse_override(text) == parts
+
+
+@pytest.mark.parametrize("text", ["talker.max_num_seqs", "max_num_seqs=8", ""])
+def test_what_is_no_override_is_refused(text: str):
+    with pytest.raises(ConfigError, match=r"--set: .* is not an override; write stage.option=value"):
+        parse_override(text)
+
+
+TABLE = {"block_size": 8, "sampling": {"top_k": 3, "stop_token_ids": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "file"),
+    [
+        ({"thinker": TABLE}, True),
+        ({"thinker": TABLE}, False),
+        ({"thinker.block_size": 8, "thinker.sampling": '{"top_k": 3, "stop_token_ids": [1, 2]}'}, False),
+    ],
+)
+def test_a_table_changes_the_fields_that_it_names(values: dict[str, object], file: bool):
+    sampling = msgspec.structs.replace(GREEDY, top_k=3, stop_token_ids=(1, 2))
+    assert laid(values, ArOptions(), file=file)["thinker"] == ArOptions(block_size=8, sampling=sampling)
+
+
+def test_options_of_their_own_type_replace_them_all():
+    sampling = msgspec.structs.replace(GREEDY, temperature=0.5)
+    before = ArOptions(sampling=msgspec.structs.replace(GREEDY, top_k=9))
+    assert laid({"thinker.sampling": sampling}, before)["thinker"] == ArOptions(sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"block_size": "8"}, "test.toml: thinker.block_size: '8' does not fit: Expected `int`, got `str`"),
+        ({"prefix_cache": "false"}, "test.toml: thinker.prefix_cache: 'false' does not fit: Expected `bool`"),
+        ({"sampling": {"top_k": 1.5}}, "test.toml: thinker.sampling.top_k: 1.5 does not fit: Expected `int | null`"),
+        (
+            {"sampling": {"topk": 1}},
+            "test.toml: thinker.sampling.topk: there is no option 'topk'; use one of max_tokens",
+        ),
+        ({"sampling": {"top_p": 7.0}}, "test.toml: thinker.sampling: sampling.top_p: 7.0 is out of range"),
+        ({"block_size": {"x": 1}}, "test.toml: thinker.block_size: {'x': 1} does not fit"),
+        ({"blocksize": 1}, "test.toml: thinker.blocksize: there is no option 'blocksize'; use one of max_num_seqs"),
+    ],
+)
+def test_what_a_file_gets_wrong_is_named_with_the_file(table: dict[str, object], message: str):
+    with pytest.raises(ConfigError) as caught:
+        laid({"thinker": table}, ArOptions(), file=True)
+    assert message in str(caught.value)
+
+
+def test_a_file_says_none_for_what_toml_lacks():
+    assert laid({"thinker": {"most": "none"}}, Deep(), file=True)["thinker"] == Deep(most=None)
+
+
+def origins(options: msgspec.Struct, *layers: Layer) -> dict[str, str]:
+    _, settings = overlay({"thinker": options}, layers)
+    return {setting.path: setting.origin for setting in settings}
+
+
+def test_untouched_settings_are_the_default_s_or_the_family_s():
+    family = ArOptions(block_size=4, sampling=msgspec.structs.replace(GREEDY, top_k=9))
+    _, settings = overlay({"thinker": family}, [])
+    assert Setting(path="thinker.block_size", value=4, origin="family") in settings
+    assert Setting(path="thinker.sampling.top_k", value=9, origin="family") in settings
+    others = [setting for setting in settings if setting.path not in ("thinker.block_size", "thinker.sampling.top_k")]
+    assert {setting.origin for setting in others} == {"default"}
+    assert len(settings) == len(ArOptions.__struct_fields__) - 1 + len(SamplingParams.__struct_fields__)
+
+
+def test_what_must_be_given_is_the_family_s():
+    kind = msgspec.defstruct("Required", [("size", int), ("deep", Deep)], frozen=True, kw_only=True)
+    found = origins(kind(size=3, deep=Deep()))
+    assert (found["thinker.size"], found["thinker.deep.count"]) == ("family", "family")
+
+
+def test_the_last_layer_to_set_a_value_is_its_origin_even_to_the_same_value():
+    layers = (
+        Layer("omni.toml", {"thinker": {"block_size": 4, "max_num_seqs": 2, "sampling": {"top_k": 5}}}, file=True),
+        Layer("--set", {"thinker.block_size": "16", "thinker.sampling.top_p": "0.5"}),
+        Layer("argument", {"thinker.max_num_seqs": 2}),
+    )
+    found = origins(ArOptions(), *layers)
+    assert found["thinker.block_size"] == "--set"
+    assert found["thinker.max_num_seqs"] == "argument"
+    assert found["thinker.sampling.top_k"] == "omni.toml"
+    assert found["thinker.sampling.top_p"] == "--set"
+    assert found["thinker.sampling.temperature"] == "default"
+
+
+def test_a_value_with_fields_is_the_origin_of_them_all_until_one_is_set_again():
+    layers = (
+        Layer("omni.toml", {"thinker": {"sampling": {"top_k": 5}}}, file=True),
+        Layer("overrides", {"thinker.sampling": GREEDY}),
+        Layer("argument", {"thinker.sampling.top_p": 0.5}),
+    )
+    found = origins(ArOptions(), *layers)
+    sampling = {path.rpartition(".")[2]: origin for path, origin in found.items() if ".sampling." in path}
+    assert sampling.pop("top_p") == "argument"
+    assert set(sampling.values()) == {"overrides"}
+
+
+@given(st.permutations(["a", "b", "c"]), st.lists(st.integers(1, 99), min_size=3, max_size=3))
+def test_later_layers_win(names: list[str], counts: list[int]):
+    layers = [Layer(name, {"thinker.count": count}) for name, count in zip(names, counts, strict=True)]
+    after, settings = overlay({"thinker": Deep()}, layers)
+    assert after["thinker"] == Deep(count=counts[-1])
+    assert settings[0] == Setting(path="thinker.count", value=counts[-1], origin=names[-1])

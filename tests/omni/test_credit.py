@@ -1,0 +1,184 @@
+"""How far a producer gets ahead of its consumers, over fake stages driven by hand."""
+
+from omni.connector import Ref
+from omni.device import COMPLETED, Stream
+from omni.engine.credit import Credit, Valve
+from omni.stage import Lease, Pause, Resume
+from support.fake_graph import CountingConnector, FakeGraph, Scripted, always, fake_pipeline, host, lent
+from support.fake_stage import FakeWorker
+
+EDGE = "writer->speaker"
+BOTH = ("text", "audio")
+CREDIT = 4
+
+
+def graph_of(credit: int = CREDIT) -> FakeGraph:
+    return FakeGraph(pipeline=fake_pipeline(credit))
+
+
+def write(graph: FakeGraph, request_id: str, count: int) -> None:
+    for number in range(count):
+        graph.writer.produce(request_id, lent(number))
+    graph.settle()
+
+
+def leases(graph: FakeGraph, request_id: str) -> list[Lease]:
+    return [feed.lease for feed in graph.speaker.fed(request_id) if feed.lease is not None]
+
+
+def test_a_request_is_paused_once_when_its_credit_is_used_up_and_goes_on_when_half_is_back() -> None:
+    graph = graph_of()
+    graph.submit("r", *BOTH)
+    write(graph, "r", CREDIT - 1)
+    assert graph.writer.told("r") == []
+    write(graph, "r", 1)
+    assert graph.writer.told("r") == [Pause]
+    write(graph, "r", 2)  # was under way
+    held = leases(graph, "r")
+    for lease in held[:3]:
+        lease.release(COMPLETED)
+        graph.settle()
+        assert graph.writer.told("r") == [Pause]
+    held[3].release(COMPLETED)
+    graph.settle()
+    assert graph.writer.told("r") == [Pause, Resume]
+    write(graph, "r", 2)
+    assert graph.writer.told("r") == [Pause, Resume, Pause]
+
+
+def test_one_slow_consumer_pauses_its_own_request_only() -> None:
+    graph = graph_of()
+    for name in ("slow", "quick"):
+        graph.submit(name, *BOTH)
+    for _ in range(3):
+        write(graph, "slow", 2)
+        write(graph, "quick", 2)
+        graph.speaker.release("quick")
+    assert graph.writer.told("slow") == [Pause]
+    assert graph.writer.told("quick") == []
+
+
+def test_a_payload_on_the_host_costs_nothing() -> None:
+    graph = graph_of()
+    graph.submit("r", *BOTH)
+    for number in range(10 * CREDIT):
+        graph.writer.produce("r", host(number))
+    graph.settle()
+    assert graph.writer.told("r") == []
+
+
+def test_what_a_consumer_has_taken_does_not_count_and_is_not_free() -> None:
+    graph = graph_of()
+    graph.submit("r", *BOTH)
+    made = [graph.writer.produce("r", lent(number)) for number in range(CREDIT - 1)]
+    graph.settle()
+    held = leases(graph, "r")
+    for lease in held:
+        lease.take()
+        lease.take()
+    write(graph, "r", CREDIT - 1)
+    assert graph.writer.told("r") == []
+    assert not any(p.hold.released or p.hold.free for p in made)
+    for lease in held:
+        lease.release(COMPLETED)
+    assert all(p.hold.released and p.hold.free for p in made)
+    write(graph, "r", 1)
+    assert graph.writer.told("r") == [Pause], "what was taken is not given back a second time by its release"
+
+
+def test_a_payload_that_is_split_counts_until_every_part_is_taken_or_released() -> None:
+    graph = FakeGraph(adapters={EDGE: always(Scripted([(2, 1)]))}, pipeline=fake_pipeline(1))
+    graph.submit("r", *BOTH)
+    write(graph, "r", 1)
+    first, second = leases(graph, "r")
+    first.take()
+    first.release(COMPLETED)
+    graph.settle()
+    assert graph.writer.told("r") == [Pause]
+    second.take()
+    graph.settle()
+    assert graph.writer.told("r") == [Pause, Resume]
+    assert graph.connectors[EDGE].released == []
+    second.release(COMPLETED)
+    assert len(graph.connectors[EDGE].released) == 1
+
+
+def test_a_payload_that_the_adapter_drops_is_given_back_at_once() -> None:
+    graph = FakeGraph(adapters={EDGE: always(Scripted([(0, 1)] * 9))}, pipeline=fake_pipeline(1))
+    graph.submit("r", *BOTH)
+    write(graph, "r", 9)
+    assert graph.writer.told("r") == [], "used up and given back in one round is no news"
+
+
+def test_a_payload_under_way_counts_until_it_is_given_up() -> None:
+    class Slow(CountingConnector):
+        """Nothing arrives."""
+
+        def receive(self, ref: Ref, stream: Stream) -> "Slow":
+            return self
+
+        def poll(self) -> None:
+            return None
+
+    graph = FakeGraph(connectors={EDGE: Slow()}, pipeline=fake_pipeline(2))
+    graph.submit("r", *BOTH)
+    write(graph, "r", 2)
+    assert graph.writer.told("r") == [Pause]
+    graph.speaker.done("r")
+    graph.settle()
+    assert graph.writer.told("r") == [Pause, Resume], "nobody is behind any more"
+
+
+def test_a_consumer_that_is_done_holds_its_producer_up_no_more() -> None:
+    graph = graph_of()
+    graph.submit("r", *BOTH)
+    write(graph, "r", CREDIT)
+    graph.speaker.done("r")
+    graph.settle()
+    assert graph.writer.told("r") == [Pause, Resume]
+    graph.speaker.release("r")
+    write(graph, "r", 3 * CREDIT)
+    assert graph.writer.told("r") == [Pause, Resume]
+
+
+def test_a_producer_that_is_done_and_a_request_that_is_over_are_told_nothing() -> None:
+    graph = graph_of()
+    for name in ("done", "over"):
+        graph.submit(name, *BOTH)
+        write(graph, name, CREDIT)
+    graph.writer.done("done")
+    graph.settle()
+    held = leases(graph, "over")
+    graph.speaker.fail("over", RuntimeError("no voice"))  # type: ignore[arg-type]
+    graph.settle()
+    for lease in held:
+        lease.release(COMPLETED)
+    graph.speaker.release("done")
+    graph.settle()
+    assert graph.writer.told("done") == graph.writer.told("over") == [Pause]
+
+
+def test_a_producer_of_several_edges_is_paused_while_any_of_them_is_used_up() -> None:
+    producer, changed = FakeWorker(), dict[Valve, None]()
+    valve = Valve("r", producer, changed)
+    one, other = Credit(1, valve), Credit(2, valve)
+    told = []
+
+    def tell() -> list[type]:
+        for each in changed:
+            each.tell()
+        changed.clear()
+        told.extend(type(message) for message in producer.inbox)
+        producer.inbox.clear()
+        return told
+
+    for credit in (one, other, other):
+        credit.spend()
+    assert tell() == [Pause]
+    one.give_back()
+    assert tell() == [Pause]
+    other.give_back()
+    assert tell() == [Pause, Resume]
+    other.spend()
+    other.waive()
+    assert tell() == [Pause, Resume]

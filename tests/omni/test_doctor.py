@@ -1,0 +1,275 @@
+"""`omni doctor`: what a model still needs, found by taking it away."""
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from omni.cli import app
+from omni_qwen3_omni.tiny import write_tiny
+from support.entry_points import own_entry_points
+from support.tiny_text import write_text_model
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """The entry points that commands find. A test may change them."""
+    points = own_entry_points()
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+    return points
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed beside omni is another test's subject."""
+    monkeypatch.setattr("omni.cli.doctor.check_environment", lambda: iter(()))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("examined") / "omni"
+    write_tiny(path, seed=7)
+    return path
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A checkpoint to spoil."""
+    return shutil.copytree(whole, tmp_path / "omni")
+
+
+def call(*arguments: object) -> Result:
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments), *device])
+
+
+def checks(*arguments: object) -> dict[str, Any]:
+    """By name. Their statuses and the exit code agree."""
+    result = call(*arguments, "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == any(check["status"] == "problem" for check in found)
+    assert all(bool(check["remedy"]) == (check["status"] != "ok") for check in found)
+    return {check["name"]: check for check in found}
+
+
+def problem(name: str, *arguments: object) -> str:
+    """The detail and the remedy of the only check that found a problem."""
+    found = checks(*arguments)
+    assert [check["name"] for check in found.values() if check["status"] == "problem"] == [name]
+    return f"{found[name]['detail']}; {found[name]['remedy']}"
+
+
+def test_a_whole_model_is_well(whole: Path) -> None:
+    found = checks(whole)
+    assert {check["status"] for check in found.values()} == {"ok"}
+    assert found["pipeline"]["detail"].endswith("audio_encoder, vision_encoder, thinker, talker, code2wav")
+    assert "voices ethan" in found["processor"]["detail"]
+    size = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
+    assert (
+        found["weights"]["detail"]
+        == f"{len(list(whole.glob('*.safetensors')))} files, {size:,} bytes, each there and whole"
+    )
+
+
+def test_the_text_is_grouped_and_counted(whole: Path) -> None:
+    result = call(whole)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line for line in lines[:-1] if not line.startswith(" ")] == ["plugins", "devices", "model"]
+    assert "  ok       device: cpu" in lines
+    assert lines[-1].endswith("checks: all is well")
+
+
+def test_a_problem_comes_with_its_remedy(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    result = call(folder)
+    assert result.exit_code == 1
+    *_, what, remedy, summary = result.stdout.splitlines()
+    assert what == f"  problem  config.json: config.json: is missing from {folder}"
+    assert remedy == "           -> give a folder with a complete checkpoint"
+    assert summary.endswith("checks: 1 problem")
+
+
+def test_without_a_model_only_what_is_here_is_looked_at() -> None:
+    found = checks()
+    assert {check["group"] for check in found.values()} == {"plugins", "devices"}
+
+
+def shards(folder: Path) -> list[str]:
+    return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+
+
+def test_every_shard_that_is_missing_or_broken_is_named(folder: Path) -> None:
+    first, second, third = shards(folder)
+    (folder / first).unlink()
+    data = (folder / second).read_bytes()
+    (folder / second).write_bytes(data[: len(data) // 2])
+    found = checks(folder)
+    held = sum(file == first for file in json.loads((folder / INDEX).read_text())["weight_map"].values())
+    assert found[first]["detail"] == f"is missing, and {held} weights with it"
+    assert found[first]["remedy"] == f"download it into {folder}"
+    assert found[second]["detail"].startswith("is truncated or no safetensors file")
+    assert third not in found
+    assert "shapes" not in found
+    assert found["processor"]["status"] == "ok"
+
+
+def test_a_shard_without_weights_that_the_index_promises(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    file = shards(folder)[0]
+    index["weight_map"]["thinker.more"] = file
+    (folder / INDEX).write_text(json.dumps(index))
+    assert "lacks thinker.more" in problem(file, folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("{", "is not valid JSON"), ('{"weight_map": 3}', "does not map weight names to file names")]
+)
+def test_an_index_that_cannot_be_read(folder: Path, content: str, words: str) -> None:
+    (folder / INDEX).write_text(content)
+    assert words in problem("weights", folder)
+
+
+def test_no_weights_at_all_unless_random_ones_are_wanted(folder: Path) -> None:
+    for file in [*folder.glob("*.safetensors"), folder / INDEX]:
+        file.unlink()
+    assert f"neither {INDEX} nor model.safetensors is in {folder}" in problem("weights", folder)
+    assert checks(folder, "--load-format", "dummy")["weights"]["detail"] == "random ones are wanted"
+
+
+def test_a_single_file_is_looked_at_too(tmp_path: Path) -> None:
+    write_text_model(tmp_path, "tied")
+    found = checks(tmp_path)
+    assert found["weights"]["detail"].startswith("1 file, ")
+    assert found["shapes"]["status"] == "ok"
+    # This model was saved without a tokenizer.
+    assert "has none of tokenizer.json" in found["processor"]["detail"]
+
+
+def test_weights_of_another_configuration_are_found(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["thinker_config"]["text_config"]["num_hidden_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "has no weights for" in problem("shapes", folder)
+
+
+def unknown_type(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "unheard_of"}')
+
+
+def no_sizes(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
+
+
+def no_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def no_preprocessor(folder: Path) -> None:
+    (folder / "preprocessor_config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "words"),
+    [
+        (unknown_type, "pipeline", "no plugin serves model type 'unheard_of'"),
+        (no_sizes, "pipeline", "config.json"),
+        (no_tokenizer, "processor", "tokenizer"),
+        (no_preprocessor, "processor", "preprocessor_config.json: is missing"),
+    ],
+)
+def test_what_else_a_folder_may_lack(folder: Path, spoil: Callable[[Path], None], name: str, words: str) -> None:
+    spoil(folder)
+    assert words in problem(name, folder)
+
+
+def test_a_family_whose_plugin_is_not_installed(whole: Path, installed: list[EntryPoint]) -> None:
+    installed[:] = own_entry_points("ar", "encoder", "vocoder", "local", "text")
+    assert "no plugin serves model type 'qwen3_omni_moe'" in problem("pipeline", whole)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("some/model", "some/model is no folder here, and not downloaded; `hf download some/model`"),
+        ("./some/model", "there is no folder ./some/model; give a checkpoint folder or a hub id"),
+        ("a/b/c", "there is no folder a/b/c"),
+    ],
+)
+def test_a_model_that_is_not_here(model: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in problem("folder", model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "nothing"], "--set: 'nothing' is not an override; write stage.option=value"),
+        (["--set", "engine.device=tpu", "--device", "tpu"], "device: 'tpu' is not a device"),
+        (["--config", "none.toml"], "none.toml: cannot be read"),
+        (["--dtype", "float8"], "dtype: 'float8' is not supported"),
+    ],
+)
+def test_wrong_settings(whole: Path, arguments: list[str], words: str) -> None:
+    assert words in problem("settings", whole, *arguments)
+
+
+def test_settings_of_stages_are_checked_with_the_pipeline(whole: Path, tmp_path: Path) -> None:
+    file = tmp_path / "omni.toml"
+    file.write_text("[talker]\nspeed = 2\n")
+    assert problem("pipeline", whole, "--config", file).startswith(f"{file}: talker.speed: there is no option 'speed'")
+
+
+def test_a_device_that_is_not_here(whole: Path) -> None:
+    assert "'cuda:77' does not exist here" in problem("device", whole, "--device", "cuda:77")
+
+
+def test_memory_that_does_not_suffice(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "the stages need"
+    assert words in problem("memory", whole, "--set", "engine.memory_bytes=1000000")
+    monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**9, 10**6))
+    assert "0.0 GiB are there; lower max_model_len" in problem("memory", whole)
+    least, most = 556 * 10**6, 637 * 10**6
+    monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**9, (least + most) // 2))
+    found = checks(whole)
+    assert (found["memory"]["status"], found["memory"]["remedy"]) == (
+        "warning",
+        "set engine.memory_bytes, and the stages divide it",
+    )
+
+
+@pytest.fixture
+def with_broken(installed: list[EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_doctor_plugin.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed.append(EntryPoint("broken", "broken_doctor_plugin", "omni"))
+
+
+@pytest.mark.usefixtures("with_broken")
+def test_a_broken_plugin_is_named_with_the_last_line_of_its_reason() -> None:
+    words = (
+        "is broken: ModuleNotFoundError: No module named 'nothing_of_this_name'; `omni plugins --verbose` shows where"
+    )
+    assert words in problem("broken")
+
+
+def test_two_plugins_that_claim_one_name(installed: list[EntryPoint]) -> None:
+    (text,) = own_entry_points("text")
+    installed.append(EntryPoint("zwilling", text.value, "omni"))
+    result = json.loads(call("--json").stdout)
+    conflicts = [check for check in result if check["name"] == "conflict"]
+    assert conflicts[0]["detail"] == "plugins 'text' and 'zwilling' both claim the model family 'text'"
+    assert {check["remedy"] for check in conflicts} == {"uninstall one of them"}
+
+
+def test_no_plugin_at_all(installed: list[EntryPoint]) -> None:
+    del installed[:]
+    assert "none is installed" in problem("plugins")

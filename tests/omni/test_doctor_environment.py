@@ -1,0 +1,171 @@
+"""`omni doctor`: the environment and the devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.requirements import Requirement as Reference
+from packaging.version import Version
+
+from omni.cli.doctor import devices, environment, versions
+from omni.cli.doctor.check import Check
+from omni.version import __version__
+from support.entry_points import REPOSITORY
+
+NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda numbers: ".".join(map(str, numbers)))
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from(["", "+cpu", ".post1"]))
+def test_versions_are_ordered_as_packaging_orders_them(one: str, other: str, local: str) -> None:
+    assert versions.older(one + local, other) == (Version(one) < Version(other))
+
+
+def test_requirements_are_read_as_packaging_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [
+        "msgspec>=0.19",
+        "tokenizers",
+        "torch >= 2.11",
+        'ruff>=0.9; extra == "dev"',
+        "torchaudio>=2; extra == 'gpu'",
+    ]
+    monkeypatch.setattr(versions.metadata, "requires", lambda name: texts)
+    for text, found in zip(texts, versions.requirements(), strict=True):
+        read = Reference(text)
+        assert found.name == read.name
+        assert found.least == "".join(part.version for part in read.specifier)
+        assert found.extra is None if read.marker is None else read.marker.evaluate({"extra": found.extra or ""})
+
+
+def by_name(found: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in found}
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What seems to be installed. A test may change it."""
+    there = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "msgspec": "0.19"}
+    monkeypatch.setattr(versions, "installed", there.get)
+    needed = [versions.Requirement("torch", "2.11", None), versions.Requirement("msgspec", "0.19", None)]
+    monkeypatch.setattr(versions, "requirements", lambda: [*needed, versions.Requirement("torchaudio", "2.11", "gpu")])
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    return there
+
+
+def test_what_is_installed_and_new_enough_is_well(packages: dict[str, str]) -> None:
+    found = by_name(list(environment.check_environment()))
+    assert {check.status for check in found.values()} == {"ok"}
+    assert found["omni"].detail == __version__
+    assert found["python"].detail.startswith(sys.version.split()[0])
+    assert found["torchaudio"].detail == "not installed (extra 'gpu')"
+
+
+def test_what_is_missing_or_too_old_is_a_problem(packages: dict[str, str]) -> None:
+    packages["torch"] = "2.9.1"
+    del packages["msgspec"]
+    found = by_name(list(environment.check_environment()))
+    assert (found["torch"].status, found["torch"].detail) == ("problem", "2.9.1 is older than 2.11")
+    assert (found["msgspec"].status, found["msgspec"].remedy) == ("problem", "pip install 'msgspec>=0.19'")
+
+
+def test_python_too_old(packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "sys", SimpleNamespace(version_info=(3, 10), executable="/usr/bin/python"))
+    found = by_name(list(environment.check_environment()))
+    assert (found["python"].status, found["python"].remedy) == ("problem", "use Python 3.11 or newer")
+
+
+@pytest.mark.parametrize("name", ["torchaudio", "torchvision"])
+def test_packages_for_cuda_beside_a_torch_without(
+    name: str, packages: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages[name] = "2.13.0"
+    check = by_name(list(environment.check_environment()))[f"{name} and torch"]
+    assert (check.status, check.remedy) == ("warning", f"pip uninstall {name}")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert f"{name} and torch" not in by_name(list(environment.check_environment()))
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "trapped"),
+    [("3.6.0", "2.4.0", True), ("3.6.0", "2.3.9", False), ("3.9.0", "2.5.2", False)],
+)
+def test_triton_beside_a_newer_numpy(triton: str, numpy: str, trapped: bool, packages: dict[str, str]) -> None:
+    packages.update(triton=triton, numpy=numpy)
+    assert ("triton and numpy" in by_name(list(environment.check_environment()))) == trapped
+
+
+def test_not_installed_but_run_from_its_folder(packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "requirements", list)
+    check = by_name(list(environment.check_environment()))["packages"]
+    assert check.status == "warning"
+    assert "not installed" in check.detail
+
+
+def test_a_package_that_cannot_be_imported_is_named_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text('raise OSError("libcudart.so.13: cannot open\\nshared object file")\n')
+    roots = [str(tmp_path), *(str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages"))]
+    program = f"import sys; sys.path[:0] = {roots}; from omni.cli import main; main()"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
+    assert (ran.returncode, ran.stderr) == (1, "")
+    assert "  problem  import torch: OSError: shared object file" in ran.stdout
+    assert "  ok       import numpy: works" in ran.stdout
+    assert "devices and model: not looked at: import torch" in ran.stdout
+    assert "\nplugins\n" in ran.stdout
+
+
+def test_the_cpu_is_described_as_the_system_does() -> None:
+    found = by_name(list(devices.check_devices()))
+    total, free = devices.host_memory()
+    assert 0 < free <= total <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert found["cpu"].detail.startswith(f"{len(os.sched_getaffinity(0))} cores, ")
+
+
+def test_a_control_group_with_less_memory_than_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_CONTROL_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("300000\n")
+    assert devices.host_memory() == (1_000_000, 700_000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert devices.host_memory()[0] > 1_000_000
+
+
+def test_a_system_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_MEMORY", tmp_path / "none")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert devices.host_memory() == (total, total)
+
+
+def test_cuda_devices_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mem_get_info(index: int) -> tuple[int, int]:
+        if index:
+            raise RuntimeError("CUDA error: out of memory\nnothing is left")
+        return 2**33, 2**34
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A card")
+    found = by_name(list(devices.check_devices()))
+    assert (found["cuda:0"].status, found["cuda:0"].detail) == ("ok", "A card, 8.0 GiB of 16.0 GiB free")
+    assert (found["cuda:1"].status, found["cuda:1"].detail) == ("problem", "RuntimeError: nothing is left")
+    assert "cuda" not in found
+
+
+@pytest.mark.parametrize(("built", "status"), [(None, "ok"), ("13.0", "warning")])
+def test_no_cuda_device(built: str | None, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    assert by_name(list(devices.check_devices()))["cuda"].status == status

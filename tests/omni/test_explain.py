@@ -1,0 +1,252 @@
+"""`omni explain`: what would run, without running it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from omni.checkpoint import Checkpoint
+from omni.cli import app
+from omni.cli.explain.report import make_report
+from omni.cli.options import Choices
+from omni.cli.target import resolve_target
+from omni.config import Layer
+from omni.device.cpu import CpuDevice
+from omni.device.meta import MetaDevice
+from omni.engine import EngineOptions, build_engine, load_stages, resolve_pipeline
+from omni.plugin.manager import load_plugins
+from omni_qwen3_omni.tiny import write_tiny
+from support.echo_family import EchoKind
+from support.echo_omni import echo_model
+from support.echo_plugin import POINT
+from support.entry_points import own_entry_points
+
+_TOWER = ("max_batch_length", "cache_bytes")
+_STAGE = {"max_model_len": 256, "max_num_seqs": 2}
+SETTINGS: dict[str, object] = {
+    **{f"{tower}.{name}": 32 for tower in ("audio_encoder", "vision_encoder") for name in _TOWER},
+    **{f"{stage}.{name}": value for stage in ("thinker", "talker") for name, value in _STAGE.items()},
+    "code2wav.max_num_seqs": 2,
+}
+"""Small, so that measuring is quick."""
+SET = [word for path, value in SETTINGS.items() for word in ("--set", f"{path}={value}")]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: [POINT, *own_entry_points()])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("explained") / "omni"
+    write_tiny(path, seed=5)
+    return path
+
+
+def call(*arguments: object) -> Result:
+    device = [] if "--device" in arguments else ["--device", "cpu"]
+    return CliRunner().invoke(app, ["explain", *map(str, arguments), *device])
+
+
+def report(*arguments: object) -> Any:
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_text_shows_everything(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "omni.toml"
+    file.write_text("[thinker]\nblock_size = 8\n[thinker.sampling]\ntop_k = 7\n")
+    result = call(folder, "--config", file, "--set", "talker.max_num_seqs=3", "--device", "cpu")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == f"{folder}: family qwen3_omni, on cpu in float32, weights from the checkpoint"
+    assert "│ audio_encoder │ │ vision_encoder │" in lines
+    assert "thinker ar 0 omni_qwen3_omni.thinker:build" in lines
+    assert "thinker: prefix cache works: everything that the stage is fed has a content key" in lines
+    assert "talker -> code2wav local same process, same device" in lines
+    assert f"thinker.block_size 8 {file}" in lines
+    assert f"thinker.sampling.top_k 7 {file}" in lines
+    assert "talker.max_num_seqs 3 --set" in lines
+    assert "engine.device cpu argument" in lines
+    assert "talker.sampling.top_k 50 family" in lines
+    assert "code2wav.chunk_frames 25 default" in lines
+    assert any(line.startswith("talker.sampling.suppress_token_ids [") and "in all] family" in line for line in lines)
+    drawing = result.stdout[: result.stdout.index("\nStages")].splitlines()
+    assert max(map(len, drawing[2:])) <= 80
+
+
+def test_the_report_has_every_setting_of_engine_and_stages(folder: Path) -> None:
+    settings = report(folder, "--device", "cpu")["settings"]
+    paths = [setting["path"] for setting in settings]
+    assert len(set(paths)) == len(paths)
+    plan = resolve_pipeline(Checkpoint(folder), load_plugins())
+    for name, options in [
+        ("engine", EngineOptions()),
+        *((stage.name, stage.options) for stage in plan.pipeline.stages),
+    ]:
+        for field, value in msgspec.structs.asdict(options).items():
+            if not isinstance(value, msgspec.Struct):
+                assert paths.count(f"{name}.{field}") == 1
+
+
+def test_the_report_tells_stages_edges_and_outputs(folder: Path) -> None:
+    found = report(folder, "--device", "cpu")
+    assert [stage["name"] for stage in found["stages"]][-2:] == ["talker", "code2wav"]
+    talker = next(stage for stage in found["stages"] if stage["name"] == "talker")
+    assert (talker["kind"], talker["priority"], talker["model"]) == ("ar", -1, "omni_qwen3_omni.talker:build")
+    assert {stage["name"] for stage in found["stages"] if stage["prefix_cache"] is None} == {
+        "audio_encoder",
+        "vision_encoder",
+        "code2wav",
+    }
+    edge = next(edge for edge in found["edges"] if edge["producer"] == "talker")
+    assert (edge["consumer"], edge["connector"], edge["why"]) == ("code2wav", "local", "same process, same device")
+    assert found["outputs"] == [{"modality": "text", "stage": "thinker"}, {"modality": "audio", "stage": "code2wav"}]
+
+
+def test_no_weight_is_needed_and_the_numbers_are_those_of_loaded_stages(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        if "safetensors" not in file.name:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    found = report(tmp_path, *SET, "--device", "cpu")["memory"]
+    checkpoint = Checkpoint(folder)
+    plan = resolve_pipeline(checkpoint, load_plugins(), [Layer("test", SETTINGS)])
+    loaded = load_stages(plan, checkpoint, CpuDevice(), "float32", "auto")
+    assert found["stages"].keys() == loaded.keys()
+    for name, stage in loaded.items():
+        footprint, share = stage.footprint, found["stages"][name]
+        assert share["weights"] == footprint.weights > 0
+        assert (share["page_bytes"], share["working"], share["pages"]) == (footprint.page_bytes, None, None)
+        assert (share["fewest_pages"], share["most_pages"]) == (footprint.fewest_pages, footprint.most_pages)
+        assert share["least"] == share["weights"] + share["fixed"] + share["page_bytes"] * share["fewest_pages"]
+        assert share["most"] == share["weights"] + share["fixed"] + share["page_bytes"] * share["most_pages"]
+    assert (found["budget"], found["problem"], found["measured"]) == (None, None, False)
+
+
+def test_measuring_divides_as_an_engine_does(folder: Path) -> None:
+    most = sum(share["most"] for share in report(folder, *SET, "--measure")["memory"]["stages"].values())
+    memory_bytes = most - 100_000
+    settings = [*SET, "--set", f"engine.memory_bytes={memory_bytes}"]
+    found = report(folder, *settings, "--measure")["memory"]
+    assert (found["measured"], found["budget"], found["bound"]) == (True, memory_bytes, "engine.memory_bytes")
+    checkpoint, plugins = Checkpoint(folder), load_plugins()
+    plan = resolve_pipeline(checkpoint, plugins, [Layer("test", SETTINGS)])
+    options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
+    engine = build_engine(plan, checkpoint, plugins, CpuDevice(), options)
+    engine.close()
+    for name, memory in engine.memory.items():
+        share = found["stages"][name]
+        assert (share["weights"], share["working"], share["pages"]) == (memory.weights, memory.working, memory.pages)
+        assert share["pages"] < share["most_pages"] or not share["most_pages"]
+
+
+def test_measuring_without_a_bound_measures_all_the_same(folder: Path) -> None:
+    result = call(folder, *SET, "--measure")
+    assert "working memory and pages: measured and divided as at the start" in result.stdout
+    (row,) = [line.split() for line in result.stdout.splitlines() if line.split()[:1] == ["sum"]]
+    assert int(row[3].replace(",", "")) > 0
+
+
+def test_too_little_memory_is_part_of_the_report_until_it_is_measured(folder: Path) -> None:
+    small = [folder, "--set", "engine.memory_bytes=1000000", "--device", "cpu"]
+    result = call(*small)
+    assert result.exit_code == 0
+    assert "problem: engine.memory_bytes: the stages need" in result.stdout
+    measured = call(*small, "--measure")
+    assert (measured.exit_code, measured.stdout) == (1, "")
+    assert measured.stderr.startswith("error: engine.memory_bytes: the stages need")
+    rows = measured.stderr.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [
+        "stage",
+        "audio_encoder",
+        "vision_encoder",
+        "thinker",
+        "talker",
+        "code2wav",
+    ]
+
+
+def test_pages_that_are_chosen_are_the_fewest_and_the_most(folder: Path) -> None:
+    share = report(folder, "--set", "talker.num_blocks=40", "--device", "cpu")["memory"]["stages"]["talker"]
+    assert (share["fewest_pages"], share["most_pages"]) == (40, 40)
+    assert share["least"] == share["most"]
+
+
+def test_a_device_that_is_elsewhere_can_be_asked_for(folder: Path) -> None:
+    found = report(folder, "--device", "cuda:7")
+    on_cpu = report(folder, "--device", "cpu")
+    assert (found["device"], found["dtype"]) == ("cuda:7", "bfloat16")
+    assert found["memory"]["bound"] == "what is free on cuda:7, which is not here"
+    thinker, same = (r["memory"]["stages"]["thinker"]["weights"] for r in (found, on_cpu))
+    assert same / 2 <= thinker < same
+
+
+def test_a_device_that_is_here_says_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Card(MetaDevice):
+        def free_memory(self) -> int:
+            return 2**33
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("omni.cli.memory.open_device", lambda name: Card())
+    memory = report(folder, "--device", "cuda")["memory"]
+    assert memory["budget"] == 2**33 - 2**28
+    assert (memory["bound"], memory["problem"]) == ("free on cuda:0, but for a reserve", None)
+
+
+def test_a_prefix_cache_works_unless_it_is_off_or_an_edge_has_no_key(folder: Path) -> None:
+    target = resolve_target(str(folder), Choices(settings=("thinker.prefix_cache=false",), device="cpu"))
+    edges = tuple(msgspec.structs.replace(edge, keyed=edge.consumer != "talker") for edge in target.plan.pipeline.edges)
+    pipeline = msgspec.structs.replace(target.plan.pipeline, edges=edges)
+    found = make_report("m", replace(target, plan=replace(target.plan, pipeline=pipeline)), measure=False)
+    caches = {stage.name: stage.prefix_cache for stage in found.stages if stage.prefix_cache is not None}
+    assert (caches["thinker"].works, caches["thinker"].why) == (False, "thinker.prefix_cache is off")
+    why = "not past tensors from thinker: their adapter gives no content key"
+    assert (caches["talker"].works, caches["talker"].why) == (False, why)
+
+
+def test_a_kind_that_cannot_be_built_without_memory_leaves_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(self: EchoKind, context: object) -> None:
+        raise RuntimeError("no contents")
+
+    monkeypatch.setattr(EchoKind, "load", load)
+    result = call(echo_model(tmp_path), "--device", "cpu")
+    assert result.exit_code == 0
+    assert "problem: not known: RuntimeError: no contents" in result.stdout
+    assert "writer.tokens_per_tick" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "writer.speed=1"], "writer.speed: there is no option 'speed'"),
+        (["--device", "tpu"], "device: 'tpu' is not a device"),
+        (["--dtype", "float8"], "dtype: 'float8' is not supported"),
+        (["--load-format", "random"], "load_format: 'random' is not known"),
+        (["--config", "none.toml"], "none.toml: cannot be read"),
+    ],
+)
+def test_errors_are_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = call(echo_model(tmp_path), *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: {words}")
+
+
+@pytest.mark.parametrize(("encoding", "corner"), [("ascii", "+-"), ("latin-1", "+-"), ("utf-8", "┌─")])
+def test_what_the_terminal_cannot_show_is_drawn_in_ascii(tmp_path: Path, encoding: str, corner: str) -> None:
+    model = echo_model(tmp_path / "mod\u00e8le \u2603")
+    result = CliRunner(charset=encoding).invoke(app, ["explain", str(model), "--device", "cpu"])
+    assert result.exit_code == 0
+    assert f"{corner}" in result.stdout
+    assert ("\u2603" in result.stdout) == (encoding == "utf-8")
+    assert ("\\u2603" in result.stdout) == (encoding != "utf-8")

@@ -1,0 +1,165 @@
+"""An exception raised once in an adapter, in a connector or in a sink fails one request, and is named after the edge."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from omni.adapter import Adapter, AdapterFactory
+from omni.connector import Received
+from omni.engine import EngineOutput, Plan
+from omni.payload import Payload
+from omni_local.connector import LocalConnector, LocalPending
+from support.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
+from support.faults import Faults, planted
+from support.omni_engine import GIVEN_UP, OmniEngine, Result
+from support.pressure import overrides
+from support.reference import tiny_checkpoint
+
+ARRIVALS = [0, 1, 2, 4]
+DOING = {"open": "opening its adapter", "push": "adapting a payload", "finish": "adapting a payload"}
+
+
+class FaultyAdapter:
+    def __init__(self, faults: Faults, edge: str, adapter: Adapter) -> None:
+        self._faults = faults
+        self._edge = edge
+        self._adapter = adapter
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        return self._faults.call((self._edge, "push"), lambda: self._adapter.push(payload), planted)
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return self._faults.call((self._edge, "finish"), lambda: self._adapter.finish(reason), planted)
+
+
+@pytest.fixture(scope="module")
+def bench() -> tuple[OmniEngine, Faults]:
+    """An engine whose adapters can fail."""
+    faults = Faults()
+
+    def faulty(edge: str, factory: AdapterFactory) -> AdapterFactory:
+        def make(args: msgspec.Struct | None) -> Adapter:
+            made = faults.call((edge, "open"), lambda: factory(args), planted)
+            return FaultyAdapter(faults, edge, made)
+
+        return make
+
+    def change(plan: Plan) -> Plan:
+        return replace(plan, adapters={edge: faulty(edge, factory) for edge, factory in plan.adapters.items()})
+
+    return OmniEngine(tiny_checkpoint(**SHAPE), overrides(NO_CACHES, TOGETHER), change=change), faults
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
+@pytest.mark.parametrize("method", DOING)
+def test_an_adapter(bench: tuple[OmniEngine, Faults], method: str, after: bool) -> None:
+    engine, faults = bench
+    chance = random.Random(method)
+    faults.planted = None
+    faults.seen.clear()
+    assert failures(engine.run(CHATS, ARRIVALS)) == []
+    counts = {edge: count for (edge, what), count in faults.seen.items() if what == method}
+    assert len(counts) == 5, "an edge never does it"
+
+    for edge, count in counts.items():
+        fault = faults.plant((edge, method), chance.randrange(count), after=after)
+        (error,) = failures(engine.run(CHATS, ARRIVALS))
+        assert str(error) == f"stage '{edge}' failed while {DOING[method]}: PlantedError: planted"
+        assert not fault.left
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Faults]:
+    """Makes a method of a class able to fail once."""
+
+    def spoil(owner: type, method: str) -> Faults:
+        faults, real = Faults(), vars(owner)[method]
+
+        def spoilt(*arguments: Any) -> Any:
+            return faults.call((owner.__name__, method), lambda: real(*arguments), planted)
+
+        monkeypatch.setattr(owner, method, spoilt)
+        return faults
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "doing"),
+    [
+        (LocalConnector, "send", "sending a payload"),
+        (LocalConnector, "receive", "receiving a payload"),
+        (LocalPending, "poll", "receiving a payload"),
+    ],
+)
+@pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
+def test_a_connector(
+    bench: tuple[OmniEngine, Faults],
+    spoil: Callable[[type, str], Faults],
+    owner: type,
+    method: str,
+    doing: str,
+    after: bool,
+) -> None:
+    engine, chance, place = bench[0], random.Random(method), (owner.__name__, method)
+    faults = spoil(owner, method)
+    assert failures(engine.run(CHATS, ARRIVALS)) == []
+    count = faults.seen[place]
+    assert count > 50
+
+    for _ in range(3):
+        fault = faults.plant(place, chance.randrange(count), after=after)
+        (error,) = failures(engine.run(CHATS, ARRIVALS))
+        assert "->" in error.stage
+        assert (error.doing, error.problem) == (doing, "PlantedError: planted")
+        assert not fault.left
+
+
+@pytest.mark.parametrize("method", ["release", "abort"])
+def test_a_connector_that_fails_to_let_go(
+    bench: tuple[OmniEngine, Faults],
+    spoil: Callable[[type, str], Faults],
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody fails for it. It has let go nevertheless: a payload that is never let go of keeps its memory."""
+    poll, polls = LocalPending.poll, dict[LocalPending, int]()
+
+    def late(self: LocalPending) -> Received | None:
+        polls[self] = polls.get(self, 0) + 1
+        return poll(self) if polls[self] > 3 else None
+
+    monkeypatch.setattr(LocalPending, "poll", late)
+    engine, place = bench[0], ("LocalConnector", method)
+    faults = spoil(LocalConnector, method)
+    for number in range(2):
+        fault = faults.plant(place, number, after=True)
+        errors = failures(engine.run([*CHATS, CHATS[0]], [*ARRIVALS, 6], {0: 24, 4: 40}), [*CHATS, CHATS[0]])
+        assert errors == [GIVEN_UP, GIVEN_UP]
+        assert not fault.left
+
+
+def test_a_sink(bench: tuple[OmniEngine, Faults], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request whose outputs it takes is given up; after its last output nothing is left to give up."""
+    faults, take = Faults(), Result.take
+
+    def spoilt(self: Result, output: EngineOutput) -> None:
+        faults.call(("sink", type(output).__name__), lambda: take(self, output), planted)
+
+    monkeypatch.setattr(Result, "take", spoilt)
+    engine, chance = bench[0], random.Random(5)
+    assert failures(engine.run(CHATS, ARRIVALS)) == []
+    counts = faults.seen.copy()
+    assert {what for _, what in counts} == {"OutputChunk", "StageFinished", "RequestFinished"}
+
+    for place, count in sorted(counts.items()):
+        for _ in range(2):
+            fault = faults.plant(place, chance.randrange(count), after=True)
+            errors = failures(engine.run(CHATS, ARRIVALS))
+            expected = "stage 'sink' failed while taking an output: PlantedError: planted"
+            assert [str(error) for error in errors] == [expected] * (place[1] != "RequestFinished")
+            assert not fault.left

@@ -1,0 +1,112 @@
+"""Who still needs a payload's memory, and page rows that move while somebody may read them."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from omni.connector import Ref
+from omni.device import COMPLETED, Event
+from omni.payload import PageSlice, Payload
+from omni.pipeline import Edge
+from omni.stage import Feed, Hold, lend
+from omni_local.connector import LocalConnector
+from support.fake_graph import CountingConnector, FakeGraph, Note, lent
+
+PAGES = torch.zeros(2, 4, 3)
+EDGE = "writer->speaker"
+
+
+class Gate:
+    """An event that a test opens."""
+
+    def __init__(self) -> None:
+        self.open = False
+
+    def done(self) -> bool:
+        return self.open
+
+
+def test_a_slice_has_arrived_when_it_was_written_and_wherever_it_was_moved() -> None:
+    part, ready, moved = PageSlice(PAGES, np.array([5, 2])), Gate(), Gate()
+    feed = Feed("r", Payload(Note(number=0), {"rows": part, "plain": torch.zeros(1)}), ready)
+    assert not feed.arrived
+    ready.open = True
+    assert feed.arrived
+    part.relocate(torch.ones(1, 2, 3), np.array([0, 1]), moved)
+    assert not feed.arrived
+    moved.open = True
+    assert feed.arrived
+    assert float(part.rows(torch.from_numpy(part.slots)).sum()) == 6.0
+
+
+def test_the_old_place_is_read_until_every_gather_from_it_is_over() -> None:
+    part, first, second, later = PageSlice(PAGES, np.array([0])), Gate(), Gate(), Gate()
+    assert part.reader.done()
+    part.gathered(first)
+    part.gathered(second)
+    readers = part.relocate(PAGES, np.array([1]), COMPLETED)
+    part.gathered(later)
+    for gate in (first, second):
+        assert not readers.done()
+        gate.open = True
+    assert readers.done(), "a gather from the new place is none of its business"
+    assert not part.reader.done()
+
+
+def test_a_hold_tells_who_may_still_start_to_read_from_who_still_reads() -> None:
+    connector, hold, gate = LocalConnector(), Hold(), Gate()
+    quick, slow = (connector.send(lent(0), COMPLETED, None) for _ in range(2))  # type: ignore[arg-type]
+    for ref in (quick, slow):
+        hold.take(ref)
+    hold.seal()
+    assert (hold.released, hold.settled, hold.free) == (False, True, False)
+    connector.release(quick, gate)
+    assert (hold.released, hold.settled, hold.free) == (False, False, False)
+    connector.abort(slow, "its request is over")
+    assert (hold.released, hold.settled, hold.free) == (True, False, False)
+    gate.open = True
+    assert (hold.released, hold.settled, hold.free) == (True, True, True)
+
+
+def test_a_hold_that_may_be_taken_still_is_not_released() -> None:
+    hold = Hold()
+    assert not hold.released
+    hold.seal()
+    assert hold.released
+    assert hold.free
+
+
+def test_a_connector_that_fails_to_release_loses_the_payload_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    class Torn(CountingConnector):
+        def release(self, ref: Ref, after: Event) -> None:
+            raise OSError("the cable is cut")
+
+    connector = Torn()
+    (lease,) = lend(connector, connector.send(lent(0), COMPLETED, None), 1)  # type: ignore[arg-type]
+    with caplog.at_level(logging.ERROR):
+        lease.release(COMPLETED)
+    assert "the connector failed to release a payload" in caplog.text
+
+
+def test_a_connector_that_fails_to_deliver_ends_the_request_alone() -> None:
+    class Deaf(CountingConnector):
+        def receive(self, ref: Ref, stream: object) -> "Deaf":
+            return self
+
+        def poll(self) -> None:
+            raise OSError("the cable is cut")
+
+    graph = FakeGraph(connectors={EDGE: Deaf()})
+    failing, other = graph.submit("bad", "text", "audio"), graph.submit("good", "text")
+    held = graph.writer.produce("bad", lent(1)).hold
+    graph.settle()
+    assert failing.failure == "stage 'writer->speaker' failed while receiving a payload: OSError: the cable is cut"
+    assert held.free
+    assert not other.over
+
+
+def test_a_credit_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="credit must be at least 1"):
+        Edge(producer="a", consumer="b", credit=0)

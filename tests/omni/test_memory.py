@@ -1,0 +1,145 @@
+"""The division of a device's memory among stages."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni.engine.memory import Budget, StageMemory, budget_of, divide, table
+from omni.errors import ConfigError
+from omni.stage import Footprint
+
+MIB = 1024 * 1024
+_sizes = st.integers(0, 10**12)
+
+
+@st.composite
+def _footprints(draw: st.DrawFn) -> dict[str, Footprint]:
+    footprints = {}
+    for name in draw(st.lists(st.sampled_from("abcde"), min_size=1, unique=True)):
+        fewest, page_bytes = draw(st.integers(0, 2000)), draw(st.integers(0, 10**7))
+        most = fewest + draw(st.integers(0, 100_000))
+        footprints[name] = Footprint(
+            weights=draw(_sizes),
+            fixed=draw(_sizes),
+            page_bytes=page_bytes,
+            fewest_pages=fewest if page_bytes else 0,
+            most_pages=most if page_bytes else 0,
+            chosen_pages=draw(st.none() | st.integers(1, 5000)) if page_bytes else None,
+        )
+    return footprints
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[dict[str, Footprint], dict[str, int], int]:
+    """Footprints, working memory, and the smallest budget that is enough."""
+    footprints = draw(_footprints())
+    working = {name: draw(_sizes) for name in footprints}
+    least = sum(f.weights + f.fixed + working[name] + f.page_bytes * _least(f) for name, f in footprints.items())
+    return footprints, working, least
+
+
+def _least(footprint: Footprint) -> int:
+    return footprint.fewest_pages if footprint.chosen_pages is None else footprint.chosen_pages
+
+
+def _total(memory: dict[str, StageMemory]) -> int:
+    """By the book, not by `StageMemory.total`."""
+    return sum(m.weights + m.fixed + (m.working or 0) + m.pages * m.page_bytes for m in memory.values())
+
+
+@given(case=_cases(), extra=_sizes)
+def test_pages_stay_within_the_budget_and_between_fewest_and_most(
+    case: tuple[dict[str, Footprint], dict[str, int], int], extra: int
+) -> None:
+    footprints, working, least = case
+    memory = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
+    assert _total(memory) <= least + extra
+    assert sum(m.total for m in memory.values()) == _total(memory)
+    for name, footprint in footprints.items():
+        assert memory[name].working == working[name]
+        if footprint.chosen_pages is not None:
+            assert memory[name].pages == footprint.chosen_pages
+        else:
+            assert footprint.fewest_pages <= memory[name].pages <= footprint.most_pages
+
+
+@given(case=_cases(), extra=_sizes)
+def test_less_than_a_page_of_each_stage_is_left_unless_all_have_their_most(
+    case: tuple[dict[str, Footprint], dict[str, int], int], extra: int
+) -> None:
+    footprints, working, least = case
+    memory = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
+    growing = {name: f for name, f in footprints.items() if f.chosen_pages is None}
+    full = all(memory[name].pages == f.most_pages for name, f in growing.items())
+    assert full or least + extra - _total(memory) < sum(f.page_bytes for f in growing.values())
+
+
+@given(case=_cases(), extra=_sizes, more=_sizes)
+def test_a_larger_budget_takes_no_page_from_anyone(
+    case: tuple[dict[str, Footprint], dict[str, int], int], extra: int, more: int
+) -> None:
+    footprints, working, least = case
+    small = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
+    large = divide(footprints, working, Budget(least + extra + more, "engine.memory_bytes"))
+    assert all(small[name].pages <= large[name].pages for name in footprints)
+
+
+@given(case=_cases(), short=st.integers(1, 10**12))
+def test_a_budget_below_the_fewest_pages_is_refused(
+    case: tuple[dict[str, Footprint], dict[str, int], int], short: int
+) -> None:
+    footprints, working, least = case
+    with pytest.raises(ConfigError):
+        divide(footprints, working, Budget(least - short, "engine.memory_bytes"))
+
+
+def test_stages_share_in_proportion_to_what_they_could_still_use() -> None:
+    footprints = {
+        "thinker": Footprint(weights=1000, page_bytes=10, fewest_pages=10, most_pages=110),
+        "talker": Footprint(fixed=500, page_bytes=10, fewest_pages=10, most_pages=310),
+        "tower": Footprint(weights=300),
+    }
+    memory = divide(footprints, {"thinker": 200, "talker": 0, "tower": 100}, Budget(4300, "engine.memory_bytes"))
+    # 4300 - 1000 - 500 - 300 - 300 working - 200 fewest = 2000: 200 pages for 100 and 300 more that could be used.
+    assert {name: m.pages for name, m in memory.items()} == {"thinker": 10 + 50, "talker": 10 + 150, "tower": 0}
+
+
+def test_without_a_budget_every_stage_gets_the_most_it_could_use_or_what_was_chosen() -> None:
+    footprints = {
+        "thinker": Footprint(page_bytes=10, fewest_pages=1, most_pages=7),
+        "talker": Footprint(page_bytes=10, fewest_pages=1, most_pages=7, chosen_pages=3),
+    }
+    memory = divide(footprints, {}, None)
+    assert {name: (m.pages, m.working) for name, m in memory.items()} == {"thinker": (7, None), "talker": (3, None)}
+
+
+def test_the_refusal_names_every_stage_and_its_numbers() -> None:
+    footprints = {
+        "thinker": Footprint(weights=60_000_000, fixed=1000, page_bytes=2000, fewest_pages=30, most_pages=90),
+        "tower": Footprint(weights=5_000_000),
+    }
+    with pytest.raises(ConfigError) as error:
+        divide(footprints, {"thinker": 4000, "tower": 1}, Budget(64_000_000, "engine.memory_bytes"))
+    assert error.value.field == "engine.memory_bytes"
+    assert "65,065,001" in error.value.problem
+    assert "64,000,000" in error.value.problem
+    lines = str(error.value).splitlines()
+    assert lines[2].split() == ["thinker", "60,000,000", "1,000", "4,000", "30", "2,000", "60,065,000"]
+    assert lines[3].split() == ["tower", "5,000,000", "0", "1", "0", "0", "5,000,001"]
+    assert len({len(line) for line in lines[1:4]}) == 1
+    assert "max_model_len" in error.value.remedy
+
+
+def test_a_table_marks_what_was_not_measured() -> None:
+    memory = StageMemory(weights=1, fixed=2, working=None, page_bytes=3, pages=4)
+    assert table({"thinker": memory}).splitlines()[1].split() == ["thinker", "1", "2", "-", "4", "3", "15"]
+
+
+def test_what_the_stages_may_take() -> None:
+    assert budget_of(None, None, "cpu") is None
+    assert budget_of(1000, None, "cpu") == Budget(1000, "engine.memory_bytes")
+    assert budget_of(1000, 1000, "cuda:0") == Budget(1000, "engine.memory_bytes")
+    assert budget_of(None, 1024 * MIB, "cuda:0") == Budget(768 * MIB, "engine.device")
+    assert budget_of(None, 100_000 * MIB, "cuda:0") == Budget(98_000 * MIB, "engine.device")
+    with pytest.raises(ConfigError, match=r"engine.memory_bytes: 1,001 are more than the 1,000 free on cuda:0"):
+        budget_of(1001, 1000, "cuda:0")

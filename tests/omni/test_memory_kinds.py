@@ -1,0 +1,114 @@
+"""What the stage kinds run to measure their memory."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from omni.checkpoint import Checkpoint
+from omni.device.cpu import CpuDevice
+from omni.errors import OmniError, StageError
+from omni.pipeline import Stage
+from omni.sampling_params import SamplingParams
+from omni.stage import Open, StageContext, rehearse
+from omni_encoder.loaded import LoadedEncoder
+from omni_encoder.model import EncoderModel, SampleItem
+from omni_encoder.options import EncoderOptions
+from omni_qwen3_omni.encoders import build_audio, build_vision
+from omni_qwen3_omni.tiny import write_tiny
+from omni_vocoder.loaded import LoadedVocoder
+from omni_vocoder.options import VocoderOptions
+from support.fake_stage import FakeWorker
+from support.tower import Tower
+from support.wavemaker import WaveMaker
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("kinds")
+    write_tiny(folder, seed=1)
+    return Checkpoint(folder)
+
+
+def _context(checkpoint: Checkpoint, kind: str, options: EncoderOptions | VocoderOptions) -> StageContext:
+    stage = Stage(name="it", kind=kind, model="none:none", options=options)
+    return StageContext(stage, options, checkpoint, CpuDevice(), torch.float32, "auto")
+
+
+class SmallItems(Tower):
+    """Items have at most `longest` embeddings."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+        self.lengths: list[list[int]] = []
+
+    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
+        self.lengths.append([item["x"].shape[0] for item in items])
+        return super().encode(items)
+
+    def largest_item(self, length: int) -> SampleItem:
+        return super().largest_item(min(length, self.longest))
+
+
+@pytest.mark.parametrize(
+    ("longest", "batch"), [(1000, [100]), (40, [40, 40, 20]), (10, [10, 10, 10, 10]), (33, [33, 33, 33, 1])]
+)
+def test_an_encoder_is_measured_on_one_batch_as_full_as_its_options_allow(
+    checkpoint: Checkpoint, longest: int, batch: list[int]
+) -> None:
+    model = SmallItems(longest)
+    options = EncoderOptions(max_batch_items=4, max_batch_length=100, cache_bytes=12345)
+    loaded = LoadedEncoder(_context(checkpoint, "encoder", options), model)
+    assert loaded.footprint.fixed == 12345
+    peak = loaded.measure()
+    assert model.lengths == [batch]
+    # Running sums, doubled features, and what they are made of, four floats per embedding.
+    assert peak >= 2 * sum(batch) * 4 * 4
+    worker = loaded.start(0)
+    assert worker.cache_bytes_used == 0
+    assert not any(worker.usage().values())
+    assert not any(worker.counters().values())
+
+
+def test_a_vocoder_is_measured_on_its_chunks_with_all_rows(checkpoint: Checkpoint) -> None:
+    model = WaveMaker()
+    options = VocoderOptions(max_num_seqs=5, first_chunk_frames=3, chunk_frames=7)
+    loaded = LoadedVocoder(_context(checkpoint, "vocoder", options), model)
+    assert loaded.measure() > 0
+    assert model.batches == [(5, 3, True), (5, 7, False)]
+    worker = loaded.start(0)
+    assert not any(worker.usage().values())
+    assert not any(worker.counters().values())
+
+
+@pytest.mark.parametrize("length", [1, 2, 12, 13, 14, 100, 1000])
+def test_the_largest_clip_has_the_length_asked_for(checkpoint: Checkpoint, length: int) -> None:
+    _check_item(build_audio(_context(checkpoint, "encoder", EncoderOptions())), length, expected=length)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, 1), (2, 2), (7, 6), (64, 64), (70, 64), (16384, 64)])
+def test_the_largest_picture_is_as_large_as_the_processor_leaves_it(
+    checkpoint: Checkpoint, length: int, expected: int
+) -> None:
+    """The tiny processor shrinks pictures to 64 embeddings."""
+    _check_item(build_vision(_context(checkpoint, "encoder", EncoderOptions())), length, expected)
+
+
+def _check_item(model: EncoderModel, length: int, expected: int) -> None:
+    sample = model.largest_item(length)
+    with torch.inference_mode():
+        (outputs,) = model.encode([sample.features])
+    assert sample.length == outputs["embeddings"].shape[0] == expected
+
+
+def test_a_request_that_fails_or_never_ends_ends_the_measuring() -> None:
+    opened = [Open("a", SamplingParams(), frozenset())]
+    silent = FakeWorker()
+    with pytest.raises(StageError, match=r"'it' failed while measuring its memory: .* do not come to an end"):
+        rehearse("it", silent, CpuDevice(), opened)
+    failing, error = FakeWorker(), OmniError("broken")
+    failing.fail("a", error)
+    with pytest.raises(OmniError, match="broken"):
+        rehearse("it", failing, CpuDevice(), opened)

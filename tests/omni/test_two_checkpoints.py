@@ -1,0 +1,203 @@
+"""Two models in one process, each as if it were alone."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from omni import InputError, Omni, Result, SamplingParams, StageError
+from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
+from support.echo_omni import eventually
+from support.reference import tiny_checkpoint
+from support.tiny_omni import (
+    SHAPE,
+    assert_freed,
+    assert_like,
+    engine_threads,
+    lengths,
+    picture,
+    sound,
+    tiny_plugins,
+    user,
+)
+
+QUESTIONS: list[Any] = [
+    "who is it",
+    user(picture(2), "what is it"),
+    user(sound(3), "what was said"),
+    user("the blue voice", picture(4), sound(5)),
+]
+TEXTS: list[Any] = ["who is it", "a red circle and", "one two", "go on"]
+PAIRS = [("speaker", "other speaker"), ("speaker", "writer")]
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random text model that shares nothing with the other checkpoints but the tokenizer."""
+    folder = tmp_path_factory.mktemp("writer")
+    vocab_size = len(write_tokenizer(folder, 256))
+    torch.manual_seed(5)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).eval().save_pretrained(folder)
+    return folder
+
+
+class Model:
+    """A checkpoint, what it is asked, and what it answers when it is the only one in the process."""
+
+    def __init__(self, folder: Path, *, speaks: bool) -> None:
+        self.folder = folder
+        self._asked: list[tuple[Any, dict[str, SamplingParams]]]
+        if speaks:
+            self._asked = [(chat, lengths(10, 12, seed, temperature=0.8)) for seed, chat in enumerate(QUESTIONS)]
+        else:
+            sampling = [SamplingParams(max_tokens=20, seed=seed, temperature=0.8) for seed in range(len(TEXTS))]
+            self._asked = [(text, {"text": params}) for text, params in zip(TEXTS, sampling, strict=True)]
+        with self.opened() as omni:
+            self.alone = [self.ask(omni, index) for index in range(len(self._asked))]
+        assert len({result.text for result in self.alone}) == len(self._asked)
+
+    @contextmanager
+    def opened(self, **settings: Any) -> Iterator[Omni]:
+        with Omni(self.folder, device="cpu", plugins=tiny_plugins(), **settings) as omni:
+            yield omni
+
+    def ask(self, omni: Omni, index: int) -> Result:
+        chat, sampling = self._asked[index % len(self._asked)]
+        return omni.generate(chat, sampling=sampling, stream=False)
+
+    def check(self, omni: Omni, index: int) -> None:
+        """The answer is the one that it gives alone."""
+        result, expected = self.ask(omni, index), self.alone[index % len(self.alone)]
+        assert (result.text, result.usage) == (expected.text, expected.usage)
+        assert (result.audio is None) == (expected.audio is None)
+        if expected.audio is not None:
+            assert_like(result.audio, expected.audio)
+
+
+@pytest.fixture(scope="module")
+def models(writer: Path) -> dict[str, Model]:
+    found = {
+        "speaker": Model(tiny_checkpoint(3, **SHAPE), speaks=True),
+        "other speaker": Model(tiny_checkpoint(4, **SHAPE), speaks=True),
+        "writer": Model(writer, speaks=False),
+    }
+    texts = {result.text for model in found.values() for result in model.alone}
+    assert len(texts) == len(QUESTIONS) * 2 + len(TEXTS), "two of them answer alike: a mix-up would not be seen"
+    return found
+
+
+@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+def test_requests_from_many_threads_get_what_each_model_gives_alone(
+    models: dict[str, Model], names: Sequence[str]
+) -> None:
+    pair, before = [models[name] for name in names], engine_threads()
+    with ExitStack() as stack, ThreadPoolExecutor(8) as threads:
+        opened = [(model, stack.enter_context(model.opened())) for model in pair]
+        assert engine_threads() == before + 2
+        checks = [threads.submit(model.check, omni, index) for index in range(8) for model, omni in opened]
+        for check in checks:
+            check.result()
+        for _, omni in opened:
+            assert_freed(omni)
+    assert engine_threads() == before
+
+
+@pytest.mark.parametrize("names", [*PAIRS, ("writer", "speaker")], ids=" stays, gone: ".join)
+def test_closing_one_leaves_the_other_serving(models: dict[str, Model], names: Sequence[str]) -> None:
+    stays, goes = (models[name] for name in names)
+    before = engine_threads()
+    with stays.opened() as omni, ThreadPoolExecutor(3) as threads:
+        with goes.opened() as other:
+            stream = other.generate("go on", sampling=SamplingParams(max_tokens=200))
+            next(stream)
+            under_way = [threads.submit(stays.check, omni, index) for index in range(3)]
+            assert eventually(lambda: not omni.idle)
+        with pytest.raises(StageError, match="closed"):
+            list(stream)
+        with pytest.raises(StageError, match="closed"):
+            goes.ask(other, 0)
+        for check in under_way:
+            check.result()
+        assert engine_threads() == before + 1
+        stays.check(omni, 3)
+        assert_freed(omni)
+
+
+@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+def test_loading_one_disturbs_no_answer_of_the_other(models: dict[str, Model], names: Sequence[str]) -> None:
+    """The newcomer has another dtype, which transformers makes the process's default while it builds a module."""
+    serves, comes = (models[name] for name in names)
+    loaded = threading.Event()
+    with serves.opened() as omni, ThreadPoolExecutor(2) as threads:
+
+        def keep_asking(first: int) -> int:
+            index = first
+            while not loaded.is_set() or index == first:
+                serves.check(omni, index)
+                index += 1
+            return index
+
+        asking = [threads.submit(keep_asking, first) for first in range(2)]
+        try:
+            with comes.opened(dtype="bfloat16") as other:
+                loaded.set()
+                assert comes.ask(other, 0).error is None
+        finally:
+            loaded.set()
+        assert all(asked.result() > first for first, asked in enumerate(asking))
+
+
+@pytest.mark.parametrize("name", ["speaker", "writer"])
+def test_answers_do_not_depend_on_the_process_s_default_dtype(models: dict[str, Model], name: str) -> None:
+    model = models[name]
+    with model.opened() as omni:
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            for index in range(len(model.alone)):
+                model.check(omni, index)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def test_settings_of_one_are_not_the_other_s(models: dict[str, Model]) -> None:
+    """Voices, outputs and stages belong to a model, not to the process."""
+    with models["speaker"].opened() as speaker, models["writer"].opened() as writer:
+        assert (speaker.modalities, writer.modalities) == (("text", "audio"), ("text",))
+        assert (len(speaker.voices), len(writer.voices)) == (3, 0)
+        with pytest.raises(InputError, match="modalities"):
+            writer.generate("go on", modalities=("audio",))
+        with pytest.raises(InputError, match="there is no stage 'text'"):
+            speaker.generate("go on", sampling={"text": SamplingParams(max_tokens=2)})
+
+
+def test_the_writer_s_text_beside_a_speaker_is_transformers_text(models: dict[str, Model]) -> None:
+    folder = models["writer"].folder
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    reference = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = tokenizer("who is it", return_tensors="pt")
+    ids = reference.generate(**inputs, max_new_tokens=20, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    greedy = SamplingParams(max_tokens=20, temperature=0.0)
+    with models["writer"].opened() as writer, models["speaker"].opened() as speaker, ThreadPoolExecutor(1) as threads:
+        beside = threads.submit(models["speaker"].check, speaker, 3)
+        result = writer.generate("who is it", sampling=greedy, stream=False)
+        assert result.text == tokenizer.decode(ids, skip_special_tokens=True)
+        beside.result()

@@ -1,0 +1,137 @@
+"""The prefix cache, whole pipeline: the same chat again, and the next turn with media, are computed less and say the same."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from omni.frontend.base import Chat, Message, TextPart
+from support.omni_engine import OmniEngine, Result
+from support.parity_cases import CASES, VOICES
+from support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
+from support.reference import Reference, reference_of, tiny_checkpoint
+from support.reference_chats import chat, picture, says, sound, text_only
+from support.reference_compare import assert_same
+
+AR = ("thinker", "talker")
+SIZE = 4
+"""Tokens per block."""
+
+BLOCKS = overrides({"thinker.block_size": SIZE, "talker.block_size": SIZE}, SMALL_BUDGET)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return reference_of(tiny_checkpoint(stop_gain=0.0, codec_stop_gain=0.0, voices=VOICES))
+
+
+def fresh(settings: Mapping[str, object] = BLOCKS) -> OmniEngine:
+    return OmniEngine(tiny_checkpoint(stop_gain=0.0, codec_stop_gain=0.0, voices=VOICES), settings)
+
+
+def whole_blocks(result: Result, stage: str) -> int:
+    """Prompt tokens in full blocks; the newest token is always run."""
+    return (result.stages[stage].counts["prompt_tokens"] - 1) // SIZE * SIZE
+
+
+def cached(result: Result, stage: str) -> int:
+    return result.stages[stage].counts["cached_tokens"]
+
+
+def prefilled(engine: OmniEngine) -> dict[str, int]:
+    return {stage: counted(engine, stage)["prefill_tokens"] for stage in AR}
+
+
+def test_parity_of_every_kind_of_input_that_was_there_before(reference: Reference) -> None:
+    """All that is full is hit, in both stages, hidden states for the talker included, and only the rest is computed."""
+    engine, chats = fresh(), [asked for asked in CASES.values() if "audio" in asked.modalities]
+    for result, asked in zip(engine.run(chats), chats, strict=True):
+        assert_same(result, reference.answer(asked))
+    first = prefilled(engine)
+
+    results = engine.run(chats)
+
+    second = prefilled(engine)
+    for result, asked in zip(results, chats, strict=True):
+        assert_same(result, reference.answer(asked))
+        for stage in AR:
+            assert cached(result, stage) == whole_blocks(result, stage)
+    for stage in AR:
+        rest = sum(result.stages[stage].counts["prompt_tokens"] - cached(result, stage) for result in results)
+        assert second[stage] - first[stage] == rest < first[stage] / 5
+
+
+def test_parity_of_the_next_turns_of_a_chat_with_media(reference: Reference) -> None:
+    """Each turn finds all of the turn before, its media and the answer that it goes on from."""
+    engine = fresh()
+    asked = chat(says("system", "you see"), says("user", picture(64, 96, 1), "what is it", sound(0.8, 1)), max_text=12)
+    before = 0
+    for question in ([TextPart("and why")], [picture(96, 64, 2), TextPart("or this")], [TextPart("so"), sound(1.1, 2)]):
+        result = engine.answer(asked)
+        assert_same(result, reference.answer(asked))
+        assert cached(result, "thinker") >= before
+        assert (cached(result, "talker") > 0) == (before > 0)
+        before = result.stages["thinker"].counts["prompt_tokens"] // SIZE * SIZE
+        decoder = engine.frontend.text_decoder()
+        answer = decoder.push(result.ids) + decoder.finish()
+        asked = replace(asked, messages=(*asked.messages, says("assistant", answer), Message("user", tuple(question))))
+
+
+def test_parity_of_a_chat_whose_beginning_was_only_read(reference: Reference) -> None:
+    """Nobody asked for its hidden states, so blocks that hold media are computed again for the request that speaks."""
+    engine = fresh()
+    spoken = chat("what is it that you see here", picture(64, 96, 1), "and why", sound(0.8, 1))
+    engine.answer(text_only(spoken))
+    silent = engine.answer(text_only(spoken))
+    assert cached(silent, "thinker") == whole_blocks(silent, "thinker")
+
+    results = [engine.answer(spoken) for _ in range(2)]
+
+    for result in results:
+        assert_same(result, reference.answer(spoken))
+    assert 0 < cached(results[0], "thinker") < cached(results[1], "thinker") == whole_blocks(results[1], "thinker")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (chat("what is it", picture(64, 96, 1)), chat("what is it", picture(64, 96, 2))),
+        (chat("what is it", picture(64, 96, 1)), chat("what is it", picture(96, 64, 1))),
+        (chat("what is it", sound(0.8, 1)), chat("what is it", sound(0.8, 2))),
+        (chat("what is it", voice="ethan"), chat("what is it", voice="aiden")),
+        (chat("hello world, which"), chat("hello people, which")),
+        (
+            chat(says("user", picture(64, 64, 1)), says("assistant", "one"), says("user", "and", sound(0.5, 1))),
+            chat(says("user", picture(64, 64, 2)), says("assistant", "one"), says("user", "and", sound(0.5, 1))),
+        ),
+    ],
+    ids=["other picture", "other size", "other sound", "other voice", "other text", "other earlier picture"],
+)
+def test_parity_of_what_only_looks_alike(reference: Reference, one: Chat, other: Chat) -> None:
+    engine = fresh()
+    for asked in (one, other, one):
+        assert_same(engine.answer(asked), reference.answer(asked))
+
+
+def test_parity_without_sharing_between_salts(reference: Reference) -> None:
+    engine, asked = fresh(), CASES["image and audio"]
+    results = [engine.answer(replace(asked, cache_salt=salt)) for salt in ("", "mine", "yours", "mine")]
+
+    for result in results:
+        assert_same(result, reference.answer(asked))
+    for stage in AR:
+        assert [cached(result, stage) > 0 for result in results] == [False, False, False, True]
+
+
+def test_parity_where_blocks_are_evicted(reference: Reference) -> None:
+    """Six chats in turn through a cache that holds two of them."""
+    engine = fresh(overrides(few_blocks(30, 34), SMALL_BUDGET))
+    names = ("image", "audio", "multi-turn", "image and audio", "several images", "audio alone")
+    chats = [CASES[name] for name in names]
+    for _ in range(2):
+        for asked in [*chats, chats[-1]]:
+            assert_same(engine.answer(asked), reference.answer(asked))
+
+    for stage in AR:
+        assert counted(engine, stage)["evicted_blocks"] > 0
+        assert counted(engine, stage)["cached_tokens"] > 0

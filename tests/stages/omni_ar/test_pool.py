@@ -1,0 +1,159 @@
+"""The block pool and its prefix cache against a model of sets and dictionaries."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from omni_ar.run.memory import NULL_BLOCK, BlockPool
+
+BLOCKS = 10
+KEYS = [bytes([number]) for number in range(5)]
+OFFSETS = st.integers(0, 7)
+
+
+class Pool(RuleBasedStateMachine):
+    """users: of each block in use. writable: blocks whose one user may still write them. idle: cached, without users, the least
+    recently used first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(BLOCKS)
+        self.tables: list[list[int]] = []
+        self.free = set(range(1, BLOCKS + 1))
+        self.users: dict[int, int] = {}
+        self.writable: set[int] = set()
+        self.stored: dict[int, int] = {}
+        self.block_of: dict[bytes, int] = {}
+        self.idle: list[int] = []
+        self.evictions = 0
+
+    def teardown(self) -> None:
+        for table in self.tables:
+            self.pool.release(table)
+        assert self.pool.used == 0
+        assert self.pool.available == BLOCKS
+        assert not any(self.pool.users(block) for block in range(BLOCKS + 1))
+
+    @rule(count=st.integers(0, BLOCKS))
+    def allocate(self, count: int) -> None:
+        available = len(self.free) + len(self.idle)
+        if count > available:
+            with pytest.raises(RuntimeError, match=f"{count} blocks wanted, {available} free"):
+                self.pool.allocate(count)
+            return
+        blocks = self.pool.allocate(count)
+        assert NULL_BLOCK not in blocks
+        assert len(set(blocks)) == count
+        evicted = self.idle[: max(0, count - len(self.free))]
+        assert set(blocks) - self.free == set(evicted), "what is free goes first, then the least recently used"
+        self.idle = self.idle[len(evicted) :]
+        self.evictions += len(evicted)
+        self.block_of = {key: block for key, block in self.block_of.items() if block not in evicted}
+        self.free -= set(blocks)
+        for block in blocks:
+            self.users[block], self.stored[block] = 1, 0
+            self.writable.add(block)
+        self.tables.append(blocks)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4, unique=True), data=st.data())
+    def match(self, keys: list[bytes], data: st.DataObject) -> None:
+        needed = [data.draw(OFFSETS) for _ in keys]
+        expected: list[int] = []
+        for key, offsets in zip(keys, needed, strict=True):
+            block = self.block_of.get(key)
+            if block is None or any(offsets >> bit & 1 and not self.stored[block] >> bit & 1 for bit in range(3)):
+                break
+            expected.append(block)
+        assert self.pool.match(keys, needed) == expected
+        assert not self.writable.intersection(expected), "a shared block has no writer"
+        for block in expected:
+            self.users[block] = self.users.get(block, 0) + 1
+            if block in self.idle:
+                self.idle.remove(block)
+        if expected:
+            self.tables.append(expected)
+
+    @precondition(lambda self: self.writable)
+    @rule(data=st.data(), offsets=OFFSETS)
+    def store(self, data: st.DataObject, offsets: int) -> None:
+        block = data.draw(st.sampled_from(sorted(self.writable)))
+        self.pool.store(block, offsets)
+        self.stored[block] |= offsets
+
+    @precondition(lambda self: self.users)
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def publish(self, data: st.DataObject, key: bytes) -> None:
+        block = data.draw(st.sampled_from(sorted(self.writable) or sorted(self.users)))
+        if block not in self.writable and block not in self.block_of.values():
+            return  # it was published once and something richer took its place: its user does not offer it again
+        self.pool.publish(block, key)
+        if block not in self.writable:
+            return
+        self.writable.discard(block)
+        known = self.block_of.get(key)
+        if known is None or self.stored[block] | self.stored[known] != self.stored[known]:
+            self.block_of[key] = block
+            if known in self.idle:
+                self.idle.remove(known)
+                self.free.add(known)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        self.pool.release(table)
+        for block in reversed(table):
+            self.users[block] -= 1
+            if self.users[block]:
+                continue
+            del self.users[block]
+            self.writable.discard(block)
+            if block in self.block_of.values():
+                self.idle.append(block)
+            else:
+                self.free.add(block)
+
+    @precondition(lambda self: self.free or self.idle)
+    @rule(data=st.data())
+    def release_once_more(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.free) + self.idle))
+        with pytest.raises(RuntimeError, match=f"block {block} was released more often than it was taken"):
+            self.pool.release([block])
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.pool.available == len(self.free) + len(self.idle)
+        assert self.pool.used == len(self.users) == BLOCKS - self.pool.available
+        assert self.pool.cached == len(self.block_of)
+        assert self.pool.evictions == self.evictions
+        assert all(self.pool.users(block) == self.users.get(block, 0) for block in range(BLOCKS + 1))
+
+
+TestPool = Pool.TestCase
+
+
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    for block, key in zip(blocks, KEYS, strict=False):
+        pool.publish(block, key)
+    pool.release(blocks)
+    pool.release(pool.allocate(1))
+    assert pool.match(KEYS[:3], [0, 0, 0]) == blocks[:2]
+
+
+def test_a_richer_block_takes_a_poorer_one_s_place_and_its_readers_keep_theirs():
+    pool = BlockPool(2)
+    (poor,) = pool.allocate(1)
+    pool.store(poor, 0b01)
+    pool.publish(poor, KEYS[0])
+    assert pool.match(KEYS[:1], [0b11]) == [], "what a consumer needs is not there: a miss"
+    assert pool.match(KEYS[:1], [0b01]) == [poor]
+    (rich,) = pool.allocate(1)
+    pool.store(rich, 0b11)
+    pool.publish(rich, KEYS[0])
+    assert pool.match(KEYS[:1], [0b11]) == [rich]
+    assert pool.available == 0, "the poorer one is still in use"
+    pool.release([poor])
+    pool.release([poor])
+    assert pool.available == 1

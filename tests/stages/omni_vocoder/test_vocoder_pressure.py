@@ -1,0 +1,190 @@
+"""The vocoder under pressure: paused requests, ranks, and frames that their producer moves."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni.connector import Ref
+from omni.device import Event
+from omni.device.cpu import CpuDevice
+from omni.payload import PageSlice
+from omni.stage import Done
+from support.queued_device import QueuedDevice
+from support.vocoder_bench import Bench, frames, random_codes
+from support.wavemaker import POISON, WaveMaker, whole_wave
+
+
+def test_a_paused_request_decodes_nothing_and_the_others_do() -> None:
+    bench = Bench(CpuDevice(), first_chunk_frames=1, chunk_frames=1)
+    bench.open("a", "b")
+    bench.pause("a")
+    codes = random_codes(3)
+    for name in "ab":
+        bench.feed_pages(name, codes)
+        bench.end(name)
+    bench.settle(bench.device)
+    assert bench.wave("a").size == 0
+    assert "a" not in bench.ends
+    bench.expect_whole("b", codes)
+    bench.resume("a")
+    bench.settle(bench.device)
+    bench.expect_whole("a", codes)
+    assert not bench.held
+
+
+def test_what_is_under_way_at_a_pause_still_comes() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, WaveMaker(lookahead=0), first_chunk_frames=1, chunk_frames=1)
+    bench.open("a")
+    codes = random_codes(2)
+    bench.feed_pages("a", codes)
+    bench.tick()
+    bench.pause("a")
+    bench.settle(device)
+    np.testing.assert_allclose(bench.wave("a"), whole_wave(bench.model, codes[:1].tolist()), rtol=1e-6)
+    bench.abort("a")
+    bench.settle(device)
+    assert not bench.held
+
+
+def test_a_free_row_goes_to_the_lowest_rank_of_those_who_wait() -> None:
+    bench = Bench(CpuDevice(), max_num_seqs=1, first_chunk_frames=1, chunk_frames=1)
+    ranks = {"first": (9, 0), "late": (1, 1), "b": (0, 3), "a": (0, 2), "urgent": (-1, 4)}
+    for name, rank in ranks.items():
+        bench.open(name, rank=rank)
+        bench.feed_pages(name, random_codes(2))
+        bench.tick()
+    bench.end(*ranks)
+    bench.settle(bench.device)
+    assert list(bench.ends) == ["first", "urgent", "a", "b", "late"]
+
+
+def test_more_requests_than_rows_take_turns_and_keep_their_leases() -> None:
+    bench = Bench(CpuDevice(), max_num_seqs=1, first_chunk_frames=2, chunk_frames=2)
+    codes = {name: random_codes(5, seed) for seed, name in enumerate("abc")}
+    bench.open("idle", *codes)
+    refs = {name: bench.feed_pages(name, rows) for name, rows in codes.items()}
+    bench.settle(bench.device)
+    assert {name: ref.freed for name, ref in refs.items()} == {"a": True, "b": False, "c": False}
+    assert bench.held == {"requests": 4, "rows": 1, "leases": 2, "frames": 1}
+    bench.abort("b")
+    bench.end("a", "c", "idle")
+    bench.settle(bench.device)
+    bench.expect_whole("a", codes["a"])
+    bench.expect_whole("c", codes["c"])
+    assert bench.ends["idle"] == Done("idle", "empty", {"frames": 0, "samples": 0})
+    assert refs["b"].freed
+    assert not bench.held
+
+
+def test_a_full_ring_keeps_the_lease_until_the_rest_fits() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, first_chunk_frames=2, chunk_frames=2)  # a ring of 8 frames
+    codes = random_codes(13)
+    bench.open("a")
+    early, late = bench.feed_pages("a", codes[:11]), bench.feed_pages("a", codes[11:])
+    bench.end("a")
+    bench.tick()
+    assert bench.held == {"requests": 1, "rows": 1, "leases": 2, "frames": 6, "copies": 1, "steps": 1}
+    bench.tick()
+    assert bench.held["frames"] == 8
+    assert not bench.tick()
+    device.synchronize()
+    assert not early.freed
+    bench.tick()
+    device.synchronize()
+    bench.tick()
+    assert not late.freed
+    bench.settle(device)
+    assert early.freed
+    assert late.freed
+    bench.expect_whole("a", codes)
+
+
+def test_counters_are_totals() -> None:
+    bench = Bench(CpuDevice(), WaveMaker(spread=3, lookahead=2), first_chunk_frames=2, chunk_frames=2)
+    bench.open("a", "b")
+    for name in "ab":
+        bench.feed_pages(name, random_codes(4))
+    bench.end("a", "b")
+    bench.settle(bench.device)
+    # Two batches of two requests with two frames; each request loses two samples at its beginning.
+    assert bench.vocoder.counters() == {"steps": 2, "frames": 8, "samples": 2 * (4 * 3 - 2)}
+
+
+class Producer:
+    """Moves a slice now and then, and overwrites the old rows as soon as the contract lets it."""
+
+    def __init__(self, device: QueuedDevice, part: PageSlice, ref: Ref) -> None:
+        self._device = device
+        self._stream = device.stream("talker")
+        self._part = part
+        self._ref = ref
+        self._old: list[tuple[torch.Tensor, torch.Tensor, tuple[Event, Event]]] = []
+
+    def move(self) -> None:
+        """Only while the consumer may still gather."""
+        if self._ref.released:
+            return
+        pages, slots_n = self._part.pages, torch.from_numpy(self._part.slots)
+        place = torch.full((1, slots_n.numel(), pages.shape[-1]), POISON)
+        self._device.launch(self._stream, move_rows, pages, slots_n, place)
+        moved = self._device.record(self._stream)
+        readers = self._part.relocate(place, np.arange(slots_n.numel()), moved)
+        self._old.append((pages, slots_n, (moved, readers)))
+
+    def reuse(self) -> None:
+        free = [old for old in self._old if all(event.done() for event in old[2])]
+        for pages, slots_n, _ in free:
+            pages.flatten(0, 1)[slots_n] = POISON
+        self._old = [old for old in self._old if not any(old is other for other in free)]
+
+
+def move_rows(pages: torch.Tensor, slots_n: torch.Tensor, place: torch.Tensor) -> None:
+    place[0].copy_(pages.flatten(0, 1).index_select(0, slots_n))
+
+
+@given(data=st.data())
+def test_frames_that_their_producer_moves_at_any_moment_are_read_where_they_are(data: st.DataObject) -> None:
+    """More frames than the row's ring has room for, so a slice is gathered in parts, from several places."""
+    device = QueuedDevice()
+    bench = Bench(device, first_chunk_frames=1, chunk_frames=data.draw(st.integers(1, 2)))
+    codes = random_codes(24)
+    bench.open("a")
+    producers = []
+    for part_codes in np.split(codes, [data.draw(st.integers(1, 23))]):
+        part = bench.slice(part_codes)
+        producers.append(Producer(device, part, bench.feed("a", frames(part))))
+    bench.end("a")
+    for _ in range(data.draw(st.integers(1, 30))):
+        producer = data.draw(st.sampled_from(producers))
+        if data.draw(st.integers(0, 3)) == 0:
+            producer.move()
+        bench.tick()
+        stream = data.draw(st.sampled_from(["vocoder", "vocoder-copy", "talker"]))
+        device.run({stream}, operations=data.draw(st.integers(0, 6)))
+        for producer in producers:
+            producer.reuse()
+    bench.settle(device)
+    bench.expect_whole("a", codes)
+    assert not bench.held
+
+
+def test_a_slice_on_its_way_to_another_place_is_not_gathered_before_it_is_there() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, first_chunk_frames=1, chunk_frames=1)
+    codes = random_codes(1)
+    part = bench.slice(codes)
+    bench.open("a")
+    producer = Producer(device, part, ref := bench.feed("a", frames(part)))
+    producer.move()
+    bench.tick()
+    assert not ref.released
+    device.run({"talker"})
+    producer.reuse()
+    bench.tick()
+    assert ref.released
+    bench.end("a")
+    bench.settle(device)
+    bench.expect_whole("a", codes)
