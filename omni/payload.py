@@ -20,8 +20,8 @@ class PageSlice:
 
     A reference lives for one gather: the consumer copies the rows once they have arrived (`Feed.arrived`) and releases it.
 
-    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. Unless it releases its lease with that
-    gather's event there and then, because it gathers in parts or waits for something else, it tells of the gather by `gathered`.
+    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. It tells of each gather by `gathered`: its
+    release alone does not reach the producer while another input of the same payload holds a lease.
 
     The producer may move the rows (`relocate`) while its `Hold` is not `released`: later gathers read the new place. The old rows
     are its own again when `moved`, the event that `relocate` returned and `Hold.settled` say so.

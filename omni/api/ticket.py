@@ -38,6 +38,7 @@ class Ticket:
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._over = False
+        self._cancelled: OmniError | None = None
 
     @property
     def over(self) -> bool:
@@ -48,9 +49,13 @@ class Ticket:
         with self._lock:
             if self._over:
                 return
-            self._engine = engine
             self._deliver(time.perf_counter(), started)
-            engine.submit(request, self.sink)
+        engine.submit(request, self.sink)  # without the lock, which the sink takes: a closed engine refuses at once
+        with self._lock:
+            self._engine = engine
+            cancelled = self._cancelled
+        if cancelled is not None:
+            engine.abort(self.id, cancelled)
 
     def sink(self, output: EngineOutput) -> None:
         """Takes what the engine gives."""
@@ -69,7 +74,7 @@ class Ticket:
         with self._lock:
             if self._over:
                 return
-            self._over = True
+            self._over, self._cancelled = True, error
             self._deliver(time.perf_counter(), RequestFailed(error))
             if self._engine is not None:
                 self._engine.abort(self.id, error)

@@ -1,4 +1,12 @@
-"""Who still needs a payload's memory: `Hold` on the producer's side, `Lease` on the consumer's."""
+"""Who still needs a payload's memory: `Hold` on the producer's side, `Lease` on the consumer's.
+
+| a payload is | when | who asks |
+|---|---|---|
+| taken | each consumer made it its own concern or let go of it: it counts no more against the edge's credit | orchestrator |
+| released | each consumer let go of it: nothing more that reads it will be launched (`Hold.released`) | producer |
+| settled | what consumers launched before they let go is over, whether or not all have (`Hold.settled`) | producer |
+| free | released and settled: the memory is the producer's again (`Hold.free`) | producer |
+"""
 
 import logging
 from collections.abc import Callable

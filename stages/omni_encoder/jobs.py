@@ -36,11 +36,16 @@ class JobQueue:
                 del self._jobs[key]
                 release(job.feed, COMPLETED)
 
-    def next_batch(self) -> list[Job]:
-        """The first job whose features are there, and what may go with it. Empty if there is none."""
+    def next_batch(self, up_to: tuple[int, int] | None = None) -> list[Job]:
+        """The first job whose features are there, and what may go with it. Empty if there is none.
+
+        up_to: only jobs of this rank or a lower one.
+        """
         batch: list[Job] = []
         length = 0
         waiting = [job for job in self._jobs.values() if not (job.launched or job.paused) and job.feed.arrived]
+        if up_to is not None:
+            waiting = [job for job in waiting if job.rank <= up_to]
         for job in sorted(waiting, key=lambda job: job.rank):
             if not batch:
                 batch.append(job)

@@ -13,14 +13,16 @@ _REQUEST, _SOURCE = "largest batch", "frontend"
 
 
 class LoadedEncoder:
-    """The output cache counts as fixed, as large as it may become."""
+    """What outputs may take, cached or still needed, counts as fixed."""
 
     def __init__(self, context: StageContext, model: EncoderModel) -> None:
         assert isinstance(context.options, EncoderOptions)
         self._context = context
         self._options = context.options
         self._model = model
-        self.footprint = Footprint(weights=module_bytes(model), fixed=self._options.cache_bytes)
+        self.footprint = Footprint(
+            weights=module_bytes(model), fixed=self._options.cache_bytes + self._options.held_bytes
+        )
 
     def measure(self) -> int:
         name, device, messages = self._context.stage.name, self._context.device, self._largest_batch()

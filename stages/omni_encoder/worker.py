@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from omni.device import COMPLETED, Device
-from omni.errors import StageError
+from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
-from omni.stage import Feed, Hold, MailboxWorker, Open, Produced, StageUsage, release
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
 from omni_encoder.batch import EncodeBatch, launch_batch
 from omni_encoder.cache import OutputCache, Outputs
+from omni_encoder.held import HeldOutputs
 from omni_encoder.inputs import Encoded, MediaItem
 from omni_encoder.jobs import JobQueue
 from omni_encoder.model import EncoderModel
@@ -29,15 +30,14 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
     ) -> None:
         super().__init__(name)
         self._device = device
-        self._stream = device.stream("encoder", priority=priority)
+        self._stream = device.stream(name, priority=priority)
         self._model = model
+        self._max_length = options.max_batch_length
         self._jobs = JobQueue(options)
         self._cache = OutputCache(options.cache_bytes)
         self._in_flight: deque[EncodeBatch] = deque()
         self._totals = {"batches": 0, "encoded": 0, "cached": 0}
-        # Outputs were allocated on this stage's stream, so their memory must not be given back before the readers on
-        # other streams are through: that is what `Hold.free` tells.
-        self._held: list[tuple[Hold, Outputs]] = []
+        self._held = HeldOutputs(options.held_bytes)
 
     @property
     def cache_bytes_used(self) -> int:
@@ -71,7 +71,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
     def feed(self, request: EncoderRequest, message: Feed) -> None:
         try:
             item, features = self._read(message.payload)
-        except StageError:
+        except Exception:
             release(message, COMPLETED)
             raise
         request.items += 1
@@ -104,16 +104,17 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         self._settle(request)
 
     def drop(self, request: EncoderRequest) -> None:
-        self._jobs.leave(request)
+        if request.waiting:
+            self._jobs.leave(request)
 
     def advance(self) -> bool:
-        held = len(self._held)
-        self._held = [(hold, outputs) for hold, outputs in self._held if not hold.free]
-        moved = len(self._held) < held
+        moved = self._held.poll()
         while self._in_flight and self._in_flight[0].end.done():
             self._collect(self._in_flight.popleft())
             moved = True
-        if len(self._in_flight) < _MAX_IN_FLIGHT and (jobs := self._jobs.next_batch()):
+        if len(self._in_flight) < _MAX_IN_FLIGHT and (
+            jobs := self._jobs.next_batch(self._held.first_rank if self._held.full else None)
+        ):
             self._launch(jobs)
             moved = True
         return moved
@@ -157,7 +158,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         taker.request.waiting -= 1
         # Outputs get here only when their batch is over, so there is nothing left to wait for.
         produced = Produced(taker.request.id, Payload(Encoded(index=taker.index), outputs), COMPLETED)
-        self._held.append((produced.hold, outputs))
+        self._held.add(produced.hold, outputs, taker.request.rank)
         self.outbox.append(produced)
 
     def _read(self, payload: Payload) -> tuple[MediaItem, Mapping[str, Tensor]]:
@@ -169,6 +170,11 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             if isinstance(tensor, PageSlice):
                 raise self._refusal(f"feature {name!r} is a page slice; an encoder takes whole tensors")
             features[name] = tensor
+        if item.length > self._max_length:
+            problem = f"becomes {item.length} embeddings, and {self.name} encodes {self._max_length} at once"
+            raise InputError(
+                f"media[{item.index}]", problem, f"use a smaller one or raise {self.name}.max_batch_length"
+            )
         return item, features
 
     def _refusal(self, problem: str) -> StageError:

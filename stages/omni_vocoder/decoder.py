@@ -5,7 +5,8 @@
 | `wav[k]` | `decode_frames` of a step | `download_samples` of it, on the copy stream | the host's reading of the step |
 | download slot `k` | `download_samples` | host, once `ready` is done | the host's reading of the step |
 
-Steps use the buffers in turn and are read in order: while fewer than `MAX_IN_FLIGHT` are unread, the next are free.
+Steps use the buffers in turn and are read in order: while fewer than `MAX_IN_FLIGHT` are unread, the next are read, and free once
+the device is done with what a failed step may have launched.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Event, HostRing, HostSlot, Stream, Uploader
+from omni.device import Device, Event, HostSlot, Stream, Uploader
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.frames import FrameStore
 from omni_vocoder.model import StateT, VocoderModel
@@ -64,13 +65,14 @@ class Decoder:
         self._state = model.new_state(rows)
         self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
         self._wav = device.zeros((MAX_IN_FLIGHT, samples), torch.float32)
-        self._downloads = HostRing(device, (samples,), torch.float32, MAX_IN_FLIGHT)
+        self._slots = [HostSlot(device.host_tensor((samples,), torch.float32)) for _ in range(MAX_IN_FLIGHT)]
         self._steps = 0
 
     @property
     def ready(self) -> bool:
-        """Whether `launch` may be called now, as far as the upload goes."""
-        return self._upload.ready
+        """Whether `launch` may be called now, while fewer than `MAX_IN_FLIGHT` steps are unread."""
+        # What a failed step launched may still be running on the slot of the next.
+        return self._upload.ready and self._slots[self._steps % MAX_IN_FLIGHT].free
 
     def launch(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> DecodeStep:
         """Enqueues the next chunk of each request: `frames` frames from its ring. Changes no request."""
@@ -87,14 +89,22 @@ class Decoder:
             self._stream, decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, first, wav_BS
         )
         decoded = self._device.record(self._stream)
+        step = self._download(requests, frames, samples, wav_BS, decoded, turn)
+        # A step that failed takes no turn: its buffers are the next one's.
         self._steps += 1
-        return self._download(requests, frames, samples, wav_BS, decoded)
+        return step
 
     def _download(
-        self, requests: Sequence[VocoderRequest], frames: int, samples: int, wav_BS: Tensor, decoded: Event
+        self,
+        requests: Sequence[VocoderRequest],
+        frames: int,
+        samples: int,
+        wav_BS: Tensor,
+        decoded: Event,
+        turn: int,
     ) -> DecodeStep:
         self._device.wait(self._copy_stream, decoded)
-        slot = self._downloads.advance()
+        slot = self._slots[turn]
         slot.take()
         try:
             self._device.launch(self._copy_stream, download_samples, slot.tensor[: wav_BS.numel()], wav_BS)

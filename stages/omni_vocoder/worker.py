@@ -27,8 +27,8 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         self, name: str, device: Device, model: VocoderModel[StateT], options: VocoderOptions, priority: int = 0
     ) -> None:
         super().__init__(name)
-        stream = device.stream("vocoder", priority=priority)
-        copy_stream = device.stream("vocoder-copy", priority=priority)
+        stream = device.stream(name, priority=priority)
+        copy_stream = device.stream(f"{name}-copy", priority=priority)
         rows = options.max_num_seqs
         self._sizes = ChunkSizes.of(options, model)
         self._sample_rate = model.sample_rate
@@ -65,7 +65,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
     def feed(self, request: VocoderRequest, message: Feed) -> None:
         try:
             arrival = self._read(message)
-        except StageError:
+        except Exception:
             release(message, COMPLETED)
             raise
         if request.row is None and not request.arrivals:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from omni.cli import app
+from omni_encoder.options import EncoderOptions
 from omni_qwen3_omni.tiny import write_tiny
 from support.entry_points import own_entry_points
 from support.tiny_text import write_text_model
@@ -237,8 +238,9 @@ def test_memory_that_does_not_suffice(whole: Path, monkeypatch: pytest.MonkeyPat
     assert words in problem("memory", whole, "--set", "engine.memory_bytes=1000000")
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**9, 10**6))
     assert "0.0 GiB are there; lower max_model_len" in problem("memory", whole)
-    least, most = 556 * 10**6, 637 * 10**6
-    monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**9, (least + most) // 2))
+    held = 2 * EncoderOptions().held_bytes
+    least, most = held + 556 * 10**6, held + 637 * 10**6
+    monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**10, (least + most) // 2))
     found = checks(whole)
     assert (found["memory"]["status"], found["memory"]["remedy"]) == (
         "warning",

@@ -59,9 +59,9 @@ def test_an_encoder_is_measured_on_one_batch_as_full_as_its_options_allow(
     checkpoint: Checkpoint, longest: int, batch: list[int]
 ) -> None:
     model = SmallItems(longest)
-    options = EncoderOptions(max_batch_items=4, max_batch_length=100, cache_bytes=12345)
+    options = EncoderOptions(max_batch_items=4, max_batch_length=100, cache_bytes=12345, held_bytes=100_000)
     loaded = LoadedEncoder(_context(checkpoint, "encoder", options), model)
-    assert loaded.footprint.fixed == 12345
+    assert loaded.footprint.fixed == 112_345
     peak = loaded.measure()
     assert model.lengths == [batch]
     # Running sums, doubled features, and what they are made of, four floats per embedding.

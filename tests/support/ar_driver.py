@@ -1,7 +1,7 @@
 """Drives one autoregressive stage by hand, and plays the consumers of what it makes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -42,14 +42,18 @@ def plain_prompt(ids: Sequence[int], **changes: object) -> Prompt:
 
 @dataclass(frozen=True)
 class Lent:
-    """A payload with tensors that its consumer has not gathered."""
+    """A payload with tensors that its consumer has not gathered for good. looks: what it has gathered meanwhile."""
 
     produced: Produced
     ref: Ref
+    looks: list[Tensor] = field(default_factory=list)
 
 
 class ArWorkerDriver(StageDriver):
-    """lent: payloads that consumers have not gathered. rows: what they have gathered, by request, in order."""
+    """lent: payloads that consumers have not gathered. rows: what they have gathered, by request, in order.
+
+    looks: gathers of payloads that were not released with them, each with what was gathered in the end.
+    """
 
     def __init__(self, worker: ArWorker, device: Device, stream: Stream) -> None:
         super().__init__(worker, stream)
@@ -58,6 +62,7 @@ class ArWorkerDriver(StageDriver):
         self.consumer_stream = device.stream("consumer")
         self.lent: list[Lent] = []
         self.rows: dict[str, list[tuple[PromptHidden | CodeFrame, Tensor]]] = {}
+        self.looks: list[tuple[Tensor, Tensor]] = []
 
     def ask(
         self,
@@ -133,14 +138,28 @@ class ArWorkerDriver(StageDriver):
         moved, self.lent = len(left) < len(self.lent), left
         return moved
 
+    def look(self) -> None:
+        """Consumers gather what has arrived and keep their claim on it, as those do that gather in parts."""
+        with torch.inference_mode():
+            for lent in self.lent:
+                (part,) = lent.produced.payload.tensors.values()
+                assert isinstance(part, PageSlice)
+                if lent.produced.ready.done() and part.moved.done():
+                    lent.looks.append(self._launch_gather(part))
+                    part.gathered(self.device.record(self.consumer_stream))
+
     def _gather(self, lent: Lent, part: PageSlice) -> None:
         meta = lent.produced.payload.meta
         assert isinstance(meta, PromptHidden | CodeFrame)
-        out = torch.empty(len(part.slots), part.pages.shape[-1], dtype=part.pages.dtype)
-        slots = torch.from_numpy(part.slots.copy())
-        self.device.launch(self.consumer_stream, take_rows, part.pages, slots, out)
+        out = self._launch_gather(part)
         self.rows.setdefault(lent.produced.request_id, []).append((meta, out))
+        self.looks += [(look, out) for look in lent.looks]
         self.connector.release(lent.ref, self.device.record(self.consumer_stream))
+
+    def _launch_gather(self, part: PageSlice) -> Tensor:
+        out = torch.empty(len(part.slots), part.pages.shape[-1], dtype=part.pages.dtype)
+        self.device.launch(self.consumer_stream, take_rows, part.pages, torch.from_numpy(part.slots.copy()), out)
+        return out
 
     def gather_all(self) -> None:
         """Until nothing happens any more and nothing is lent."""

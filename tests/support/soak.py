@@ -12,6 +12,8 @@ from support.leaks import resident_bytes
 from support.tiny_omni import lengths, picture, sound, user
 
 QUESTIONS = ("where is it", "what is that", "how many are there", "who said so", "go on", "and then", "the red circle")
+SECONDS = (0.2, 0.5, 0.8)
+"""Of a sound. Few lengths: libraries below keep what they prepared for each shape, up to a thousand of them."""
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ class Traffic:
         if chance.random() < 0.4:
             parts.append(picture(chance.choice((chance.randrange(8), chance.randrange(10**6)))))
         if chance.random() < 0.4:
-            parts.append(sound(chance.choice((chance.randrange(8), chance.randrange(10**6))), chance.uniform(0.1, 0.8)))
+            parts.append(sound(chance.choice((chance.randrange(8), chance.randrange(10**6))), chance.choice(SECONDS)))
         return parts
 
     async def _ask(self, chat: list[dict[str, Any]], salt: str) -> str | None:

@@ -41,7 +41,7 @@ class Allocator:
         self.counters = AllocatorCounters()
         self.failures: list[tuple[str, Exception]] = []
         """Requests whose payload or codes could not be moved; whoever plans takes them out."""
-        self._refused: tuple[ArRequest, int, int, int] | None = None
+        self._refused: tuple[str, int, int, int] | None = None
         self._rows = rows
         self._pool = pool
         self._reclaimer = reclaimer
@@ -70,8 +70,8 @@ class Allocator:
 
         victims: who may be evicted for it, the first first.
         """
-        state = (request, self._pool.available, self._pool.cached, headroom)
-        if state == self._refused or (request.row is None and not self._rows.available):
+        state = (request.id, self._pool.available, self._pool.cached, headroom)
+        if (state == self._refused and not victims) or (request.row is None and not self._rows.available):
             return False
         shared = self._match(request)
         need = self.blocks_for(request.target + self._ahead) - len(shared)
@@ -157,8 +157,10 @@ class Allocator:
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
 
     def _make_room(self, need: int, victims: Sequence[ArRequest], headroom: int) -> bool:
-        held = sum(victim.table.count for victim in victims if victim.table is not None)
-        if self._pool.available + held + self._reclaimer.blocks < need + headroom:
+        if self._pool.available >= need + headroom:
+            return True
+        tables = [*self._reclaimer.tables, *(victim.held for victim in victims)]
+        if self._pool.available + self._pool.sole(table.blocks for table in tables) < need + headroom:
             return False
         left = list(reversed(victims))
         while self._pool.available < need + headroom:

@@ -5,7 +5,7 @@ import numpy as np
 from omni.sampling_params import SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
-from omni_ar.run.limits import Limits
+from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.memory import NULL_BLOCK, BlockTable
 from omni_ar.run.plan import Chunk, StepPlan
 from omni_ar.run.request import ArRequest
@@ -19,17 +19,24 @@ _SAMPLING = SamplingParams(
 
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
-    """Launches a decode of all rows at full length, then the longest chunk behind the longest context beside such decodes.
+    """Launches a decode of all rows at full length, then as many prompt tokens as a step may have, in the longest chunks behind the
+    longest contexts, beside such decodes.
 
     Every block is the null block, so no page need be there but that one. Leaves the rows' state as no request may find it: the
     runner is not to be used afterwards.
     """
     requests = tuple(_request(row, shape, limits) for row in range(limits.rows))
-    length = requests[-1].length
     # A chunk with context needs a mask, which a whole prompt does not.
-    chunk = max(min(limits.max_num_batched_tokens, length - 1), 1)
-    last = Chunk(requests[-1], length - chunk, chunk, first=True, last=True, replay=False)
-    for plan in (StepPlan(0, requests), StepPlan(1, requests[:-1], (last,))):
+    longest = max(limits.max_model_len - 2, 1)
+    decodes = list(requests)
+    chunks: list[Chunk] = []
+    left = limits.max_num_batched_tokens
+    while left > 0 and decodes and len(chunks) < MAX_STARTS:
+        request = decodes.pop()
+        length = min(left, longest)
+        chunks.append(Chunk(request, request.length - length, length, first=True, last=True, replay=False))
+        left -= length
+    for plan in (StepPlan(0, requests), StepPlan(1, tuple(decodes), tuple(chunks))):
         runner.sample_tokens(runner.execute_model(plan))
 
 

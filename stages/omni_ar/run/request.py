@@ -17,11 +17,19 @@ from omni_ar.run.rows import Row
 
 @dataclass(slots=True)
 class ReadySegment:
-    """A segment's tensors, usable once `ready` is done. lease: of tensors that still belong to their producer."""
+    """A segment's tensors, usable on the stage's stream. lease: of tensors that still belong to their producer.
+
+    gathered: end of the gathers that its taking in launched.
+    """
 
     tensors: dict[str, Tensor]
-    ready: Event
+    gathered: Event
     lease: Lease | None
+
+    def let_go(self, after: Event) -> None:
+        """after: the end of the request's last step, COMPLETED if none was launched; a step follows the gathers."""
+        if self.lease is not None:
+            self.lease.release(self.gathered if after is COMPLETED else after)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +82,7 @@ class ArRequest:
     """Prompt tokens that the prefix cache had at the first start."""
     last_step: Event = COMPLETED
     """End of the last step that touches this request's row."""
+    _offsets: list[int] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -107,8 +116,7 @@ class ArRequest:
         """The prompt is here, and so is every segment it waits for."""
         if self.prompt is None:
             return False
-        ready = (self.segments.get((slot.name, slot.index)) for slot in self.prompt.segments)
-        return all(segment is not None and segment.ready.done() for segment in ready)
+        return all((slot.name, slot.index) in self.segments for slot in self.prompt.segments)
 
     def check_segments(self) -> None:
         """Raises InputError for a segment with another number of rows than its slot has positions."""
@@ -147,10 +155,11 @@ class ArRequest:
 
     def payload_offsets(self, blocks: int, block_size: int) -> list[int]:
         """For each of the first `blocks` blocks: the offsets (as bits) whose hidden states a consumer needs."""
-        offsets = [0] * blocks
-        if self.wants_hidden:
-            assert self.prompt is not None
+        if not self.wants_hidden:
+            return [0] * blocks
+        assert self.prompt is not None
+        if not self._offsets:
+            self._offsets = [0] * -(-self.length // block_size)
             for position in self.prompt.payload_positions.tolist():
-                if position < blocks * block_size:
-                    offsets[position // block_size] |= 1 << position % block_size
-        return offsets
+                self._offsets[position // block_size] |= 1 << position % block_size
+        return self._offsets[:blocks]

@@ -32,11 +32,6 @@ class Scheduler:
         self._alone = False
         self._steps = 0
 
-    @property
-    def running(self) -> int:
-        """Requests that hold blocks."""
-        return len(self._running)
-
     def check(self, request: ArRequest, stage: str) -> None:
         """Sets the request's token limit. Raises InputError if it can never run here. stage: its name, for errors."""
         assert request.prompt is not None

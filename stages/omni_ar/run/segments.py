@@ -82,11 +82,11 @@ class SegmentIntake:
         # The gather is on the stream that will read its result, so the prompt need not wait for it.
         gathered = tensors | self._gather(slices)
         end = self._device.record(self._stream)
-        if tensors or message.lease is None:  # whole tensors are read where they are, later
-            for source in slices.values():
-                source.gathered(end)
-            return ReadySegment(gathered, COMPLETED, message.lease)
-        message.lease.release(end)
+        for source in slices.values():
+            source.gathered(end)
+        if tensors:  # whole ones are read where they are, later
+            return ReadySegment(gathered, end, message.lease)
+        release(message, end)
         return ReadySegment(gathered, COMPLETED, None)
 
     def _gather(self, slices: dict[str, PageSlice]) -> dict[str, Tensor]:

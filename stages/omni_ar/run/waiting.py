@@ -7,7 +7,7 @@ from omni_ar.run.request import ArRequest
 
 
 class WaitingQueue:
-    """The lowest rank first, first come first served within a rank. Leaving costs nothing until the entry surfaces."""
+    """The lowest rank first, first come first served within a rank. Joining and leaving cost the logarithm of how many wait."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, ...], int, ArRequest]] = []
@@ -29,6 +29,10 @@ class WaitingQueue:
 
     def discard(self, request: ArRequest) -> None:
         self._entries.pop(request, None)
+        # An entry that left stays in the heap, and keeps its request alive, until it surfaces or this clears it out.
+        if len(self._heap) > 2 * len(self._entries) + 16:
+            self._heap = [(one.rank, number, one) for one, number in self._entries.items()]
+            heapq.heapify(self._heap)
 
     def head(self) -> ArRequest | None:
         """Who is next."""

@@ -161,8 +161,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._scheduler.remove(request)
         self._segments.drop(request)
         for segment in request.segments.values():
-            if segment.lease is not None:
-                segment.lease.release(request.last_step)
+            segment.let_go(request.last_step)
         request.segments.clear()
         if request.row is not None:
             self._reclaimer.add_row(request.row, request.last_step)
@@ -177,9 +176,10 @@ class ArWorker(MailboxWorker[ArRequest]):
         for request in taken:
             try:
                 self._queue(request)
-            except InputError as error:
+            except Exception as error:
                 self._fail_live(request, "taking its input", error)
-        moved |= bool(taken or failed) or self._poll()
+        moved |= bool(taken or failed)
+        moved |= self._poll()
         unread = sum(flight.results is None for flight in self._flights)
         if unread < _MAX_IN_FLIGHT and self._runner.ready:
             plan = self._scheduler.plan()

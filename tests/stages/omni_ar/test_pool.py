@@ -157,3 +157,16 @@ def test_a_richer_block_takes_a_poorer_one_s_place_and_its_readers_keep_theirs()
     pool.release([poor])
     pool.release([poor])
     assert pool.available == 1
+
+
+def test_a_poorer_block_that_nobody_uses_is_free_once_a_richer_one_has_its_place():
+    pool = BlockPool(3)
+    (poor,) = pool.allocate(1)
+    pool.publish(poor, KEYS[0])
+    pool.release([poor])
+    (rich,) = pool.allocate(1)
+    pool.store(rich, 1)
+    pool.publish(rich, KEYS[0])
+    assert pool.cached == 1
+    assert sorted(pool.allocate(2)) == sorted({1, 2, 3} - {rich})
+    assert pool.evictions == 0

@@ -115,6 +115,14 @@ def test_keys_agree_exactly_when_all_that_a_block_depends_on_agrees(pair: tuple[
         assert (mine == theirs) == (one.content(end) == other.content(end))
 
 
+def test_two_pieces_of_a_segment_are_not_its_first_piece_twice():
+    one = Said(((1, 1),), ((0, 1), (0, 1)), 2, (((0, 1), "p", "image"),), "", ())
+    other = replace(one, slots=(((0,), "p", "image"), ((1,), "p", "image")))
+    mine, theirs = one.keys(1), other.keys(1)
+    assert mine[0] == theirs[0]
+    assert mine[1] != theirs[1]
+
+
 @given(talks(), st.integers(1, 5))
 def test_the_chain_ends_before_the_first_thing_without_a_key(said: Said, size: int):
     total = said.length + len(said.outputs)

@@ -159,6 +159,10 @@ class Pressure(RuleBasedStateMachine):
         self.driver.gather(*data.draw(st.sets(st.sampled_from(list(self.asked) or ["none"]), min_size=1)))
 
     @rule()
+    def consumers_look(self) -> None:
+        self.driver.look()
+
+    @rule()
     def a_step_will_fail(self) -> None:
         if self.driver.runner.faults == 0 and self.faults < 3:
             self.faults += 1
@@ -199,6 +203,7 @@ class Pressure(RuleBasedStateMachine):
         assert left.issuperset(self.running), f"no end of {set(self.running) - left}"
 
     def _check_answers(self) -> None:
+        assert all(torch.equal(look, rows) for look, rows in self.driver.looks)
         failed = 0
         for name, asked in self.asked.items():
             tokens, frames = [frame[0] for frame in asked.frames], asked.frames[:-1]

@@ -9,6 +9,7 @@ from torch import Tensor
 from omni.device import Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import StageError
+from omni.stage import Failed
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
@@ -187,4 +188,32 @@ def test_a_fault_in_a_batch_of_one_is_told_with_stage_and_phase(phase: str):
     assert str(driver.error("r")) == f"stage 'text' failed while running a step, in phase {phase}: ValueError: a fault"
     assert driver.tokens("next") == ANSWERS[1]
     assert driver.counter("retries") == 0
+    assert not driver.held
+
+
+@pytest.mark.parametrize(
+    ("gathers", "at"), [(True, 1), (True, 2), (True, 3), (False, 1), (False, 2), (False, 4), (False, 6)]
+)
+def test_what_cannot_be_moved_fails_whose_it_is(gathers: bool, at: int):
+    model = SmallCodec()
+    device = FaultyDevice("copy_rows", at, late=False)
+    device.armed = True
+    driver = ArDriver(model, device, ArOptions(max_num_seqs=3, block_size=2, num_blocks=14))
+    prompts = [codec_prompt(range(length), [length] * length) for length in (3, 5, 4)]
+    for index, prompt in enumerate(prompts):
+        driver.speak(str(index), prompt, rank=(0, index), max_tokens=14)
+        driver.condition(str(index), [index, 7, 9], pad=2)
+    while driver.tick():
+        if gathers:
+            driver.gather()
+    driver.gather_all()
+    assert device.faults == 1
+    failed = [name for name, end in driver.ends.items() if isinstance(end, Failed)]
+    assert [str(driver.error(name)) for name in failed] == [
+        "stage 'text' failed while moving its payload, in phase copy_rows: ValueError: a fault"
+    ]
+    for index, prompt in enumerate(prompts):
+        frames = spoken(model, prompt, [index, 7, 9], 2, 14)[:-1]
+        made = driver.frames(str(index))
+        assert made == (frames[: len(made)] if str(index) in failed else frames)
     assert not driver.held

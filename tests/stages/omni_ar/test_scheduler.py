@@ -33,7 +33,7 @@ def request(name: str, length: int, max_tokens: int, rank: tuple[int, ...] = ())
 class Stage:
     """A scheduler with its tables, run as a worker would, on a device that is never late."""
 
-    def __init__(self, rows: int, blocks: int, budget: int, *, conditioned: bool = False) -> None:
+    def __init__(self, rows: int, blocks: int, budget: int, *, prefix_cache: bool = True) -> None:
         device = CpuDevice()
         options = ArOptions(max_num_seqs=rows, max_model_len=MODEL_LEN, block_size=SIZE, max_num_batched_tokens=budget)
         limits = Limits.of("text", options, paper_shape(talker=False))
@@ -48,10 +48,10 @@ class Stage:
             block_size=SIZE,
             max_blocks=limits.max_blocks,
             code_pages=None,
-            prefix_cache=True,
-            conditioned=conditioned,
+            prefix_cache=prefix_cache,
+            conditioned=False,
         )
-        self.scheduler = Scheduler(self.allocator, limits, conditioned)
+        self.scheduler = Scheduler(self.allocator, limits, conditioned=False)
         self.admitted: list[str] = []
         self.live: list[ArRequest] = []
 
@@ -249,6 +249,15 @@ def test_a_waiting_request_takes_blocks_from_paused_ones_only():
     while stage.step():
         pass
     assert not stage.live
+
+
+def test_who_was_refused_is_seated_once_a_paused_request_can_give_way():
+    stage = Stage(rows=2, blocks=6, budget=100, prefix_cache=False)
+    running = request("a", 16, 8)
+    stage.add(running, request("b", 12, 8))
+    assert stage.names() == ["a"], "there are no blocks for the second"
+    running.paused = True
+    assert stage.names() == ["b"]
 
 
 def test_a_paused_request_does_not_run_and_holds_up_nobody():

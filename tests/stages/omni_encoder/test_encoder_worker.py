@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from omni.device import Device
+from omni.connector import Ref
+from omni.device import COMPLETED, Device
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
-from omni.stage import Done, Failed
+from omni.stage import Done, Failed, Outbound, Produced
 from omni_encoder.inputs import Encoded, MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
@@ -71,11 +72,11 @@ def test_a_request_without_items_ends() -> None:
 def test_batches_keep_to_key_count_and_length() -> None:
     bench = Bench(CpuDevice(), max_batch_items=3, max_batch_length=6)
     bench.open("a")
-    for index, (count, key) in enumerate([(1, 0), (1, 1), (1, 0), (1, 0), (1, 0), (9, 1), (4, 1), (2, 1)]):
+    for index, (count, key) in enumerate([(1, 0), (1, 1), (1, 0), (1, 0), (1, 0), (6, 1), (4, 1), (2, 1)]):
         bench.feed_host("a", media(index, [index + 1.0] * count, key))
     bench.end("a")
     bench.settle(bench.device)
-    # Three of key 0; of key 1 the first with those that fit beside it; the fourth of key 0; what is too long, alone.
+    # Three of key 0; of key 1 the first with those that fit beside it; the fourth of key 0; what leaves no room, alone.
     assert bench.tower.batches == [3, 2, 1, 1, 1]
     assert sorted(bench.results("a")) == list(range(8))
 
@@ -207,7 +208,7 @@ def test_a_lent_feature_is_read_when_ready_and_released_after_the_batch() -> Non
     ref = bench.feed("a", payload, device.record(producer))
     bench.end("a")
     bench.tick()
-    assert not [s for s in device.streams if s.name == "encoder" and s.queue]
+    assert not [s for s in device.streams if s.name == "tower" and s.queue]
     device.run({"producer"})
     bench.tick()
     assert not ref.freed
@@ -361,3 +362,61 @@ def test_the_lowest_rank_is_encoded_first() -> None:
     bench.end(*ranks)
     bench.settle(device)
     assert list(bench.ends) == ["urgent", "a", "b", "late"]
+
+
+def test_an_item_longer_than_a_batch_is_refused() -> None:
+    bench = Bench(CpuDevice(), max_batch_length=3)
+    bench.open("a", "b")
+    bench.feed_host("a", media(4, [1.0] * 5))
+    bench.feed_host("b", media(0, [1.0] * 3))
+    bench.end("a", "b")
+    bench.settle(bench.device)
+    failed = bench.ends["a"]
+    assert isinstance(failed, Failed)
+    assert str(failed.error) == (
+        "media[4]: becomes 5 embeddings, and tower encodes 3 at once; use a smaller one or raise tower.max_batch_length"
+    )
+    assert bench.ends["b"] == Done("b", "stop", {"items": 1, "cached": 0})
+
+
+class SlowConsumer(Bench):
+    """lent: references to outputs that nobody has released."""
+
+    def __init__(self, device: Device, **options: int) -> None:
+        super().__init__(device, **options)
+        self.lent: list[Ref] = []
+
+    def release_lent(self) -> None:
+        while self.lent:
+            self.connector.release(self.lent.pop(), COMPLETED)
+
+    def _take(self, message: Outbound) -> None:
+        if isinstance(message, Produced):
+            self.lent.append(self.connector.send(message.payload, message.ready, self._stream))
+            message.hold.take(self.lent[-1])
+        super()._take(message)
+
+
+def test_while_much_is_held_only_the_request_served_first_gets_more() -> None:
+    """16 bytes may be held; each item's output takes 8."""
+    bench = SlowConsumer(CpuDevice(), held_bytes=16, cache_bytes=0)
+    bench.open("late", rank=(0, 2))
+    bench.open("early", rank=(0, 1))
+    for index in range(3):
+        bench.feed_host("late", media(index, [1.0 + index, 0.0]))
+    bench.settle(bench.device)
+    assert sorted(bench.results("late")) == [0, 1, 2], "one batch, whatever it adds up to"
+    bench.feed_host("late", media(3, [9.0, 0.0]))
+    bench.settle(bench.device)
+    assert sorted(bench.results("late")) == [0, 1, 2, 3], "nobody is before it"
+    for index in range(2):
+        bench.feed_host("early", media(index, [5.0 + index, 0.0]))
+        bench.settle(bench.device)
+        bench.feed_host("late", media(4 + index, [7.0 + index, 0.0]))
+        bench.settle(bench.device)
+    assert sorted(bench.results("early")) == [0, 1], "it is before all that something is held for"
+    assert sorted(bench.results("late")) == [0, 1, 2, 3], "now somebody is before it"
+    assert bench.encoder.usage()["items"] == 2
+    bench.release_lent()
+    bench.settle(bench.device)
+    assert sorted(bench.results("late")) == [0, 1, 2, 3, 4, 5]

@@ -1,7 +1,10 @@
 """The stage's blocks: who uses them, and which of them hold a known prefix."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 NULL_BLOCK = 0
 """Never handed out: it absorbs the writes of rows that have stopped."""
@@ -52,6 +55,11 @@ class BlockPool:
     def users(self, block: int) -> int:
         """How many requests use the block."""
         return self._users[block]
+
+    def sole(self, tables: Iterable[NDArray[np.int64]]) -> int:
+        """How many blocks would become available if all these tables were released: those that nobody else uses."""
+        uses = Counter(block for table in tables for block in table.tolist())
+        return sum(self._users[block] == count for block, count in uses.items())
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks of unknown content for one writer. The caller has checked `available`."""

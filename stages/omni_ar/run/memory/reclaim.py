@@ -60,9 +60,9 @@ class Reclaimer:
         return len(self._leaving) + len(self._leaving_rows)
 
     @property
-    def blocks(self) -> int:
-        """Blocks of leaving tables: at most so many will come free."""
-        return sum(leaving.table.count for leaving in self._leaving)
+    def tables(self) -> list[BlockTable]:
+        """Tables whose blocks are about to be released."""
+        return [leaving.table for leaving in self._leaving]
 
     @property
     def spilled(self) -> int:

@@ -1,0 +1,162 @@
+"""A stage whose token begins a frame, under the same pressure: frames are those of full recomputation."""
+
+import functools
+
+import pytest
+import torch
+
+from omni.device.cpu import CpuDevice
+from omni_ar.inputs import CodeFrame
+from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver
+from support.queued_device import QueuedDevice
+from support.small_codec import SmallCodec, codec_prompt, spoken
+from support.stirred_device import StirredDevice
+
+MODEL = SmallCodec()
+LENGTHS = [1, 4, 9, 14, 6]
+PROMPTS = [
+    codec_prompt([(3 * n + p) % 23 for p in range(length)], [(5 * n + p * p) % 37 for p in range(length)])
+    for n, length in enumerate(LENGTHS)
+]
+TEXTS = [[(n + step * step) % 23 for step in range(6)] for n in range(len(LENGTHS))]
+PAD, TOKENS = 2, 15
+LITTLE = 10
+"""Blocks of 3 tokens: the longest request takes all of them."""
+
+DEVICES = {"cpu": CpuDevice, "queued": QueuedDevice, "stirred": functools.partial(StirredDevice, 7)}
+
+
+@functools.cache
+def frames(index: int) -> list[list[int]]:
+    return spoken(MODEL, PROMPTS[index], TEXTS[index], PAD, TOKENS)
+
+
+def options(**changes: int | bool) -> ArOptions:
+    return ArOptions(**({"max_num_seqs": 3, "block_size": 3} | changes))
+
+
+def speak_all(driver: ArDriver, prefix: str = "", **sampling: object) -> None:
+    for index, prompt in enumerate(PROMPTS):
+        driver.speak(f"{prefix}{index}", prompt, max_tokens=TOKENS, **sampling)
+        driver.condition(f"{prefix}{index}", TEXTS[index], PAD)
+
+
+def check_all(driver: ArDriver, prefix: str = "") -> None:
+    for index in range(len(PROMPTS)):
+        assert driver.tokens(f"{prefix}{index}") == [frame[0] for frame in frames(index)]
+        assert driver.frames(f"{prefix}{index}") == frames(index)[:-1]
+        assert driver.done(f"{prefix}{index}").counts["frames"] == TOKENS - 1
+    assert not driver.held
+
+
+def test_the_reference_is_not_degenerate():
+    spoken_all = [tuple(map(tuple, frames(index))) for index in range(len(PROMPTS))]
+    assert all(len(set(one)) > TOKENS // 2 for one in spoken_all)
+    assert len(set(spoken_all)) == len(spoken_all)
+    other = spoken(MODEL, PROMPTS[2], [5, *TEXTS[2][1:]], PAD, TOKENS)
+    assert other[0] == frames(2)[0]
+    assert other[1:] != frames(2)[1:], "conditioning makes a difference"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("budget", [1, 3, 7, 100])
+def test_prompts_in_chunks(budget: int, device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(max_num_batched_tokens=budget))
+    speak_all(driver)
+    driver.gather_all()
+    check_all(driver)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("budget", [1, 7, 100])
+def test_too_few_blocks_and_a_consumer_that_gathers_in_the_end(budget: int, cache: bool, device: str):
+    driver = ArDriver(
+        MODEL, DEVICES[device](), options(num_blocks=LITTLE, prefix_cache=cache, max_num_batched_tokens=budget)
+    )
+    speak_all(driver)
+    driver.run()
+    assert len(driver.ends) == len(PROMPTS), "no consumer stops the producer"
+    assert driver.counter("preemptions") > 0
+    assert driver.counter("spilled_rows") > 0
+    assert driver.held["spilled"] > 0
+    driver.gather_all()
+    check_all(driver)
+
+
+def test_a_prompt_that_was_said_before_is_not_run_again():
+    driver = ArDriver(MODEL, options=options())
+    for prefix in ("first ", "second "):
+        before = driver.counter("prefill_tokens")
+        speak_all(driver, prefix)
+        driver.gather_all()
+        check_all(driver, prefix)
+    cached = sum((length - 1) // 3 * 3 for length in LENGTHS)
+    assert driver.counter("cached_tokens") == cached
+    assert driver.counter("prefill_tokens") - before == sum(LENGTHS) - cached
+
+
+@pytest.mark.parametrize("num_blocks", [LITTLE, 60])
+def test_conditioning_that_comes_late_is_waited_for(num_blocks: int):
+    driver = ArDriver(MODEL, options=options(num_blocks=num_blocks))
+    for index, prompt in enumerate(PROMPTS[:3]):
+        driver.speak(str(index), prompt, max_tokens=TOKENS)
+    fed = [0, 0, 0]
+    for turn in range(18):
+        index = turn % 3
+        driver.condition(str(index), TEXTS[index][fed[index] : fed[index] + 1])
+        fed[index] += 1
+        driver.run()
+        driver.gather()
+        # As many tokens as there is conditioning for, one for the prompt, if it had room by now.
+        assert len(driver.tokens(str(index))) <= fed[index] + 1
+    for index in range(3):
+        driver.condition(str(index), [], PAD)
+    driver.gather_all()
+    for index in range(3):
+        assert driver.frames(str(index)) == frames(index)[:-1]
+    assert not driver.held
+
+
+@pytest.mark.parametrize("budget", [2, 100])
+def test_sampled_frames_do_not_depend_on_preemption(budget: int):
+    asked = {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.1, "seed": 11}
+    roomy = ArDriver(MODEL, options=options(max_num_seqs=5))
+    tight = ArDriver(MODEL, options=options(num_blocks=LITTLE, max_num_batched_tokens=budget))
+    for driver in (roomy, tight):
+        speak_all(driver, **asked)
+        driver.gather_all()
+    assert roomy.counter("preemptions") == 0
+    assert tight.counter("preemptions") > 0
+    for index in range(len(PROMPTS)):
+        assert tight.tokens(str(index)) == roomy.tokens(str(index))
+        assert tight.frames(str(index)) == roomy.frames(str(index))
+    assert roomy.frames("2") != frames(2)[:-1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_consumer_that_gathers_now_and_then_while_requests_leave(seed: int):
+    device = StirredDevice(seed)
+    driver = ArDriver(MODEL, device, options(num_blocks=LITTLE + seed, max_num_batched_tokens=1 + 4 * seed))
+    speak_all(driver)
+    leaver, when = str(seed % 5), 6 * seed + 9
+    for turn in range(120):
+        driver.tick()
+        if turn == when and leaver not in driver.ends:
+            driver.abort(leaver)
+        if turn % 11 == seed:
+            driver.gather("1", "3")
+        if turn % 7 == seed:
+            driver.look()
+        with torch.inference_mode():
+            device.stir()
+    driver.gather_all()
+    assert driver.looks
+    assert all(torch.equal(look, rows) for look, rows in driver.looks)
+    for index in range(len(PROMPTS)):
+        made = driver.frames(str(index))
+        assert made == frames(index)[: len(made)]
+        assert len(made) == TOKENS - 1 or str(index) == leaver
+        assert all(isinstance(meta, CodeFrame) for meta, _ in driver.rows.get(str(index), []))
+    assert not driver.held

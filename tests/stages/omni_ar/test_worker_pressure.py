@@ -1,0 +1,289 @@
+"""Little memory, small budgets, shared prefixes, slow consumers: every result is that of the model computed the long way."""
+
+import functools
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver, plain_prompt
+from support.queued_device import QueuedDevice
+from support.small_text import SmallText, greedy
+from support.stirred_device import StirredDevice
+
+MODEL = SmallText(payload=True)
+PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]
+TOKENS = 12
+LITTLE = 13
+"""Blocks of 4 tokens: the longest request takes 12."""
+
+DEVICES = {"cpu": CpuDevice, "queued": QueuedDevice, "stirred": functools.partial(StirredDevice, 5)}
+
+
+@functools.cache
+def answer(index: int) -> list[int]:
+    return greedy(MODEL, PROMPTS[index], TOKENS)
+
+
+def options(**changes: int | bool) -> ArOptions:
+    return ArOptions(**({"max_num_seqs": 4, "block_size": 4} | changes))
+
+
+def ask_all(driver: ArDriver, prefix: str = "", **sampling: object) -> None:
+    for index, prompt in enumerate(PROMPTS):
+        driver.ask(f"{prefix}{index}", prompt, **({"max_tokens": TOKENS} | sampling))
+
+
+def check_all(driver: ArDriver, prefix: str = "") -> None:
+    for index, prompt in enumerate(PROMPTS):
+        assert driver.tokens(f"{prefix}{index}") == answer(index)
+        counts = driver.done(f"{prefix}{index}").counts
+        assert (counts["tokens"], counts["prompt_tokens"]) == (TOKENS, len(prompt))
+    assert not driver.held
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("budget", [1, 3, 7])
+def test_prompts_in_chunks(budget: int, device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(max_num_batched_tokens=budget))
+    ask_all(driver)
+    driver.run()
+    check_all(driver)
+    assert driver.counter("prefill_tokens") == sum(len(prompt) for prompt in PROMPTS) - driver.counter("cached_tokens")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cache", [False, True])
+def test_too_few_blocks_for_all(cache: bool, device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(num_blocks=LITTLE, prefix_cache=cache))
+    ask_all(driver)
+    driver.run()
+    check_all(driver)
+    assert driver.counter("preemptions") > 0
+    assert cache == bool(driver.counter("cached_tokens") + driver.counter("cached_blocks"))
+
+
+def test_a_prefix_is_computed_once():
+    driver = ArDriver(MODEL, options=options())
+    ask_all(driver, "first ")
+    driver.run()
+    first = driver.counter("prefill_tokens")
+    ask_all(driver, "second ")
+    driver.run()
+    check_all(driver, "first ")
+    check_all(driver, "second ")
+    cached = sum(driver.done(f"second {index}").counts["cached_tokens"] for index in range(8))
+    assert cached == sum((len(prompt) - 1) // 4 * 4 for prompt in PROMPTS), (
+        "all but the block that the next token needs"
+    )
+    assert driver.counter("prefill_tokens") - first == sum(map(len, PROMPTS)) - cached
+
+
+def test_without_a_cache_nothing_is_spared():
+    driver = ArDriver(MODEL, options=options(prefix_cache=False))
+    for prefix in ("first ", "second "):
+        ask_all(driver, prefix)
+        driver.run()
+        check_all(driver, prefix)
+    assert driver.counter("cached_tokens") == driver.counter("cached_blocks") == 0
+    assert driver.counter("prefill_tokens") == 2 * sum(map(len, PROMPTS))
+
+
+def test_another_salt_shares_nothing():
+    driver = ArDriver(MODEL, options=options())
+    for name, salt in (("a", ""), ("b", "mine"), ("c", "yours"), ("d", "mine")):
+        driver.ask(name, PROMPTS[5], max_tokens=TOKENS, cache_salt=salt)
+        driver.run()
+    assert [driver.tokens(name) == answer(5) for name in "abcd"] == [True] * 4
+    assert [driver.done(name).counts["cached_tokens"] for name in "abcd"] == [0, 0, 0, 24]
+
+
+def test_the_next_turn_finds_what_the_last_one_generated():
+    driver = ArDriver(MODEL, options=options())
+    driver.ask("first", PROMPTS[4], max_tokens=TOKENS)
+    driver.run()
+    said = [*PROMPTS[4], *answer(4), 3, 1, 4]
+    driver.ask("second", said, max_tokens=TOKENS)
+    driver.run()
+    assert driver.tokens("second") == greedy(MODEL, said, TOKENS)
+    # The last token of an answer is never run; of 21 + 11 tokens all are in full blocks.
+    assert driver.done("second").counts["cached_tokens"] == 32
+
+
+def hidden_prompt(index: int, positions: Sequence[int]) -> object:
+    return plain_prompt(PROMPTS[index], payload_positions=np.array(positions, np.int64))
+
+
+def check_hidden(driver: ArDriver, name: str, index: int, positions: Sequence[int]) -> None:
+    (rows,) = driver.hidden(name)
+    torch.testing.assert_close(rows, MODEL.whole(PROMPTS[index])[list(positions)])
+
+
+def test_a_prefix_without_the_hidden_states_that_are_wanted_is_a_miss():
+    driver = ArDriver(MODEL, options=options())
+    wanted = {"none": [], "some": [2, 9, 20], "fewer": [2, 9], "beyond": [2, 9, 24], "other": [2, 10]}
+    for name, positions in wanted.items():
+        driver.ask(name, hidden_prompt(5, positions), max_tokens=TOKENS)
+        driver.gather_all()
+        assert driver.tokens(name) == answer(5)
+        if positions:
+            check_hidden(driver, name, 5, positions)
+    cached = [driver.done(name).counts["cached_tokens"] for name in wanted]
+    # Position 10 lies in the third block, position 24 in the seventh, which is run in any case.
+    assert cached == [0, 0, 24, 24, 8]
+    assert not driver.held
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("budget", [3, 100])
+def test_hidden_states_that_nobody_gathers_are_moved_where_blocks_are_wanted(budget: int, device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(num_blocks=LITTLE, max_num_batched_tokens=budget))
+    wanted = [sorted({0, len(prompt) // 2, len(prompt) - 1}) for prompt in PROMPTS]
+    for index, positions in enumerate(wanted):
+        driver.ask(str(index), hidden_prompt(index, positions), max_tokens=TOKENS)
+    driver.run()
+    assert driver.counter("spilled_rows") > 0
+    assert driver.held["spilled"] > 0
+    assert {driver.done(str(index)).reason for index in range(8)} == {"length"}, "no consumer stops the producer"
+    driver.gather_all()
+    for index, positions in enumerate(wanted):
+        assert driver.tokens(str(index)) == answer(index)
+        check_hidden(driver, str(index), index, positions)
+    assert not driver.held
+
+
+def test_blocks_are_not_reused_before_a_gather_from_their_old_place_is_over():
+    device = QueuedDevice()
+    driver = ArDriver(MODEL, device, options(num_blocks=LITTLE, prefix_cache=False))
+    driver.ask("5", hidden_prompt(5, [0, 25]), max_tokens=TOKENS)
+    driver.run()
+    driver.look()
+    driver.ask("7", PROMPTS[7], max_tokens=TOKENS)
+    for _ in range(40):
+        driver.tick()
+        with torch.inference_mode():
+            device.run({"ar", "ar-copy"})
+    assert driver.counter("spilled_rows") == 2
+    assert driver.tokens("7") == [], "the consumer's stream still reads the blocks that it needs"
+    driver.gather_all()
+    assert driver.tokens("7") == answer(7)
+    ((look, rows),) = driver.looks
+    assert torch.equal(look, rows)
+    check_hidden(driver, "5", 5, [0, 25])
+    assert not driver.held
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sampled_tokens_do_not_depend_on_preemption(seed: int):
+    asked = {"temperature": 1.2, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.3, "seed": seed}
+    roomy, tight = ArDriver(MODEL, options=options(max_num_seqs=8)), ArDriver(MODEL, options=options(num_blocks=LITTLE))
+    for driver in (roomy, tight):
+        ask_all(driver, **asked)
+        driver.run()
+    assert roomy.counter("preemptions") == 0
+    assert tight.counter("preemptions") > 0
+    assert [tight.tokens(str(i)) for i in range(8)] == [roomy.tokens(str(i)) for i in range(8)]
+    assert roomy.tokens("3") != answer(3)
+
+
+def test_stops_of_a_preempted_request():
+    stops = (answer(6)[9], answer(4)[8])
+    driver = ArDriver(MODEL, options=options(num_blocks=LITTLE))
+    ask_all(driver, stop_token_ids=stops)
+    driver.run()
+    assert driver.counter("preemptions") > 0
+    for index, prompt in enumerate(PROMPTS):
+        assert driver.tokens(str(index)) == greedy(MODEL, prompt, TOKENS, stops=stops)
+    assert not driver.held
+
+
+def test_a_lower_rank_is_served_first():
+    driver = ArDriver(MODEL, options=options(max_num_seqs=1))
+    order = {0: (1, 0), 1: (1, 1), 2: (0, 2), 3: (2, 3), 4: (0, 4)}
+    for index, rank in order.items():
+        driver.ask(str(index), PROMPTS[index], rank=rank, max_tokens=TOKENS)
+    driver.run()
+    assert list(driver.ends) == ["2", "4", "0", "1", "3"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_paused_request_gives_way_and_goes_on_where_it_was(device: str):
+    driver = ArDriver(MODEL, DEVICES[device](), options(num_blocks=LITTLE))
+    driver.ask("7", PROMPTS[7], max_tokens=TOKENS)
+    while len(driver.tokens("7")) < 4:
+        driver.tick()
+        with torch.inference_mode():
+            driver.device.synchronize()
+    driver.pause("7")
+    for index in (4, 6):
+        driver.ask(str(index), PROMPTS[index], max_tokens=TOKENS)
+    driver.run()
+    assert driver.tokens("6") == answer(6)
+    assert driver.tokens("4") == answer(4)
+    assert len(driver.tokens("7")) < TOKENS
+    assert driver.counter("preemptions") == 1
+    driver.resume("7")
+    driver.run()
+    assert driver.tokens("7") == answer(7)
+    assert not driver.held
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    budget=st.sampled_from([1, 3, 7, 40]),
+    rows=st.integers(1, 5),
+    blocks=st.integers(24, 40),
+    size=st.sampled_from([2, 3, 4]),
+    cache=st.booleans(),
+    device=st.sampled_from(["queued", "stirred"]),
+)
+def test_requests_join_and_leave_at_random(
+    seed: int, budget: int, rows: int, blocks: int, size: int, cache: bool, device: str
+):
+    chance = random.Random(seed)
+    late = QueuedDevice() if device == "queued" else StirredDevice(seed)
+    driver = ArDriver(
+        MODEL,
+        late,
+        options(
+            max_num_seqs=rows, block_size=size, num_blocks=blocks, max_num_batched_tokens=budget, prefix_cache=cache
+        ),
+    )
+    waiting, aborted = list(range(8)) * 2, set[str]()
+    asked: dict[str, int] = {}
+    for number in range(70):
+        if waiting and chance.random() < 0.4:
+            index, name = waiting.pop(chance.randrange(len(waiting))), str(number)
+            asked[name] = index
+            positions = sorted(chance.sample(range(len(PROMPTS[index])), chance.randrange(2)))
+            driver.ask(name, hidden_prompt(index, positions), rank=(chance.randrange(3), number), max_tokens=TOKENS)
+        if asked and chance.random() < 0.1:
+            name = chance.choice(list(asked))
+            if name not in driver.ends and name not in aborted:
+                aborted.add(name)
+                driver.abort(name)
+        if chance.random() < 0.2:
+            driver.gather()
+        driver.tick()
+        run(late, chance.randrange(12))
+    driver.gather_all()
+    for name, index in asked.items():
+        if name in aborted:
+            assert answer(index)[: len(driver.tokens(name))] == driver.tokens(name)
+        else:
+            assert driver.tokens(name) == answer(index)
+    assert not driver.held
+
+
+def run(device: Device, operations: int) -> None:
+    assert isinstance(device, QueuedDevice)
+    with torch.inference_mode():
+        device.run(operations=operations)
