@@ -67,6 +67,8 @@ def check_ask(
         raise InputError("priority", f"is a {type(priority).__name__}", "give an int; the lower is served first")
     if not isinstance(cache_salt, str):
         raise InputError("cache_salt", f"is a {type(cache_salt).__name__}", "give a string")
+    if not cache_salt.isascii() and cache_salt != cache_salt.encode(errors="replace").decode():
+        raise InputError("cache_salt", "holds what is no character", "give text that can be encoded")
     return Ask(wanted, voice, _sampling(pipeline, sampling), priority, cache_salt)
 
 

@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from omni.device.base import COMPLETED, Device, Event, Stream
@@ -27,7 +28,9 @@ class CpuDevice(Device):
         pass
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype)
+        # Host memory, not the device's, also where both are the same: made by numpy, it is not counted as an allocation.
+        words = np.zeros(shape, np.dtype(str(dtype).removeprefix("torch.")))
+        return torch.from_numpy(words)
 
     def synchronize(self) -> None:
         pass

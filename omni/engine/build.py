@@ -167,7 +167,10 @@ def _make_connector(name: str, plugins: Plugins) -> Connector:
 def _room_for(stage: str, what: str, device: Device) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        # The CPU's allocator raises no exception of its own.
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
+            raise
         problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
         raise ConfigError(
             "engine.device", problem, "take a device with more memory free, or smaller options"

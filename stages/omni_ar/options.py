@@ -46,6 +46,9 @@ def published_sampling(generation: Mapping[str, Any], eos: int | None, vocab_siz
     return published.over(GREEDY)
 
 
+_MOST = 2**24
+
+
 class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"ar"`.
 
@@ -68,11 +71,10 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "block_size", "max_num_batched_tokens"):
-            if msgspec.structs.asdict(self)[name] < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if self.num_blocks is not None and self.num_blocks < 1:
-            raise ValueError("num_blocks must be at least 1")
+        for name in ("max_num_seqs", "block_size", "max_num_batched_tokens", "num_blocks"):
+            value = msgspec.structs.asdict(self)[name]
+            if value is not None and not 1 <= value <= _MOST:
+                raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
         try:

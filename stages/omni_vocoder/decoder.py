@@ -28,6 +28,20 @@ MAX_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A chunk of several rows whose inputs are on their way to the device. Nothing of their state is lost if it goes no further.
+
+    rows_B, places_BN: int64, valid until the next preparation.
+    """
+
+    requests: tuple[VocoderRequest, ...]
+    frames: int
+    first: bool
+    rows_B: Tensor
+    places_BN: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeStep:
     """A launched step. frames, samples: of each of its requests. ready: the samples are on the host."""
 
@@ -74,22 +88,27 @@ class Decoder:
         # What a failed step launched may still be running on the slot of the next.
         return self._upload.ready and self._slots[self._steps % MAX_IN_FLIGHT].free
 
-    def launch(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> DecodeStep:
-        """Enqueues the next chunk of each request: `frames` frames from its ring. Changes no request."""
+    def prepare(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
+        """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. May be tried again if it fails."""
         rows = np.array([request.row for request in requests], np.int64)
         places = np.stack([self._store.places(request, 0, frames) for request in requests])
-        samples = self._model.samples(frames, first)
-        turn = self._steps % MAX_IN_FLIGHT
-        wav_BS = self._wav[turn, : rows.size * samples].view(rows.size, samples)
         rows_B, places_BN = self._upload.send([rows, places])
         if first:
             self._device.launch(self._stream, reset_rows, self._model, self._state, rows_B)
-        ring_RCG = self._store.ring_RCG
+        return PreparedStep(tuple(requests), frames, first, rows_B, places_BN)
+
+    def launch(self, prepared: PreparedStep) -> DecodeStep:
+        """Enqueues the decoding, which moves the rows' state on. Changes no request."""
+        count, first = len(prepared.requests), prepared.first
+        samples = self._model.samples(prepared.frames, first)
+        turn = self._steps % MAX_IN_FLIGHT
+        wav_BS = self._wav[turn, : count * samples].view(count, samples)
+        ring_RCG, rows_B, places_BN = self._store.ring_RCG, prepared.rows_B, prepared.places_BN
         self._device.launch(
             self._stream, decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, first, wav_BS
         )
         decoded = self._device.record(self._stream)
-        step = self._download(requests, frames, samples, wav_BS, decoded, turn)
+        step = self._download(prepared.requests, prepared.frames, samples, wav_BS, decoded, turn)
         # A step that failed takes no turn: its buffers are the next one's.
         self._steps += 1
         return step

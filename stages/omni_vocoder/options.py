@@ -2,6 +2,8 @@
 
 import msgspec
 
+_MOST = 2**16
+
 
 class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"vocoder"`.
@@ -17,5 +19,5 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1")
+            if not 1 <= value <= _MOST:
+                raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")

@@ -47,6 +47,8 @@ class VocoderRequest:
     started: bool = False
     paused: bool = False
     in_flight: bool = False
+    alone: bool = False
+    """A step that it was part of could not be prepared: the next is its own, so that only what is at fault fails."""
     frames: int = 0
     samples: int = 0
 
@@ -71,3 +73,4 @@ class VocoderRequest:
         self.start = (self.start + frames) % capacity
         self.buffered -= frames
         self.started = self.in_flight = True
+        self.alone = False

@@ -116,13 +116,20 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         for request in self._rows.seated:
             frames = request.next_chunk(self._sizes)
             if frames and not request.paused:
+                if request.alone:
+                    return [request]
                 groups.setdefault((request.started, frames), []).append(request)
         return groups[min(groups, key=lambda key: key[0])] if groups else []
 
     def _decode(self, batch: list[VocoderRequest]) -> None:
         frames = batch[0].next_chunk(self._sizes)
         try:
-            step = self._decoder.launch(batch, frames, first=not batch[0].started)
+            prepared = self._decoder.prepare(batch, frames, first=not batch[0].started)
+        except Exception as error:
+            self._isolate(batch, error)
+            return
+        try:
+            step = self._decoder.launch(prepared)
         except Exception as error:
             # Their state may be half written, so they cannot be tried again one by one.
             for request in batch:
@@ -133,6 +140,13 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         self._in_flight.append(step)
         for name, count in (("steps", 1), ("frames", frames * len(batch)), ("samples", step.samples * len(batch))):
             self._totals[name] += count
+
+    def _isolate(self, batch: list[VocoderRequest], error: Exception) -> None:
+        """After a failure that touched no state: each is tried again alone, and one that was alone fails."""
+        if len(batch) == 1:
+            self.fail(batch[0].id, "decoding a chunk", error)
+        for request in batch:
+            request.alone = True
 
     def _collect(self, step: DecodeStep) -> None:
         for index, request in enumerate(step.requests):

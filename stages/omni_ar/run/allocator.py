@@ -11,6 +11,11 @@ from omni_ar.run.plan import Chunk, Growth, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import RowTable
 
+Failure = tuple[str, str, Exception]
+"""A request's id, what was being done, and why it failed."""
+
+MOVING = "moving its payload"
+
 
 @dataclass(slots=True)
 class AllocatorCounters:
@@ -39,8 +44,8 @@ class Allocator:
     ) -> None:
         """max_blocks: of one request. conditioned: whether decode steps have inputs besides the token."""
         self.counters = AllocatorCounters()
-        self.failures: list[tuple[str, Exception]] = []
-        """Requests whose payload or codes could not be moved; whoever plans takes them out."""
+        self.failures: list[Failure] = []
+        """Requests that cannot go on; whoever plans takes them out."""
         self._refused: tuple[str, int, int, int] | None = None
         self._rows = rows
         self._pool = pool
@@ -132,7 +137,7 @@ class Allocator:
                 request.saved_codes = self._spiller.save(self._code_pages, table.slots(positions, self._size))
             except Exception as error:
                 request.lost = True
-                self.failures.append((request.id, error))
+                self.failures.append((request.id, MOVING, error))
         request.rewind()
         self._reclaimer.add_table(table)
         self.counters.preemptions += 1
@@ -144,7 +149,10 @@ class Allocator:
             self._note_hidden(chunk)
         if self._prefix_cache:
             for request in plan.requests:
-                self._publish(request)
+                try:
+                    self._publish(request)
+                except Exception as error:
+                    self.failures.append((request.id, "caching its prefix", error))
 
     def _match(self, request: ArRequest) -> list[int]:
         if not self._prefix_cache:
@@ -174,7 +182,7 @@ class Allocator:
 
     def _relieve(self) -> bool:
         moved, failures = self._reclaimer.relieve()
-        self.failures += failures
+        self.failures += [(owner, MOVING, error) for owner, error in failures]
         return moved
 
     def _note_hidden(self, chunk: Chunk) -> None:

@@ -159,7 +159,11 @@ class Scheduler:
             return None
         paused = [other for other in reversed(self._running) if other.paused and _evictable(other)]
         headroom = sum(other.decoding and not other.paused for other in self._running)
-        seated = self._allocator.seat(request, paused, headroom)
+        try:
+            seated = self._allocator.seat(request, paused, headroom)
+        except Exception as error:  # host work on what the request brought, such as hashing it
+            request.lost, seated = True, False
+            self._allocator.failures.append((request.id, "planning", error))
         self._sweep()
         if not seated:
             return None

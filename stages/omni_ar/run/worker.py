@@ -187,7 +187,7 @@ class ArWorker(MailboxWorker[ArRequest]):
                 self._launch(plan)
                 self._poll()
                 moved = True
-            moved |= self._fail_unmoved()
+            moved |= self._fail_lost()
         return moved
 
     def _fail_live(self, request: ArRequest, doing: str, error: Exception) -> None:
@@ -239,14 +239,14 @@ class ArWorker(MailboxWorker[ArRequest]):
         )
         self._scheduler.retry(plan)
 
-    def _fail_unmoved(self) -> bool:
-        """Fails requests whose payload could not be moved out of blocks that others need."""
+    def _fail_lost(self) -> bool:
+        """Fails requests that planning could not go on with, or whose payload could not be moved out of blocks that others need."""
         failures, self._allocator.failures = self._allocator.failures, []
-        for request_id, error in failures:
+        for request_id, doing, error in failures:
             if request_id in self.requests:
-                self.fail(request_id, "moving its payload", error)
+                self.fail(request_id, doing, error)
             else:  # done here, but what it made is not: its consumers would wait for ever
-                self.outbox.append(Failed(request_id, self._known("moving its payload", error)))
+                self.outbox.append(Failed(request_id, self._known(doing, error)))
         return bool(failures)
 
     def _poll(self) -> bool:

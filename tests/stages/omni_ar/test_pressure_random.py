@@ -52,6 +52,7 @@ class Pressure(RuleBasedStateMachine):
         super().__init__()
         self.asked: dict[str, Asked] = {}
         self.faults = 0
+        self.begun = False
 
     @initialize(
         rows=st.integers(1, 4),
@@ -72,6 +73,7 @@ class Pressure(RuleBasedStateMachine):
         )
         self.driver = PaperDriver(new_device(device), options, talker=self.talker)
         self.rows = rows
+        self.begun = True
 
     @precondition(lambda self: len(self.asked) < 12)
     @rule(
@@ -175,7 +177,7 @@ class Pressure(RuleBasedStateMachine):
         assert usage["rows"] <= self.rows
 
     def teardown(self) -> None:
-        if not hasattr(self, "driver"):
+        if not self.begun:
             return
         for name in self.unconditioned:
             self._condition(name)
