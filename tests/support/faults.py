@@ -1,7 +1,7 @@
 """Things that raise once, at a chosen place: among them devices, on which a chosen phase of a chosen stage does."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
@@ -14,9 +14,6 @@ T = TypeVar("T")
 
 Place = tuple[str, str]
 """A stage and the name of a phase that it launches."""
-
-_STAGES: Mapping[str, tuple[str, ...]] = {"encoder": ("audio_encoder", "vision_encoder"), "vocoder": ("code2wav",)}
-"""Stages of streams that are not named after them, in the order in which they are made."""
 
 
 class PlantedError(Exception):
@@ -40,7 +37,6 @@ class Faults:
     seen: Counter[Place] = field(default_factory=Counter)
     planted: Fault | None = None
     _owners: dict[int, tuple[Stream, str]] = field(default_factory=dict)
-    _made: Counter[str] = field(default_factory=Counter)
 
     def plant(self, place: Place, number: int, *, after: bool) -> Fault:
         self.seen.clear()
@@ -48,12 +44,8 @@ class Faults:
         return self.planted
 
     def own(self, stream: Stream) -> None:
-        """Notes whose stream it is."""
-        name = stream.name.removesuffix("-copy")
-        stages = _STAGES.get(name, (name,))
-        stage = stages[min(self._made[stream.name], len(stages) - 1)]
-        self._made[stream.name] += 1
-        self._owners[id(stream)] = (stream, stage)
+        """Notes whose stream it is: streams bear their stage's name."""
+        self._owners[id(stream)] = (stream, stream.name.removesuffix("-copy"))
 
     def call(self, place: Place, action: Callable[[], T], fail: Callable[[], NoReturn]) -> T:
         """Acts, or fails, or both."""

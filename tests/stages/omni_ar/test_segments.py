@@ -137,3 +137,35 @@ def test_a_segment_longer_than_the_stage_is_refused():
         segments.add(request, lent.segment, lent.message)
     segments.drop(request)
     assert lent.ref.freed
+
+
+def test_pages_of_a_payload_that_two_inputs_share_are_read_until_the_gather_is_over():
+    """The other input's lease keeps the release from the producer: `gathered` tells of the gather."""
+    device = QueuedDevice()
+    segments, request = intake(device)
+    part, connector = PageSlice(PAGES, np.array([3, 1], np.int64)), LocalConnector()
+    payload = Payload(Segment(name="sound", index=0), {"rows": part})
+    ref = connector.send(payload, COMPLETED, device.stream("transfer"))
+    mine, _other = lend(connector, ref, 2)
+    segments.add(request, Segment(name="sound", index=0), Feed("r", payload, COMPLETED, mine))
+    segments.tick()
+    assert not ref.released
+    reader = part.relocate(PAGES.clone(), part.slots, COMPLETED)
+    assert not reader.done()
+    device.run({"ar"})
+    assert reader.done()
+
+
+def test_a_segment_of_pages_and_a_tensor_is_let_go_after_its_gather():
+    device = QueuedDevice()
+    segments, request = intake(device)
+    tensors = {"rows": PageSlice(PAGES, np.array([3, 1], np.int64)), "whole": torch.zeros(2, 1)}
+    payload, connector = Payload(Segment(name="sound", index=0), tensors), LocalConnector()
+    ref = connector.send(payload, COMPLETED, device.stream("transfer"))
+    segments.add(request, Segment(name="sound", index=0), Feed("r", payload, COMPLETED, *lend(connector, ref, 1)))
+    segments.tick()
+    request.segments["sound", 0].let_go(COMPLETED)  # no step was launched
+    assert ref.released
+    assert not ref.freed
+    device.run({"ar"})
+    assert ref.freed

@@ -175,3 +175,28 @@ def test_segments_that_never_come_fail_the_request():
     driver.run()
     assert "it ended before segment sound[0]" in str(driver.error("r"))
     assert not driver.held
+
+
+def test_what_cannot_be_planned_fails_alone():
+    model = SmallText()
+    driver = ArDriver(model, options=ArOptions(max_num_seqs=2, block_size=2))
+    driver.ask("good", PROMPT, max_tokens=5)
+    driver.ask("bad", PROMPT, max_tokens=5, cache_salt="\ud800")  # cannot be hashed
+    driver.ask("later", PROMPT, max_tokens=5)
+    driver.run()
+    assert "stage 'text' failed while planning: UnicodeEncodeError" in str(driver.error("bad"))
+    for name in ("good", "later"):
+        assert driver.tokens(name) == greedy(model, PROMPT, 5)
+    assert not driver.held
+
+
+def test_a_segment_of_one_dimension_fails_its_request_alone():
+    model = SmallText()
+    driver = ArDriver(model, options=ArOptions(max_num_seqs=2, block_size=2))
+    driver.open("bad")
+    slot = SegmentSlot(name="sound", index=0, positions=np.arange(2))
+    driver.feed_host("bad", Payload(plain_prompt(PROMPT, segments=(slot,))))
+    driver.feed("bad", Payload(Segment(name="sound", index=0), {"rows": torch.zeros(2)}))
+    driver.run()
+    assert "while taking its input: IndexError" in str(driver.error("bad"))
+    assert answers_still(driver, model)

@@ -15,6 +15,7 @@ from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.options import VocoderOptions
+from support.faults import FaultyDevice
 from support.queued_device import QueuedDevice
 from support.vocoder_bench import Bench, frames, random_codes
 from support.wavemaker import POISON, WaveMaker, whole_wave
@@ -363,3 +364,39 @@ def test_closing_lets_go_of_everything() -> None:
 def test_options_are_checked(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be at least 1"):
         VocoderOptions(**{option: 0})
+
+
+@pytest.mark.parametrize("phase", ["copy_upload", "reset_rows"])
+def test_of_a_batch_that_could_not_be_prepared_nobody_fails(phase: str) -> None:
+    device = FaultyDevice()
+    bench = Bench(device, first_chunk_frames=3, chunk_frames=2)
+    codes = {name: random_codes(7, seed) for seed, name in enumerate("ab")}
+    bench.open(*codes)
+    for name, own in codes.items():
+        bench.feed_pages(name, own)
+    bench.end(*codes)
+    # The first upload is that of the frames into the rows' rings.
+    fault = device.faults.plant(("vocoder", phase), 1 if phase == "copy_upload" else 0, after=False)
+    bench.settle(device)
+    assert not fault.left
+    for name, own in codes.items():
+        bench.expect_whole(name, own)
+    assert bench.model.batches[0][0] == 1, "each was tried alone"
+    assert not bench.held
+
+
+def test_a_step_that_fails_takes_no_turn_of_the_buffers() -> None:
+    """Three steps of one round, each of its own shape: the third must not use the buffers of the first, which is not read yet."""
+    device = FaultyDevice()
+    bench = Bench(device, first_chunk_frames=3, chunk_frames=2)
+    codes = {"long": random_codes(3, 1), "bad": random_codes(2, 2), "short": random_codes(1, 3)}
+    bench.open(*codes)
+    for name, own in codes.items():
+        bench.feed_pages(name, own)
+    bench.end(*codes)
+    fault = device.faults.plant(("vocoder", "download_samples"), 1, after=True)
+    bench.settle(device)
+    assert not fault.left
+    assert isinstance(bench.ends["bad"], Failed)
+    for name in ("long", "short"):
+        bench.expect_whole(name, codes[name])
