@@ -26,7 +26,7 @@ def parse_messages(messages: object) -> tuple[Message, ...]:
     Reads and decodes media, so it may take a while. Raises InputError with the path of the field that is wrong.
     """
     if isinstance(messages, str):
-        return (Message("user", (TextPart(messages),)),)
+        return (Message("user", (_text(messages, "messages"),)),)
     if not _is_list(messages):
         remedy = "give a list of messages, or a string"
         raise InputError("messages", f"are a {type(messages).__name__}", remedy)
@@ -44,7 +44,7 @@ def _message(message: object, field: str) -> Message:
 
 def _content(content: object, field: str) -> tuple[Part, ...]:
     if isinstance(content, str):
-        return (TextPart(content),)
+        return (_text(content, field),)
     if not _is_list(content):
         raise InputError(field, f"is a {type(content).__name__}", "give a string or a list of parts")
     if not content:

@@ -148,3 +148,18 @@ def test_errors_name_the_field(messages: object, field: str, words: str) -> None
 def test_video_is_refused_by_name(kind: str) -> None:
     with pytest.raises(InputError, match="video input is not supported"):
         parse_messages(user({"type": kind, kind: {"url": "a.mp4"}}))
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ("a\ud800", "messages"),
+        ([{"role": "user", "content": "a\ud800"}], "messages[0].content"),
+        (user({"type": "text", "text": "a\ud800"}), "messages[0].content[0].text"),
+    ],
+    ids=["chat", "content", "part"],
+)
+def test_text_that_is_no_unicode_is_refused(messages: object, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_messages(messages)
+    assert str(caught.value).startswith(f"{field}: is no valid Unicode")
