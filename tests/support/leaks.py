@@ -11,7 +11,7 @@ from omni.device.ring import HostSlot
 from omni.engine.live import Live
 from omni.engine.route import Route
 from omni.stage import Hold, Lease
-from omni_ar.run.memory import BlockTable
+from omni_ar.run.blocks import BlockTable
 from omni_ar.run.request import ArRequest
 from omni_encoder.request import EncoderRequest
 from omni_local.connector import LocalRef

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from omni_ar.run.memory import BlockPool, BlockTable, PrefixKeys, Reclaimer, Spiller
+from omni_ar.run.blocks import BlockPool, BlockTable, PrefixKeys, Reclaimer, Spiller
 from omni_ar.run.plan import Chunk, Growth, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import RowTable

@@ -5,8 +5,8 @@ import numpy as np
 from omni.sampling_params import SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
+from omni_ar.run.blocks import NULL_BLOCK, BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits
-from omni_ar.run.memory import NULL_BLOCK, BlockTable
 from omni_ar.run.plan import Chunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row

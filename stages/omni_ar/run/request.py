@@ -11,7 +11,7 @@ from omni.errors import InputError
 from omni.sampling_params import SamplingParams
 from omni.stage import Lease
 from omni_ar.inputs import Prompt, StepInputs
-from omni_ar.run.memory import BlockTable, PrefixKeys
+from omni_ar.run.blocks import BlockTable, PrefixKeys
 from omni_ar.run.rows import Row
 
 

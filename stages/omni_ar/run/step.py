@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Event, HostSlot
-from omni_ar.run.memory import BlockTable
+from omni_ar.run.blocks import BlockTable
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row
 from omni_ar.sampling import SamplingFlags

@@ -19,8 +19,8 @@ from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import GREEDY, ArOptions
 from omni_ar.run.allocator import Allocator
+from omni_ar.run.blocks import BlockPool, BlockTable, Lent, Reclaimer, Spiller
 from omni_ar.run.limits import Limits
-from omni_ar.run.memory import BlockPool, BlockTable, Lent, Reclaimer, Spiller
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.resolve import resolve_sampling

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from omni_ar.run.memory import BlockTable
+from omni_ar.run.blocks import BlockTable
 from omni_ar.run.rows import Row, RowTable
 
 ROWS = 4

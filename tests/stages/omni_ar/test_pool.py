@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from omni_ar.run.memory import NULL_BLOCK, BlockPool
+from omni_ar.run.blocks import NULL_BLOCK, BlockPool
 
 BLOCKS = 10
 KEYS = [bytes([number]) for number in range(5)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ar.inputs import Prompt, SegmentSlot
-from omni_ar.run.memory import PrefixKeys
+from omni_ar.run.blocks import PrefixKeys
 from support.ar_driver import plain_prompt
 
 AXES = 2

@@ -12,8 +12,8 @@ from omni.errors import InputError
 from omni.sampling_params import SamplingParams
 from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator
+from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
 from omni_ar.run.limits import MAX_STARTS, Limits
-from omni_ar.run.memory import BlockPool, Reclaimer, Spiller
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import RowTable

@@ -9,9 +9,9 @@ from torch import Tensor
 from omni.device import Event
 from omni.payload import PageSlice
 from omni.stage import Hold
-from omni_ar.run.memory.pool import BlockPool
-from omni_ar.run.memory.spill import Spiller
-from omni_ar.run.memory.table import BlockTable, Lent
+from omni_ar.run.blocks.pool import BlockPool
+from omni_ar.run.blocks.spill import Spiller
+from omni_ar.run.blocks.table import BlockTable, Lent
 from omni_ar.run.rows import Row, RowTable
 
 
