@@ -30,7 +30,7 @@ finally:
     ours = [module for name, module in sys.modules.items() if name.partition("_")[0].partition(".")[0] == "omni"]
     strangers = [module.__file__ for module in ours if not module.__file__.startswith({installed!r})]
     assert ours and not strangers, strangers
-    assert not any(path.startswith({checkout!r}) for path in sys.path), sys.path
+    assert not set({roots}) & set(sys.path), sys.path
 """
 """Runs the console script as installed, where `.pth` files, so also an editable installation, have no effect (`-S`)."""
 
@@ -104,9 +104,9 @@ def test_the_wheel_names_every_plugin_and_what_it_needs(source: Path, wheel: Pat
 def omni(installed: Path, folder: Path, *arguments: str) -> str:
     """What the installed program prints, run from another folder."""
     site = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    program = INSTALLED_ONLY.format(
-        folders=[str(installed), *site], installed=f"{installed}/", checkout=f"{REPOSITORY}/"
-    )
+    # The virtual environment may lie in the checkout; its source roots may not be on the path.
+    roots = [str(REPOSITORY), *(str(REPOSITORY / root) for root in ROOTS[1:])]
+    program = INSTALLED_ONLY.format(folders=[str(installed), *site], installed=f"{installed}/", roots=roots)
     # -I: neither the current folder nor PYTHONPATH; -S: no .pth files.
     command = [sys.executable, "-I", "-S", "-c", program, *arguments]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)

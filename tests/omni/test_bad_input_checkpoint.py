@@ -179,11 +179,11 @@ BAD_SETTINGS: dict[str, tuple[object, str]] = {
     "talker.max_num_seqs": ("many", "'many' does not fit: Expected `int`, got `str`; give a value of that type"),
     "talker.block_size": (2.5, "2.5 does not fit: Expected `int`, got `float`; give a value of that type"),
     "talker.num_blocks": ([4], "[4] does not fit: Expected `int | null`, got `array`; give a value of that type"),
-    "thinker.max_num_seqs": (0, "must be at least 1; use a value in the range it names"),
+    "thinker.max_num_seqs": (0, "must be at least 1, at most 16,777,216; use a value in the range it names"),
     "thinker.max_model_len": (10**6, "1000000 is longer than the model's 4096 positions; lower it"),
     "thinker.sampling.temperature": (-1, "-1.0 is out of range; use 0 (greedy), or 0.001 to 100"),
     "thinker.sampling.heat": (1, "there is no option 'heat'; use one of max_tokens, temperature"),
-    "code2wav.chunk_frames": (0, "must be at least 1; use a value in the range it names"),
+    "code2wav.chunk_frames": (10**6, "must be at least 1, at most 65,536; use a value in the range it names"),
 }
 
 
