@@ -67,8 +67,11 @@ def check_ask(
         raise InputError("priority", f"is a {type(priority).__name__}", "give an int; the lower is served first")
     if not isinstance(cache_salt, str):
         raise InputError("cache_salt", f"is a {type(cache_salt).__name__}", "give a string")
-    if not cache_salt.isascii() and cache_salt != cache_salt.encode(errors="replace").decode():
-        raise InputError("cache_salt", "holds what is no character", "give text that can be encoded")
+    try:
+        cache_salt.encode()
+    except UnicodeEncodeError as error:
+        problem = f"is no valid Unicode: {error.reason} at {error.start}"
+        raise InputError("cache_salt", problem, "remove lone surrogates") from error
     return Ask(wanted, voice, _sampling(pipeline, sampling), priority, cache_salt)
 
 

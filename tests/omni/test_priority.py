@@ -40,7 +40,11 @@ def test_rank_and_salt_reach_every_stage() -> None:
         ("priority", True, "priority: is a bool; give an int"),
         ("priority", 0.5, "priority: is a float; give an int"),
         ("cache_salt", 7, "cache_salt: is a int; give a string"),
-        ("cache_salt", "a\ud800", "cache_salt: holds what is no character; give text that can be encoded"),
+        (
+            "cache_salt",
+            "a\ud800",
+            "cache_salt: is no valid Unicode: surrogates not allowed at 1; remove lone surrogates",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_at_once(name: str, value: object, problem: str, tmp_path: Path) -> None:
