@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from omni.version import __version__
 
 if TYPE_CHECKING:
-    from omni.api import AsyncOmni, Metrics, Omni, Output, Result, StageMetrics, Usage
+    from omni.api import AsyncOmni, Metrics, Omni, Output, Result, StageMetrics, TokenLogprob, Usage
     from omni.errors import (
         CheckpointError,
         ConfigError,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         StageError,
     )
     from omni.hookspecs import hookimpl
-    from omni.sampling_params import SamplingParams
+    from omni.sampling_params import SamplingParams, StructuredOutput
 
 __all__ = [
     "AsyncOmni",
@@ -43,13 +43,15 @@ __all__ = [
     "SamplingParams",
     "StageError",
     "StageMetrics",
+    "StructuredOutput",
+    "TokenLogprob",
     "Usage",
     "__version__",
     "hookimpl",
 ]
 
 _HOMES = {
-    "omni.api": ("AsyncOmni", "Metrics", "Omni", "Output", "Result", "StageMetrics", "Usage"),
+    "omni.api": ("AsyncOmni", "Metrics", "Omni", "Output", "Result", "StageMetrics", "TokenLogprob", "Usage"),
     "omni.errors": (
         "CheckpointError",
         "ConfigError",
@@ -60,7 +62,7 @@ _HOMES = {
         "StageError",
     ),
     "omni.hookspecs": ("hookimpl",),
-    "omni.sampling_params": ("SamplingParams",),
+    "omni.sampling_params": ("SamplingParams", "StructuredOutput"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

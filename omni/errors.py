@@ -43,3 +43,14 @@ class StageError(OmniError):
         self.stage = stage
         self.doing = doing
         self.problem = problem
+
+
+class SyncError(OmniError):
+    """The host would have waited for the device. phase: the phase being launched, None outside of phases."""
+
+    def __init__(self, operation: str, phase: str | None, remedy: str) -> None:
+        where = f"in phase {phase}" if phase is not None else "outside of phases"
+        super().__init__(f"{operation} {where} makes the host wait for the device; {remedy}")
+        self.operation = operation
+        self.phase = phase
+        self.remedy = remedy

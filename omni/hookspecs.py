@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pluggy
 
-from omni.plugin.entries import ConnectorEntry, ModelFamily, StageKindEntry
+from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 
 GROUP = "omni"
 hookspec = pluggy.HookspecMarker(GROUP)
@@ -55,4 +55,20 @@ def omni_connectors() -> Sequence[ConnectorEntry]:  # type: ignore[empty-body]
         @hookimpl
         def omni_connectors():
             return [ConnectorEntry(name="fabric", connector="my_plugin.fabric:FabricConnector")]
+    """
+
+
+@hookspec
+def omni_logits_processors() -> Sequence[LogitsProcessorEntry]:  # type: ignore[empty-body]
+    """The logits processors this plugin brings. Called once, when plugins are loaded.
+
+    Returns one `LogitsProcessorEntry` for each: the name that requests ask for it by (`SamplingParams.processors`), and where to
+    find a factory of an `omni_ar.processors.LogitsProcessor`, which runs on the device, or of a `HistoryProcessor`, which runs on
+    the host and makes the rows that use it wait for each of their tokens.
+
+    Example:
+
+        @hookimpl
+        def omni_logits_processors():
+            return [LogitsProcessorEntry(name="boost", processor="my_plugin.boost:Boost")]
     """

@@ -1,7 +1,7 @@
 """What travels between stages: named tensors that stay where they were made, and one small struct that describes them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -65,8 +65,7 @@ class _All:
         return all(event.done() for event in self.events)
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(msgspec.Struct, frozen=True):
     """One message on an edge.
 
     meta: says what this is; a stage kind's inputs and outputs are such structs, and adapters dispatch on their type.
@@ -74,4 +73,4 @@ class Payload:
     """
 
     meta: msgspec.Struct
-    tensors: Mapping[str, torch.Tensor | PageSlice] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor | PageSlice] = msgspec.field(default_factory=dict)

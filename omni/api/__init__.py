@@ -2,7 +2,7 @@
 
 from omni.api.async_omni import AsyncOmni, AsyncOutputStream
 from omni.api.omni import Omni, OutputStream
-from omni.api.results import Metrics, Output, Result, StageMetrics, Usage
+from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
 
 __all__ = [
     "AsyncOmni",
@@ -13,5 +13,6 @@ __all__ = [
     "OutputStream",
     "Result",
     "StageMetrics",
+    "TokenLogprob",
     "Usage",
 ]

@@ -20,18 +20,27 @@ Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
 """By stage; alone, for the stage that writes the text."""
 
 
+MAX_SAMPLES = 64
+"""Answers that one request may ask for."""
+
 _LISTS = (list, tuple)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """How to answer. sampling: by stage. priority, cache_salt: as in `EngineRequest`."""
+    """How to answer.
+
+    sampling: by stage. fields: by stage, how to name its sampling in errors. priority, cache_salt: as in `EngineRequest`.
+    samples: answers to each request.
+    """
 
     modalities: frozenset[str]
     voice: str | None
     sampling: Mapping[str, SamplingParams]
+    fields: Mapping[str, str]
     priority: int = 0
     cache_salt: str = ""
+    samples: int = 1
 
 
 def split_requests(messages: object) -> tuple[list[object], bool]:
@@ -54,6 +63,7 @@ def check_ask(
     sampling: Sampling,
     priority: int = 0,
     cache_salt: str = "",
+    n: int = 1,
 ) -> Ask:
     """Raises InputError naming the field."""
     wanted = _modalities(pipeline, modalities)
@@ -65,6 +75,10 @@ def check_ask(
             raise InputError("voice", problem, 'add "audio" to modalities, or leave voice out')
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise InputError("priority", f"is a {type(priority).__name__}", "give an int; the lower is served first")
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise InputError("n", f"is a {type(n).__name__}", "give an int")
+    if not 1 <= n <= MAX_SAMPLES:
+        raise InputError("n", f"{n} is out of range", f"use 1 to {MAX_SAMPLES}")
     if not isinstance(cache_salt, str):
         raise InputError("cache_salt", f"is a {type(cache_salt).__name__}", "give a string")
     try:
@@ -72,7 +86,8 @@ def check_ask(
     except UnicodeEncodeError as error:
         problem = f"is no valid Unicode: {error.reason} at {error.start}"
         raise InputError("cache_salt", problem, "remove lone surrogates") from error
-    return Ask(wanted, voice, _sampling(pipeline, sampling), priority, cache_salt)
+    checked, fields = _sampling(pipeline, sampling)
+    return Ask(wanted, voice, checked, fields, priority, cache_salt, n)
 
 
 def _modalities(pipeline: Pipeline, modalities: Sequence[str] | None) -> frozenset[str]:
@@ -90,11 +105,13 @@ def _modalities(pipeline: Pipeline, modalities: Sequence[str] | None) -> frozens
     return frozenset(modalities)
 
 
-def _sampling(pipeline: Pipeline, sampling: Sampling) -> Mapping[str, SamplingParams]:
+def _sampling(pipeline: Pipeline, sampling: Sampling) -> tuple[Mapping[str, SamplingParams], Mapping[str, str]]:
+    """By stage: the parameters, and their field."""
     if sampling is None:
-        return {}
+        return {}, {}
     if isinstance(sampling, SamplingParams):
-        return {text_stage(pipeline): _checked(sampling, "sampling")}
+        stage = text_stage(pipeline)
+        return {stage: _checked(sampling, "sampling")}, {stage: "sampling"}
     given: object = sampling
     if not isinstance(given, Mapping):
         remedy = "give SamplingParams, or a dict of them by stage"
@@ -105,7 +122,8 @@ def _sampling(pipeline: Pipeline, sampling: Sampling) -> Mapping[str, SamplingPa
             raise InputError(
                 f"sampling.{name}", f"there is no stage {name!r} that samples", f"use one of {', '.join(names)}"
             )
-    return {name: _checked(params, f"sampling.{name}") for name, params in sampling.items()}
+    fields = {name: f"sampling.{name}" for name in sampling}
+    return {name: _checked(params, fields[name]) for name, params in sampling.items()}, fields
 
 
 def _checked(params: object, field: str) -> SamplingParams:

@@ -109,11 +109,12 @@ class AsyncOmni(Session):
         sampling: Sampling = None,
         priority: int = 0,
         cache_salt: str = "",
+        n: int = 1,
     ) -> AsyncOutputStream:
         """Outputs as they come: `async for out in omni.generate(...)`. Arguments and errors as in `Omni.generate`."""
         mailbox = _Mailbox()
         batch, _ = self._submit(
-            messages, modalities, voice, sampling, priority, cache_salt, keep=False, put=mailbox.put
+            messages, modalities, voice, sampling, priority, cache_salt, n, keep=False, put=mailbox.put
         )
         return AsyncOutputStream(self, batch, mailbox)
 
@@ -128,6 +129,7 @@ class AsyncOmni(Session):
         sampling: Sampling = None,
         priority: int = 0,
         cache_salt: str = "",
+        n: int = 1,
     ) -> Result: ...
 
     @overload
@@ -140,6 +142,7 @@ class AsyncOmni(Session):
         sampling: Sampling = None,
         priority: int = 0,
         cache_salt: str = "",
+        n: int = 1,
     ) -> list[Result]: ...
 
     async def complete(
@@ -151,11 +154,12 @@ class AsyncOmni(Session):
         sampling: Sampling = None,
         priority: int = 0,
         cache_salt: str = "",
+        n: int = 1,
     ) -> Result | list[Result]:
         """The whole answer: a `Result`, or for a list of requests a list of them in order."""
         mailbox = _Mailbox()
         batch, many = self._submit(
-            messages, modalities, voice, sampling, priority, cache_salt, keep=True, put=mailbox.put
+            messages, modalities, voice, sampling, priority, cache_salt, n, keep=True, put=mailbox.put
         )
         async for _ in AsyncOutputStream(self, batch, mailbox):
             pass

@@ -1,6 +1,7 @@
 """The requests of one call."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from omni.api.ask import Ask, text_stage
 from omni.api.client import Client
@@ -10,13 +11,14 @@ from omni.api.ticket import Deliver, Event, Ticket
 from omni.errors import OmniError, StageError
 
 Item = tuple[int, float, Event]
-"""Which request of the call, when (`time.perf_counter`), what."""
+"""Which answer of the call, when (`time.perf_counter`), what."""
 
 
 class Batch:
     """Submits requests whose events come through one mailbox, and turns what comes out of it into outputs.
 
-    many: whether the user gave a list: then a request's error is in its output; otherwise it is raised.
+    many: whether the user gave a list: then a request's error is in its output; otherwise it is raised. Where a request is
+    sampled several times, so is what goes wrong before it starts; later it is one sample's error.
     """
 
     def __init__(
@@ -32,11 +34,15 @@ class Batch:
         self._client = client
         self._many = many
         stage = text_stage(client.pipeline)
-        self._replies = [Reply(index, client.text_decoder(), stage, keep) for index in range(len(requests))]
+        self._samples = ask.samples
+        places = [(index, sample) for index in range(len(requests)) for sample in range(ask.samples)]
+        self._replies = [Reply(*place, client.text_decoder(), stage, keep) for place in places]
         self._tickets: list[Ticket] = []
-        self._left = len(requests)
-        for index, messages in enumerate(requests):
-            self._tickets.append(client.submit(messages, ask, _deliver(index, put)))
+        self._left = len(places)
+        for messages in requests:
+            first = len(self._tickets)
+            delivers = [_deliver(first + sample, put) for sample in range(ask.samples)]
+            self._tickets += client.submit(messages, ask, delivers)
 
     @property
     def done(self) -> bool:
@@ -57,12 +63,15 @@ class Batch:
             output = reply.fail(at, failure)
         if output is not None and output.finished:
             self._left -= 1
-            if output.error is not None and not self._many:
+            if output.error is not None and not self._many and (self._samples == 1 or not reply.started):
                 raise output.error
         return output
 
     def results(self) -> list[Result]:
-        return [reply.result() for reply in self._replies]
+        """One for each request. Needs `keep`."""
+        results = [reply.result() for reply in self._replies]
+        groups = [results[first : first + self._samples] for first in range(0, len(results), self._samples)]
+        return [replace(first, alternatives=tuple(others)) for first, *others in groups]
 
     def cancel(self) -> None:
         """Gives up what is not over."""

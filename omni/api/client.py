@@ -5,7 +5,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from omni.api.ask import Ask
@@ -30,6 +30,7 @@ class Client:
         self.frontend = loaded.frontend
         self.reaper = Reaper()
         self._engine = loaded.engine
+        self._compiler = loaded.compiler
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="omni-frontend")
         self._tickets: dict[str, Ticket] = {}
         self._numbers = itertools.count()
@@ -39,18 +40,23 @@ class Client:
         self._engine.start()
         _OPEN.add(self)
 
-    def submit(self, messages: object, ask: Ask, deliver: Deliver) -> Ticket:
-        """Starts a request; returns at once. What is wrong with `messages` comes as an event.
+    def check(self, ask: Ask) -> None:
+        """Raises InputError for sampling that could never be done, as far as that can be told at once."""
+        self._compiler.check(ask.sampling, ask.fields)
+        self._engine.check(self._compiler.in_ids(ask.sampling), ask.fields)
 
-        Raises StageError if closed.
+    def submit(self, messages: object, ask: Ask, delivers: Sequence[Deliver]) -> list[Ticket]:
+        """Starts a request, which is prepared once and sampled as often as there are `delivers`; returns at once.
+
+        What is wrong with `messages`, and texts in `ask.sampling` that do not compile, come as events. Raises StageError if closed.
         """
         with self._lock:
             if self._closing:
                 raise StageError("engine", "taking a request", "it is closed")
-            ticket = Ticket(f"r{next(self._numbers)}", deliver, self._forget)
-            self._tickets[ticket.id] = ticket
-            self._pool.submit(self._prepare, ticket, messages, ask)
-        return ticket
+            tickets = [Ticket(f"r{next(self._numbers)}", deliver, self._forget) for deliver in delivers]
+            self._tickets |= {ticket.id: ticket for ticket in tickets}
+            self._pool.submit(self._prepare, tickets, messages, ask)
+        return tickets
 
     def text_decoder(self) -> TextDecoder:
         return self.frontend.text_decoder()
@@ -86,33 +92,46 @@ class Client:
             _OPEN.discard(self)
             self._closed.set()
 
-    def _prepare(self, ticket: Ticket, messages: object, ask: Ask) -> None:
+    def _prepare(self, tickets: Sequence[Ticket], messages: object, ask: Ask) -> None:
         taken = time.perf_counter()
-        if ticket.over:
+        if all(ticket.over for ticket in tickets):
             return
         try:
             chat = Chat(parse_messages(messages), ask.modalities, ask.voice, ask.sampling, ask.cache_salt)
             prepared = self.frontend.prepare(chat)
+            compiled = self._compiler.compile(ask.sampling, ask.fields, ask.samples)
+            asked = {stage: compiled.sampling[stage] for stage in ask.sampling}
+            self._engine.check(asked, ask.fields)
+            rules = [compiled.rules() for _ in tickets]
         except OmniError as error:
-            ticket.cancel(error)
+            _cancel(tickets, error)
         except Exception as error:
             failure = StageError("frontend", "preparing the request", f"{type(error).__name__}: {error}")
             failure.__cause__ = error
-            ticket.cancel(failure)
+            _cancel(tickets, failure)
         else:
-            request = EngineRequest(
-                ticket.id,
-                ask.modalities,
-                prepared.inputs,
-                prepared.edges,
-                ask.sampling,
-                ask.priority,
-                ask.cache_salt,
-            )
-            ticket.start(self._engine, request, Started(taken, prepared.prompt_tokens))
+            started = Started(taken, prepared.prompt_tokens, compiled.after_stop)
+            for sample, ticket in enumerate(tickets):
+                request = EngineRequest(
+                    ticket.id,
+                    ask.modalities,
+                    prepared.inputs,
+                    prepared.edges,
+                    compiled.sampling,
+                    ask.priority,
+                    ask.cache_salt,
+                    sample,
+                    rules[sample],
+                )
+                ticket.start(self._engine, request, started)
 
     def _forget(self, request_id: str) -> None:
         self._tickets.pop(request_id, None)
+
+
+def _cancel(tickets: Sequence[Ticket], error: OmniError) -> None:
+    for ticket in tickets:
+        ticket.cancel(error)
 
 
 _OPEN: set[Client] = set()

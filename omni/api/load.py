@@ -9,12 +9,14 @@ from typing import cast
 import msgspec
 import torch
 
+from omni.api.ask import text_stage
 from omni.checkpoint import Checkpoint, resolve
 from omni.config import Layer, read_config
 from omni.device import open_device
 from omni.engine import Engine, build_engine, dtype_for, engine_options, resolve_pipeline
 from omni.errors import CheckpointError, OmniError
 from omni.frontend.base import Frontend
+from omni.frontend.compile import SamplingCompiler
 from omni.pipeline import ENGINE, Pipeline
 from omni.plugin import locate
 from omni.plugin.manager import Plugins, load_plugins
@@ -26,6 +28,7 @@ class Loaded:
 
     pipeline: Pipeline
     frontend: Frontend
+    compiler: SamplingCompiler
     engine: Engine
 
 
@@ -42,7 +45,8 @@ def load(
     checkpoint = Checkpoint(resolve(model if isinstance(model, str) else Path(model)))
     plan = resolve_pipeline(checkpoint, plugins, layers)
     frontend = build_frontend(plan.pipeline, checkpoint)
-    return Loaded(plan.pipeline, frontend, build_engine(plan, checkpoint, plugins, opened, options))
+    compiler = SamplingCompiler(plan.pipeline, text_stage(plan.pipeline), frontend.vocabulary())
+    return Loaded(plan.pipeline, frontend, compiler, build_engine(plan, checkpoint, plugins, opened, options))
 
 
 def layers_of(

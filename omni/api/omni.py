@@ -67,6 +67,7 @@ class Omni(Session):
         sampling: Sampling = None,
         priority: int = 0,
         cache_salt: str = "",
+        n: int = 1,
         stream: Literal[True] = True,
     ) -> OutputStream: ...
 
@@ -81,6 +82,7 @@ class Omni(Session):
         sampling: Sampling = None,
         priority: int = 0,
         cache_salt: str = "",
+        n: int = 1,
         stream: Literal[False],
     ) -> Result: ...
 
@@ -94,6 +96,7 @@ class Omni(Session):
         sampling: Sampling = None,
         priority: int = 0,
         cache_salt: str = "",
+        n: int = 1,
         stream: Literal[False],
     ) -> list[Result]: ...
 
@@ -106,6 +109,7 @@ class Omni(Session):
         sampling: Sampling = None,
         priority: int = 0,
         cache_salt: str = "",
+        n: int = 1,
         stream: bool = True,
     ) -> OutputStream | Result | list[Result]:
         """Answers a chat, or a list of chats at once.
@@ -116,15 +120,18 @@ class Omni(Session):
         sampling: by stage, or alone for the stage that writes the text.
         priority: the lower is served first; among equals, who came first.
         cache_salt: only requests of the same salt share what is cached of prompts and media; keep tenants apart by it.
+        n: answers to each request, 1 to 64, told apart by `Output.sample`; a `Result` has the others in `alternatives`. They
+        differ where sampling draws: at temperature 0 they are all alike.
         stream: True gives outputs as they come, those of a list mixed and told apart by `Output.index`. False waits
         and gives a `Result`, or a list of them in the order of the requests.
 
         Raises InputError for wrong settings at once. What goes wrong in a single request is raised where its outputs
-        are read; in a list it stays in that request's `Result.error` or last `Output.error`, and the others go on.
+        are read; in a list it stays in that request's `Result.error` or last `Output.error`, and the others go on. So it does
+        in one of `n` answers, unless the request could not be prepared, which would be the error of all of them.
         """
         mailbox: SimpleQueue[Item] = SimpleQueue()
         batch, many = self._submit(
-            messages, modalities, voice, sampling, priority, cache_salt, keep=not stream, put=mailbox.put
+            messages, modalities, voice, sampling, priority, cache_salt, n, keep=not stream, put=mailbox.put
         )
         outputs = OutputStream(self, batch, mailbox)
         if stream:

@@ -1,31 +1,41 @@
 """From a request's events to what its user sees. Runs on the user's side, never on the engine's thread."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.api.results import Metrics, Output, Result, StageMetrics, Usage
+from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
 from omni.api.ticket import Event, Started
-from omni.chunks import AudioChunk, TokenChunk
+from omni.chunks import AudioChunk, LogprobChunk, TokenChunk
 from omni.engine import OutputChunk, RequestFailed, RequestFinished, StageFinished
 from omni.errors import OmniError, StageError
 from omni.frontend.base import TextDecoder
 
 
 class Reply:
-    """One request's answer so far. keep: whether text and audio are kept for `result`."""
+    """One answer so far.
 
-    def __init__(self, index: int, decoder: TextDecoder, text_stage: str, keep: bool) -> None:
+    index, sample: which request of the call, and which of the answers to it. keep: whether it is all kept for `result`.
+    """
+
+    def __init__(self, index: int, sample: int, decoder: TextDecoder, text_stage: str, keep: bool) -> None:
         self.index = index
+        self.sample = sample
+        self.started = False
         self.done = False
         self.error: OmniError | None = None
+        self._after_stop: Callable[[Sequence[int]], str] = _nothing
         self._decoder = decoder
         self._text_stage = text_stage
         self._keep = keep
         self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: list[TokenLogprob] = []
         self._audio: list[NDArray[np.float32]] = []
         self._sample_rate: int | None = None
         self._finish_reasons: dict[str, str] = {}
@@ -36,12 +46,16 @@ class Reply:
         """What the event gives the user, if anything. Raises StageError for a chunk of another kind."""
         match event:
             case Started():
+                self.started = True
                 self._prompt_tokens = event.prompt_tokens
+                self._after_stop = event.after_stop
                 self._times.started(event.taken, at)
                 return None
             case OutputChunk(modality="text", meta=TokenChunk() as tokens):
                 self._times.token(at)
-                return self._give_text(self._decoder.push(tokens.ids))
+                return self._give_text(self._read(tokens.ids))
+            case OutputChunk(modality="text", meta=LogprobChunk() as logprobs):
+                return self._give_logprobs(logprobs)
             case OutputChunk(meta=AudioChunk() as audio):
                 return self._give_audio(at, audio)
             case OutputChunk():
@@ -50,7 +64,7 @@ class Reply:
             case StageFinished():
                 self._finish_reasons[event.stage] = event.reason
                 self._times.stage(at, event.stage, event.counts)
-                return self._give_text(self._decoder.finish()) if event.stage == self._text_stage else None
+                return self._give_text(self._last_text(event.held)) if event.stage == self._text_stage else None
             case RequestFinished():
                 return self._end(at, None)
             case RequestFailed():
@@ -70,12 +84,31 @@ class Reply:
             usage=self._usage(),
             metrics=self._times.metrics(),
             error=self.error,
+            tokens=tuple(self._tokens),
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(self._prompt_logprobs),
         )
+
+    def _read(self, ids: Sequence[int]) -> str:
+        if self._keep:
+            self._tokens += ids
+        return self._decoder.push(ids)
+
+    def _last_text(self, held: Sequence[int]) -> str:
+        """What is left to give. held: the tokens in which the text ended before the last of them."""
+        text = self._read(held) + self._decoder.finish()
+        return text[: len(text) - len(self._after_stop(held))]
 
     def _give_text(self, text: str) -> Output | None:
         if self._keep:
             self._texts.append(text)
-        return Output(self.index, text=text, finish_reasons=dict(self._finish_reasons)) if text else None
+        return self._output(text=text) if text else None
+
+    def _give_logprobs(self, chunk: LogprobChunk) -> Output:
+        given = _token_logprobs(chunk)
+        if self._keep:
+            (self._prompt_logprobs if chunk.prompt else self._logprobs).extend(given)
+        return self._output(prompt_logprobs=given) if chunk.prompt else self._output(logprobs=given)
 
     def _give_audio(self, at: float, chunk: AudioChunk) -> Output | None:
         if not len(chunk.samples):
@@ -86,25 +119,30 @@ class Reply:
         self._sample_rate = chunk.sample_rate
         if self._keep:
             self._audio.append(samples)
-        audio = torch.from_numpy(samples)
-        reasons = dict(self._finish_reasons)
-        return Output(self.index, audio=audio, sample_rate=chunk.sample_rate, finish_reasons=reasons)
+        return self._output(audio=torch.from_numpy(samples), sample_rate=chunk.sample_rate)
 
     def _end(self, at: float, error: OmniError | None) -> Output:
         self.done, self.error = True, error
         self._times.end = at
-        return Output(
-            self.index,
-            finish_reasons=dict(self._finish_reasons),
-            finished=True,
-            metrics=self._times.metrics(),
-            usage=self._usage(),
-            error=error,
-        )
+        return self._output(finished=True, metrics=self._times.metrics(), usage=self._usage(), error=error)
+
+    def _output(self, **fields: Any) -> Output:
+        return Output(self.index, self.sample, finish_reasons=dict(self._finish_reasons), **fields)
 
     def _usage(self) -> Usage:
         stages = self._times.stages.items()
         return Usage(self._prompt_tokens, {name: s.counts["tokens"] for name, s in stages if "tokens" in s.counts})
+
+
+def _token_logprobs(chunk: LogprobChunk) -> tuple[TokenLogprob, ...]:
+    rows = zip(chunk.ids.tolist(), chunk.logprobs.tolist(), chunk.ranks.tolist(), strict=True)
+    return tuple(
+        TokenLogprob(ids[0], values[0], rank, dict(zip(ids[1:], values[1:], strict=True))) for ids, values, rank in rows
+    )
+
+
+def _nothing(held: Sequence[int]) -> str:
+    return ""
 
 
 class _Times:

@@ -57,19 +57,36 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """What the model held of one token: natural logarithms of probabilities, before penalties, temperature and the like.
+
+    rank: the token's place among all ids by likelihood, 1 is the likeliest. top: of the likeliest ids, as many as were asked for.
+    """
+
+    id: int
+    logprob: float
+    rank: int
+    top: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """A piece of an answer, as it comes.
 
     text: new text, `""` if none. audio: new samples, float32 `[n]` on the host, or None. sample_rate: Hz, with audio.
-    index: which request of a list.
+    index: which request of a list. sample: which of the `n` answers to it.
+    logprobs, prompt_logprobs: of further tokens, in order, each once; they may come later than the tokens' text.
     finish_reasons: why they ended (`"stop"`, `"length"`, ...), of the stages that are done by now.
     finished: the request's last piece; it brings metrics and usage, and the error of a request of a list that failed.
     """
 
     index: int = 0
+    sample: int = 0
     text: str = ""
     audio: torch.Tensor | None = None
     sample_rate: int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reasons: Mapping[str, str] = field(default_factory=dict)
     finished: bool = False
     metrics: Metrics | None = None
@@ -82,7 +99,10 @@ class Result:
     """A whole answer.
 
     audio: float32 `[n]` on the host, None if there is none. sample_rate: Hz. finish_reasons: by stage.
+    tokens: the ids that the stage that writes the text generated, those of a stop string included, which `text` ends before.
+    logprobs: of each of `tokens`, if asked for. prompt_logprobs: of the prompt's tokens but the first, which nothing foretells.
     error: None, or why the request failed; the rest is then what there was until it did.
+    alternatives: with `n` above 1, the other answers, in order.
     """
 
     text: str
@@ -92,6 +112,10 @@ class Result:
     usage: Usage
     metrics: Metrics
     error: OmniError | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    alternatives: tuple["Result", ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the speech as a 16-bit wav file. Raises InputError if there is none or the file cannot be written."""

@@ -86,6 +86,7 @@ class Session:
         sampling: Sampling,
         priority: int,
         cache_salt: str,
+        n: int,
         *,
         keep: bool,
         put: Callable[[Item], None],
@@ -94,6 +95,7 @@ class Session:
 
         Raises InputError for wrong settings, StageError when closed.
         """
-        ask = check_ask(self.pipeline, modalities, voice, sampling, priority, cache_salt)
+        ask = check_ask(self.pipeline, modalities, voice, sampling, priority, cache_salt, n)
+        self._client.check(ask)
         requests, many = split_requests(messages)
         return Batch(self._client, requests, ask, many=many, keep=keep, put=put), many

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished
@@ -11,10 +11,15 @@ from omni.errors import OmniError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The engine has the request. taken: when a front-end thread took it up (`time.perf_counter`)."""
+    """The engine has the request.
+
+    taken: when a front-end thread took it up (`time.perf_counter`).
+    after_stop: of tokens in which a stop string ended the text, the text from that string on.
+    """
 
     taken: float
     prompt_tokens: int
+    after_stop: Callable[[Sequence[int]], str]
 
 
 Event = Started | EngineOutput

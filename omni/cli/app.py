@@ -49,6 +49,7 @@ def run(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Text tokens at most.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, at every stage.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Answers to the prompt; each is shown when it is whole.")] = 1,
     device: DeviceName = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
@@ -73,6 +74,7 @@ def run(
                 modalities=tuple(name.strip() for name in modalities.split(",")) if modalities is not None else None,
                 max_tokens=max_tokens,
                 seed=seed,
+                n=n,
                 choices=_choices(config, settings, device, dtype, load_format),
             )
         )

@@ -1,6 +1,7 @@
 """The terminal while an answer comes in, and the summary after it."""
 
 import sys
+from collections import defaultdict
 from types import TracebackType
 from typing import Self
 
@@ -14,11 +15,14 @@ _ERASE_LINE = "\r\x1b[K"
 class Display:
     """Text to stdout as it comes; a line on stderr, if that is a terminal, that counts the seconds of speech.
 
-    Where both are terminals the line waits for the end of the text, which it would overwrite.
+    Where both are terminals the line waits for the end of the text, which it would overwrite. Of several answers (`samples`) each
+    is shown when it is whole.
     """
 
-    def __init__(self, text_stage: str) -> None:
+    def __init__(self, text_stage: str, samples: int = 1) -> None:
         self._text_stage = text_stage
+        self._samples = samples
+        self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._shared = sys.stdout.isatty()
         self._progress = sys.stderr.isatty()
         self._seconds = 0.0
@@ -26,6 +30,11 @@ class Display:
         self._line_shown = False
 
     def show(self, output: Output) -> None:
+        if self._samples > 1:
+            self._texts[output.sample].append(output.text)
+            if output.finished:
+                typer.echo(f"--- {output.sample}\n{''.join(self._texts.pop(output.sample))}")
+            return
         if output.text:
             typer.echo(output.text, nl=False)
             sys.stdout.flush()

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 import typer
 
-from omni.api import Metrics, Omni
+from omni.api import Metrics, Omni, Output
 from omni.api.ask import text_stage
 from omni.cli.display import Display, summary
 from omni.cli.options import Choices
-from omni.errors import InputError
+from omni.errors import InputError, OmniError
 from omni.media import save_wav
 from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams
@@ -31,6 +31,7 @@ class Question:
     modalities: tuple[str, ...] | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    n: int = 1
 
 
 def answer(question: Question) -> None:
@@ -46,27 +47,55 @@ def answer(question: Question) -> None:
         overrides=choices.overrides(),
     ) as omni:
         modalities = _modalities(question, omni.modalities)
-        display = Display(text_stage(omni.pipeline))
-        audio: list[torch.Tensor] = []
-        sample_rate = 0
-        metrics: Metrics | None = None
-        sampling = _sampling(question, omni.pipeline)
-        with display:
-            for output in omni.generate(
-                _messages(question), modalities=modalities, voice=question.voice, sampling=sampling
-            ):
+        outputs = omni.generate(
+            _messages(question),
+            modalities=modalities,
+            voice=question.voice,
+            sampling=_sampling(question, omni.pipeline),
+            n=question.n,
+        )
+        answers = [_Answer(_numbered(out, sample, question.n)) for sample in range(question.n)]
+        with Display(text_stage(omni.pipeline), samples=question.n) as display:
+            for output in outputs:
                 display.show(output)
-                if output.audio is not None and output.sample_rate is not None:
-                    audio.append(output.audio)
-                    sample_rate = output.sample_rate
-                metrics = output.metrics
-    if audio:
-        save_wav(out, torch.cat(audio), sample_rate)
-        typer.echo(f"wrote {out}", err=True)
-    elif "audio" in modalities:
-        typer.echo(f"the model spoke nothing: {out} was not written", err=True)
-    if metrics is not None:
-        typer.echo(summary(metrics), err=True)
+                answers[output.sample].take(output)
+    for answer in answers:
+        answer.report(speaks="audio" in modalities)
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+
+
+class _Answer:
+    """One answer's speech, and how it ended."""
+
+    def __init__(self, out: Path) -> None:
+        self.error: OmniError | None = None
+        self._out = out
+        self._audio: list[torch.Tensor] = []
+        self._sample_rate = 0
+        self._metrics: Metrics | None = None
+
+    def take(self, output: Output) -> None:
+        if output.audio is not None and output.sample_rate is not None:
+            self._audio.append(output.audio)
+            self._sample_rate = output.sample_rate
+        if output.finished:
+            self._metrics, self.error = output.metrics, output.error
+
+    def report(self, *, speaks: bool) -> None:
+        """Writes the wav, and the times to stderr."""
+        if self._audio:
+            save_wav(self._out, torch.cat(self._audio), self._sample_rate)
+            typer.echo(f"wrote {self._out}", err=True)
+        elif speaks:
+            typer.echo(f"the model spoke nothing: {self._out} was not written", err=True)
+        if self._metrics is not None:
+            typer.echo(summary(self._metrics), err=True)
+
+
+def _numbered(out: Path, sample: int, samples: int) -> Path:
+    return out if samples == 1 else out.with_stem(f"{out.stem}-{sample}")
 
 
 def _modalities(question: Question, gives: tuple[str, ...]) -> tuple[str, ...]:

@@ -84,7 +84,8 @@ class _Write:
         problem = ""
         for candidate in _readings(value, strict=self._layer.file):
             try:
-                return msgspec.convert(candidate, wanted)
+                # JSON and TOML have keys of text only, also where ids are meant.
+                return msgspec.convert(candidate, wanted, str_keys=True)
             except msgspec.ValidationError as error:
                 problem = problem or str(error)
         raise self.error(f"{value!r} does not fit: {problem}", "give a value of that type")

@@ -2,8 +2,11 @@
 
 from omni.device.allocations import AllocationCount
 from omni.device.base import COMPLETED, Device, Event, Phase, Stream
+from omni.device.host_work import HostTask, HostWorker
 from omni.device.ring import HostRing, HostSlot
 from omni.device.select import name_device, open_device
+from omni.device.sync import SyncCheck, SyncGuard, host_waits, sync_guard
+from omni.device.sync_points import SyncPoint, may_sync
 from omni.device.upload import Span, Upload, Uploader
 
 __all__ = [
@@ -13,11 +16,19 @@ __all__ = [
     "Event",
     "HostRing",
     "HostSlot",
+    "HostTask",
+    "HostWorker",
     "Phase",
     "Span",
     "Stream",
+    "SyncCheck",
+    "SyncGuard",
+    "SyncPoint",
     "Upload",
     "Uploader",
+    "host_waits",
+    "may_sync",
     "name_device",
     "open_device",
+    "sync_guard",
 ]

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 
 from omni.device.allocations import AllocationCount
+from omni.device.host_work import HostWorker, ThreadWorker
+from omni.device.sync_points import SyncPoint, may_sync
 
 Phase = Callable[..., None]
 """A function over preallocated buffers that returns nothing."""
@@ -38,6 +40,18 @@ class _Completed:
         return True
 
 
+class HostObserver(Protocol):
+    """Is told when the host touches pinned memory that copies use. For a device that checks the order of accesses."""
+
+    def host_writes(self, tensor: torch.Tensor) -> None:
+        """The host writes to `tensor` from now until it launches what reads it."""
+        ...
+
+    def host_reads(self, tensor: torch.Tensor) -> None:
+        """The host reads `tensor` now."""
+        ...
+
+
 COMPLETED: Event = _Completed()
 """The event of data that was ready from the start (host data)."""
 
@@ -49,6 +63,7 @@ class Device(ABC):
         self.torch_device = torch_device
         self.launching: str | None = None
         """Name of the phase being launched, or None: what a guard asks whether device memory may be touched now."""
+        self.host_observer: HostObserver | None = None
 
     @abstractmethod
     def stream(self, name: str, *, priority: int = 0) -> Stream:
@@ -72,7 +87,11 @@ class Device(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits for everything. For start-up and shutdown only."""
+        """Waits for everything: only inside `may_sync`."""
+
+    def host_worker(self, name: str) -> HostWorker:
+        """Does host work beside the thread that drives the device."""
+        return ThreadWorker(name)
 
     def free_memory(self) -> int | None:
         """Bytes of device memory that this process could still take; None where that is not for the device to say (the CPU)."""
@@ -86,17 +105,21 @@ class Device(ABC):
         count = AllocationCount(self.torch_device)
         with count:
             run()
-            self.synchronize()
+            with may_sync(SyncPoint.MEASURE):
+                self.synchronize()
         return count.peak
 
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         """Enqueues `phase(*buffers)` on `stream`. What the phase raises on the host propagates."""
-        with self._on(stream), self._phase(phase):
-            try:
+        outer, self.launching = self.launching, phase.__name__
+        try:
+            with self._on(stream):
                 phase(*buffers)
-            except Exception as error:
-                error.add_note(f"in phase {phase.__name__}")
-                raise
+        except Exception as error:
+            error.add_note(f"in phase {phase.__name__}")
+            raise
+        finally:
+            self.launching = outer
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
         """Uninitialised device memory for use on `stream` alone: once let go of, it may be handed out again on that stream

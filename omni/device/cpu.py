@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from omni.device.base import COMPLETED, Device, Event, Stream
+from omni.device.sync import host_waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class CpuDevice(Device):
         return torch.from_numpy(words)
 
     def synchronize(self) -> None:
-        pass
+        host_waits("Device.synchronize")
 
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         return nullcontext()

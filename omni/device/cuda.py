@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from omni.device.base import COMPLETED, Device, Event, Stream
+from omni.device.sync import host_waits
+from omni.device.sync_points import SyncPoint, may_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,12 @@ class CudaDevice(Device):
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
     def synchronize(self) -> None:
+        host_waits("Device.synchronize")
         torch.cuda.synchronize(self.torch_device)
 
     def free_memory(self) -> int:
-        self.synchronize()
+        with may_sync(SyncPoint.FREE_MEMORY):
+            self.synchronize()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
@@ -64,7 +68,8 @@ class CudaDevice(Device):
         free, reserved = self.free_memory(), torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         run()
-        self.synchronize()
+        with may_sync(SyncPoint.MEASURE):
+            self.synchronize()
         peak = torch.cuda.max_memory_reserved(device) - reserved
         kept = free - self.free_memory()
         outside = kept - (torch.cuda.memory_reserved(device) - reserved)

@@ -16,9 +16,10 @@ from omni.device.base import COMPLETED, Device, Event
 class HostSlot:
     """One slot: a pinned tensor, the same memory as a numpy array, and the event that guards it."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self._array: NDArray[np.generic] = tensor.numpy()
+    def __init__(self, device: Device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.tensor = device.host_tensor(shape, dtype)
+        self._array: NDArray[np.generic] = self.tensor.numpy()
+        self._observer = device.host_observer
         self._guard: Event | None = COMPLETED
         """When the slot may be touched by the host again; None while it is handed out."""
 
@@ -31,6 +32,8 @@ class HostSlot:
         if not self.free:
             raise RuntimeError("a host slot was reused while a copy may still read or write it: the ring is too small")
         self._guard = None
+        if self._observer is not None:
+            self._observer.host_writes(self.tensor)
         return self._array
 
     def guard(self, event: Event) -> None:
@@ -41,6 +44,8 @@ class HostSlot:
         """The contents, for a slot that the device wrote. The guard must be done."""
         if not self.free:
             raise RuntimeError("a host slot was read before the copy into it had completed")
+        if self._observer is not None:
+            self._observer.host_reads(self.tensor)
         return self._array
 
 
@@ -48,7 +53,7 @@ class HostRing:
     """`slots` pinned buffers of one shape, used in turn."""
 
     def __init__(self, device: Device, shape: tuple[int, ...], dtype: torch.dtype, slots: int) -> None:
-        self._slots = [HostSlot(device.host_tensor(shape, dtype)) for _ in range(slots)]
+        self._slots = [HostSlot(device, shape, dtype) for _ in range(slots)]
         self._next = 0
 
     @property

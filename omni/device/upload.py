@@ -1,5 +1,6 @@
 """One packed host-to-device copy: numpy arrays side by side in a pinned slot, and their views on the device."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ class Span:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 class Upload:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -10,18 +10,17 @@ import torch
 from omni.adapter import AdapterFactory
 from omni.checkpoint import Checkpoint
 from omni.config import Layer, Setting
-from omni.connector import Connector
-from omni.device import Device
+from omni.device import Device, SyncPoint, may_sync
 from omni.engine.admission import Admission
 from omni.engine.configure import configure
-from omni.engine.connect import choose_connector
+from omni.engine.connect import open_connector
 from omni.engine.engine import Engine
 from omni.engine.memory import Budget, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
 from omni.errors import CheckpointError, ConfigError, OmniError
 from omni.pipeline import Pipeline, validate
-from omni.plugin import locate
+from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker
 
@@ -30,12 +29,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked pipeline, with everything it names imported; no weight read yet. settings: of its stages."""
+    """A checked pipeline, with everything it names imported; no weight read yet. settings: of its stages. processors: those that
+    its requests may ask for, by name."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
     adapters: Mapping[str, AdapterFactory]
     settings: tuple[Setting, ...] = ()
+    processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
 
 
 def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = ()) -> Plan:
@@ -88,7 +89,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
         edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))
         for edge in pipeline.edges
     }
-    return Plan(pipeline, kinds, adapters)
+    return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
 
 
 def check_formats(dtype: str, load_format: str) -> None:
@@ -111,11 +112,14 @@ def load_stages(
     loaded: dict[str, LoadedStage] = {}
     with torch.inference_mode():
         for stage in plan.pipeline.order():
-            context = StageContext(stage, stage.options, checkpoint, device, _DTYPES[dtype], load_format)
+            context = StageContext(
+                stage, stage.options, checkpoint, device, _DTYPES[dtype], load_format, plan.processors
+            )
             with _room_for(stage.name, "its weights", device):
                 loaded[stage.name] = plan.kinds[stage.name].load(context)
     # Weights and zeroed buffers were written on the default stream, which the stages' streams do not wait for.
-    device.synchronize()
+    with may_sync(SyncPoint.LOAD):
+        device.synchronize()
     return loaded
 
 
@@ -124,7 +128,7 @@ def build_engine(
 ) -> Engine:
     """Loads every stage onto `device`, measures what its steps take if memory is bounded, and divides what is left as pages."""
     assert options.dtype is not None, "the caller chose it for the device"
-    connectors = {edge.name: _make_connector(choose_connector(edge).name, plugins) for edge in plan.pipeline.edges}
+    connectors = {edge.name: open_connector(edge, plugins, device) for edge in plan.pipeline.edges}
     budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device))
     loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format)
     memory = _divide(loaded, device, budget)
@@ -133,7 +137,8 @@ def build_engine(
         for name, stage in loaded.items():
             with _room_for(name, f"{memory[name].pages} pages", device):
                 workers[name] = stage.start(memory[name].pages)
-    device.synchronize()
+    with may_sync(SyncPoint.LOAD):
+        device.synchronize()
     transfer = device.stream("transfer")
     admission = Admission(options.max_active_requests, options.max_waiting_requests)
     orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer, admission)
@@ -157,10 +162,6 @@ def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[st
             with _room_for(name, "its largest step", device):
                 working[name] = stage.measure()
     return working
-
-
-def _make_connector(name: str, plugins: Plugins) -> Connector:
-    return cast(Callable[[], Connector], locate(plugins.connectors[name].connector, f"connectors.{name}"))()
 
 
 @contextmanager

@@ -1,8 +1,15 @@
 """Which connector carries an edge."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
+from omni.connector import Connector
+from omni.device import Device
+from omni.engine.host import HostConnector
 from omni.pipeline import Edge
+from omni.plugin import locate
+from omni.plugin.manager import Plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +23,10 @@ class ConnectorChoice:
 def choose_connector(edge: Edge) -> ConnectorChoice:
     """Follows from where the edge's stages run: all of them run in this process, on one device."""
     return ConnectorChoice("local", "same process, same device")
+
+
+def open_connector(edge: Edge, plugins: Plugins, device: Device) -> Connector:
+    """The edge's connector, which brings payload into the memory that its consumer asks for. Raises PluginError."""
+    name = choose_connector(edge).name
+    connector = cast(Callable[[], Connector], locate(plugins.connectors[name].connector, f"connectors.{name}"))()
+    return connector if edge.memory == "device" else HostConnector(connector, device, edge.name)

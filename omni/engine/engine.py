@@ -8,12 +8,13 @@ from collections.abc import Mapping
 import torch
 
 from omni.connector import Connector
-from omni.device import Device
+from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.outlet import Outlet
 from omni.engine.request import EngineRequest, RequestFailed, Sink
 from omni.errors import OmniError, StageError
+from omni.sampling_params import SamplingParams
 from omni.stage import StageUsage, StageWorker
 
 _SPIN_SECONDS = 0.002
@@ -47,8 +48,11 @@ class Engine:
         self._stopping = False
         self._failure: OmniError | None = None
         self._thread: threading.Thread | None = None
+        self._sync_check = SyncCheck.OFF
 
     def start(self) -> None:
+        """Starts the loop's thread. Raises ConfigError for a bad `OMNI_SYNC_CHECK`."""
+        self._sync_check = SyncCheck.from_environment()
         self._thread = threading.Thread(target=self._run, name="omni-engine", daemon=True)
         self._thread.start()
 
@@ -65,6 +69,11 @@ class Engine:
         """Gives a request up. Its sink gets `RequestFailed(error)` unless it is over already."""
         self._commands.append((request_id, error))
         self._wake.set()
+
+    def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
+        """Raises InputError for what a stage could never do. Both by stage; fields: how to name its parameters. Any thread."""
+        for name, params in sampling.items():
+            self._workers[name].check(params, fields[name])
 
     def usage(self) -> Mapping[str, StageUsage]:
         """What each stage holds right now."""
@@ -92,7 +101,8 @@ class Engine:
         healthy, self._failure = self._failure is None, self._failure or _CLOSED
         self._take_commands()  # what the loop did not get to is refused
         self._orchestrator.abort_all(_CLOSED)
-        self._device.synchronize()
+        with may_sync(SyncPoint.CLOSE):
+            self._device.synchronize()
         if healthy:
             self._drain()
         for worker in self._workers.values():
@@ -129,7 +139,7 @@ class Engine:
         return moved
 
     def _run(self) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), sync_guard(self._device, self._sync_check):
             while not self._stopping:
                 try:
                     self._loop()

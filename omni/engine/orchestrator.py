@@ -13,6 +13,7 @@ from omni.engine.request import EngineRequest, OutputChunk, RequestFailed, Reque
 from omni.engine.route import Route
 from omni.errors import InputError, OmniError, StageError
 from omni.pipeline import FRONTEND, Edge, Pipeline
+from omni.rules import NO_RULES
 from omni.sampling_params import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
 
@@ -31,6 +32,7 @@ class Orchestrator:
         admission: Admission,
     ) -> None:
         self._pipeline = pipeline
+        self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
         self._adapters = adapters
         self._connectors = connectors
@@ -115,7 +117,15 @@ class Orchestrator:
             sources = {edge.name for edge in edges if edge.consumer == name} | ({FRONTEND} & _fed(request, name))
             sampling = request.sampling.get(name, SamplingParams())
             self._workers[name].inbox.append(
-                Open(request.id, sampling, frozenset(sources), candidate.rank, request.cache_salt)
+                Open(
+                    request.id,
+                    sampling,
+                    frozenset(sources),
+                    candidate.rank,
+                    request.cache_salt,
+                    request.sample_index,
+                    request.rules.get(name, NO_RULES),
+                )
             )
         for name, payloads in request.inputs.items():
             if name in active:
@@ -131,6 +141,7 @@ class Orchestrator:
             ("modalities", request.modalities, {output.modality for output in self._pipeline.outputs}),
             ("inputs", request.inputs, stages),
             ("sampling", request.sampling, stages),
+            ("rules", request.rules, stages),
             ("edges", request.edges, {edge.name for edge in self._pipeline.edges}),
         ):
             for name in names:
@@ -173,7 +184,7 @@ class Orchestrator:
 
     def _forward(self, live: Live, stage: str, produced: Produced) -> None:
         try:
-            for edge in self._pipeline.edges_from(stage):
+            for edge in self._edges_from[stage] if not produced.for_user else ():
                 route = live.routes.get(edge.name)
                 if route is not None and edge.consumer in live.running:
                     route.send(produced)
@@ -197,7 +208,7 @@ class Orchestrator:
         for edge in self._pipeline.edges_into(stage):
             if edge.name in live.routes:
                 live.routes[edge.name].abort(f"{stage} is done")
-        live.outlet.give(StageFinished(stage, done.reason, done.counts))
+        live.outlet.give(StageFinished(stage, done.reason, done.counts, done.held))
         if not live.awaited:
             del self._live[done.request_id]
             self._clear(live, "everything wanted has been given")

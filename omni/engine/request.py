@@ -7,6 +7,7 @@ import msgspec
 
 from omni.errors import OmniError
 from omni.payload import Payload
+from omni.rules import HostRules
 from omni.sampling_params import SamplingParams
 
 
@@ -16,6 +17,7 @@ class EngineRequest:
 
     modalities: wanted outputs. inputs: host payloads by stage. edges: adapter arguments by edge name. sampling: by stage.
     priority: the lower is served first. cache_salt: requests of different salts share nothing that is cached.
+    sample_index: which sample of what was asked for this is. rules: by stage, what only the host can tell of its tokens.
     """
 
     id: str
@@ -25,11 +27,13 @@ class EngineRequest:
     sampling: Mapping[str, SamplingParams] = field(default_factory=dict)
     priority: int = 0
     cache_salt: str = ""
+    sample_index: int = 0
+    rules: Mapping[str, HostRules] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """A piece of a wanted output. meta: `TokenChunk`, `AudioChunk` or what the stage's kind defines."""
+    """A piece of a wanted output. meta: `TokenChunk`, `LogprobChunk`, `AudioChunk` or what the stage's kind defines."""
 
     modality: str
     meta: msgspec.Struct
@@ -37,11 +41,15 @@ class OutputChunk:
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """One stage is done with the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: totals (`"tokens"`, ...)."""
+    """One stage is done with the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: totals (`"tokens"`, ...).
+
+    held: generated tokens that were not given out, since the text ends within them.
+    """
 
     stage: str
     reason: str
     counts: Mapping[str, int]
+    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

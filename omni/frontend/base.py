@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
 
@@ -104,3 +105,10 @@ class Frontend(Protocol):
         ...
 
     def text_decoder(self) -> TextDecoder: ...
+
+    def vocabulary(self) -> Vocabulary | None:
+        """What the ids of the stage that writes the text stand for; always the same object.
+
+        None if that cannot be told: stop strings, bad words and structured outputs are then refused.
+        """
+        ...

@@ -1,6 +1,11 @@
 """The nodes and arrows of a pipeline."""
 
+from typing import Literal
+
 import msgspec
+
+Memory = Literal["device", "host"]
+"""Where a consumer finds a payload's tensors."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +32,8 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     keyed: the tensors that the adapter passes on, if any, come with a content key, so that a consumer can cache prefixes past them.
     credit: payloads with tensors of one request that may be under way to the consumer, or lie there untouched, before the producer
     pauses the request; it goes on when half of them are left.
+    memory: where the consumer finds the tensors: `"device"`, as they were made, page slices not gathered, or `"host"`, copied into
+    pinned memory, each a whole tensor.
     """
 
     producer: str
@@ -34,6 +41,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     adapter: str = "omni.adapter:PassThrough"
     keyed: bool = False
     credit: int = 64
+    memory: Memory = "device"
 
     def __post_init__(self) -> None:
         if self.credit < 1:

@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import get_args
 
 from omni.errors import ConfigError
 from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
+from omni.pipeline.stage import Memory
 
 
 def validate(pipeline: Pipeline) -> None:
@@ -16,6 +18,9 @@ def validate(pipeline: Pipeline) -> None:
     for index, edge in enumerate(pipeline.edges):
         for end, name in (("producer", edge.producer), ("consumer", edge.consumer)):
             _check_known(f"pipeline.edges[{index}].{end}", name, names)
+        if edge.memory not in get_args(Memory):
+            problem = f"{edge.memory!r} is no memory that a consumer can ask for"
+            raise ConfigError(f"pipeline.edges[{index}].memory", problem, f"use one of {', '.join(get_args(Memory))}")
     for index, output in enumerate(pipeline.outputs):
         _check_known(f"pipeline.outputs[{index}].stage", output.stage, names)
     if not pipeline.outputs:

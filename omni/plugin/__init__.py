@@ -1,6 +1,6 @@
 """Plugins: what they register, and how they are found."""
 
-from omni.plugin.entries import ConnectorEntry, ModelFamily, StageKindEntry
+from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 from omni.plugin.locate import locate
 
-__all__ = ["ConnectorEntry", "ModelFamily", "StageKindEntry", "locate"]
+__all__ = ["ConnectorEntry", "LogitsProcessorEntry", "ModelFamily", "StageKindEntry", "locate"]

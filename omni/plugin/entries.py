@@ -31,3 +31,11 @@ class ConnectorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     name: str
     connector: str
+
+
+class LogitsProcessorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A logits processor. processor: `"module:attribute"`, called without arguments, once for each autoregressive stage; returns an
+    `omni_ar.processors.LogitsProcessor` or `HistoryProcessor`."""
+
+    name: str
+    processor: str

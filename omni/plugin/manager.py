@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Generic, Protocol, TypeVar
@@ -11,7 +11,7 @@ import pluggy
 
 from omni import hookspecs
 from omni.errors import PluginError
-from omni.plugin.entries import ConnectorEntry, ModelFamily, StageKindEntry
+from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 
 
 class _Named(Protocol):
@@ -68,6 +68,7 @@ class Plugins:
     families: Registry[ModelFamily]
     kinds: Registry[StageKindEntry]
     connectors: Registry[ConnectorEntry]
+    processors: Registry[LogitsProcessorEntry]
 
     model_types: Mapping[str, str]
     """From config.json's `model_type` to the family that serves it."""
@@ -88,6 +89,7 @@ class Plugins:
             self.families.contested,
             self.kinds.contested,
             self.connectors.contested,
+            self.processors.contested,
             self.contested_types,
         )
         return tuple(problem for contested in registries for problem in contested.values())
@@ -115,6 +117,7 @@ def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
         families=_registry("model family", [(i.record.name, i.families) for i in loaded], broken),
         kinds=_registry("stage kind", [(i.record.name, i.kinds) for i in loaded], broken),
         connectors=_registry("connector", [(i.record.name, i.connectors) for i in loaded], broken),
+        processors=_registry("logits processor", [(i.record.name, i.processors) for i in loaded], broken),
         model_types=types,
         contested_types=contested_types,
     )
@@ -126,35 +129,36 @@ class _Loaded:
     families: Sequence[ModelFamily] = ()
     kinds: Sequence[StageKindEntry] = ()
     connectors: Sequence[ConnectorEntry] = ()
+    processors: Sequence[LogitsProcessorEntry] = ()
 
 
 def _load(point: EntryPoint) -> _Loaded:
     distribution = point.dist.name if point.dist is not None else "?"
+    record = PluginRecord(point.name, point.value, distribution, None)
     try:
-        module = point.load()
-        families, kinds, connectors = _call_hooks(point.name, module)
+        return _call_hooks(record, point.load())
     except (Exception, SystemExit):  # a module may give up by leaving the interpreter; others stay
-        return _Loaded(PluginRecord(point.name, point.value, distribution, traceback.format_exc()))
+        return _Loaded(replace(record, error=traceback.format_exc()))
+
+
+def _call_hooks(record: PluginRecord, module: ModuleType) -> _Loaded:
+    # A manager of its own for each plugin: one that raises cannot stop another's hooks, and typos are charged to their author.
+    manager = pluggy.PluginManager(hookspecs.GROUP)
+    manager.add_hookspecs(hookspecs)
+    manager.register(module, name=record.name)
+    manager.check_pending()
+    hook = manager.hook
+    families = _flat(hook.omni_model_families, ModelFamily)
+    kinds = _flat(hook.omni_stage_kinds, StageKindEntry)
+    connectors = _flat(hook.omni_connectors, ConnectorEntry)
+    processors = _flat(hook.omni_logits_processors, LogitsProcessorEntry)
     names = (
         *(f"family {f.name}" for f in families),
         *(f"kind {k.name}" for k in kinds),
         *(f"connector {c.name}" for c in connectors),
+        *(f"logits processor {p.name}" for p in processors),
     )
-    return _Loaded(PluginRecord(point.name, point.value, distribution, None, names), families, kinds, connectors)
-
-
-def _call_hooks(name: str, module: ModuleType) -> tuple[list[ModelFamily], list[StageKindEntry], list[ConnectorEntry]]:
-    # A manager of its own for each plugin: one that raises cannot stop another's hooks, and typos are charged to their author.
-    manager = pluggy.PluginManager(hookspecs.GROUP)
-    manager.add_hookspecs(hookspecs)
-    manager.register(module, name=name)
-    manager.check_pending()
-    hook = manager.hook
-    return (
-        _flat(hook.omni_model_families, ModelFamily),
-        _flat(hook.omni_stage_kinds, StageKindEntry),
-        _flat(hook.omni_connectors, ConnectorEntry),
-    )
+    return _Loaded(replace(record, registered=names), families, kinds, connectors, processors)
 
 
 def _flat(hook: Callable[[], list[Sequence[EntryT]]], kind: type[EntryT]) -> list[EntryT]:

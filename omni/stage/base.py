@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -11,6 +11,8 @@ import torch
 from omni.checkpoint import Checkpoint
 from omni.device import Device
 from omni.pipeline.stage import Stage
+from omni.plugin import LogitsProcessorEntry
+from omni.sampling_params import SamplingParams
 from omni.stage.footprint import Footprint
 from omni.stage.messages import Inbound, Outbound
 
@@ -24,6 +26,7 @@ class StageContext:
 
     options: the stage's options after overrides, an instance of its kind's options struct.
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
+    logits_processors: by name, those that plugins bring; a kind that samples lets requests ask for them.
     """
 
     stage: Stage
@@ -32,6 +35,7 @@ class StageContext:
     device: Device
     dtype: torch.dtype
     load_format: str
+    logits_processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
 
 
 class StageWorker(Protocol):
@@ -45,6 +49,10 @@ class StageWorker(Protocol):
 
         What goes wrong for one request comes out as `Failed`; an exception out of `tick` ends the engine.
         """
+        ...
+
+    def check(self, sampling: SamplingParams, field: str) -> None:
+        """Raises InputError, naming the parameter below `field`, for what the stage could never do. Called from any thread."""
         ...
 
     def usage(self) -> StageUsage: ...

@@ -1,10 +1,13 @@
 """What goes into a stage worker's inbox and comes out of its outbox. One request's messages keep their order."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from omni.device import Event
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
+from omni.rules import NO_RULES, HostRules
 from omni.sampling_params import SamplingParams
 from omni.stage.lease import Hold, Lease
 
@@ -16,6 +19,8 @@ class Open:
     inputs: the edges (or `"frontend"`) that will feed it.
     rank: priority and arrival number; the lower is served first. Unique among the engine's requests.
     cache_salt: requests of different salts share nothing that is cached.
+    sample_index: which sample of what was asked for this is: with one seed, each draws other tokens.
+    rules: what only the host can tell of its tokens here.
     """
 
     request_id: str
@@ -23,6 +28,8 @@ class Open:
     inputs: frozenset[str]
     rank: tuple[int, int] = (0, 0)
     cache_salt: str = ""
+    sample_index: int = 0
+    rules: HostRules = NO_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +84,30 @@ class Resume:
 Inbound = Open | Feed | Ended | Abort | Pause | Resume
 
 
-@dataclass(frozen=True, slots=True)
-class Produced:
-    """One output. Its tensors may be read once `ready` is done and stay valid until `hold.free`."""
+class Produced(msgspec.Struct, frozen=True):
+    """One output. Its tensors may be read once `ready` is done and stay valid until `hold.free`.
+
+    for_user: it is no input of another stage, whatever edges there are.
+    """
 
     request_id: str
     payload: Payload
     ready: Event
-    hold: Hold = field(default_factory=Hold)
+    hold: Hold = msgspec.field(default_factory=Hold)
+    for_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The stage has produced everything for the request. `counts` are totals for its usage (tokens, frames, ...)."""
+    """The stage has produced everything for the request. `counts` are totals for its usage (tokens, frames, ...).
+
+    held: generated tokens that went to nobody, since the text ends within them (a stop string).
+    """
 
     request_id: str
     reason: str
     counts: dict[str, int]
+    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

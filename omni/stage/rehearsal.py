@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from omni.device import Device
+from omni.device import Device, SyncPoint, may_sync
 from omni.errors import StageError
 from omni.stage.base import StageWorker
 from omni.stage.messages import Done, Failed, Inbound, Open, Produced
@@ -18,7 +18,8 @@ def rehearse(name: str, worker: StageWorker, device: Device, messages: Sequence[
     worker.inbox.extend(messages)
     while under_way:
         moved = worker.tick()
-        device.synchronize()
+        with may_sync(SyncPoint.MEASURE):
+            device.synchronize()
         while worker.outbox:
             match worker.outbox.popleft():
                 case Produced(hold=hold):

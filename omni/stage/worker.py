@@ -4,8 +4,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Generic, TypeVar
 
+import msgspec
+
 from omni.device import COMPLETED, Event
-from omni.errors import OmniError, StageError
+from omni.errors import InputError, OmniError, StageError
+from omni.sampling_params import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 
 RequestT = TypeVar("RequestT")
@@ -52,16 +55,22 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def advance(self) -> bool:
         """Polls events and enqueues what is possible. Returns whether anything happened."""
 
+    def check(self, sampling: SamplingParams, field: str) -> None:
+        """Raises InputError for any parameter: a stage that samples has a check of its own."""
+        for name, value in msgspec.structs.asdict(sampling).items():
+            if value is not None:
+                raise InputError(f"{field}.{name}", f"stage {self.name!r} does not sample", "leave it out")
+
     def tick(self) -> bool:
         moved = bool(self.inbox)
         while self.inbox:
             self._dispatch(self.inbox.popleft())
         return self.advance() or moved
 
-    def finish(self, request_id: str, reason: str, counts: dict[str, int]) -> None:
+    def finish(self, request_id: str, reason: str, counts: dict[str, int], held: tuple[int, ...] = ()) -> None:
         """The request is done here: its record goes and the orchestrator is told."""
         self.drop(self.requests.pop(request_id))
-        self.outbox.append(Done(request_id, reason, counts))
+        self.outbox.append(Done(request_id, reason, counts, held))
 
     def fail(self, request_id: str, doing: str, error: Exception) -> None:
         """The request cannot go on here. An error that is not omni's own is wrapped with the stage's name."""

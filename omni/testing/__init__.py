@@ -1,6 +1,7 @@
-"""Conformance suites and guards that plugin authors run in their own tests."""
+"""Conformance suites, guards and the simulated device, which plugin authors run in their own tests."""
 
 from omni.testing.connectors import check_connector
 from omni.testing.launch_guard import LaunchGuard
+from omni.testing.simulation import HangError, Race, SimulatedDevice, Simulation, find_waits
 
-__all__ = ["LaunchGuard", "check_connector"]
+__all__ = ["HangError", "LaunchGuard", "Race", "SimulatedDevice", "Simulation", "check_connector", "find_waits"]

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from omni.checkpoint import Checkpoint
 from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, ImagePart, Prepared, TextDecoder, TextPart
+from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.text import IncrementalDecoder
+from omni.frontend.vocabulary import Vocabulary
 from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, SegmentSlot
@@ -34,6 +36,7 @@ class OmniFrontend:
         self._processor = processor
         # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
         self._lock = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -41,6 +44,12 @@ class OmniFrontend:
 
     def text_decoder(self) -> TextDecoder:
         return IncrementalDecoder(self._processor.tokenizer)
+
+    def vocabulary(self) -> Vocabulary | None:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = hf_vocabulary(self._processor.tokenizer, self._lock)
+            return self._vocabulary
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for an empty prompt, reserved words, an unknown voice, or audio of a model that only writes."""

@@ -80,6 +80,16 @@ class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
     """Output: hidden states of the prompt's `payload_positions`, in that order; tensor `hidden`, a page slice."""
 
 
+class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of a model that emits its tokens' hidden states; tensor `hidden`, a page slice of one row.
+
+    index: which generated token, from 0. The hidden state is that of the position the token was sampled from: of token 0 the last
+    position of the prompt, of token i that of token i - 1.
+    """
+
+    index: int
+
+
 class CodeFrame(msgspec.Struct, frozen=True, kw_only=True):
     """Output: the codes of one generated token; tensor `codes`, a page slice of one row, one column per code group."""
 

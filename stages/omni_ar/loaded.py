@@ -5,6 +5,7 @@ from omni.stage import Footprint, StageContext, module_bytes
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
+from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.pages import block_bytes
 from omni_ar.run.profile import run_largest_steps
@@ -21,7 +22,9 @@ class LoadedAr:
         self._context = context
         self._options = context.options
         self._model = model
-        self._limits = Limits.of(context.stage.name, context.options, model.shape)
+        self._processors = ProcessorRegistry(context.logits_processors, model.shape.vocab_size)
+        self._processors.check_defaults(self._options.sampling.processors, f"{context.stage.name}.sampling.processors")
+        self._limits = Limits.of(context.stage.name, context.options, model.shape, self._processors.on_device)
         count = AllocationCount(context.device.torch_device)
         with count:
             self._runner = self._new_runner()
@@ -54,9 +57,19 @@ class LoadedAr:
         context = self._context
         name, priority = context.stage.name, context.stage.priority
         backend = TorchPagedAttention()
-        runner = Runner(name, context.device, self._model, backend, self._limits, context.dtype, priority)
+        runner = Runner(
+            name,
+            context.device,
+            self._model,
+            backend,
+            self._limits,
+            context.dtype,
+            priority,
+            self._processors.on_device,
+        )
         runner.allocate(0)
         return runner
 
     def _new_worker(self, pages: int) -> ArWorker:
-        return ArWorker(self._context.stage.name, self._runner, self._model.shape, self._limits, self._options, pages)
+        shape, name = self._model.shape, self._context.stage.name
+        return ArWorker(name, self._runner, shape, self._limits, self._options, pages, self._processors)

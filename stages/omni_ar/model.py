@@ -21,6 +21,7 @@ class ArShape:
     hidden_width: width of the hidden states that `forward` returns. position_axes: 3 for M-RoPE, else 1.
     prompt_columns: id columns of a prompt, in order. step_columns: id columns that condition each decode step.
     payload_width: width of the hidden states that `forward` stores for a consumer; 0 if it stores none.
+    emits_tokens: whether it stores those of generated tokens too, one for each (`TokenHidden`), and not only those of prompts.
     max_positions: longest sequence the model was made for.
     """
 
@@ -34,6 +35,7 @@ class ArShape:
     prompt_columns: tuple[str, ...] = ("ids",)
     step_columns: tuple[str, ...] = ()
     payload_width: int = 0
+    emits_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +70,25 @@ class NextTokens:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSink:
-    """Where the hidden states that a consumer needs go. Writing costs one gather and one store."""
+    """Where the hidden states that a consumer needs go: a gather and a store, or for decode rows one store.
+
+    decode_slots_R: page slots of the decode rows, with which the batch begins; `[0]` if theirs are not needed.
+    tokens_m, slots_m: index into the batch and page slot of the others.
+    """
 
     pages: Tensor
+    decode_slots_R: Tensor
     tokens_m: Tensor
     slots_m: Tensor
 
     def store(self, hidden_TD: Tensor) -> None:
         """Stores the needed rows of `hidden_TD` into the payload pages."""
+        rows_SD = self.pages.flatten(0, 1)
+        decodes = self.decode_slots_R.shape[0]
+        if decodes:
+            rows_SD.index_copy_(0, self.decode_slots_R, hidden_TD[:decodes])
         if self.tokens_m.shape[0]:
-            self.pages.flatten(0, 1).index_copy_(0, self.slots_m, hidden_TD.index_select(0, self.tokens_m))
+            rows_SD.index_copy_(0, self.slots_m, hidden_TD.index_select(0, self.tokens_m))
 
 
 @dataclass(frozen=True, slots=True)

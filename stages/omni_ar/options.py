@@ -10,14 +10,24 @@ from omni.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(
     max_tokens=1024,
+    min_tokens=0,
     temperature=0.0,
     top_k=0,
     top_p=1.0,
+    min_p=0.0,
     repetition_penalty=1.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    logit_bias={},
+    stop=(),
     stop_token_ids=(),
+    ignore_eos=False,
     suppress_token_ids=(),
+    bad_words=(),
+    bad_words_ids=(),
+    processors={},
 )
-"""Every field set but the seed: what a stage's own defaults are laid over."""
+"""What a stage's own defaults are laid over. Fields that it leaves None are off, but the seed, which is then drawn."""
 
 
 def published_sampling(generation: Mapping[str, Any], eos: int | None, vocab_size: int) -> SamplingParams:
@@ -48,6 +58,9 @@ def published_sampling(generation: Mapping[str, Any], eos: int | None, vocab_siz
 
 _MOST = 2**24
 
+MAX_IN_FLIGHT = 8
+"""Steps that a stage may have in flight at most."""
+
 
 class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"ar"`.
@@ -58,6 +71,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_blocks: KV blocks of the stage; None divides the device's memory among the stages, and where that is not bounded holds
         `max_num_seqs` requests of full length.
     max_num_batched_tokens: tokens of one step: every row that decodes, and chunks of prompts with what is left, at least one.
+    max_in_flight: steps that are launched before the tokens of the first of them are read; 1 waits for each step's tokens.
     prefix_cache: keep the blocks of what has been computed, for prompts that begin alike.
     sampling: defaults for what a request leaves open.
     """
@@ -67,6 +81,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     block_size: int = 16
     num_blocks: int | None = None
     max_num_batched_tokens: int = 2048
+    max_in_flight: int = 2
     prefix_cache: bool = True
     sampling: SamplingParams = GREEDY
 
@@ -75,6 +90,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             value = msgspec.structs.asdict(self)[name]
             if value is not None and not 1 <= value <= _MOST:
                 raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")
+        if not 1 <= self.max_in_flight <= MAX_IN_FLIGHT:
+            raise ValueError(f"max_in_flight must be at least 1, at most {MAX_IN_FLIGHT}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni.device import Device, Event, Stream
+from omni.device import Device, Event, Stream, SyncPoint, may_sync
 from omni_encoder.cache import Outputs
 from omni_encoder.model import EncoderModel
 from omni_encoder.request import Job
@@ -44,12 +44,14 @@ def copy_features(
     target: torch.device,
     inputs: list[dict[str, Tensor]],
 ) -> None:
-    for item in features:
-        inputs.append({name: t if name in host_inputs else t.to(target, non_blocking=True) for name, t in item.items()})
+    with may_sync(SyncPoint.MEDIA_UPLOAD):
+        for item in features:
+            inputs.append({n: t if n in host_inputs else t.to(target, non_blocking=True) for n, t in item.items()})
 
 
 def encode_items(model: EncoderModel, inputs: list[dict[str, Tensor]], outputs: list[Outputs]) -> None:
-    encoded = model.encode(inputs)
+    with may_sync(SyncPoint.ENCODE):
+        encoded = model.encode(inputs)
     if len(encoded) != len(inputs):
         raise ValueError(f"the model gave {len(encoded)} outputs for {len(inputs)} items")
     outputs.extend({name: _owned(tensor) for name, tensor in item.items()} for item in encoded)

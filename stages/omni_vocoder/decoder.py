@@ -79,7 +79,7 @@ class Decoder:
         self._state = model.new_state(rows)
         self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
         self._wav = device.zeros((MAX_IN_FLIGHT, samples), torch.float32)
-        self._slots = [HostSlot(device.host_tensor((samples,), torch.float32)) for _ in range(MAX_IN_FLIGHT)]
+        self._slots = [HostSlot(device, (samples,), torch.float32) for _ in range(MAX_IN_FLIGHT)]
         self._steps = 0
 
     @property

@@ -78,3 +78,16 @@ def test_text_only(run: Run, model: Path) -> None:
             expected += f"{number}: {alone.text.strip()}\n"
             expected += f"   {alone.usage.prompt_tokens} tokens in, 64 out, thinker: length\n"
     assert printed == expected
+
+
+def test_sampling(run: Run) -> None:
+    shape, *lines = run("sampling.py").splitlines()
+    assert re.fullmatch(r"a (red|green|blue) shape with \d sides", shape)
+    answers, tokens = lines[:3], lines[3:]
+    assert [answer[:2] for answer in answers] == ["0:", "1:", "2:"]
+    assert len({answer[2:] for answer in answers}) == 3
+    assert not any("." in answer.partition("(")[0] for answer in answers)
+    assert 1 <= len(tokens) <= 4
+    assert all(
+        re.fullmatch(r"id \d+ had [\d.]+%; likeliest: \d+ with [\d.]+%, \d+ with [\d.]+%", line) for line in tokens
+    )

@@ -182,7 +182,7 @@ BAD_SETTINGS: dict[str, tuple[object, str]] = {
     "thinker.max_num_seqs": (0, "must be at least 1, at most 16,777,216; use a value in the range it names"),
     "thinker.max_model_len": (10**6, "1000000 is longer than the model's 4096 positions; lower it"),
     "thinker.sampling.temperature": (-1, "-1.0 is out of range; use 0 (greedy), or 0.001 to 100"),
-    "thinker.sampling.heat": (1, "there is no option 'heat'; use one of max_tokens, temperature"),
+    "thinker.sampling.heat": (1, "there is no option 'heat'; use one of max_tokens, min_tokens, temperature"),
     "code2wav.chunk_frames": (10**6, "must be at least 1, at most 65,536; use a value in the range it names"),
 }
 

@@ -141,7 +141,7 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
     "too many stops": (
         "hi",
         {"sampling": SamplingParams(stop_token_ids=tuple(range(17)))},
-        "sampling.thinker.stop_token_ids",
+        "sampling.stop_token_ids",
         "use at most 16 in all",
     ),
     "a stop that is no token": (

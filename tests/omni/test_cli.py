@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import omni
 from omni.cli import app
-from support.echo_family import BREAK, RATE, SAMPLES
+from support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPLES
 from support.echo_omni import echo_model
 from support.echo_plugin import POINT
 from support.entry_points import REPOSITORY, own_entry_points
@@ -100,6 +100,43 @@ def test_run_limits_and_overrides(model: str) -> None:
     assert (result.exit_code, result.stdout) == (0, "hellohe\n")
 
 
+def test_run_gives_several_answers(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "a.wav"
+    result = call("run", model, f"no {SAMPLE}", "--n", "2", "--out", str(out), "--device", "cpu")
+    assert result.exit_code == 0
+    assert sorted(result.stdout.split("--- ")) == ["", "0\nno 0\n", "1\nno 1\n"]
+    assert f"wrote {tmp_path / 'a-0.wav'}" in result.stderr
+    assert (tmp_path / "a-1.wav").is_file()
+    assert not out.exists()
+
+
+def test_one_failing_answer_does_not_hide_the_others(model: str) -> None:
+    result = call("run", model, f"ab{BREAK_OTHERS}", "--n", "2", "--modalities", "text", "--device", "cpu")
+    assert result.exit_code == 1
+    assert f"--- 0\nab{BREAK_OTHERS}\n" in result.stdout
+    assert result.stderr.rstrip().splitlines()[-1].startswith("error: stage 'writer' failed while writing")
+
+
+def test_settings_reach_every_sampling_parameter(model: str) -> None:
+    settings = {
+        "stop": '["lo"]',
+        "min_tokens": "2",
+        "logit_bias": '{"5": 1.5}',
+        "bad_words_ids": "[[1, 2], [3]]",
+        "structured": '{"choice": ["hello"]}',
+        "processors": '{"name": {"key": 1}}',
+        "ignore_eos": "true",
+        "allowed_token_ids": "[1, 2]",
+        "min_p": "0.5",
+        "logprobs": "2",
+    }
+    OPENED.clear()
+    given = [argument for name, value in settings.items() for argument in ("--set", f"writer.sampling.{name}={value}")]
+    result = call("run", model, "hello", *given, "--modalities", "text", "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (0, "hel\n"), result.output
+    assert len(OPENED[0].rules.guides) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -113,6 +150,15 @@ def test_run_limits_and_overrides(model: str) -> None:
         (["MODEL", "hi", "--voice", "shrill"], "voice: 'shrill' is unknown"),
         (["MODEL", "hi", "--image", "none.png"], "messages[0].content[0].image_url"),
         (["MODEL", "hi", "--max-tokens", "0"], "sampling.writer.max_tokens"),
+        (["MODEL", "hi", "--n", "0"], "n: 0 is out of range; use 1 to 64"),
+        (
+            ["MODEL", "hi", "--set", "writer.sampling.topk=3"],
+            "writer.sampling.topk: there is no option 'topk'; use one of",
+        ),
+        (["MODEL", "hi", "--set", 'writer.sampling.stop="x"'], "writer.sampling.stop: '\"x\"' does not fit"),
+        (["MODEL", "hi", "--set", 'writer.sampling.structured={"regex": "a("}'], "structured.regex: does not compile"),
+        (["MODEL", "hi", "--set", 'writer.sampling.structured={"regx": "a"}'], "contains unknown field `regx`"),
+        (["MODEL", "hi", "--set", 'singer.sampling.stop=["x"]'], "singer.sampling.stop: is about the text"),
         (["MODEL", "hi", "--device", "tpu"], "device: 'tpu' is not a device"),
         (["MODEL", "crash"], "ValueError: a bug"),
     ],

@@ -70,7 +70,7 @@ def test_the_text_shows_everything(folder: Path, tmp_path: Path) -> None:
     assert "│ audio_encoder │ │ vision_encoder │" in lines
     assert "thinker ar 0 omni_qwen3_omni.thinker:build" in lines
     assert "thinker: prefix cache works: everything that the stage is fed has a content key" in lines
-    assert "talker -> code2wav local same process, same device" in lines
+    assert "talker -> code2wav local device same process, same device" in lines
     assert f"thinker.block_size 8 {file}" in lines
     assert f"thinker.sampling.top_k 7 {file}" in lines
     assert "talker.max_num_seqs 3 --set" in lines
@@ -108,6 +108,7 @@ def test_the_report_tells_stages_edges_and_outputs(folder: Path) -> None:
     }
     edge = next(edge for edge in found["edges"] if edge["producer"] == "talker")
     assert (edge["consumer"], edge["connector"], edge["why"]) == ("code2wav", "local", "same process, same device")
+    assert edge["memory"] == "device"
     assert found["outputs"] == [{"modality": "text", "stage": "thinker"}, {"modality": "audio", "stage": "code2wav"}]
 
 

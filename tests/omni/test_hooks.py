@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from omni import hookspecs
-from omni.plugin import ConnectorEntry, ModelFamily, StageKindEntry
+from omni.plugin import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins, load_plugins
 from support.entry_points import REPOSITORY
 
@@ -82,9 +82,7 @@ def load_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     monkeypatch.delitem(sys.modules, "example_plugin", raising=False)
 
     def load(name: str) -> Plugins:
-        imports = (
-            "from omni.hookspecs import hookimpl\nfrom omni.plugin import ConnectorEntry, ModelFamily, StageKindEntry\n"
-        )
+        imports = "from omni.hookspecs import hookimpl\nfrom omni.plugin import *\n"
         (tmp_path / "example_plugin.py").write_text(imports + example(name))
         plugins = load_plugins([EntryPoint("example", "example_plugin", hookspecs.GROUP)])
         assert plugins.records[0].error is None
@@ -106,3 +104,8 @@ def test_omni_stage_kinds(load_example: Load):
 def test_omni_connectors(load_example: Load):
     entry = load_example("omni_connectors").connectors["fabric"]
     assert entry == ConnectorEntry(name="fabric", connector="my_plugin.fabric:FabricConnector")
+
+
+def test_omni_logits_processors(load_example: Load):
+    entry = load_example("omni_logits_processors").processors["boost"]
+    assert entry == LogitsProcessorEntry(name="boost", processor="my_plugin.boost:Boost")

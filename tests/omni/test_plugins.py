@@ -16,7 +16,7 @@ from support.entry_points import own_entry_points
 
 HEAD = """
 from omni.hookspecs import hookimpl
-from omni.plugin.entries import ConnectorEntry, ModelFamily, StageKindEntry
+from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 """
 FAMILY = """
 @hookimpl
@@ -32,6 +32,11 @@ CONNECTOR = """
 @hookimpl
 def omni_connectors():
     return [ConnectorEntry(name="{name}", connector="nowhere:Connector")]
+"""
+PROCESSOR = """
+@hookimpl
+def omni_logits_processors():
+    return [LogitsProcessorEntry(name="{name}", processor="nowhere:Processor")]
 """
 
 Load = Callable[..., Plugins]
@@ -61,13 +66,16 @@ def error_of(plugins: Plugins, name: str) -> str:
 
 
 def test_what_a_plugin_brings_is_registered_and_recorded(load: Load):
-    plugins = load(mine=FAMILY.format(name="one", model_type="t1") + KIND.format(name="two"))
+    plugins = load(
+        mine=FAMILY.format(name="one", model_type="t1") + KIND.format(name="two") + PROCESSOR.format(name="three")
+    )
     assert plugins.families["one"].model_types == ("t1",)
     assert plugins.kinds["two"].kind == "nowhere:Kind"
+    assert plugins.processors["three"].processor == "nowhere:Processor"
     assert plugins.families.owners == {"one": "mine"}
     (record,) = plugins.records
     assert (record.name, record.module, record.error) == ("mine", "plugin_under_test_mine", None)
-    assert record.registered == ("family one", "kind two")
+    assert record.registered == ("family one", "kind two", "logits processor three")
 
 
 def test_a_family_is_found_by_model_type(load: Load):
@@ -120,7 +128,12 @@ def test_a_module_that_does_not_exist_is_recorded():
 
 @pytest.mark.parametrize(
     ("source", "what"),
-    [(KIND, "stage kind 'same'"), (CONNECTOR, "connector 'same'"), (FAMILY, "model family 'same'")],
+    [
+        (KIND, "stage kind 'same'"),
+        (CONNECTOR, "connector 'same'"),
+        (PROCESSOR, "logits processor 'same'"),
+        (FAMILY, "model family 'same'"),
+    ],
 )
 def test_two_plugins_that_claim_one_name_harm_only_who_needs_it(load: Load, source: str, what: str):
     plugins = load(
@@ -130,7 +143,8 @@ def test_two_plugins_that_claim_one_name_harm_only_who_needs_it(load: Load, sour
     )
     problem = f"plugins 'first' and 'second' both claim the {what}: uninstall one of them"
     assert plugins.conflicts == (problem,)
-    registry = next(r for r in (plugins.kinds, plugins.connectors, plugins.families) if r.what == what.split(" '")[0])
+    registries = (plugins.kinds, plugins.connectors, plugins.processors, plugins.families)
+    registry = next(r for r in registries if r.what == what.split(" '")[0])
     assert registry["other"].name == "other"
     with pytest.raises(PluginError) as caught:
         registry["same"]
@@ -157,7 +171,7 @@ def test_a_plugin_that_leaves_the_interpreter_is_recorded(load: Load):
 
 def test_asking_for_what_a_broken_plugin_might_have_brought_mentions_it(load: Load):
     plugins = load(bad="raise RuntimeError", good=KIND.format(name="mine"))
-    for registry in (plugins.kinds, plugins.connectors, plugins.families):
+    for registry in (plugins.kinds, plugins.connectors, plugins.processors, plugins.families):
         with pytest.raises(PluginError, match=r"these plugins failed to load: bad \(see `omni plugins`\)"):
             registry["wanted"]
 

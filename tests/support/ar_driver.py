@@ -16,11 +16,11 @@ from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
 from omni_ar.attention import TorchPagedAttention
-from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, StepInputs
+from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, StepInputs, TokenHidden
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
-from omni_ar.run.runner import Runner
+from omni_ar.run.runner import Runner, SourceFactory
 from omni_ar.run.worker import ArWorker
 from support.stage_driver import SOURCE, StageDriver
 
@@ -61,7 +61,7 @@ class ArWorkerDriver(StageDriver):
         self.worker_stream = stream
         self.consumer_stream = device.stream("consumer")
         self.lent: list[Lent] = []
-        self.rows: dict[str, list[tuple[PromptHidden | CodeFrame, Tensor]]] = {}
+        self.rows: dict[str, list[tuple[PromptHidden | TokenHidden | CodeFrame, Tensor]]] = {}
         self.looks: list[tuple[Tensor, Tensor]] = []
 
     def ask(
@@ -150,15 +150,17 @@ class ArWorkerDriver(StageDriver):
 
     def _gather(self, lent: Lent, part: PageSlice) -> None:
         meta = lent.produced.payload.meta
-        assert isinstance(meta, PromptHidden | CodeFrame)
+        assert isinstance(meta, PromptHidden | TokenHidden | CodeFrame)
         out = self._launch_gather(part)
         self.rows.setdefault(lent.produced.request_id, []).append((meta, out))
         self.looks += [(look, out) for look in lent.looks]
         self.connector.release(lent.ref, self.device.record(self.consumer_stream))
 
     def _launch_gather(self, part: PageSlice) -> Tensor:
-        out = torch.empty(len(part.slots), part.pages.shape[-1], dtype=part.pages.dtype)
-        self.device.launch(self.consumer_stream, take_rows, part.pages, torch.from_numpy(part.slots.copy()), out)
+        place = part.pages.device
+        out = torch.empty(len(part.slots), part.pages.shape[-1], dtype=part.pages.dtype, device=place)
+        slots_n = torch.from_numpy(part.slots.copy()).to(place)
+        self.device.launch(self.consumer_stream, take_rows, part.pages, slots_n, out)
         return out
 
     def gather_all(self) -> None:
@@ -202,12 +204,18 @@ class ArWorkerDriver(StageDriver):
 class ArDriver(ArWorkerDriver):
     """Runs a model."""
 
-    def __init__(self, model: ArModel, device: Device | None = None, options: ArOptions | None = None) -> None:
+    def __init__(
+        self,
+        model: ArModel,
+        device: Device | None = None,
+        options: ArOptions | None = None,
+        source: SourceFactory | None = None,
+    ) -> None:
         device = device or CpuDevice()
         options = options or ArOptions(max_num_seqs=4, block_size=4)
         limits = Limits.of("text", options, model.shape)
         with torch.inference_mode():
-            runner = Runner("ar", device, model, TorchPagedAttention(), limits, torch.float32, 0)
+            runner = Runner("ar", device, model, TorchPagedAttention(), limits, torch.float32, 0, source=source)
             blocks = options.num_blocks or limits.rows * limits.max_blocks
             runner.allocate(blocks)
             worker = ArWorker("text", runner, model.shape, limits, options, blocks)

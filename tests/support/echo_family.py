@@ -1,24 +1,27 @@
 """The model family of `support.echo_plugin`: `writer` gives the prompt back a token per tick, `singer` sings what it writes.
 
-A token is a character. Some prompts are special: see `EchoFrontend.prepare`, `BREAK` and `EXPLODE`.
+A token is a character. Some prompts are special: see `EchoFrontend.prepare`, and the constants.
 """
 
 import json
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from omni.checkpoint import Checkpoint
-from omni.chunks import AudioChunk, TokenChunk
+from omni.chunks import AudioChunk, LogprobChunk, TokenChunk
 from omni.device import COMPLETED
 from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, ImagePart, Prepared, TextDecoder, TextPart
+from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.rules import HostRules, StopVerdict
 from omni.sampling_params import SamplingParams
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 
@@ -26,11 +29,19 @@ BREAK = "\x18"
 """The writer fails for a request that comes to this character."""
 EXPLODE = "\x1b"
 """The engine fails when a request comes to this character."""
+SAMPLE = "\x1a"
+"""Comes out as the number of the sample: 0, 1, ..."""
+BREAK_OTHERS = "\x19"
+"""The writer fails for a request that comes to this character, unless it is the first sample."""
 SAMPLES = 80
 RATE = 8000
 
 GATES: defaultdict[str, threading.Event] = defaultdict(threading.Event)
 """What prompts `"wait NAME"` wait for in the front end."""
+
+
+OPENED: deque[Open] = deque(maxlen=256)
+"""What the writers were asked for last."""
 
 
 def pitch(character: str) -> float:
@@ -84,6 +95,9 @@ class CharacterDecoder:
         return text
 
 
+LETTERS = Vocabulary(tokens=tuple(chr(i).encode() for i in range(0x400)), encode=lambda text: [ord(c) for c in text])
+
+
 class EchoFrontend:
     voices = ("low", "high")
 
@@ -92,6 +106,9 @@ class EchoFrontend:
 
     def text_decoder(self) -> TextDecoder:
         return CharacterDecoder()
+
+    def vocabulary(self) -> Vocabulary:
+        return LETTERS
 
     def prepare(self, chat: Chat) -> Prepared:
         """`"wait NAME"` waits for a gate, `"crash"` raises what is no OmniError, an empty text is refused."""
@@ -121,21 +138,27 @@ def _read(part: TextPart | AudioPart | ImagePart) -> str:
 @dataclass(slots=True)
 class _Echo:
     id: str
-    max_tokens: int | None
+    sampling: SamplingParams
+    sample: int
+    rules: HostRules
     ids: tuple[int, ...] = ()
     written: int = 0
+    held: list[int] = dataclass_field(default_factory=list)
 
 
 class EchoWorker(MailboxWorker[_Echo]):
-    """Writes the prompt, over and over if `max_tokens` says so."""
+    """Writes the prompt, over and over if `max_tokens` says so. Keeps `stop`. Says of a token's log-probability that it is its
+    index negated, and of the likeliest that they are the ids from 0 on; says so a token late."""
 
     def __init__(self, tokens_per_tick: int) -> None:
         super().__init__("writer")
         self._tokens_per_tick = tokens_per_tick
         self.closed = False
+        self.opened = OPENED
 
     def open(self, message: Open) -> _Echo:
-        return _Echo(message.request_id, message.sampling.max_tokens)
+        self.opened.append(message)
+        return _Echo(message.request_id, message.sampling, message.sample_index, message.rules)
 
     def feed(self, request: _Echo, message: Feed) -> None:
         assert isinstance(message.payload.meta, Prompt)
@@ -163,12 +186,42 @@ class EchoWorker(MailboxWorker[_Echo]):
         if chr(token) == BREAK:
             self.fail(request.id, "writing", ValueError("a broken character"))
             return
-        self.outbox.append(Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED))
+        if chr(token) == BREAK_OTHERS and request.sample:
+            self.fail(request.id, "writing", ValueError("another sample"))
+            return
+        token = ord("0") + request.sample if chr(token) == SAMPLE else token
+        request.held.append(token)
         request.written += 1
-        limit = len(request.ids) if request.max_tokens is None else request.max_tokens
-        if request.written == limit:
-            reason = "stop" if request.max_tokens is None else "length"
-            self.finish(request.id, reason, {"tokens": request.written})
+        verdict = StopVerdict(0, False) if request.rules.stops is None else request.rules.stops.push(token)
+        self._give(request, len(request.held) - verdict.held)
+        most = request.sampling.max_tokens
+        if verdict.stopped or request.written == (len(request.ids) if most is None else most):
+            if not verdict.stopped:
+                self._give(request, len(request.held))
+            for index in range(max(request.written - 2, 0), request.written):
+                self._score(request, index)
+            reason = "stop" if verdict.stopped or most is None else "length"
+            self.finish(request.id, reason, {"tokens": request.written}, tuple(request.held))
+        elif request.written > 1:
+            self._score(request, request.written - 2)
+
+    def _give(self, request: _Echo, count: int) -> None:
+        for token in request.held[:count]:
+            self.outbox.append(Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED))
+        del request.held[:count]
+
+    def _score(self, request: _Echo, index: int) -> None:
+        top = request.sampling.logprobs
+        if top is not None:
+            ids = np.array([[request.ids[index % len(request.ids)], *range(top)]])
+            scores = np.array([[-index, *(-i for i in range(top))]], np.float32)
+            chunk = LogprobChunk(first=index, ids=ids, logprobs=scores, ranks=np.array([index + 1]))
+            self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED, for_user=True))
+
+    def check(self, sampling: SamplingParams, field: str) -> None:
+        for token in sampling.stop_token_ids or ():
+            if token >= len(LETTERS.tokens):
+                raise InputError(f"{field}.stop_token_ids", f"{token} is no letter", "use ids of letters")
 
     def usage(self) -> StageUsage:
         return {"requests": len(self.requests)}
@@ -208,6 +261,10 @@ class ToneWorker(MailboxWorker[list[str]]):
 
     def advance(self) -> bool:
         return False
+
+    def check(self, sampling: SamplingParams, field: str) -> None:
+        """It does not sample, but a request's one seed is for every stage."""
+        super().check(msgspec.structs.replace(sampling, seed=None), field)
 
     def usage(self) -> StageUsage:
         return {"requests": len(self.requests)}

@@ -7,7 +7,7 @@ from typing import NoReturn, TypeVar
 
 from omni.device import Device, Phase, Stream
 from omni.device.cpu import CpuDevice, CpuStream
-from support.queued_device import QueuedStream
+from omni.testing.simulation import SimulatedStream
 from support.stirred_device import StirredDevice
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class FaultyStirredDevice(StirredDevice):
         super().__init__(seed)
         self.faults = Faults()
 
-    def stream(self, name: str, *, priority: int = 0) -> QueuedStream:
+    def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
         stream = super().stream(name, priority=priority)
         self.faults.own(stream)
         return stream

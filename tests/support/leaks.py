@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omni.api.ticket import Ticket
 from omni.device.ring import HostSlot
+from omni.engine.host.connector import HostRef
 from omni.engine.live import Live
 from omni.engine.route import Route
 from omni.stage import Hold, Lease
@@ -17,7 +18,7 @@ from omni_encoder.request import EncoderRequest
 from omni_local.connector import LocalRef
 from omni_vocoder.request import VocoderRequest
 
-_RECORDS = (Ticket, Live, Route, Hold, Lease, LocalRef, ArRequest, BlockTable, EncoderRequest, VocoderRequest)
+_RECORDS = (Ticket, Live, Route, Hold, Lease, HostRef, LocalRef, ArRequest, BlockTable, EncoderRequest, VocoderRequest)
 
 
 def records() -> Counter[str]:

@@ -1,6 +1,7 @@
 """A runner that computes on paper: instead of keys and values, each slot holds what they would depend on.
 
 Every step is checked: its requests may run, its context is still in their blocks, and nobody else uses the blocks that it writes.
+What a row has said is known here at once, as on a device, and to the host when its handoff arrives.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import Chunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.state import FULL, RUNNING, STOPPED
-from omni_ar.run.step import PayloadHandoff, SampledStep, snapshot
+from omni_ar.run.step import PayloadHandoff, SampledStep, Written, snapshot
 from omni_ar.run.worker import ArWorker
 from support.ar_driver import ArWorkerDriver
 
@@ -59,6 +60,20 @@ class PaperPages:
     codes: Tensor | None
 
 
+@dataclass(slots=True)
+class PaperRow:
+    """What the device knows of a row."""
+
+    table: list[int]
+    outputs: list[int]
+    active: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PaperSource:
+    lag: int = 1
+
+
 class PaperRunner:
     """faults: steps that fail from now on, each half-way. violations: rules that a step broke."""
 
@@ -77,11 +92,15 @@ class PaperRunner:
             torch.zeros(*shape, 2, dtype=torch.int64) if talker else None,
         )
         self._slots: dict[int, int] = {}
-        self._tables: dict[int, list[int]] = {}
+        self._rows: dict[int, PaperRow] = {}
         self.worker: ArWorker | None = None
         """Whose pool says who uses a block."""
 
     ready = True
+    source = PaperSource()
+
+    def can_score(self, unread: int) -> bool:
+        return True
 
     def forget_batch(self) -> None:
         pass
@@ -103,17 +122,19 @@ class PaperRunner:
 
     def sample_tokens(self, plan: StepPlan) -> SampledStep:
         rows = tuple(snapshot(request) for request in plan.sampled)
-        results = np.array([self._sample(request) for request in plan.sampled], np.int64).reshape(-1, 2)
+        results = np.array([self._sample(request) for request in plan.sampled], np.int64).reshape(-1, 3)
         self.device.wait(self.copy_stream, self.device.record(self.stream))
-        tokens = Tokens(results, self.device.record(self.copy_stream))
-        payload = None
-        if any(scheduled.emits_hidden for scheduled in rows) or (self._talker and rows):
-            for request, (token, status) in zip(plan.sampled, results.tolist(), strict=True):
-                if self._talker and status == RUNNING:
+        tokens = Tokens(results, self.device.record(self.copy_stream)) if rows else None
+        hidden = codes = None
+        if self.pages.hidden is not None and any(scheduled.emits_hidden for scheduled in rows):
+            hidden = Written(self.pages.hidden, self.device.record(self.stream))
+        if self.pages.codes is not None and rows:
+            for request, (status, _, token) in zip(plan.sampled, results.tolist(), strict=True):
+                if status == RUNNING:
                     self._write_frame(request, token)
-            hidden = self.pages.hidden if any(scheduled.emits_hidden for scheduled in rows) else None
-            payload = PayloadHandoff(hidden, self.pages.codes, self.device.record(self.stream))
-        return SampledStep(rows, tokens, payload, self.device.record(self.stream))
+            codes = Written(self.pages.codes, self.device.record(self.stream))
+        end = self.device.record(self.stream)
+        return SampledStep(rows, tokens, PayloadHandoff(hidden, codes), None, end)  # type: ignore[arg-type]
 
     def _check_plan(self, plan: StepPlan) -> None:
         chunked = sum(chunk.length for chunk in plan.chunks)
@@ -125,7 +146,8 @@ class PaperRunner:
         for request in plan.requests:
             self._demand(not request.paused, f"{request.id} runs while it is paused")
             self._demand(not request.suspect or len(plan.requests) == 1, f"{request.id} is suspect and not alone")
-            self._demand(request.scheduled == len(request.outputs), f"{request.id} runs ahead of its tokens")
+            ahead = request.in_flight
+            self._demand(0 <= ahead < self._limits.max_in_flight, f"{request.id} runs {ahead} tokens ahead")
             self._demand(request.scheduled < request.max_tokens, f"{request.id} runs past its limit")
         for chunk in plan.chunks:
             end = chunk.start + chunk.length
@@ -140,17 +162,21 @@ class PaperRunner:
 
     def _place(self, request: ArRequest, plan: StepPlan, chunk: Chunk | None) -> None:
         """What the device knows of a row's blocks."""
-        table = self._tables
+        held = request.held_table
         if chunk is not None and chunk.first:
-            table[request.row_index] = request.held.blocks.tolist()
+            self._demand(not request.in_flight, f"{request.id} starts again while tokens of it are in flight")
+            self._rows[request.row_index] = PaperRow(held.blocks.tolist(), list(request.outputs))
+        table = self._rows[request.row_index].table
         for growth in plan.grown:
             if growth.request is request:
-                self._demand(len(table[request.row_index]) == growth.index, f"a gap in the table of {request.id}")
-                table[request.row_index].append(int(request.held.ids[growth.index]))
-        self._demand(table[request.row_index] == request.held.blocks.tolist(), f"{request.id}: the device's table")
+                self._demand(len(table) == growth.index, f"a gap in the table of {request.id}")
+                table.append(int(held.ids[growth.index]))
+        self._demand(table == held.blocks.tolist(), f"{request.id}: the device's table")
 
     def _fill(self, request: ArRequest, chunk: Chunk | None) -> None:
-        size, table = self._limits.block_size, request.held
+        if not self._rows[request.row_index].active:
+            return
+        size, table = self._limits.block_size, request.held_table
         start = request.computed
         end = start + (chunk.length if chunk else 1)
         ahead = self._talker and (chunk is None or chunk.last)
@@ -172,30 +198,38 @@ class PaperRunner:
 
     def _restore(self, request: ArRequest, slots: Sequence[int], first: int) -> None:
         saved, pages = request.saved_codes, self.pages.codes
-        if saved is None or pages is None or len(saved) != len(request.outputs):
+        if saved is None or pages is None or len(saved) < len(request.outputs):
             self._demand(False, f"{request.id}: frames of {len(request.outputs)} tokens are not there")
             return
         self._write(pages, slots, saved[first : first + len(slots)])
 
-    def _sample(self, request: ArRequest) -> tuple[int, int]:
+    def _sample(self, request: ArRequest) -> tuple[int, int, int]:
+        """Status, how many tokens, the token."""
+        row = self._rows[request.row_index]
+        if not row.active:
+            return RUNNING, 0, 0
         *_, last = self._marks(request)
         token = last % VOCAB
-        full = request.scheduled + 1 >= request.max_tokens
-        return token, STOPPED if token == STOP else FULL if full else RUNNING
+        row.outputs.append(token)
+        full = len(row.outputs) >= request.max_tokens
+        status = STOPPED if token == STOP else FULL if full else RUNNING
+        row.active = status == RUNNING
+        return status, 1, token
 
     def _write_frame(self, request: ArRequest, token: int) -> None:
         assert self.pages.codes is not None
-        *_, last = self._marks(request)
-        position = np.array([request.length + len(request.outputs)])
-        slots = request.held.slots(position, self._limits.block_size).tolist()
+        said = len(self._rows[request.row_index].outputs)
+        *_, last = self._marks(request, said - 1)
+        position = np.array([request.length + said - 1])
+        slots = request.held_table.slots(position, self._limits.block_size).tolist()
         self._write(self.pages.codes, slots, torch.tensor([frame_of(token, last)]))
 
     def _write(self, pages: Tensor, slots: Sequence[int], values: Tensor) -> None:
         self.device.launch(self.stream, write_rows, pages, torch.tensor(slots), values)
 
-    def _marks(self, request: ArRequest) -> Iterator[int]:
-        """Of its prompt and outputs."""
-        outputs = request.outputs
+    def _marks(self, request: ArRequest, said: int | None = None) -> Iterator[int]:
+        """Of its prompt and what it has said, or the first of that."""
+        outputs = self._rows[request.row_index].outputs[:said]
         texts = [int(request.step_column(index)[0]) for index in range(len(outputs))] if self._talker else []
         return marks(request.cache_salt, _prompt(request).columns[0].tolist(), outputs, texts)
 

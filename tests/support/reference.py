@@ -110,8 +110,8 @@ class Reference:
                 raise
             return text
 
-    def generate(self, chat: Chat) -> Answer:
-        """One run of the model's `generate`. Raises what that raises."""
+    def generate(self, chat: Chat, arguments: Mapping[str, Any] | None = None) -> Answer:
+        """One run of the model's `generate`. arguments: of it; None takes those of the chat's sampling. Raises what that raises."""
         inputs, speaks = self.inputs(chat), "audio" in chat.modalities
         prompt = inputs["input_ids"].shape[1]
         with ExitStack() as stack:
@@ -125,7 +125,7 @@ class Reference:
             recorded = stack.enter_context(self._recorded_codes())
             result = self.model.generate(
                 **inputs,
-                **sampling_arguments(chat, prompt),
+                **(sampling_arguments(chat, prompt) if arguments is None else arguments),
                 **self._stops(chat),
                 speaker=chat.voice or "ethan",
                 return_audio=speaks,

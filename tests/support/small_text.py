@@ -71,10 +71,12 @@ class SmallLayers(nn.Module):
 class SmallText(ArModel):
     """Embeddings, `SmallLayers`, a head."""
 
-    def __init__(self, vocab: int = 61, positions: int = 96, *, payload: bool = False) -> None:
+    def __init__(
+        self, vocab: int = 61, positions: int = 96, *, payload: bool = False, emits_tokens: bool = False
+    ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(vocab)
-        self.vocab, self.positions, self.payload = vocab, positions, payload
+        self.vocab, self.positions, self.payload, self.emits_tokens = vocab, positions, payload, emits_tokens
         self.embeddings = random_matrix(vocab, WIDTH, generator)
         self.layers = SmallLayers(positions, generator)
         self.head = random_matrix(vocab, WIDTH, generator)
@@ -93,6 +95,7 @@ class SmallText(ArModel):
             vocab_size=self.vocab,
             max_positions=self.positions,
             payload_width=WIDTH if self.payload else 0,
+            emits_tokens=self.emits_tokens,
         )
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:

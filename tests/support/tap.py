@@ -112,7 +112,8 @@ class TapWorker(MailboxWorker[_Tapped]):
 
 
 def _copy_frame(pages: Tensor, slots: NDArray[np.int64], host: list[Tensor]) -> None:
-    codes_1G = pages.flatten(0, 1).index_select(0, torch.from_numpy(slots).to(pages.device))
+    (slot,) = slots.tolist()  # a frame is one row, so its number need not go to the device
+    codes_1G = pages.flatten(0, 1)[slot : slot + 1]
     pinned_1G = torch.empty(codes_1G.shape, dtype=codes_1G.dtype, pin_memory=codes_1G.is_cuda)
     host.append(pinned_1G.copy_(codes_1G, non_blocking=True))
 

@@ -8,6 +8,7 @@ import numpy as np
 from omni import InputError
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import Chat, Prepared, TextDecoder, TextPart
+from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
 
@@ -25,6 +26,9 @@ class Utf8Decoder:
         return self._decoder.decode(b"", final=True)
 
 
+VOCABULARY = Vocabulary(tokens=tuple(bytes([byte]) for byte in range(256)), encode=lambda text: list(text.encode()))
+
+
 class ByteFrontend:
     """The texts of all messages, one after the other, as they are."""
 
@@ -32,6 +36,9 @@ class ByteFrontend:
 
     def text_decoder(self) -> TextDecoder:
         return Utf8Decoder()
+
+    def vocabulary(self) -> Vocabulary:
+        return VOCABULARY
 
     def prepare(self, chat: Chat) -> Prepared:
         parts = [part for message in chat.messages for part in message.content]

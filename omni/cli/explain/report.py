@@ -27,13 +27,14 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """connector: what carries the edge. why: it was chosen."""
+    """connector: what carries the edge. why: it was chosen. memory: where the consumer finds tensors, `"device"` or `"host"`."""
 
     producer: str
     consumer: str
     adapter: str
     keyed: bool
     credit: int
+    memory: str
     connector: str
     why: str
 
@@ -112,6 +113,7 @@ def _edges(target: Target) -> list[EdgeReport]:
                 adapter=edge.adapter,
                 keyed=edge.keyed,
                 credit=edge.credit,
+                memory=edge.memory,
                 connector=choice.name,
                 why=choice.why,
             )

@@ -45,8 +45,8 @@ def _stages(stages: list[StageReport]) -> Iterator[str]:
 
 def _connectors(report: Report) -> Iterator[str]:
     if report.edges:
-        rows = [(f"{edge.producer} -> {edge.consumer}", edge.connector, edge.why) for edge in report.edges]
-        yield from columns([("EDGE", "CONNECTOR", "WHY"), *rows])
+        rows = [(f"{edge.producer} -> {edge.consumer}", edge.connector, edge.memory, edge.why) for edge in report.edges]
+        yield from columns([("EDGE", "CONNECTOR", "MEMORY", "WHY"), *rows])
 
 
 def _memory(memory: MemoryReport) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from omni.device import SyncPoint, may_sync
 from omni.errors import ConfigError
 
 _AXES = 3
@@ -52,8 +53,9 @@ class RotaryEmbedding(nn.Module):
     def _place(self, device: torch.device) -> None:
         if self._frequency_F.device == device:
             return
-        self._frequency_F = self._frequency_F.to(device)
-        self._axis_F = None if self._axis_F is None else self._axis_F.to(device)
+        with may_sync(SyncPoint.TABLES):
+            self._frequency_F = self._frequency_F.to(device)
+            self._axis_F = None if self._axis_F is None else self._axis_F.to(device)
 
 
 def apply_rotary(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:

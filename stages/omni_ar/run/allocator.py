@@ -98,9 +98,8 @@ class Allocator:
 
     def grow(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[Growth, ...] | None:
         """Blocks for the request's next decode step. None if there is no room."""
-        table = request.table
-        assert table is not None
-        if self.blocks_for(request.computed + 1 + self._ahead) <= table.count:
+        table = request.held_table
+        if request.computed + 1 + self._ahead <= table.count * self._size:
             return ()
         if not self._make_room(1, victims, 0):
             return None
@@ -116,7 +115,7 @@ class Allocator:
         if self._pool.blank < 2 * len(requests):
             return grown
         for request in requests:
-            table = request.held
+            table = request.held_table
             soon = min(request.computed + self._size, request.length + request.max_tokens)
             if self.blocks_for(soon) > table.count:
                 table.append(self._pool.allocate(1)[0])
@@ -124,15 +123,16 @@ class Allocator:
         return grown
 
     def evict(self, request: ArRequest) -> bool:
-        """Takes the request's blocks away; it will run again from its beginning. Returns False if that is not possible now."""
-        table = request.table
-        assert table is not None
-        if table.payloads:
-            return False
-        if self._code_pages is not None and request.outputs and request.saved_codes is None:
+        """Takes the request's blocks away; it will run again from its beginning. Returns False if that is not possible now.
+
+        Its steps in flight go on in the old blocks, which are free after them.
+        """
+        table = request.held_table
+        if self._code_pages is not None and request.scheduled and request.saved_codes is None:
             if not self._spiller.ready:
                 return False
-            positions = request.length + np.arange(len(request.outputs))
+            # Of the tokens in flight too: they will be confirmed before the request starts again.
+            positions = request.length + np.arange(request.scheduled)
             try:
                 request.saved_codes = self._spiller.save(self._code_pages, table.slots(positions, self._size))
             except Exception as error:
@@ -149,25 +149,30 @@ class Allocator:
             self._note_hidden(chunk)
         if self._prefix_cache:
             for request in plan.requests:
+                if request.computed // self._size <= request.published:
+                    continue  # no block more than before, as in most steps
                 try:
                     self._publish(request)
                 except Exception as error:
                     self.failures.append((request.id, "caching its prefix", error))
 
     def _match(self, request: ArRequest) -> list[int]:
-        if not self._prefix_cache:
-            return []
-        assert request.prompt is not None
-        if request.keys is None:
-            request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._ids_say_all)
+        if not self._prefix_cache or request.scores_prompt:
+            return []  # a position that is not run gives no log-probabilities
         # The newest token is run in any case: what comes after it is sampled from its hidden state.
-        keys = request.keys.first((request.target - 1) // self._size, request.outputs)
+        keys = self._keys(request).first((request.target - 1) // self._size, request.outputs)
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
+
+    def _keys(self, request: ArRequest) -> PrefixKeys:
+        if request.keys is None:
+            assert request.prompt is not None
+            request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._ids_say_all)
+        return request.keys
 
     def _make_room(self, need: int, victims: Sequence[ArRequest], headroom: int) -> bool:
         if self._pool.available >= need + headroom:
             return True
-        tables = [*self._reclaimer.tables, *(victim.held for victim in victims)]
+        tables = [*self._reclaimer.tables, *(victim.held_table for victim in victims)]
         if self._pool.available + self._pool.sole(table.blocks for table in tables) < need + headroom:
             return False
         left = list(reversed(victims))
@@ -190,19 +195,16 @@ class Allocator:
         if not request.wants_hidden:
             return
         assert request.prompt is not None
-        assert request.table is not None
         positions = request.prompt.payload_positions
         first, last = np.searchsorted(positions, (chunk.start, chunk.start + chunk.length))
         for position in positions[first:last].tolist():
-            self._pool.store(int(request.table.ids[position // self._size]), 1 << position % self._size)
+            self._pool.store(int(request.held_table.ids[position // self._size]), 1 << position % self._size)
 
     def _publish(self, request: ArRequest) -> None:
         full = min(request.computed, request.length + len(request.outputs)) // self._size
         if full <= request.published:
             return
-        assert request.keys is not None
-        assert request.table is not None
-        keys = request.keys.first(full, request.outputs)
+        keys = self._keys(request).first(full, request.outputs)
         for index in range(request.published, len(keys)):
-            self._pool.publish(int(request.table.ids[index]), keys[index])
+            self._pool.publish(int(request.held_table.ids[index]), keys[index])
         request.published = full

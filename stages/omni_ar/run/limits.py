@@ -1,16 +1,13 @@
 """Sizes that a stage fixes at start."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni.errors import ConfigError
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
-
-MAX_STOP_IDS = 16
-"""Stop ids that a row has room for."""
-
-MAX_SUPPRESSED_IDS = 4096
-"""Suppressed ids that a request may name."""
+from omni_ar.processors import NamedProcessor
+from omni_ar.sampling import edit_words, start_words
 
 MAX_STARTS = 8
 """Rows that one step sets up: what a start uploads is bounded by it."""
@@ -22,7 +19,8 @@ _DEFAULT_MODEL_LEN = 8192
 class Limits:
     """rows: requests at once. max_blocks: blocks of one request at most. max_num_batched_tokens: token budget of a step.
 
-    step_tokens: tokens of one step at most. upload_words: int64 words that one step's packed inputs take at most.
+    step_tokens: tokens of one step at most. step_ids: tokens that one step may give a row: one, and as many more as are drafted.
+    ring: steps whose handoffs have memory of their own. upload_words: int64 words that one step's packed inputs take at most.
     """
 
     rows: int
@@ -30,11 +28,18 @@ class Limits:
     block_size: int
     max_blocks: int
     max_num_batched_tokens: int
+    max_in_flight: int
     step_tokens: int
     upload_words: int
+    step_ids: int = 1
+
+    @property
+    def ring(self) -> int:
+        # One more than may be unread, for the step that is being launched.
+        return self.max_in_flight + 1
 
     @classmethod
-    def of(cls, stage: str, options: ArOptions, shape: ArShape) -> "Limits":
+    def of(cls, stage: str, options: ArOptions, shape: ArShape, processors: Sequence[NamedProcessor] = ()) -> "Limits":
         """Raises ConfigError for a length that the model was not made for."""
         length = options.max_model_len or min(shape.max_positions, _DEFAULT_MODEL_LEN)
         if length > shape.max_positions:
@@ -42,11 +47,14 @@ class Limits:
             raise ConfigError(f"{stage}.max_model_len", problem, "lower it")
         rows, size, budget = options.max_num_seqs, options.block_size, options.max_num_batched_tokens
         max_blocks = -(-length // size)
-        # Per token of a chunk: columns or step columns, positions, id, slot, segment index, payload index and slot.
-        per_token = len(shape.prompt_columns) + len(shape.step_columns) + shape.position_axes + 5
-        # Per row that decodes: row, last, advance, step columns, a block's place and number.
-        per_row = 5 + len(shape.step_columns)
-        # Per row that starts: settings, stop ids, blocks, and pairs of row and id, suppressed or penalised.
-        per_start = 16 + MAX_STOP_IDS + max_blocks + 2 * (MAX_SUPPRESSED_IDS + 2 * length)
-        words = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * min(rows, MAX_STARTS)
-        return cls(rows, length, size, max_blocks, budget, rows + budget, words)
+        # Per token of a chunk: columns or step columns, positions, id, slot, segment index, payload index and slot; and, to be
+        # scored, its index and the id after it.
+        per_token = len(shape.prompt_columns) + len(shape.step_columns) + shape.position_axes + 7
+        # Per row that decodes: row, last, advance, step columns, a block's place and number, payload index and slot.
+        per_row = 7 + len(shape.step_columns)
+        # Per row that starts: its row, words and blocks, and what sampling sets up.
+        per_start = 16 + max_blocks + start_words(shape.vocab_size, length, processors)
+        starts = min(rows, MAX_STARTS)
+        words = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * starts
+        words += edit_words(shape.vocab_size, rows)
+        return cls(rows, length, size, max_blocks, budget, options.max_in_flight, rows + budget, words)

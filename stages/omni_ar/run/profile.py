@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from omni.sampling_params import SamplingParams
+from omni.sampling_params import MAX_LOGPROBS, SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
+from omni_ar.options import GREEDY
 from omni_ar.run.blocks import NULL_BLOCK, BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import Chunk, StepPlan
@@ -13,9 +14,22 @@ from omni_ar.run.rows import Row
 from omni_ar.run.runner import Runner
 
 _SAMPLING = SamplingParams(
-    temperature=1.0, top_k=2, top_p=0.5, repetition_penalty=2.0, seed=0, stop_token_ids=(), suppress_token_ids=(0,)
-)
-"""Everything that sampling can be asked for."""
+    temperature=1.0,
+    top_k=2,
+    top_p=0.5,
+    min_p=0.1,
+    repetition_penalty=2.0,
+    frequency_penalty=1.0,
+    presence_penalty=1.0,
+    logit_bias={0: 1.0},
+    seed=0,
+    min_tokens=1,
+    suppress_token_ids=(0,),
+    bad_words_ids=((0, 0),),
+    logprobs=MAX_LOGPROBS,
+    prompt_logprobs=MAX_LOGPROBS,
+).over(GREEDY)
+"""Everything that sampling can be asked for, but what is proportional to nothing that is large."""
 
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:

@@ -1,5 +1,7 @@
 """What the host knows of one request at one stage."""
 
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,8 +10,9 @@ from torch import Tensor
 
 from omni.device import COMPLETED, Event
 from omni.errors import InputError
+from omni.rules import Guide, LogitsEdit, StopMatcher
 from omni.sampling_params import SamplingParams
-from omni.stage import Lease
+from omni.stage import Lease, Produced
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.run.blocks import BlockTable, PrefixKeys
 from omni_ar.run.rows import Row
@@ -32,12 +35,29 @@ class ReadySegment:
             self.lease.release(self.gathered if after is COMPLETED else after)
 
 
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A token that the host knows of, and the messages that give it out."""
+
+    token: int
+    messages: tuple[Produced, ...]
+
+
 @dataclass(slots=True, eq=False)
 class ArRequest:
     """A request from `Open` to its end.
 
-    Its tokens are the prompt's, then the generated ones. `computed` of them are in the KV cache, counting launched steps. A request
-    that starts, or starts again after it was preempted, runs up to `target`, where it samples; from there on it decodes.
+    Its tokens are the prompt's, then the generated ones. The host counts what it knows, and what it has launched:
+
+    | count | of |
+    |---|---|
+    | `computed` | tokens in the KV cache once the launched steps are over; a bound, since the device may have stopped the row |
+    | `outputs` | generated tokens that are confirmed |
+    | `in_flight` | generated tokens of launched steps that are not confirmed yet |
+    | stale | tokens of launched steps that nobody will take, since the request is over (the stage's `stale_tokens`) |
+
+    A request that starts, or starts again after it was preempted, runs up to `target`, where it samples; from there on it decodes.
+    It starts again when nothing of it is in flight, so every token is delivered once.
     """
 
     id: str
@@ -45,6 +65,13 @@ class ArRequest:
     open_sources: set[str]
     rank: tuple[int, ...] = ()
     cache_salt: str = ""
+    sample_index: int = 0
+    params: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Of the logits processors that it uses on the device."""
+    stops: StopMatcher | None = None
+    guides: tuple[Guide, ...] = ()
+    edit: LogitsEdit | None = None
+    """Of a guided request: what is to be done to the logits of its next token; None while that is not known."""
     prompt: Prompt | None = None
     segments: dict[tuple[str, int], ReadySegment] = field(default_factory=dict)
     """Kept to the end: a preempted request runs its prompt again."""
@@ -72,6 +99,18 @@ class ArRequest:
     """Confirmed tokens; the device alone knows more."""
     scheduled: int = 0
     """Generated tokens whose step has been launched."""
+    unread: int = 0
+    """Steps in flight: launched, and the host does not know yet what they gave."""
+    newest_step: int = 0
+    """Number of the last step that it was part of."""
+    held: deque["Confirmed"] = field(default_factory=deque)
+    """Tokens at the end that may be part of a stop string, each with all that it produces."""
+    scored: int = 0
+    """Prompt positions from the beginning whose next token's log-probability has been computed, or was not asked for."""
+    unread_scores: int = 0
+    """Launched steps whose log-probabilities the host has not read."""
+    ending: tuple[str, tuple[int, ...]] | None = None
+    """Why it is over, and which tokens nobody gets: all that is missing are log-probabilities."""
     saved_codes: Tensor | None = None
     """Of a preempted request: the frames of its generated tokens, `[len(outputs), G]`."""
     lost: bool = False
@@ -96,10 +135,31 @@ class ArRequest:
         return self.row.index
 
     @property
-    def held(self) -> BlockTable:
+    def held_table(self) -> BlockTable:
         """The table of a request that runs."""
         assert self.table is not None
         return self.table
+
+    @property
+    def in_flight(self) -> int:
+        """Generated tokens that launched steps will give, unless the device stopped the row."""
+        return self.scheduled - len(self.outputs)
+
+    @property
+    def guided(self) -> bool:
+        """Whether each token depends on what the host says about the ones before."""
+        return bool(self.guides)
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether steps that it is part of have log-probabilities to give."""
+        asked = self.sampling
+        return asked.logprobs is not None or self.scores_prompt
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed."""
+        return self.sampling.prompt_logprobs is not None and self.scored < self.length - 1
 
     @property
     def wants_hidden(self) -> bool:
@@ -130,6 +190,8 @@ class ArRequest:
     def can_step(self, conditioned: bool) -> bool:
         """Whether the step after the newest token could run: below the limit, and conditioned if the model wants that."""
         if self.lost or self.scheduled >= self.max_tokens:
+            return False
+        if self.guides and (self.unread or self.edit is None):
             return False
         return not conditioned or self.step_pad is not None or self.scheduled - 1 < len(self.step_columns)
 

@@ -6,33 +6,108 @@ import msgspec
 
 from omni.errors import InputError
 from omni.sampling_params import SamplingParams
-from omni_ar.run.limits import MAX_STOP_IDS, MAX_SUPPRESSED_IDS
+from omni_ar.options import GREEDY
+from omni_ar.processors import ProcessorRegistry
+from omni_ar.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS
+
+Ids = tuple[int, ...]
 
 
 def resolve_sampling(asked: SamplingParams, own: SamplingParams, stage: str, vocab_size: int) -> SamplingParams:
-    """Every field set: what is asked for, over the stage's own. Raises InputError naming the field."""
-    sampling = msgspec.structs.replace(
-        asked.over(own),
-        # A request adds ids to the stage's own: it cannot make a stage run on past its end or say what it has no sound for.
-        stop_token_ids=_united(own.stop_token_ids, asked.stop_token_ids),
+    """What is asked for, over the stage's own, with every number set. Raises InputError naming the field.
+
+    `stop`, `structured` and texts in `bad_words` are the front end's: the first two reach a stage as `HostRules`, the last as ids.
+    """
+    sampling = _resolved(asked, own)
+    _check(sampling, f"sampling.{stage}", vocab_size)
+    return sampling if sampling.seed is not None else msgspec.structs.replace(sampling, seed=secrets.randbits(63))
+
+
+def check_sampling(
+    asked: SamplingParams, own: SamplingParams, field: str, vocab_size: int, processors: ProcessorRegistry
+) -> None:
+    """Raises InputError, naming `field` and the parameter, for what a stage of its own defaults `own` could never do.
+
+    A pure function, for any thread. Raises PluginError for a logits processor that could not be loaded.
+    """
+    sampling = _resolved(asked, own)
+    _check(sampling, field, vocab_size)
+    processors.check(sampling.processors, f"{field}.processors")
+
+
+def _resolved(asked: SamplingParams, own: SamplingParams) -> SamplingParams:
+    sampling = asked.over(own).over(GREEDY)
+    return msgspec.structs.replace(
+        sampling,
+        # A request adds ids to the stage's own: it cannot make a stage say what it has no sound for, and it makes one run on past
+        # its end only by saying so.
+        stop_token_ids=_united(() if sampling.ignore_eos else own.stop_token_ids, asked.stop_token_ids),
         suppress_token_ids=_united(own.suppress_token_ids, asked.suppress_token_ids),
     )
-    if sampling.seed is None:
-        sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-    stops, suppressed = sampling.stop_token_ids or (), sampling.suppress_token_ids or ()
-    _check_ids(f"sampling.{stage}.stop_token_ids", stops, MAX_STOP_IDS, vocab_size)
-    _check_ids(f"sampling.{stage}.suppress_token_ids", suppressed, MAX_SUPPRESSED_IDS, vocab_size)
-    if len(suppressed) >= vocab_size:
-        raise InputError(f"sampling.{stage}.suppress_token_ids", "leave nothing to say", "suppress fewer ids")
-    return sampling
 
 
-def _check_ids(field: str, ids: tuple[int, ...], most: int, vocab_size: int) -> None:
-    if len(ids) > most:
-        raise InputError(field, f"are {len(ids)} ids, the stage's own included", f"use at most {most} in all")
-    if ids and max(ids) >= vocab_size:
-        raise InputError(field, f"{max(ids)} is not in the vocabulary", f"use ids below {vocab_size}")
-
-
-def _united(own: tuple[int, ...] | None, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+def _united(own: Ids | None, asked: Ids | None) -> Ids:
     return tuple(dict.fromkeys((*(own or ()), *(asked or ()))))
+
+
+def _check(sampling: SamplingParams, field: str, vocab_size: int) -> None:
+    _check_ids(sampling, field, vocab_size)
+    _check_room(sampling, field)
+    if sampling.bad_words:
+        raise InputError(f"{field}.bad_words", "are texts, and this stage knows ids only", "use bad_words_ids")
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and count > vocab_size:
+            raise InputError(f"{field}.{name}", f"{count} is more than the vocabulary has", f"use at most {vocab_size}")
+    least, most = sampling.min_tokens or 0, sampling.max_tokens
+    if most is not None and least > most:
+        problem = f"{least} is more than max_tokens, {most}"
+        raise InputError(f"{field}.min_tokens", problem, "lower it or raise max_tokens")
+    _check_choice(sampling, field, vocab_size)
+
+
+def _check_ids(sampling: SamplingParams, field: str, vocab_size: int) -> None:
+    for name, ids in (
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("suppress_token_ids", sampling.suppress_token_ids),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("logit_bias", sampling.logit_bias),
+        ("bad_words_ids", [i for word in sampling.bad_words_ids or () for i in word]),
+    ):
+        last = max(ids or (), default=-1)
+        if last >= vocab_size:
+            raise InputError(f"{field}.{name}", f"{last} is not in the vocabulary", f"use ids below {vocab_size}")
+
+
+def _check_room(sampling: SamplingParams, field: str) -> None:
+    stops, biased = len(sampling.stop_token_ids or ()), len(sampling.logit_bias or ())
+    words = sampling.bad_words_ids or ()
+    longest = max(map(len, words), default=0)
+    for name, count, most, problem, what in (
+        ("stop_token_ids", stops, MAX_STOP_IDS, f"are {stops} ids, the stage's own included", "in all"),
+        ("logit_bias", biased, MAX_BIASED_IDS, f"names {biased} ids", "ids"),
+        ("bad_words_ids", len(words), MAX_BAD_WORDS, f"are {len(words)} words", "words"),
+        ("bad_words_ids", longest, MAX_BAD_WORD_LENGTH, f"have a word of {longest} ids", "ids a word"),
+    ):
+        if count > most:
+            raise InputError(f"{field}.{name}", problem, f"use at most {most} {what}")
+
+
+def _check_choice(sampling: SamplingParams, field: str, vocab_size: int) -> None:
+    """Whether there is an id that may come first."""
+    allowed, suppressed = sampling.allowed_token_ids, set(sampling.suppress_token_ids or ())
+    left = set(allowed) - suppressed if allowed else None
+    if left == set():
+        raise InputError(f"{field}.allowed_token_ids", "are all suppressed too", "allow an id that is not suppressed")
+    if len(suppressed) >= vocab_size:
+        raise InputError(f"{field}.suppress_token_ids", "leave nothing to say", "suppress fewer ids")
+    suppressed.update(word[0] for word in sampling.bad_words_ids or () if len(word) == 1)
+    if _nothing_left(left, suppressed, vocab_size):
+        raise InputError(f"{field}.bad_words_ids", "leave nothing to say", "remove words of one id")
+    suppressed.update(sampling.stop_token_ids or () if sampling.min_tokens else ())
+    if _nothing_left(left, suppressed, vocab_size):
+        problem = f"{sampling.min_tokens} leaves nothing to say before it but what ends the text"
+        raise InputError(f"{field}.min_tokens", problem, "use 0 or rule fewer ids out")
+
+
+def _nothing_left(allowed: set[int] | None, suppressed: set[int], vocab_size: int) -> bool:
+    return len(suppressed) >= vocab_size if allowed is None else allowed <= suppressed

@@ -18,10 +18,13 @@ class Scheduler:
     waiting request takes them from paused ones only. So whoever has the lowest rank always gets on, and all others after it.
     """
 
-    def __init__(self, allocator: Allocator, limits: Limits, conditioned: bool) -> None:
+    def __init__(self, allocator: Allocator, limits: Limits, conditioned: bool, lag: int = 1) -> None:
+        """lag: `TokenSource.lag`, how many steps after its last one a row may be in one again."""
         self._allocator = allocator
         self._limits = limits
         self._conditioned = conditioned
+        self._lag = lag
+        self._can_score = True
         self._waiting = WaitingQueue()
         self._returning = WaitingQueue()
         """Requests that wait and have a row: where there is none left, those without one must not hold them up."""
@@ -58,7 +61,7 @@ class Scheduler:
         self._enqueue(request)
 
     def wake(self, request: ArRequest) -> None:
-        """What the request waited for, conditioning or a consumer, may have come."""
+        """What the request waited for (conditioning, a consumer, its tokens, its guides) may have come."""
         if request in self._parked:
             self._parked.discard(request)
             self._enqueue(request)
@@ -80,8 +83,9 @@ class Scheduler:
                 self._suspects.append(request)
             self._faulty.append(request)
 
-    def plan(self) -> StepPlan | None:
-        """What can run now, or None."""
+    def plan(self, can_score: bool = True) -> StepPlan | None:
+        """What can run now, or None. can_score: whether the step may be asked for log-probabilities; requests that ask wait."""
+        self._can_score = can_score
         self._faulty = [request for request in self._faulty if not self._allocator.evict(request)]
         suspects = sorted(self._ready_suspects(), key=_rank)
         # Suspects and the others take turns, and whoever cannot use theirs leaves it to the next.
@@ -95,15 +99,22 @@ class Scheduler:
 
     def launched(self, plan: StepPlan) -> None:
         """The plan's step is on the device."""
+        step = plan.step
         for request in plan.decodes:
             request.computed += 1
             request.scheduled += 1
+            request.edit = None
+            request.newest_step = step
         for chunk in plan.chunks:
             request = chunk.request
             request.row_ready = True
             request.computed += chunk.length
+            request.newest_step = step
+            if not chunk.replay:
+                request.scored = max(request.scored, min(chunk.start + chunk.length, request.length - 1))
             if chunk.last:
                 request.scheduled += 1
+                request.edit = None
                 request.saved_codes = None
                 if request.suspect:
                     request.suspect = False
@@ -126,6 +137,8 @@ class Scheduler:
         for request in tuple(self._running):
             if not request.decoding or not self._may_run(request, alone) or not request.can_step(self._conditioned):
                 continue
+            if self._lag > 1 and request.unread and self._steps + 1 < request.newest_step + self._lag:
+                continue  # its newest token is not there yet
             growth = self._allocator.grow(request, ())
             if growth is None:
                 growth = self._allocator.grow(request, self._victims(request))
@@ -155,7 +168,7 @@ class Scheduler:
     def _start(self, alone: ArRequest | None) -> ArRequest | None:
         """Seats who is next, if there is room."""
         request = self._next_waiting() if alone is None else alone if alone.table is None else None
-        if request is None or self._passes_over_suspect(request):
+        if request is None or self._passes_over_suspect(request) or self._waits_for_scores(request):
             return None
         paused = [other for other in reversed(self._running) if other.paused and _evictable(other)]
         headroom = sum(other.decoding and not other.paused for other in self._running)
@@ -196,11 +209,18 @@ class Scheduler:
     def _ready_suspects(self) -> list[ArRequest]:
         return [request for request in self._suspects if request not in self._faulty and self._may_start(request)]
 
+    def _waits_for_scores(self, request: ArRequest) -> bool:
+        """Whether the step would have log-probabilities to give, and there is no room for them now."""
+        return not self._can_score and request.wants_scores
+
     def _may_run(self, request: ArRequest, alone: ArRequest | None) -> bool:
-        return not request.paused and (request is alone if alone is not None else not request.suspect)
+        if request.paused or self._waits_for_scores(request):
+            return False
+        return request is alone if alone is not None else not request.suspect
 
     def _may_start(self, request: ArRequest) -> bool:
-        return not request.paused and request.can_step(self._conditioned)
+        # What is in flight of a preempted request is confirmed first: it starts again behind that, and no token comes twice.
+        return not request.paused and not request.unread and request.can_step(self._conditioned)
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
         """Who gives way to the request, the first first."""
@@ -221,7 +241,7 @@ def _rank(request: ArRequest) -> tuple[int, ...]:
 
 
 def _evictable(request: ArRequest) -> bool:
-    return request.table is not None and not request.table.payloads
+    return request.table is not None
 
 
 def _next_chunk(request: ArRequest, budget: int) -> Chunk:

@@ -4,96 +4,126 @@
 |---|---|---|
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
 | `StepBuffers` | phases of one step | later phases of that step, same stream |
-| `StepBuffers.handoff[step % ring]` | `sample_rows` | the token copy, on the copy stream; rewritten `ring` steps later |
+| `StepBuffers.hidden[step % ring]` | `run_forward` | `sample_tokens` of that step |
+| `RowState.handoff[counter % ring]` | `accept_tokens` | the token copy, on its own stream; rewritten `ring` steps later |
+| `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `code_pages` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from omni.device import Device
+from omni.sampling_params import MAX_LOGPROBS
 from omni_ar.model import ArModel, CodecModel
-from omni_ar.run.limits import MAX_STOP_IDS, Limits
+from omni_ar.processors import NamedProcessor
+from omni_ar.run.limits import Limits
 from omni_ar.sampling import SamplingState
 
-RUNNING, STOPPED, FULL = 0, 1, 2
-"""Status of a row after a token: goes on, hit a stop id, reached its token limit."""
+RUNNING, STOPPED, FULL = range(3)
+"""Status of a row after a token: goes on, hit a stop id, reached its token limit. It means nothing for a row without a token."""
+
+IMPOSSIBLE = -1
+"""The id of a row for which no id was possible."""
+
+LAST, LENGTH, DELTA, OUTPUTS, LIMIT, ACTIVE, GENERATION = range(7)
+"""Columns of `RowState.words`."""
+
+_COLUMNS = 8
+
+SCORE_WORDS = 1 + 2 * (1 + MAX_LOGPROBS)
+"""int64 words of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowState:
     """Per-row state; the first dimension is the row, N in all.
 
-    last_sampled: newest token. lengths: tokens in the KV cache. position_delta: rotary position minus length.
-    num_outputs, limits: generated tokens, and how many there may be. next_codes: the codes' part of the next input embedding.
+    words: int64 `[N, 8]`, so that a phase gathers all it needs of its rows at once. By column: the newest token, tokens in the KV
+    cache, rotary position minus length, generated tokens, how many there may be, whether the row still runs, its generation.
+    next_codes: the codes' part of the next input embedding.
+    handoff: int64 `[ring, N, 2 + K]`: status, how many tokens, and the tokens, of the steps that are in flight.
+    counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
     """
 
-    last_sampled: Tensor
-    lengths: Tensor
-    position_delta: Tensor
-    num_outputs: Tensor
-    limits: Tensor
-    active: Tensor
-    stop_ids: Tensor
+    words: Tensor
     block_table: Tensor
     next_codes: Tensor
+    handoff: Tensor
+    counter: Tensor
     sampling: SamplingState
-    true: Tensor
     ones: Tensor
     counting: Tensor
 
     @classmethod
-    def allocate(cls, device: Device, model: ArModel, rows: int, max_blocks: int, dtype: torch.dtype) -> "RowState":
-        def words(*shape: int) -> Tensor:
-            return device.zeros(shape, torch.int64)
-
+    def allocate(
+        cls,
+        device: Device,
+        model: ArModel,
+        limits: Limits,
+        dtype: torch.dtype,
+        processors: Sequence[NamedProcessor] = (),
+    ) -> "RowState":
+        rows = limits.rows
         return cls(
-            last_sampled=words(rows),
-            lengths=words(rows),
-            position_delta=words(rows),
-            num_outputs=words(rows),
-            limits=words(rows),
-            active=device.zeros((rows,), torch.bool),
-            stop_ids=words(rows, MAX_STOP_IDS),
-            block_table=words(rows, max_blocks),
+            words=device.zeros((rows, _COLUMNS), torch.int64),
+            block_table=device.zeros((rows, limits.max_blocks), torch.int64),
             next_codes=device.zeros((rows, next_width(model)), dtype),
-            sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size),
-            true=device.ones((1,), torch.bool),
+            handoff=device.zeros((limits.ring, rows, 2 + limits.step_ids), torch.int64),
+            counter=device.zeros((1,), torch.int64),
+            sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),
             ones=device.ones((rows,), torch.int64),
             counting=device.arange(rows),
         )
 
+    def column(self, index: int) -> Tensor:
+        """One of `words`, a view `[N]`."""
+        return self.words[:, index]
+
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """What phases of one step hand to each other. N rows, P rotary axes, `tokens` the most that one step may have."""
+    """What phases of one step hand to each other. N rows, K ids of a row, P rotary axes, `tokens` the most that one step may have.
+
+    accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[ring, N, D]`. scored_TD:
+    hidden states of prompt tokens to be scored.
+    scores: int64 `[ring, tokens, SCORE_WORDS]`.
+    """
 
     ids_N: Tensor
     lengths_N: Tensor
     table_NM: Tensor
     positions_PT: Tensor
     slots_T: Tensor
-    hidden_ND: Tensor
+    hidden: Tensor
+    scored_TD: Tensor
     logits_NV: Tensor
     codes_ND: Tensor
-    handoff: Tensor
-    """int64 `[ring, N, 2]`: sampled id and status."""
+    accepted_NW: Tensor
+    scores: Tensor
 
     @classmethod
-    def allocate(cls, device: Device, model: ArModel, limits: Limits, ring: int, dtype: torch.dtype) -> "StepBuffers":
-        shape, rows = model.shape, limits.rows
+    def allocate(cls, device: Device, model: ArModel, limits: Limits, dtype: torch.dtype) -> "StepBuffers":
+        shape, rows, tokens = model.shape, limits.rows, limits.step_tokens
+
+        def words(*size: int) -> Tensor:
+            return device.zeros(size, torch.int64)
+
         return cls(
-            ids_N=device.zeros((rows,), torch.int64),
-            lengths_N=device.zeros((rows,), torch.int64),
-            table_NM=device.zeros((rows, limits.max_blocks), torch.int64),
-            positions_PT=device.zeros((shape.position_axes, limits.step_tokens), torch.int64),
-            slots_T=device.zeros((limits.step_tokens,), torch.int64),
-            hidden_ND=device.zeros((rows, shape.hidden_width), dtype),
+            ids_N=words(rows),
+            lengths_N=words(rows),
+            table_NM=words(rows, limits.max_blocks),
+            positions_PT=words(shape.position_axes, tokens),
+            slots_T=words(tokens),
+            hidden=device.zeros((limits.ring, rows, shape.hidden_width), dtype),
+            scored_TD=device.zeros((limits.max_num_batched_tokens, shape.hidden_width), dtype),
             logits_NV=device.zeros((rows, shape.vocab_size), torch.float32),
             codes_ND=device.zeros((rows, next_width(model)), dtype),
-            handoff=device.zeros((ring, rows, 2), torch.int64),
+            accepted_NW=words(rows, 2 + limits.step_ids),
+            scores=words(limits.ring, tokens, SCORE_WORDS),
         )
 
 

@@ -1,8 +1,8 @@
 """Records of one step. Immutable: deferred work reads these, and of a request only what its opening fixed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -11,11 +11,10 @@ from omni.device import Event, HostSlot
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row
-from omni_ar.sampling import SamplingFlags
+from omni_ar.sampling import SamplingFlags, StepEdits
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(msgspec.Struct, frozen=True):
     """A request as this step saw it. index: which of its output tokens this step samples, from 0. emits_hidden: the hidden
     states of its prompt are complete with this step, and wanted."""
 
@@ -28,20 +27,30 @@ class Scheduled:
 
 def snapshot(request: ArRequest) -> Scheduled:
     """The request as the step being planned sees it."""
-    assert request.row is not None
-    return Scheduled(request, request.row, request.held, request.scheduled, request.wants_hidden)
+    row, table = request.row, request.table
+    assert row is not None
+    assert table is not None
+    return Scheduled(request, row, table, request.scheduled, request.wants_hidden)
 
 
-def flags_of(requests: Sequence[ArRequest]) -> SamplingFlags:
-    """What sampling work these requests need."""
-    params = [request.sampling for request in requests]
-    return SamplingFlags(
-        any_random=any(p.temperature != 0 for p in params),
-        any_top_k=any(p.top_k != 0 for p in params),
-        any_top_p=any(p.top_p != 1 for p in params),
-        any_penalty=any(p.repetition_penalty != 1 for p in params),
-        any_suppressed=any(p.suppress_token_ids for p in params),
-    )
+@dataclass(frozen=True, slots=True)
+class ScoredChunk:
+    """Prompt tokens of one request that a step scores. first: index of the first in the prompt; start: among the step's."""
+
+    request: ArRequest
+    first: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What a step needs to score prompt tokens. hidden_sD: the states before them, ids_s: the tokens. count: likeliest ids each."""
+
+    chunks: tuple[ScoredChunk, ...]
+    hidden_sD: Tensor
+    ids_s: Tensor
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +58,18 @@ class StepContext:
     """What `execute_model` leaves for `sample_tokens`: nothing about a step lives anywhere else between the two.
 
     rows: those that are sampled, perhaps none: the step may hold nothing but chunks that do not reach their prompt's end.
+    written: the hidden states that the step stores for consumers are in their pages; None if it stores none.
     """
 
     step: int
     rows: tuple[Scheduled, ...]
     rows_R: Tensor
     advance_R: Tensor
+    hidden_RD: Tensor
     flags: SamplingFlags
+    edits: StepEdits | None
+    prompt_scores: PromptScores | None
+    written: Event | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +80,53 @@ class TokenHandoff:
     ready: Event
 
     def read(self, count: int) -> NDArray[np.int64]:
-        """int64 `[count, 2]`: id and status of each row. Only once `ready` is done."""
+        """int64 `[count, 2 + K]` of each row: status, how many tokens, the tokens. Only once `ready` is done."""
         return self.host.read()[:count].view(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadHandoff:
-    """The deferred handoff: pages written by this step, complete when `ready` is done. Shares nothing with the token handoff."""
+class Written:
+    """Pages that a step has written, complete when `ready` is done."""
 
-    hidden: Tensor | None
-    codes: Tensor | None
+    pages: Tensor
     ready: Event
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadHandoff:
+    """The deferred handoff: where this step's hidden states and frames are. Shares nothing with the token handoff."""
+
+    hidden: Written | None
+    codes: Written | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreHandoff:
+    """The third handoff: log-probabilities, of `rows` sampled tokens and then of prompt tokens.
+
+    count, prompt_count: likeliest ids of each of the two. requests: those that asked for any of it, each once.
+    """
+
+    host: HostSlot
+    ready: Event
+    rows: int
+    count: int
+    chunks: tuple[ScoredChunk, ...]
+    prompt_count: int
+    requests: tuple[ArRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A launched step. end: nothing of it is left to run."""
+    """A launched step. tokens: None if it sampled nothing. end: nothing of it is left to run."""
 
     rows: tuple[Scheduled, ...]
-    tokens: TokenHandoff
-    payload: PayloadHandoff | None
+    tokens: TokenHandoff | None
+    payload: PayloadHandoff
+    scores: ScoreHandoff | None
     end: Event
+
+    @property
+    def sampled(self) -> Event:
+        """Done when the host can learn what the step sampled."""
+        return self.tokens.ready if self.tokens is not None else self.end

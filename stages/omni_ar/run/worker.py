@@ -2,62 +2,52 @@
 
 import itertools
 import logging
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
-
-from omni.chunks import TokenChunk
-from omni.device import COMPLETED, Event
+from omni.device import COMPLETED
 from omni.errors import InputError, StageError
-from omni.payload import PageSlice, Payload
-from omni.stage import Failed, Feed, MailboxWorker, Open, Produced, StageUsage, release
-from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs
+from omni.sampling_params import SamplingParams
+from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage, release
+from omni_ar.inputs import Prompt, Segment, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import GREEDY, ArOptions
+from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator
-from omni_ar.run.blocks import BlockPool, BlockTable, Lent, Reclaimer, Spiller
+from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
+from omni_ar.run.confirm import Confirmer
+from omni_ar.run.guides import GuideDesk
 from omni_ar.run.limits import Limits
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
-from omni_ar.run.resolve import resolve_sampling
+from omni_ar.run.resolve import check_sampling, resolve_sampling
 from omni_ar.run.rows import RowTable
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.segments import SegmentIntake
-from omni_ar.run.state import RUNNING, STOPPED
-from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled
-
-_MAX_IN_FLIGHT = 1
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A launched step and how far the host has got with it. tables: what it touches. finished: requests that it ended, and why."""
-
-    step: SampledStep
-    tables: tuple[BlockTable, ...]
-    results: NDArray[np.int64] | None = None
-    finished: list[tuple[ArRequest, str]] = field(default_factory=list)
 
 
 class ArWorker(MailboxWorker[ArRequest]):
     """Runs the requests of one autoregressive stage in continuous batches."""
 
     def __init__(
-        self, name: str, runner: Runner, shape: ArShape, limits: Limits, options: ArOptions, num_blocks: int
+        self,
+        name: str,
+        runner: Runner,
+        shape: ArShape,
+        limits: Limits,
+        options: ArOptions,
+        num_blocks: int,
+        processors: ProcessorRegistry | None = None,
     ) -> None:
-        """num_blocks: as many as the runner has allocated, the null block not counted."""
+        """num_blocks: as many as the runner has allocated, the null block not counted. processors: None if there are none."""
         super().__init__(name)
         self._runner = runner
         self._shape = shape
         self._limits = limits
         self._defaults = options.sampling.over(GREEDY)
+        self._processors = processors or ProcessorRegistry({}, shape.vocab_size)
         self._opened = itertools.count()
         self._rows = RowTable(limits.rows)
         self._pool = BlockPool(num_blocks)
@@ -75,9 +65,17 @@ class ArWorker(MailboxWorker[ArRequest]):
             prefix_cache=options.prefix_cache,
             conditioned=conditioned,
         )
-        self._scheduler = Scheduler(self._allocator, limits, conditioned)
+        self._scheduler = Scheduler(self._allocator, limits, conditioned, runner.source.lag)
         self._segments = SegmentIntake(runner.device, runner.stream, limits.max_model_len)
-        self._flights: deque[_Flight] = deque()
+        self._desk = GuideDesk(runner.device.host_worker(f"{name}-guides"), shape.vocab_size)
+        self._confirmer = Confirmer(
+            self._rows,
+            self._desk,
+            self.outbox,
+            self,
+            block_size=limits.block_size,
+            emits_tokens=shape.emits_tokens,
+        )
         self._prefill_tokens = self._decode_tokens = self._steps = self._retries = 0
 
     def usage(self) -> StageUsage:
@@ -86,13 +84,16 @@ class ArWorker(MailboxWorker[ArRequest]):
             "rows": self._rows.used,
             "blocks": self._pool.used,
             "segments": self._segments.waiting,
-            "steps": len(self._flights),
+            "steps": self._confirmer.unread,
+            "scores": self._confirmer.unread_scores,
+            "guides": self._desk.waiting,
             "spilled": self._reclaimer.spilled,
         }
 
     def counters(self) -> Mapping[str, int]:
         """prompt_tokens: of requests at their first start; cached_tokens of them were in the prefix cache. prefill_tokens: run in
-        chunks, again after a preemption included. retries: steps that failed and were run again, request by request."""
+        chunks, again after a preemption included. stale_tokens: sampled for requests that were over when the host learned of them.
+        retries: steps that failed and were run again, request by request."""
         allocated = self._allocator.counters
         return {
             "steps": self._steps,
@@ -100,6 +101,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             "cached_tokens": allocated.cached_tokens,
             "prefill_tokens": self._prefill_tokens,
             "decode_tokens": self._decode_tokens,
+            "stale_tokens": self._confirmer.stale,
             "preemptions": allocated.preemptions,
             "spilled_rows": self._spiller.rows,
             "evicted_blocks": self._pool.evictions,
@@ -110,13 +112,37 @@ class ArWorker(MailboxWorker[ArRequest]):
     def close(self) -> None:
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
-        self._flights.clear()
+        self._confirmer.clear()
+        self._desk.close()
         self._reclaimer.clear()
+
+    def check(self, sampling: SamplingParams, field: str) -> None:
+        """Raises InputError for what no request of this stage could ask for. In any thread."""
+        check_sampling(sampling, self._defaults, field, self._shape.vocab_size, self._processors)
+        self._check_prompt_scores(sampling, field)
 
     def open(self, message: Open) -> ArRequest:
         sampling = resolve_sampling(message.sampling, self._defaults, self.name, self._shape.vocab_size)
-        rank = (*message.rank, next(self._opened))
-        return ArRequest(message.request_id, sampling, set(message.inputs), rank, message.cache_salt)
+        self._check_prompt_scores(sampling, f"sampling.{self.name}")
+        request = ArRequest(
+            message.request_id,
+            sampling,
+            set(message.inputs),
+            (*message.rank, next(self._opened)),
+            message.cache_salt,
+            message.sample_index,
+            self._processors.params(sampling.processors),
+            message.rules.stops,
+            (*message.rules.guides, *self._processors.guides(sampling.processors)),
+        )
+        if request.guided:
+            self._desk.ask(request)
+        return request
+
+    def _check_prompt_scores(self, sampling: SamplingParams, field: str) -> None:
+        if sampling.prompt_logprobs is not None and len(self._shape.prompt_columns) > 1:
+            problem = f"is given, and the prompt of {self.name} is not a row of its own tokens"
+            raise InputError(f"{field}.prompt_logprobs", problem, "leave it out")
 
     def pause(self, request: ArRequest) -> None:
         request.paused = True
@@ -159,6 +185,11 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def drop(self, request: ArRequest) -> None:
         self._scheduler.remove(request)
+        self._desk.forget(request)
+        for confirmed in request.held:
+            for message in confirmed.messages:
+                message.hold.seal()  # it goes to nobody
+        request.held.clear()
         self._segments.drop(request)
         for segment in request.segments.values():
             segment.let_go(request.last_step)
@@ -179,16 +210,41 @@ class ArWorker(MailboxWorker[ArRequest]):
             except Exception as error:
                 self._fail_live(request, "taking its input", error)
         moved |= bool(taken or failed)
-        moved |= self._poll()
-        unread = sum(flight.results is None for flight in self._flights)
-        if unread < _MAX_IN_FLIGHT and self._runner.ready:
-            plan = self._scheduler.plan()
+        moved |= self._confirmer.poll() | self._hear_guides()
+        if self._confirmer.unread < self._limits.max_in_flight and self._runner.ready:
+            plan = self._scheduler.plan(self._runner.can_score(self._confirmer.unread_scores))
             if plan is not None:
                 self._launch(plan)
-                self._poll()
+                self._confirmer.poll()
                 moved = True
             moved |= self._fail_lost()
         return moved
+
+    def end_request(self, request: ArRequest, reason: str, held: Sequence[int] = ()) -> None:
+        """Of a request that has all its tokens. What it holds goes once its log-probabilities are here too."""
+        self._scheduler.remove(request)
+        if request.unread_scores:
+            request.ending = (reason, tuple(held))
+        elif self.requests.get(request.id) is request:
+            self.finish(request.id, reason, _counts(request), tuple(held))
+
+    def give_up(self, request: ArRequest, doing: str, error: Exception) -> None:
+        self._fail_live(request, doing, error)
+
+    def settled(self, request: ArRequest) -> None:
+        self._scheduler.wake(request)
+
+    def _hear_guides(self) -> bool:
+        answers = self._desk.poll()
+        for request, answer in answers:
+            if isinstance(answer, Exception):
+                self._fail_live(request, "steering its tokens", answer)
+            elif answer.over:
+                self.end_request(request, "stop")
+            else:
+                request.edit = answer.edit
+                self._scheduler.wake(request)
+        return bool(answers)
 
     def _fail_live(self, request: ArRequest, doing: str, error: Exception) -> None:
         if self.requests.get(request.id) is request:
@@ -211,14 +267,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._decode_tokens += len(plan.decodes)
         self._prefill_tokens += sum(chunk.length for chunk in plan.chunks)
         self._scheduler.launched(plan)
-        tables = tuple(request.held for request in plan.requests)
-        for request, table in zip(plan.requests, tables, strict=True):
-            request.last_step = table.last_step = step.end
-            table.payloads += 1
-        for scheduled in step.rows:
-            # Now, and not when the payload is taken: the next step may be launched before.
-            scheduled.request.hidden_sent |= scheduled.emits_hidden
-        self._flights.append(_Flight(step, tables))
+        self._confirmer.launched(step, plan.requests)
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
         """After a step that could not be launched: a request that was alone in it fails, others are run again, one by one."""
@@ -226,7 +275,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         # What was launched before the failure still runs, and reads what these requests hold.
         end = self._runner.device.record(self._runner.stream)
         for request in plan.requests:
-            request.last_step = request.held.last_step = end
+            request.last_step = request.held_table.last_step = end
         if len(plan.requests) == 1:
             self.fail(plan.requests[0].id, "running a step", error)
             return
@@ -249,65 +298,6 @@ class ArWorker(MailboxWorker[ArRequest]):
                 self.outbox.append(Failed(request_id, self._known(doing, error)))
         return bool(failures)
 
-    def _poll(self) -> bool:
-        """Takes in finished handoffs, tokens first: a payload that is late holds up nothing but itself."""
-        moved = False
-        for flight in self._flights:
-            if flight.results is None:
-                if not flight.step.tokens.ready.done():
-                    break
-                self._take_tokens(flight)
-                moved = True
-        while self._flights and self._flights[0].results is not None:
-            flight = self._flights[0]
-            payload = flight.step.payload
-            if payload is not None and not payload.ready.done():
-                break
-            self._flights.popleft()
-            for table in flight.tables:
-                table.payloads -= 1
-            if payload is not None:
-                self._take_payload(flight, payload)
-            for request, reason in flight.finished:
-                if self.requests.get(request.id) is request:
-                    self.finish(request.id, reason, _counts(request))
-            moved = True
-        return moved
-
-    def _take_tokens(self, flight: _Flight) -> None:
-        rows = flight.step.rows
-        flight.results = results = flight.step.tokens.read(len(rows)).copy()
-        for scheduled, (token, status) in zip(rows, results.tolist(), strict=True):
-            request = scheduled.request
-            if not self._rows.current(scheduled.row):
-                continue  # aborted meanwhile
-            request.outputs.append(token)
-            self.outbox.append(Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED))
-            if status != RUNNING:
-                self._scheduler.remove(request)
-                flight.finished.append((request, "stop" if status == STOPPED else "length"))
-
-    def _take_payload(self, flight: _Flight, payload: PayloadHandoff) -> None:
-        assert flight.results is not None
-        for scheduled, status in zip(flight.step.rows, flight.results[:, 1].tolist(), strict=True):
-            request = scheduled.request
-            if not self._rows.current(scheduled.row):
-                continue
-            if payload.hidden is not None and scheduled.emits_hidden:
-                slots = scheduled.table.slots(_prompt(request).payload_positions, self._limits.block_size)
-                self._lend(scheduled, PromptHidden(), "hidden", PageSlice(payload.hidden, slots), payload.ready)
-            if payload.codes is not None and status == RUNNING:
-                request.frames += 1
-                # A frame lies in the slot of the token that begins it.
-                position = np.array([request.length + scheduled.index], np.int64)
-                slots = scheduled.table.slots(position, self._limits.block_size)
-                self._lend(scheduled, CodeFrame(), "codes", PageSlice(payload.codes, slots), payload.ready)
-
-    def _lend(self, scheduled: Scheduled, meta: msgspec.Struct, name: str, part: PageSlice, ready: Event) -> None:
-        produced = Produced(scheduled.request.id, Payload(meta, {name: part}), ready)
-        scheduled.table.lend(Lent(produced.hold, (part,)))
-        self.outbox.append(produced)
-
 
 def _counts(request: ArRequest) -> dict[str, int]:
     counts = {
@@ -316,8 +306,3 @@ def _counts(request: ArRequest) -> dict[str, int]:
         "cached_tokens": request.cached_tokens,
     }
     return counts | ({"frames": request.frames} if request.frames else {})
-
-
-def _prompt(request: ArRequest) -> Prompt:
-    assert request.prompt is not None
-    return request.prompt

@@ -6,11 +6,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
 from omni_ar.layers import Attention, DecoderLayer, RotaryEmbedding, SharedExpertMoE
-from omni_ar.sampling import SamplingFlags, SamplingState, gumbel, open_uniform, philox4x32, sample
+from omni_ar.sampling import (
+    SamplingFlags,
+    SamplingState,
+    gumbel,
+    observe,
+    open_uniform,
+    philox4x32,
+    sample,
+    top_logprobs,
+)
+from omni_ar.sampling.edits import EditParts
+from omni_ar.sampling.state import NEVER
 from support.no_synchronization import no_synchronization
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, ROWS, BLOCK = 32, 4, 2, 16, 50, 3, 4
-FLAGS = SamplingFlags(any_random=True, any_top_k=True, any_top_p=True, any_penalty=True, any_suppressed=True)
+FLAGS = SamplingFlags(**{name: True for name in SamplingFlags.__dataclass_fields__ if name.startswith("any_")})
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 # Operators whose result, or its shape, must come to the host before the next one can be launched.
@@ -54,12 +65,15 @@ class Step:
         self.cache = KVCache.allocate(random, 1, 12, BLOCK, KV_HEADS, HEAD_DIM, dtype)
         self.state = SamplingState.allocate(lambda s, dtype: torch.zeros(s, dtype=dtype, device=device), ROWS, VOCAB)
         for name, values in {
-            "temperature": [0.0, 0.8, 1.2], "top_k": [0, 20, 0], "top_p": [1.0, 0.9, 0.8], "penalty": [1.1, 1.0, 1.3],
-            "seed": [1, 2, 3],
+            "temperature": [0.0, 0.8, 1.2], "top_k": [0, 20, 0], "top_p": [1.0, 0.9, 0.8], "min_p": [0.0, 0.1, 0.2],
+            "repetition": [1.1, 1.0, 1.3], "frequency": [0.5, 0.0, -0.5], "presence": [0.0, 0.1, 0.2], "seed": [1, 2, 3],
+            "min_tokens": [9, 0, 9],
         }.items():  # fmt: skip
             getattr(self.state, name).copy_(torch.tensor(values))
         self.state.seen[:, ::3] = True
-        self.state.suppressed[:, 1::7] = True
+        self.state.forbidden[:, 1::7] = True
+        self.state.counts[:, ::5] = 2
+        self.state.bad_words.fill_(NEVER)
         self.x_TD = random((ROWS + 5, width), dtype)
         self.logits_RV = random((ROWS, VOCAB), torch.float32) * 3
         table = torch.tensor([[1, 2], [3, 4], [5, 6]], device=device)
@@ -71,6 +85,9 @@ class Step:
             ),
         }
         self.rows_R, self.position_R = self._words(range(ROWS)), self._words([4, 5, 6])
+        masks_1W = torch.full((1, 1), -2, device=device)
+        bias_1 = torch.ones(1, dtype=torch.float64, device=device).view(torch.int64)
+        self.edits = EditParts(self._words([1]), masks_1W, self._words([2]), self._words([3]), bias_1)
         self.positions_PT = self._words(range(3 * (ROWS + 5))).view(3, -1)
 
     def _words(self, values):
@@ -81,7 +98,10 @@ class Step:
         x_TD = self.x_TD[:tokens]
         cos, sin = self.rotary(self.positions_PT[:, :tokens], x_TD.dtype)
         hidden = self.layer(x_TD, cos, sin, self.cache, self.meta[kind], TorchPagedAttention())
-        return hidden, sample(self.logits_RV, self.state, self.rows_R, self.position_R, FLAGS)
+        ids_R = sample(self.logits_RV, self.state, self.rows_R, self.position_R, FLAGS, self.edits)
+        observe(self.state, self.rows_R, ids_R[:, None], torch.zeros_like(ids_R), FLAGS)
+        top_logprobs(self.logits_RV, ids_R, 3)
+        return hidden, ids_R
 
 
 # Width 12 is not a multiple of 16 bytes in bf16, so experts run without grouped_mm.

@@ -61,8 +61,11 @@ class Pressure(RuleBasedStateMachine):
         budget=st.sampled_from([1, 3, 7, 100]),
         prefix_cache=st.booleans(),
         device=st.sampled_from(["cpu", "queued", 1, 2, 3]),
+        ahead=st.sampled_from([1, 2, 3, 8]),
     )
-    def begin(self, rows: int, size: int, spare: int, budget: int, prefix_cache: bool, device: str | int) -> None:
+    def begin(
+        self, rows: int, size: int, spare: int, budget: int, prefix_cache: bool, device: str | int, ahead: int
+    ) -> None:
         options = ArOptions(
             max_num_seqs=rows,
             max_model_len=LENGTH,
@@ -70,6 +73,7 @@ class Pressure(RuleBasedStateMachine):
             num_blocks=-(-LENGTH // size) + spare,  # the longest request and little more
             max_num_batched_tokens=budget,
             prefix_cache=prefix_cache,
+            max_in_flight=ahead,
         )
         self.driver = PaperDriver(new_device(device), options, talker=self.talker)
         self.rows = rows

@@ -37,7 +37,7 @@ class _Leaving:
         while lent and lent[-1].hold.free:
             lent.pop()
         gathered = all(hold.settled and reader.done() for hold, reader in self.moved)
-        return not lent and gathered and self.table.last_step.done()
+        return not lent and not self.table.unread and gathered and self.table.last_step.done()
 
 
 class Reclaimer:

@@ -24,15 +24,15 @@ class Lent:
 class BlockTable:
     """A request's blocks in order. A preempted request leaves its table behind and gets a new one.
 
-    owner: the request's id. last_step: end of the last step that touches the blocks. payloads: launched steps whose payload the
-    host has not taken yet. lent: payload in the blocks that consumers may still read.
+    owner: the request's id. last_step: end of the last step that touches the blocks. unread: launched steps whose tokens the
+    host has not read, and whose payload it has not lent. lent: payload in the blocks that consumers may still read.
     """
 
     owner: str
     ids: NDArray[np.int64]
     count: int = 0
     last_step: Event = COMPLETED
-    payloads: int = 0
+    unread: int = 0
     lent: deque[Lent] = field(default_factory=deque)
 
     @classmethod

@@ -1,7 +1,7 @@
 """From a plan to packed host arrays: everything that a step's phases need from the host, in one copy."""
 
-from omni_ar.run.pack.chunks import PackedChunks, PackedSegment
+from omni_ar.run.pack.chunks import PackedChunks, PackedSegment, scored_positions
 from omni_ar.run.pack.starts import PackedStarts
 from omni_ar.run.pack.step import PackedStep, pack_step
 
-__all__ = ["PackedChunks", "PackedSegment", "PackedStarts", "PackedStep", "pack_step"]
+__all__ = ["PackedChunks", "PackedSegment", "PackedStarts", "PackedStep", "pack_step", "scored_positions"]

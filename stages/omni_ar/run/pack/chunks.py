@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import Span, Upload
+from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.run.plan import Chunk, StepPlan
 from omni_ar.run.request import ArRequest, ReadySegment
@@ -28,6 +29,7 @@ class PackedChunks:
 
     positions, slots: of all of them. ids, steps: of replays. columns, segments: of prompts. advance, last: for all sampled rows.
     payload_tokens, payload_slots: batch index and page slot of hidden states that are needed elsewhere.
+    scored_tokens, scored_ids: batch index of prompt tokens, and the prompt token after each, whose probability is asked for.
     """
 
     replayed: int
@@ -41,6 +43,8 @@ class PackedChunks:
     last: Span
     payload_tokens: Span
     payload_slots: Span
+    scored_tokens: Span
+    scored_ids: Span
 
 
 def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, block_size: int) -> PackedChunks:
@@ -50,13 +54,16 @@ def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, block_size: int)
     starts = decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
     ends = [int(end) for chunk, end in zip(chunks, starts[1:], strict=True) if chunk.last]
     advance = [chunk.request.target for chunk in chunks if chunk.last]
-    needed = [_needed(chunk) for chunk in chunks]
+    needed = [_needed(chunk, shape.emits_tokens) for chunk in chunks]
     places = [n - chunk.start + start for n, chunk, start in zip(needed, chunks, starts[:-1], strict=True)]
-    pages = [chunk.request.held.slots(n, block_size) for n, chunk in zip(needed, chunks, strict=True)]
+    scored = [(chunk, scored_positions(chunk), start) for chunk, start in zip(chunks, starts[:-1], strict=True)]
+    pages = [chunk.request.held_table.slots(n, block_size) for n, chunk in zip(needed, chunks, strict=True)]
     return PackedChunks(
         replayed=len(replays),
         positions=upload.add(np.concatenate([_positions(chunk) for chunk in chunks], axis=1)),
-        slots=upload.add(np.concatenate([chunk.request.held.slots(_tokens(chunk), block_size) for chunk in chunks])),
+        slots=upload.add(
+            np.concatenate([chunk.request.held_table.slots(_tokens(chunk), block_size) for chunk in chunks])
+        ),
         ids=upload.add(np.array([request.outputs[index] for request, index in replays], np.int64)),
         steps=upload.add(step_columns(replays, len(shape.step_columns))),
         columns=upload.add(_columns(prompts, len(shape.prompt_columns))),
@@ -65,7 +72,18 @@ def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, block_size: int)
         last=upload.add(np.array([*range(decodes), *(end - 1 for end in ends)], np.int64)),
         payload_tokens=upload.add(np.concatenate(places)),
         payload_slots=upload.add(np.concatenate(pages)),
+        scored_tokens=upload.add(np.concatenate([n - chunk.start + start for chunk, n, start in scored])),
+        scored_ids=upload.add(np.concatenate([_prompt(chunk).columns[0, n + 1] for chunk, n, _ in scored])),
     )
+
+
+def scored_positions(chunk: Chunk) -> NDArray[np.int64]:
+    """Positions of the chunk whose next token is of the prompt too, and to be scored."""
+    request = chunk.request
+    if chunk.replay or request.sampling.prompt_logprobs is None:
+        return np.empty(0, np.int64)
+    end = min(chunk.start + chunk.length, request.length - 1)
+    return np.arange(max(chunk.start, request.scored), end)
 
 
 def step_columns(inputs: Sequence[tuple[ArRequest, int]], count: int) -> NDArray[np.int64]:
@@ -80,8 +98,7 @@ def step_columns(inputs: Sequence[tuple[ArRequest, int]], count: int) -> NDArray
 def _pack_segments(upload: Upload, prompts: Sequence[Chunk]) -> Iterator[PackedSegment]:
     start = 0
     for chunk in prompts:
-        assert chunk.request.prompt is not None
-        for slot in chunk.request.prompt.segments:
+        for slot in _prompt(chunk).segments:
             first, last = np.searchsorted(slot.positions, (chunk.start, chunk.start + chunk.length)).tolist()
             if first < last:
                 segment = chunk.request.segments[slot.name, slot.index]
@@ -102,8 +119,7 @@ def _outputs(chunk: Chunk) -> range:
 
 def _positions(chunk: Chunk) -> NDArray[np.int64]:
     """Rotary positions `[P, length]`."""
-    prompt = chunk.request.prompt
-    assert prompt is not None
+    prompt = _prompt(chunk)
     if not chunk.replay:
         return prompt.positions[:, chunk.start : chunk.start + chunk.length]
     after = np.array(_outputs(chunk)) + prompt.next_position
@@ -113,16 +129,21 @@ def _positions(chunk: Chunk) -> NDArray[np.int64]:
 def _columns(prompts: Sequence[Chunk], count: int) -> NDArray[np.int64]:
     parts = [np.empty((count, 0), np.int64)]
     for chunk in prompts:
-        assert chunk.request.prompt is not None
-        parts.append(chunk.request.prompt.columns[:, chunk.start : chunk.start + chunk.length])
+        parts.append(_prompt(chunk).columns[:, chunk.start : chunk.start + chunk.length])
     return np.concatenate(parts, axis=1)
 
 
-def _needed(chunk: Chunk) -> NDArray[np.int64]:
-    """Prompt positions of the chunk whose hidden states a consumer needs."""
-    prompt = chunk.request.prompt
-    assert prompt is not None
+def _needed(chunk: Chunk, emits_tokens: bool) -> NDArray[np.int64]:
+    """Positions of the chunk whose hidden states a consumer needs."""
+    end = chunk.start + chunk.length
+    newest = np.array([end - 1] if emits_tokens and chunk.last else [], np.int64)
     if chunk.replay or not chunk.request.wants_hidden:
-        return np.empty(0, np.int64)
-    first, last = np.searchsorted(prompt.payload_positions, (chunk.start, chunk.start + chunk.length))
-    return prompt.payload_positions[first:last]
+        return newest
+    positions = _prompt(chunk).payload_positions
+    first, last = np.searchsorted(positions, (chunk.start, end))
+    return np.union1d(positions[first:last], newest)
+
+
+def _prompt(chunk: Chunk) -> Prompt:
+    assert chunk.request.prompt is not None
+    return chunk.request.prompt

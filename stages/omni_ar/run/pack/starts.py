@@ -4,66 +4,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from omni.device import Span, Upload
-from omni_ar.run.limits import MAX_STOP_IDS
+from omni_ar.model import ArShape
+from omni_ar.processors import NamedProcessor
 from omni_ar.run.request import ArRequest
+from omni_ar.sampling import PackedSampling, StartingRow, pack_sampling
+
+_NO_IDS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStarts:
-    """What `phases.Start` holds."""
+    """rows: which. words: their `RowState.words`. table: their blocks."""
 
-    ints: Span
-    floats: Span
-    stops: Span
+    rows: Span
+    words: Span
     table: Span
-    seen: Span
-    suppressed: Span
+    sampling: PackedSampling
 
 
-def pack_starts(upload: Upload, new: Sequence[ArRequest]) -> PackedStarts:
-    stops = np.full((len(new), MAX_STOP_IDS), -1, np.int64)
-    for row, request in zip(stops, new, strict=True):
-        ids = request.sampling.stop_token_ids or ()
-        row[: len(ids)] = ids
-    suppressed = [np.array(request.sampling.suppress_token_ids, np.int64) for request in new]
+def pack_starts(
+    upload: Upload, new: Sequence[ArRequest], shape: ArShape, processors: Sequence[NamedProcessor]
+) -> PackedStarts:
     return PackedStarts(
-        ints=upload.add(np.array([_ints(request) for request in new], np.int64)),
-        floats=upload.add_floats(np.array([_floats(request) for request in new], np.float64)),
-        stops=upload.add(stops),
-        table=upload.add(np.stack([request.held.ids for request in new])),
-        seen=upload.add(_pairs(new, [_seen(request) for request in new])),
-        suppressed=upload.add(_pairs(new, suppressed)),
+        rows=upload.add(np.array([request.row_index for request in new], np.int64)),
+        words=upload.add(np.array([_words(request) for request in new], np.int64)),
+        table=upload.add(np.stack([request.held_table.ids for request in new])),
+        sampling=pack_sampling(upload, [_starting(request, shape) for request in new], shape.vocab_size, processors),
     )
 
 
-def _ints(request: ArRequest) -> tuple[int, ...]:
-    sampling, prompt = request.sampling, request.prompt
-    assert prompt is not None
-    assert sampling.top_k is not None
-    assert sampling.seed is not None
-    delta = prompt.next_position - prompt.length
-    return (request.row_index, delta, len(request.outputs), request.max_tokens, sampling.top_k, sampling.seed, 0)
-
-
-def _floats(request: ArRequest) -> tuple[float, ...]:
-    sampling = request.sampling
-    assert sampling.temperature is not None
-    assert sampling.top_p is not None
-    assert sampling.repetition_penalty is not None
-    return (sampling.temperature, sampling.top_p, sampling.repetition_penalty)
-
-
-def _seen(request: ArRequest) -> NDArray[np.int64]:
-    """Ids that the repetition penalty counts as seen; none where there is no penalty."""
+def _words(request: ArRequest) -> tuple[int, ...]:
+    """In the order of the columns in `omni_ar.run.state`: nothing sampled, nothing cached."""
     assert request.prompt is not None
-    if request.sampling.repetition_penalty == 1.0:
-        return np.empty(0, np.int64)
-    return np.concatenate([request.prompt.penalized_ids, np.array(request.outputs, np.int64)])
+    assert request.row is not None
+    delta = request.prompt.next_position - request.prompt.length
+    return (0, 0, delta, len(request.outputs), request.max_tokens, 1, request.row.generation, 0)
 
 
-def _pairs(new: Sequence[ArRequest], ids: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    rows = np.repeat([request.row_index for request in new], [len(i) for i in ids])
-    return np.stack([rows.astype(np.int64), np.concatenate(ids)])
+def _starting(request: ArRequest, shape: ArShape) -> StartingRow:
+    prompt = request.prompt
+    assert prompt is not None
+    # A prompt of several columns is no text that bad words could look back on.
+    history = prompt.columns[0] if len(shape.prompt_columns) == 1 else _NO_IDS
+    return StartingRow(
+        row=request.row_index,
+        sampling=request.sampling,
+        seen=prompt.penalized_ids,
+        history=history,
+        outputs=request.outputs,
+        sample_index=request.sample_index,
+        params=request.params,
+    )

@@ -1,5 +1,6 @@
 """All of a step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,10 +8,12 @@ from numpy.typing import NDArray
 
 from omni.device import Span, Upload
 from omni_ar.model import ArShape
+from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack.chunks import PackedChunks, pack_chunks, step_columns
 from omni_ar.run.pack.starts import PackedStarts, pack_starts
 from omni_ar.run.plan import StepPlan
+from omni_ar.sampling import PackedEdits, pack_edits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class PackedStep:
     """rows: row of each request that is sampled. columns: step columns of the decode rows `[S, R]`.
 
     grown: of blocks added to tables, place in the flattened block table and block, `[2, k]`; None if there are none.
+    edits: what guides do to the logits; None if no row is guided.
     """
 
     rows: Span
@@ -25,22 +29,31 @@ class PackedStep:
     grown: Span | None
     starts: PackedStarts | None
     chunks: PackedChunks | None
+    edits: PackedEdits | None
 
 
-def pack_step(upload: Upload, plan: StepPlan, limits: Limits, shape: ArShape) -> PackedStep:
-    """Fills `upload`."""
+def pack_step(
+    upload: Upload, plan: StepPlan, limits: Limits, shape: ArShape, processors: Sequence[NamedProcessor]
+) -> PackedStep:
+    """Fills `upload`. processors: those that the stage has."""
     rows = np.array([request.row_index for request in plan.sampled], np.int64)
     columns = step_columns([(request, request.scheduled - 1) for request in plan.decodes], len(shape.step_columns))
     return PackedStep(
         upload.add(rows),
         upload.add(columns),
         upload.add(_growth(plan, limits.max_blocks)) if plan.grown else None,
-        pack_starts(upload, plan.starts) if plan.starts else None,
+        pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
         pack_chunks(upload, plan, shape, limits.block_size) if plan.chunks else None,
+        _pack_edits(upload, plan, shape),
     )
+
+
+def _pack_edits(upload: Upload, plan: StepPlan, shape: ArShape) -> PackedEdits | None:
+    edits = [(place, request.edit) for place, request in enumerate(plan.sampled) if request.edit is not None]
+    return pack_edits(upload, edits, shape.vocab_size) if edits else None
 
 
 def _growth(plan: StepPlan, max_blocks: int) -> NDArray[np.int64]:
     places = [growth.request.row_index * max_blocks + growth.index for growth in plan.grown]
-    blocks = [growth.request.held.ids[growth.index] for growth in plan.grown]
+    blocks = [growth.request.held_table.ids[growth.index] for growth in plan.grown]
     return np.array([places, blocks], np.int64)

@@ -1,4 +1,4 @@
-"""Processors against transformers', alone and chained, bit for bit, on logits with many ties."""
+"""Rules and warpers against transformers', alone and chained, bit for bit, on logits with many ties."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
@@ -15,7 +16,7 @@ from transformers import (
 
 from omni_ar.sampling import apply_repetition_penalty, apply_suppression, apply_temperature, keep_top, warp
 
-SETTINGS = {"temperature": (0.1, 3.0), "top_p": (0.01, 0.99), "penalty": (0.5, 2.0)}
+SETTINGS = {"temperature": (0.1, 3.0), "top_p": (0.01, 0.99), "min_p": (0.001, 1.0), "penalty": (0.5, 2.0)}
 
 
 @st.composite
@@ -66,6 +67,13 @@ def test_top_p(case):
     assert torch.equal(keep_top(values, None, torch.tensor(top_ps, dtype=torch.float64)), expected)
 
 
+@given(logits_and(setting("min_p")))
+def test_min_p(case):
+    values, min_ps = case
+    expected = row_by_row(values, lambda r: MinPLogitsWarper(min_ps[r]))
+    assert torch.equal(keep_top(values, None, None, torch.tensor(min_ps)), expected)
+
+
 @pytest.mark.parametrize("vocab", [5, 10, 20, 100])
 @pytest.mark.parametrize("top_p", [0.2, 0.4, 0.6, 0.8, 0.9])
 def test_top_p_cuts_equal_logits_where_transformers_does(vocab, top_p):
@@ -93,7 +101,9 @@ def test_suppression(values, suppressed):
 
 
 @given(
-    logits_and(st.tuples(setting("penalty"), setting("temperature"), st.integers(1, 60), setting("top_p"))),
+    logits_and(
+        st.tuples(setting("penalty"), setting("temperature"), st.integers(1, 60), setting("top_p"), setting("min_p"))
+    ),
     st.integers(0, 2**31),
 )
 def test_the_chain(case, seed):
@@ -104,7 +114,7 @@ def test_the_chain(case, seed):
     suppressed = torch.randint(0, vocab, (3,), generator=generator)
 
     def chain(r):
-        penalty, temperature, top_k, top_p = settings[r]
+        penalty, temperature, top_k, top_p, min_p = settings[r]
         return LogitsProcessorList(
             [
                 RepetitionPenaltyLogitsProcessor(penalty),
@@ -112,21 +122,24 @@ def test_the_chain(case, seed):
                 TemperatureLogitsWarper(temperature),
                 TopKLogitsWarper(top_k),
                 TopPLogitsWarper(top_p),
+                MinPLogitsWarper(min_p),
             ]
         )
 
-    penalty, temperature, top_k, top_p = zip(*settings, strict=True)
+    penalty, temperature, top_k, top_p, min_p = zip(*settings, strict=True)
     seen = torch.zeros(rows, vocab, dtype=torch.bool).scatter(1, ids, True)
     mask = torch.zeros(vocab, dtype=torch.bool).scatter(0, suppressed, True)
     ours = apply_suppression(apply_repetition_penalty(values, seen, torch.tensor(penalty)), mask)
-    ours = warp(ours, torch.tensor(temperature), torch.tensor(top_k), torch.tensor(top_p, dtype=torch.float64))
+    narrow = torch.tensor(top_k), torch.tensor(top_p, dtype=torch.float64), torch.tensor(min_p)
+    ours = warp(ours, torch.tensor(temperature), *narrow)
     assert torch.equal(ours, row_by_row(values, chain, ids))
 
 
 @given(logits())
 def test_what_is_off_changes_nothing(values):
     ones = torch.ones(len(values))
-    assert torch.equal(warp(values, ones, torch.zeros(len(values), dtype=torch.int64), ones), values)
+    zeros = torch.zeros(len(values))
+    assert torch.equal(warp(values, ones, zeros.long(), ones, zeros), values)
     everything = torch.ones_like(values, dtype=torch.bool)
     assert torch.equal(apply_repetition_penalty(values, everything, ones), values)
     assert keep_top(values, None, None) is values
@@ -161,5 +174,5 @@ def test_inputs_stay_as_they_are():
     mask = values > 0
     apply_repetition_penalty(values, mask, torch.tensor([1.3, 1.3]))
     apply_suppression(values, mask)
-    warp(values, torch.tensor([0.7, 0.0]), torch.tensor([3, 3]), torch.tensor([0.8, 0.8]))
+    warp(values, torch.tensor([0.7, 0.0]), torch.tensor([3, 3]), torch.tensor([0.8, 0.8]), torch.tensor([0.1, 0.1]))
     assert torch.equal(values, before)

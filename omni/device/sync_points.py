@@ -1,0 +1,42 @@
+"""Every place where the host may wait for the device, and why. The only list of them: `may_sync` takes nothing else."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+
+class SyncPoint(Enum):
+    """The value is the reason."""
+
+    LOAD = "weights and zeroed buffers are written on the default stream, which no stage's stream waits for"
+    MEASURE = "what a step takes is known when it is over; only before the engine takes requests"
+    FREE_MEMORY = "what work under way still uses is not free; only before the engine takes requests"
+    CLOSE = "memory goes back when nothing uses it any more; the engine takes no requests then"
+    MEDIA_UPLOAD = (
+        "features come from the front end in pageable memory, which the driver takes a copy of before it goes on"
+    )
+    TABLES = "constant tables are made on the host and move at their first use on a device, once in the life of a model"
+    ENCODE = "towers that are transformers' own ask the device for lengths; once per batch of media, never per token"
+
+
+class _Allowed(threading.local):
+    depth = 0
+
+
+_allowed = _Allowed()
+
+
+@contextmanager
+def may_sync(point: SyncPoint) -> Iterator[None]:
+    """While entered, what waits for the device on this thread is expected. point: why it may."""
+    _allowed.depth += 1
+    try:
+        yield
+    finally:
+        _allowed.depth -= 1
+
+
+def sync_allowed() -> bool:
+    """Whether this thread is inside a `may_sync`."""
+    return _allowed.depth > 0

@@ -1,0 +1,211 @@
+"""A connector whose consumer finds tensors in host memory.
+
+| object | holds | until |
+|---|---|---|
+| `HostRef` | the producer's memory, by the reference of the connector inside | the copy is launched; free when it is over |
+| `HostRef` | a pinned slot, if it got one | `release` or `abort`, and the release event is done |
+
+The engine's thread only: a payload under way is asked for (`Pending.poll`) until it has come.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from omni.connector import Connector, Pending, Reach, Received, Ref
+from omni.device import COMPLETED, Device, Event, Stream
+from omni.engine.host.assembly import Assembly, PieceRing
+from omni.engine.host.copier import MOST_ROWS, Copier
+from omni.engine.host.lent import LentSlots
+from omni.engine.host.part import Part, parts_of, whole
+from omni.errors import OmniError
+from omni.payload import PageSlice, Payload
+
+_SLOTS = 32
+_SLOT_BYTES = 1 << 16
+"""Sixteen hidden states of 4,096 float32 numbers: payload of decode steps always fits."""
+_PIECE_BYTES = 1 << 20
+
+
+class HostRef:
+    """One payload under way."""
+
+    def __init__(self, inner: Ref, inner_connector: Connector) -> None:
+        self.inner = inner
+        self.slot: Tensor | None = None
+        self.copied: Event = COMPLETED
+        self.abort_reason: str | None = None
+        self._connector = inner_connector
+        self._let_go = False
+
+    @property
+    def released(self) -> bool:
+        return self.inner.released
+
+    @property
+    def freed(self) -> bool:
+        return self.inner.freed
+
+    def let_go(self, after: Event) -> None:
+        """The producer's memory is not read after `after`. The first call counts."""
+        if not self._let_go:
+            self._let_go = True
+            self._connector.release(self.inner, after)
+
+    def give_up(self, reason: str, read_until: Event) -> None:
+        """Nobody wants the payload. read_until: the end of copies that were launched; `COMPLETED` if none were."""
+        self.abort_reason = reason
+        if read_until is not COMPLETED:
+            self.let_go(read_until)
+        elif not self._let_go:
+            self._let_go = True
+            self._connector.abort(self.inner, reason)
+
+
+class HostPending:
+    """A payload that comes into host memory, once it may be read where it was made."""
+
+    def __init__(self, connector: "HostConnector", ref: HostRef, inner: Pending) -> None:
+        self.ref = ref
+        self.assembly: Assembly | None = None
+        self._connector = connector
+        self._inner = inner
+        self._source: Received | None = None
+
+    def poll(self) -> Received | None:
+        if self.ref.abort_reason is not None:
+            raise OmniError(f"a payload was given up before it arrived: {self.ref.abort_reason}")
+        if self._source is None:
+            self._source = self._inner.poll()
+        source = self._source
+        if source is None or not source.payload.tensors:
+            return source
+        return self._connector.bring(self, source)
+
+
+class HostConnector:
+    """Wraps the connector of an edge.
+
+    A payload that fits gets a pinned slot of its own and is handed on with its copy's event, which the consumer waits for where it
+    reads. What is larger, and what finds all slots lent, waits its turn, passes through a few more slots in pieces and is
+    handed on in ordinary memory. So a consumer that keeps what it has no room for can stop nobody but itself.
+
+    To the producer a payload is released as soon as its copy is launched; what a request has in host memory is bounded by the
+    edge's credit.
+    """
+
+    raw_device_tensors = False
+
+    def __init__(
+        self,
+        inner: Connector,
+        device: Device,
+        name: str,
+        *,
+        slots: int = _SLOTS,
+        slot_bytes: int = _SLOT_BYTES,
+        piece_bytes: int = _PIECE_BYTES,
+    ) -> None:
+        """name: of the edge. slots: that are lent with payload of at most `slot_bytes`. piece_bytes: a multiple of 16."""
+        self._inner = inner
+        self._copier = Copier(device, f"{name}-host")
+        self._slots = LentSlots(device, slot_bytes, slots)
+        self._pieces = PieceRing(device, piece_bytes)
+        self._queue: deque[HostPending] = deque()
+        """Those that come in pieces, one after the other."""
+
+    @property
+    def reach(self) -> Reach:
+        return self._inner.reach
+
+    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
+        return HostRef(self._inner.send(payload, ready, stream), self._inner)
+
+    def receive(self, ref: Ref, stream: Stream) -> Pending:
+        own = _own(ref)
+        return HostPending(self, own, self._inner.receive(own.inner, stream))
+
+    def release(self, ref: Ref, after: Event) -> None:
+        own = _own(ref)
+        self._give_slot_back(own, after)
+        own.let_go(after)
+
+    def abort(self, ref: Ref, reason: str) -> None:
+        own = _own(ref)
+        self._give_slot_back(own, COMPLETED)
+        own.give_up(reason, own.copied)
+        self._leave_queue(own)
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._inner.close()
+
+    def bring(self, pending: HostPending, source: Received) -> Received | None:
+        """One step of a payload with tensors on its way; what the consumer gets, once it may have it."""
+        if pending.assembly is None:
+            if not _arrived(source):
+                return None
+            parts, nbytes = parts_of(source.payload)
+            slot = self._slot_for(parts, nbytes)
+            if slot is not None:
+                self._leave_queue(pending.ref)
+                return self._copy(pending.ref, slot, source.payload, parts)
+            if pending not in self._queue:
+                self._queue.append(pending)
+            if self._queue[0] is not pending:
+                return None
+            pending.assembly = Assembly(parts, nbytes, self._copier, self._pieces)
+        return self._assemble(pending.ref, pending.assembly, source)
+
+    def _slot_for(self, parts: Sequence[Part], nbytes: int) -> Tensor | None:
+        rows = sum(part.rows for part in parts if isinstance(part.tensor, PageSlice))
+        if nbytes > self._slots.size or rows > MOST_ROWS or not self._copier.ready:
+            return None
+        return self._slots.take()
+
+    def _copy(self, ref: HostRef, slot: Tensor, payload: Payload, parts: Sequence[Part]) -> Received:
+        """Into a slot. If it fails, the payload's end gives the slot back."""
+        ref.slot = slot
+        host = {part.name: part.in_memory(slot) for part in parts}
+        pieces = [(whole(part), host[part.name].view(part.rows, part.columns)) for part in parts if part.nbytes]
+        try:
+            self._copier.copy(pieces)
+        finally:
+            ref.copied = self._copier.end()
+        ref.let_go(ref.copied)
+        return Received(Payload(payload.meta, host), ref.copied)
+
+    def _assemble(self, ref: HostRef, assembly: Assembly, source: Received) -> Received | None:
+        assembly.collect()
+        if _arrived(source):
+            try:
+                assembly.launch()
+            finally:
+                ref.copied = assembly.copied
+        if assembly.launched:
+            ref.let_go(ref.copied)
+        if not assembly.over:
+            return None
+        self._leave_queue(ref)
+        return Received(Payload(source.payload.meta, assembly.tensors()), COMPLETED)
+
+    def _leave_queue(self, ref: HostRef) -> None:
+        self._queue = deque(pending for pending in self._queue if pending.ref is not ref)
+
+    def _give_slot_back(self, ref: HostRef, after: Event) -> None:
+        slot, ref.slot = ref.slot, None
+        if slot is not None:
+            self._slots.give_back(slot, after)
+
+
+def _arrived(source: Received) -> bool:
+    """Whether work that is launched now may read the tensors."""
+    tensors = source.payload.tensors.values()
+    return source.ready.done() and all(t.moved.done() for t in tensors if isinstance(t, PageSlice))
+
+
+def _own(ref: Ref) -> HostRef:
+    if not isinstance(ref, HostRef):
+        raise TypeError(f"a {type(ref).__name__} is not a reference of an edge into host memory")
+    return ref

@@ -1,0 +1,177 @@
+"""From what a request says of its text to what a stage can do: ids, and rules for the host."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from omni.errors import ConfigError, InputError
+from omni.frontend.grammar import Grammar, GrammarCompiler, GrammarGuide
+from omni.frontend.stops import StopStrings, StopTexts, stopped_text
+from omni.frontend.vocabulary import Vocabulary
+from omni.pipeline import Pipeline
+from omni.rules import HostRules
+from omni.sampling_params import SamplingParams
+
+_MOST_STOP_BYTES = 4096
+
+_OF_THE_TEXT = ("stop", "bad_words", "structured", "logprobs", "prompt_logprobs")
+"""What has a meaning only where the text is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A grammar, the ids that end the text, and how to name it in errors."""
+
+    grammar: Grammar
+    ends: frozenset[int]
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSampling:
+    """sampling: by stage, with ids where there were texts."""
+
+    sampling: Mapping[str, SamplingParams]
+    _stage: str = ""
+    _vocabulary: Vocabulary | None = None
+    _stops: StopTexts | None = None
+    _min_tokens: int = 0
+    _form: _Form | None = None
+
+    def rules(self) -> Mapping[str, HostRules]:
+        """By stage, for one sample: rules have state. May take a while."""
+        stops = None
+        if self._stops is not None and self._vocabulary is not None:
+            stops = StopStrings(self._stops, self._vocabulary, self._min_tokens)
+        guides = (GrammarGuide(self._form.grammar, self._form.ends, self._form.field),) if self._form else ()
+        return {self._stage: HostRules(stops, guides)} if stops or guides else {}
+
+    def after_stop(self, held: Sequence[int]) -> str:
+        """The text of `held`, the tokens in which a stop string ended the text, from that string on."""
+        if self._stops is None or self._vocabulary is None or not held:
+            return ""
+        tail = stopped_text(self._stops, [self._vocabulary.written(token) for token in held])
+        return tail.decode(errors="replace")
+
+
+class SamplingCompiler:
+    """Made before anything is served: it holds the interpreter lock for a while where the vocabulary is large.
+
+    stage: writes the text. vocabulary: of that stage; None if it cannot be told, which leaves what is said in ids.
+    Raises ConfigError if a stage that does not write the text has defaults that are about a text.
+    """
+
+    def __init__(self, pipeline: Pipeline, stage: str, vocabulary: Vocabulary | None) -> None:
+        self._stage = stage
+        self._defaults = {name: _defaults(pipeline, name) for name in pipeline.sampling_stages}
+        self._vocabulary = vocabulary
+        self._grammars = GrammarCompiler(vocabulary) if vocabulary is not None else None
+        for name, params in self._defaults.items():
+            try:
+                self.check({name: params}, {name: f"{name}.sampling"})
+            except InputError as error:
+                raise ConfigError(error.field, error.problem, error.remedy) from error
+
+    def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
+        """At submission: what can be told at once. fields: by stage, how to name its parameters.
+
+        Raises InputError for parameters about a text at a stage that writes none, and where a vocabulary is needed and none told.
+        """
+        for stage, params in sampling.items():
+            given = msgspec.structs.asdict(params)
+            for name in _OF_THE_TEXT:
+                if given[name] in (None, ()):
+                    continue
+                if stage != self._stage:
+                    problem = f"is about the text, which stage {stage!r} does not write"
+                    raise InputError(f"{fields[stage]}.{name}", problem, f"give it for stage {self._stage!r}")
+                if self._vocabulary is None and "logprobs" not in name:
+                    problem = "needs to know what ids write, which cannot be told of this checkpoint's tokenizer"
+                    raise InputError(f"{fields[stage]}.{name}", problem, "use ids: stop_token_ids or bad_words_ids")
+
+    def in_ids(self, sampling: Mapping[str, SamplingParams]) -> Mapping[str, SamplingParams]:
+        """What stages are asked for in ids already."""
+        texts: dict[str, Any] = {"stop": (), "bad_words": (), "structured": None}
+        return {
+            name: msgspec.structs.replace(params, **texts) if name == self._stage else params
+            for name, params in sampling.items()
+        }
+
+    def compile(
+        self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str], samples: int = 1
+    ) -> CompiledSampling:
+        """May take seconds: a form may have to be compiled. `sampling` has passed `check`.
+
+        samples: if there are several, each stage gets a seed here if nobody gave one, so that they differ by their index only.
+        Raises InputError for texts that are no valid Unicode and for forms that do not compile.
+        """
+        stage, vocabulary = self._stage, self._vocabulary
+        if samples > 1:
+            sampling = self._seeded(sampling)
+        defaults = self._defaults.get(stage, SamplingParams())
+        asked = sampling.get(stage, SamplingParams())
+        params = asked.over(defaults)
+        if vocabulary is None or not (params.stop or params.bad_words or params.structured):
+            return CompiledSampling(sampling)
+        field = fields.get(stage, f"{stage}.sampling")
+        words = _bad_word_ids(params.bad_words or (), vocabulary, f"{field}.bad_words")
+        ids = tuple(dict.fromkeys((*(params.bad_words_ids or ()), *words)))
+        return CompiledSampling(
+            sampling=self.in_ids({**sampling, stage: msgspec.structs.replace(asked, bad_words_ids=ids)}),
+            _stage=stage,
+            _vocabulary=vocabulary,
+            _stops=_stop_texts(params.stop or (), f"{field}.stop"),
+            _min_tokens=params.min_tokens or 0,
+            _form=self._form(params, defaults, asked, f"{field}.structured"),
+        )
+
+    def _seeded(self, sampling: Mapping[str, SamplingParams]) -> Mapping[str, SamplingParams]:
+        asked = {name: sampling.get(name, SamplingParams()) for name in self._defaults}
+        return {
+            name: msgspec.structs.replace(params, seed=secrets.randbits(63))
+            if params.over(self._defaults[name]).seed is None
+            else params
+            for name, params in asked.items()
+        }
+
+    def _form(
+        self, params: SamplingParams, defaults: SamplingParams, asked: SamplingParams, field: str
+    ) -> _Form | None:
+        if params.structured is None or self._grammars is None:
+            return None
+        own = defaults.stop_token_ids if not params.ignore_eos else ()
+        ends = frozenset((*(own or ()), *(asked.stop_token_ids or ())))
+        return _Form(self._grammars.compile(params.structured, field), ends, field)
+
+
+def _defaults(pipeline: Pipeline, stage: str) -> SamplingParams:
+    defaults = msgspec.structs.asdict(pipeline.stage(stage).options)["sampling"]
+    assert isinstance(defaults, SamplingParams)
+    return defaults
+
+
+def _stop_texts(texts: Sequence[str], field: str) -> StopTexts | None:
+    for text in texts:
+        _encoded(text, field)
+    if sum(len(text.encode()) for text in texts) > _MOST_STOP_BYTES:
+        raise InputError(field, f"are more than {_MOST_STOP_BYTES} bytes in all", "give fewer or shorter texts")
+    return StopTexts(texts) if texts else None
+
+
+def _bad_word_ids(words: Sequence[str], vocabulary: Vocabulary, field: str) -> list[tuple[int, ...]]:
+    """Each word's ids as it begins a text, and as it follows another word: tokenizers tell the two apart by the space before it."""
+    for word in words:
+        _encoded(word, field)
+    texts = [text for word in words for text in (word, f" {word}")]
+    return [ids for ids in (tuple(vocabulary.encode(text)) for text in texts) if ids]
+
+
+def _encoded(text: str, field: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"{text!r} is no valid Unicode: {error.reason} at {error.start}"
+        raise InputError(field, problem, "remove lone surrogates") from error

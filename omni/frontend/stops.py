@@ -1,0 +1,119 @@
+"""Texts that end an answer, found in the bytes of its tokens."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from omni.frontend.vocabulary import Vocabulary
+from omni.rules import StopVerdict
+
+
+class StopTexts:
+    """The stop strings of a request as an automaton over bytes (Aho and Corasick). Shared by its samples; does not change.
+
+    The text ends at the stop string that is complete first; of several that are complete at the same byte, at the longest.
+
+    A state is the longest end of the bytes so far that begins a stop string.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._next: list[dict[int, int]] = [{}]
+        self._found = [0]
+        """By state: bytes of the longest stop string that is complete here; 0 if none is."""
+        self._depth = [0]
+        for text in texts:
+            self._add(text.encode())
+        self._fall = [0] * len(self._next)
+        """By state: that of the next shorter end of the bytes."""
+        self._held = [0] * len(self._next)
+        """By state: bytes that begin a stop string which is not complete."""
+        self._connect()
+        self.longest = max(self._depth)
+        """Bytes of the longest."""
+
+    def step(self, state: int, byte: int) -> int:
+        """The state after one more byte. That of no bytes is 0."""
+        while state and byte not in self._next[state]:
+            state = self._fall[state]
+        return self._next[state].get(byte, 0)
+
+    def found(self, state: int) -> int:
+        """Bytes of the longest stop string that is complete, 0 if none is."""
+        return self._found[state]
+
+    def held(self, state: int) -> int:
+        """Newest bytes that may become a stop string."""
+        return self._held[state]
+
+    def _add(self, text: bytes) -> None:
+        state = 0
+        for byte in text:
+            if byte not in self._next[state]:
+                self._next[state][byte] = len(self._next)
+                self._next.append({})
+                self._found.append(0)
+                self._depth.append(self._depth[state] + 1)
+            state = self._next[state][byte]
+        self._found[state] = len(text)
+
+    def _connect(self) -> None:
+        # Shallow states first: a state falls to one that is less deep.
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            fall = self._fall[state]
+            self._held[state] = self._depth[state] if self._next[state] else self._held[fall]
+            self._found[state] = self._found[state] or self._found[fall]
+            for byte, longer in self._next[state].items():
+                self._fall[longer] = self.step(fall, byte)
+                waiting.append(longer)
+
+
+class StopStrings:
+    """Watches one request's tokens (a `StopMatcher`). What is complete before there are `min_tokens` tokens ends nothing."""
+
+    def __init__(self, texts: StopTexts, vocabulary: Vocabulary, min_tokens: int) -> None:
+        self._texts = texts
+        self._vocabulary = vocabulary
+        self._min_tokens = min_tokens
+        self._tokens = 0
+        self._state = 0
+        self._recent: deque[int] = deque()
+        """Bytes of the newest tokens, as many as may be part of a stop string."""
+
+    def push(self, token: int) -> StopVerdict:
+        written = self._vocabulary.written(token)
+        self._tokens += 1
+        self._recent.append(len(written))
+        for place, byte in enumerate(written):
+            self._state = self._texts.step(self._state, byte)
+            found = self._texts.found(self._state)
+            if found and self._tokens >= self._min_tokens:
+                return StopVerdict(self._covering(found + len(written) - place - 1), True)
+        verdict = StopVerdict(self._covering(self._texts.held(self._state)), False)
+        while len(self._recent) > verdict.held:
+            self._recent.popleft()
+        return verdict
+
+    def _covering(self, count: int) -> int:
+        """How many of the newest tokens hold the newest `count` bytes."""
+        tokens = 0
+        for length in reversed(self._recent):
+            if count <= 0:
+                break
+            tokens, count = tokens + 1, count - length
+        return tokens
+
+
+def stopped_text(texts: StopTexts, pieces: Sequence[bytes]) -> bytes:
+    """Of a text that ended in the last of `pieces`, the bytes from its stop string on.
+
+    pieces: the bytes of the tokens that the stop string lies in, as `StopVerdict.held` counts them.
+    """
+    text = b"".join(pieces)
+    state = 0
+    for place, byte in enumerate(text):
+        state = texts.step(state, byte)
+        # One that was complete earlier came before the tokens that were asked for at least.
+        if texts.found(state) and place >= len(text) - len(pieces[-1]):
+            return text[place + 1 - texts.found(state) :]
+    return b""

@@ -1,0 +1,163 @@
+"""The happens-before checker: remembers who touched what, and reports accesses that nothing orders."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from omni.testing.simulation.access import Access, Race
+from omni.testing.simulation.clock import HOST, Clock, advance, known
+from omni.testing.simulation.naming import name_buffer
+from omni.testing.simulation.region import Region, Selection
+from omni.testing.simulation.shadow import Shadow, key_of
+from omni.testing.simulation.stream import Launched, SimulatedStream
+
+
+@dataclass(slots=True)
+class _Running:
+    """A phase being run. numbers: of its accesses, by operation and kind. seen: what it touched in the same way before."""
+
+    stream: SimulatedStream
+    launched: Launched
+    numbers: dict[tuple[str, bool], int] = field(default_factory=dict)
+    seen: set[tuple[object, ...]] = field(default_factory=set)
+
+
+class Checker:
+    """Keeps shadow memory of every storage that phases or the host touch, from the first touch to the storage's end.
+
+    host: what the host knows. races: what was found, each pair of places once.
+    """
+
+    def __init__(self) -> None:
+        self.host: Clock = [0]
+        self.races: list[Race] = []
+        self._places: set[tuple[str, ...]] = set()
+        self._accesses: list[Access] = [Access(HOST, 0, "", "nobody", 0, "", False)]
+        self._shadows: dict[int, Shadow] = {}
+        self._streams: dict[int, SimulatedStream] = {}
+        self._running: _Running | None = None
+
+    def add(self, stream: SimulatedStream) -> None:
+        self._streams[stream.agent] = stream
+
+    def host_step(self) -> None:
+        """What the host did so far is told apart from what it does next."""
+        advance(self.host, HOST, self.host[HOST] + 1)
+
+    def begin(self, stream: SimulatedStream, launched: Launched) -> None:
+        """Touches until `end` are of this phase."""
+        self._running = _Running(stream, launched)
+
+    def end(self) -> None:
+        self._running = None
+
+    def touch(self, tensor: Tensor, writes: bool, operation: str, selection: Selection | None = None) -> None:
+        """The running phase reads or writes the tensor, or what `selection` leaves of it."""
+        running = self._running
+        if running is None or not tensor.numel():
+            return
+        key = key_of(tensor)
+        shadow = self._shadows.get(key)
+        if shadow is None:
+            shadow = self._watch(key, tensor, None, 0)
+        elif shadow.born == running.launched.number:
+            return
+        if selection is None:
+            same = (key, writes, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.itemsize)
+            if same in running.seen:
+                return
+            running.seen.add(same)
+        region = Region.of(tensor, shadow.size, selection)
+        number = self._number(running, operation, writes)
+        self._check(shadow, region, number, running.launched.clock, tensor)
+        shadow.mark((running.stream.agent, writes), region, number)
+
+    def made(self, tensor: Tensor, operation: str) -> None:
+        """The running phase made a tensor. Nothing happens if its storage is known."""
+        key = key_of(tensor)
+        running = self._running
+        if running is None or key in self._shadows:
+            return
+        agent = running.stream.agent
+        shadow = self._watch(key, tensor, agent, running.launched.number)
+        shadow.latest[agent, True] = self._number(running, operation, True)
+
+    def allocated(self, tensor: Tensor, stream: SimulatedStream) -> None:
+        """The host allocated the tensor for a stream: earlier phases of that stream may still be using the memory."""
+        shadow = self._watch(key_of(tensor), tensor, stream.agent, 0)
+        last = Access(
+            stream.agent, stream.tick, stream.name, f"what stream {stream.name!r} had before", 0, "empty", True
+        )
+        shadow.latest[stream.agent, True] = self._add(last)
+
+    def host_writes(self, tensor: Tensor) -> None:
+        self._host_touch(tensor, True, "HostSlot.take")
+
+    def host_reads(self, tensor: Tensor) -> None:
+        self._host_touch(tensor, False, "HostSlot.read")
+
+    def _host_touch(self, tensor: Tensor, writes: bool, operation: str) -> None:
+        if not tensor.numel():
+            return
+        key = key_of(tensor)
+        shadow = self._shadows.get(key) or self._watch(key, tensor, None, 0)
+        region = Region.of(tensor, shadow.size, None)
+        number = self._add(Access(HOST, self.host[HOST], "", "the host", 0, operation, writes))
+        self._check(shadow, region, number, self.host, tensor)
+        shadow.mark((HOST, writes), region, number)
+
+    def _watch(self, key: int, tensor: Tensor, home: int | None, born: int) -> Shadow:
+        shadow = self._shadows[key] = Shadow(tensor, self._gone, home, born)
+        return shadow
+
+    def _number(self, running: _Running, operation: str, writes: bool) -> int:
+        kind = (operation, writes)
+        number = running.numbers.get(kind)
+        if number is None:
+            launched, stream = running.launched, running.stream
+            by = launched.phase.__name__
+            access = Access(stream.agent, launched.tick, stream.name, by, launched.number, operation, writes)
+            number = running.numbers[kind] = self._add(access)
+        return number
+
+    def _add(self, access: Access) -> int:
+        self._accesses.append(access)
+        return len(self._accesses) - 1
+
+    def _check(self, shadow: Shadow, region: Region, number: int, clock: Clock, tensor: Tensor) -> None:
+        second = self._accesses[number]
+        for kind, last in shadow.latest.items():
+            agent, wrote = kind
+            if agent == second.agent or not (wrote or second.writes):
+                continue
+            if self._accesses[last].tick <= known(clock, agent):
+                continue
+            last = shadow.last(kind, region)
+            first = self._accesses[last]
+            if first.tick > known(clock, agent):
+                self._report(first, second, self._name(tensor), shadow.first_byte(kind, region, last))
+
+    def _gone(self, shadow: Shadow) -> None:
+        """A storage ended: what is launched next on its home stream may get its memory."""
+        del self._shadows[shadow.key]
+        if shadow.home is None or (len(shadow.latest) == 1 and (shadow.home, True) in shadow.latest):
+            return
+        after = self._streams[shadow.home].clock
+        for (agent, _), last in shadow.latest.items():
+            access = self._accesses[last]
+            if agent not in (HOST, shadow.home) and access.tick > max(known(self.host, agent), known(after, agent)):
+                home = self._streams[shadow.home].name
+                free = Access(HOST, self.host[HOST], home, "the host", 0, f"giving it back to stream {home!r}", True)
+                self._report(access, free, f"{shadow.size} bytes allocated on stream {home!r}", 0)
+
+    def _name(self, tensor: Tensor) -> str:
+        running = self._running
+        if running is None:
+            return f"a host slot ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)})"
+        return name_buffer(running.launched.phase, running.launched.buffers, tensor)
+
+    def _report(self, first: Access, second: Access, buffer: str, byte: int) -> None:
+        race = Race(buffer, byte, first, second)
+        if race.places not in self._places:
+            self._places.add(race.places)
+            self.races.append(race)

@@ -1,0 +1,237 @@
+"""A device whose streams run late, in any order that launches, events and waits allow; one seed decides."""
+
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+
+import numpy as np
+import torch
+
+from omni.device import COMPLETED, Device, Event, Phase, Stream
+from omni.device.sync import host_waits
+from omni.testing.simulation.access import Race
+from omni.testing.simulation.checker import Checker
+from omni.testing.simulation.clock import advance, join
+from omni.testing.simulation.host_work import SimulatedHostWorker
+from omni.testing.simulation.recorder import Recorder
+from omni.testing.simulation.schedule import Schedule
+from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEvent, SimulatedStream, Task
+from omni.testing.simulation.waits import WaitLog
+
+_PATIENT = 1e9
+"""Seconds: longer than anything takes."""
+
+
+class SimulatedDevice(Device):
+    """The CPU behind the device interface, as late as an accelerator.
+
+    With a seed, the streams go on at each of the host's calls, each at its own pace, by a clock of the device's own. Without one,
+    they run when `run` or `synchronize` says so. A phase runs as a whole, in its stream's order; a copy reads its source then.
+
+    Every access to memory is checked: `races` lists those that no launch, event or wait orders, also where they happened in the
+    right order by luck. One thread only.
+
+    without: the name of a wait (`find_waits`) that is left out: the host goes on at once and learns
+    nothing, a stream does not wait.
+    check: whether accesses are recorded; without it the device is only late.
+
+    now: seconds. done: operations that have run. trace: what ran and what events were asked, in order. waits: counts of the waits
+    that were come to. latest: the most operations that were pending at once, to show that work was late.
+    """
+
+    def __init__(self, seed: int | None = None, *, without: str | None = None, check: bool = True) -> None:
+        super().__init__(torch.device("cpu"))
+        self.now = 0.0
+        self.done = 0
+        self.streams: list[SimulatedStream] = []
+        self.trace: list[tuple[str, str, int]] = []
+        self.waits = WaitLog()
+        self.latest = 0
+        self.schedule = Schedule(seed) if seed is not None else None
+        self._without = without
+        self._checker = Checker() if check else None
+        self._recorder = Recorder(self._checker) if self._checker is not None else None
+        self.host_observer = self._checker
+        self._launches = 0
+        self._events = 0
+        self._idle = 0
+        self._running = False
+
+    @property
+    def races(self) -> list[Race]:
+        return self._checker.races if self._checker is not None else []
+
+    @property
+    def pending(self) -> int:
+        """Operations that were enqueued and have not run."""
+        return sum(len(stream.queue) for stream in self.streams)
+
+    def assert_no_races(self) -> None:
+        """Raises AssertionError that describes the races that were found."""
+        if self.races:
+            raise AssertionError(f"{len(self.races)} races\n" + "\n".join(str(race) for race in self.races))
+
+    def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
+        pace = self.schedule.pace() if self.schedule is not None else 0.0
+        stream = SimulatedStream(name, len(self.streams) + 1, pace)
+        self.streams.append(stream)
+        if self._checker is not None:
+            self._checker.add(stream)
+        return stream
+
+    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+        assert isinstance(stream, SimulatedStream)
+        self.host_step()
+        stream.tick += 1
+        self._launches += 1
+        self._tell(stream)
+        advance(stream.clock, stream.agent, stream.tick)
+        took = self.schedule.duration(stream.pace) if self.schedule is not None else 0.0
+        inference, clock = torch.is_inference_mode_enabled(), list(stream.clock)
+        self._enqueue(stream, Launched(phase, buffers, self._launches, stream.tick, clock, inference, self.now, took))
+
+    def record(self, stream: Stream) -> Event:
+        assert isinstance(stream, SimulatedStream)
+        self._events += 1
+        self._tell(stream)
+        event = SimulatedEvent(self, stream, list(stream.clock), self._events)
+        self._enqueue(stream, Mark(event, self.now))
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        assert isinstance(stream, SimulatedStream)
+        if event is COMPLETED:
+            return
+        name = self.waits.name(sys._getframe(1))
+        self.waits.add(name, late=not isinstance(event, SimulatedEvent) or not event.reached)
+        if name == self._without:
+            return
+        if isinstance(event, SimulatedEvent):
+            join(stream.clock, event.clock)
+        self._enqueue(stream, Barrier(event, self.now))
+
+    def answer(self, event: SimulatedEvent, caller: FrameType) -> bool:
+        """What `event.done()` says at a place in the code."""
+        name = self.waits.name(caller)
+        self.host_step()
+        self.waits.add(name, late=not event.reached)
+        self.trace.append((name, event.stream.name, event.reached))
+        if name == self._without:
+            return True
+        if event.reached and self._checker is not None:
+            join(self._checker.host, event.clock)
+        return event.reached
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # By numpy, as it is no memory of the device's: what counts that does not see it.
+        return torch.from_numpy(np.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
+
+    def host_worker(self, name: str) -> SimulatedHostWorker:
+        return SimulatedHostWorker(self, name)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
+        assert isinstance(stream, SimulatedStream)
+        tensor = super().empty(shape, dtype, stream)
+        if self._checker is not None:
+            self._checker.allocated(tensor, stream)
+        return tensor
+
+    def synchronize(self) -> None:
+        host_waits("Device.synchronize")
+        while self.skip():
+            pass
+        if self._checker is not None:
+            for stream in self.streams:
+                if not stream.queue:
+                    join(self._checker.host, stream.clock)
+
+    def run(self, names: Iterable[str] | None = None, *, operations: int | None = None) -> int:
+        """Runs what can run on the streams of these names, at most `operations` in all; returns how much that was."""
+        chosen = None if names is None else set(names)
+        count = 0
+        for stream in self.streams:
+            if chosen is not None and stream.name not in chosen:
+                continue
+            while count != operations and stream.can_run:
+                self._run_head(stream)
+                count += 1
+        return count
+
+    def stall(self, name: str, seconds: float) -> None:
+        """The streams of this name do nothing for so long."""
+        for stream in self.streams:
+            if stream.name == name:
+                stream.free_at = max(stream.free_at, self.now) + seconds
+
+    def host_step(self) -> None:
+        """Time passes as between two calls of the host: what is over by then runs."""
+        if self.schedule is None or self._running:
+            return
+        self.latest = max(self.latest, self.pending)
+        self.now += self.schedule.host_step(self._idle)
+        self._idle += 1
+        while (stream := self._next()) is not None and stream.due <= self.now:
+            self._run_head(stream)
+
+    def skip(self, until: float = _PATIENT) -> bool:
+        """Runs the one operation that is over next, if that is before `until`. Returns whether there was one."""
+        stream = self._next()
+        if stream is None or stream.due > until:
+            return False
+        self.now = max(self.now, stream.due)
+        self._run_head(stream)
+        return True
+
+    def describe(self) -> str:
+        """What each stream has to do, and waits for."""
+        busy = [f"stream {s.name!r}: {len(s.queue)} pending, first {s.queue[0]}" for s in self.streams if s.queue]
+        return "\n".join(busy) or "nothing is pending on the device"
+
+    def _next(self) -> SimulatedStream | None:
+        """The stream whose head is over first."""
+        ready = [stream for stream in self.streams if stream.queue and stream.can_run]
+        return min(ready, key=lambda stream: stream.due) if ready else None
+
+    def _tell(self, stream: SimulatedStream) -> None:
+        """What is enqueued next on the stream comes after all that the host has done."""
+        if self._checker is not None:
+            join(stream.clock, self._checker.host)
+            self._checker.host_step()
+
+    def _enqueue(self, stream: SimulatedStream, task: Task) -> None:
+        stream.queue.append(task)
+        self._idle = 0
+
+    def _run_head(self, stream: SimulatedStream) -> None:
+        due = stream.due
+        task = stream.queue.popleft()
+        stream.free_at = due
+        self.done += 1
+        if isinstance(task, Mark):
+            task.event.reached, task.event.reached_at = True, due
+        elif isinstance(task, Launched):
+            self._idle = 0
+            self._run_phase(stream, task)
+
+    def _run_phase(self, stream: SimulatedStream, task: Launched) -> None:
+        name = task.phase.__name__
+        self.trace.append((name, stream.name, task.number))
+        self._running = True
+        try:
+            with torch.inference_mode(task.inference):
+                if self._checker is None or self._recorder is None:
+                    super().launch(stream, task.phase, *task.buffers)
+                    return
+                self._checker.begin(stream, task)
+                try:
+                    with self._recorder:
+                        super().launch(stream, task.phase, *task.buffers)
+                finally:
+                    self._checker.end()
+        finally:
+            self._running = False
+        stream.ran.append(name)
+
+    def _on(self, stream: Stream) -> AbstractContextManager[object]:
+        return nullcontext()

@@ -1,0 +1,132 @@
+"""What a torch operation touches, by its schema: reads, writes, rows that indices choose, or nothing but a view."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.testing.simulation.region import Selection
+
+Arguments = tuple[Any, ...]
+
+
+class Nature(Enum):
+    """COMPOSED: made of other operations, which are seen instead. VIEW: touches nothing. PERHAPS_VIEW: a view or a copy."""
+
+    COMPOSED = "composed"
+    VIEW = "view"
+    PERHAPS_VIEW = "perhaps a view"
+    PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """written: positions and names of the arguments that it writes; it reads all other tensors.
+
+    chosen: of the tensor at position 0 it touches only what the arguments choose.
+    """
+
+    name: str
+    nature: Nature
+    written: frozenset[int | str]
+    chosen: Callable[[Arguments], Selection | None] | None
+
+
+_WHOLE = frozenset(
+    {
+        "__and__",
+        "__or__",
+        "__xor__",
+        "conv1d",
+        "conv2d",
+        "conv_transpose1d",
+        "layer_norm",
+        "linear",
+        "log_softmax",
+        "matmul",
+        "rms_norm",
+        "scaled_dot_product_attention",
+        "softmax",
+    }
+)
+"""Composed operations that read all of their arguments and make a new tensor: taking them apart would tell nothing more."""
+_VIEWS = frozenset({"_unsafe_view", "lift", "lift_fresh"})
+"""Views whose schemas do not say so."""
+_SHAPED_IN_PLACE = frozenset(
+    {"as_strided_", "detach_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+)
+
+
+def describe(func: Any) -> Operation:
+    """func: an overload, as a dispatch mode gets it."""
+    name: str = func.overloadpacket.__name__
+    schema = func._schema
+    written: set[int | str] = set()
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.add(argument.name if argument.kwarg_only else position)
+    return Operation(name, _nature(func, name, written), frozenset(written), _CHOSEN.get(name))
+
+
+def _nature(func: Any, name: str, written: set[int | str]) -> Nature:
+    if name in _SHAPED_IN_PLACE or name in _VIEWS:
+        return Nature.VIEW
+    if written or name in _WHOLE:
+        return Nature.COMPOSED if written and _composed(func) else Nature.PLAIN
+    aliased = any(result.alias_info is not None for result in func._schema.returns)
+    if _composed(func):
+        return Nature.PERHAPS_VIEW if aliased else Nature.COMPOSED
+    return Nature.VIEW if aliased else Nature.PLAIN
+
+
+def _composed(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+def _numbers(index: Tensor) -> NDArray[Any]:
+    return index.numpy()
+
+
+def _rows(args: Arguments) -> Selection:
+    """`(self, dim, index, ...)`: whole rows along a dimension."""
+    tensor, dim, index = args[0], args[1], args[2]
+    return (*(slice(None),) * (dim % max(tensor.dim(), 1)), _numbers(index))
+
+
+def _elements(args: Arguments) -> Selection:
+    """`(self, dim, index, ...)`: an element for each of the index's."""
+    tensor, dim, index = args[0], args[1], args[2]
+    places: list[Any] = list(np.ogrid[tuple(slice(size) for size in index.shape)])
+    places[dim % tensor.dim()] = _numbers(index)
+    return tuple(places)
+
+
+def _indexed(args: Arguments) -> Selection:
+    """`(self, indices, ...)`, as brackets have them."""
+    return tuple(slice(None) if index is None else _numbers(index) for index in args[1])
+
+
+def _embedded(args: Arguments) -> Selection:
+    return (_numbers(args[1]),)
+
+
+_CHOSEN: Mapping[str, Callable[[Arguments], Selection | None]] = {
+    "index_select": _rows,
+    "index_copy_": _rows,
+    "index_add_": _rows,
+    "index_fill_": _rows,
+    "gather": _elements,
+    "scatter_": _elements,
+    "scatter_add_": _elements,
+    "scatter_reduce_": _elements,
+    "index": _indexed,
+    "_unsafe_index": _indexed,
+    "index_put_": _indexed,
+    "_index_put_impl_": _indexed,
+    "embedding": _embedded,
+}

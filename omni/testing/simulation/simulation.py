@@ -1,0 +1,101 @@
+"""Drives an engine, or anything that ticks, on a simulated device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from omni.testing.simulation.device import SimulatedDevice
+
+_SETTLED = 4
+"""Rounds in a row in which nothing moved, after which the device's next operation comes at once."""
+_PATIENCE = 64
+"""Such rounds with nothing left on the device, after which nothing ever will move: some act on every n-th round only."""
+
+
+class HangError(AssertionError):
+    """Nothing moves, nothing is pending on the device, and there is still something to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    tick: int
+    name: str
+    act: Callable[[], object]
+
+
+class Simulation:
+    """Ticks until all is done, and makes time pass.
+
+    tick: one round; whether anything happened. idle: whether all is done. explain: what is still to be done, for a hang's report.
+
+    ticks: rounds so far. What is done by when is decided by the device's seed.
+    """
+
+    def __init__(
+        self,
+        device: SimulatedDevice,
+        tick: Callable[[], bool],
+        idle: Callable[[], bool],
+        explain: Callable[[], str] = lambda: "",
+    ) -> None:
+        if device.schedule is None:
+            raise ValueError("a simulation needs a device with a seed")
+        self.device = device
+        self.random = device.schedule.random
+        self.ticks = 0
+        self._tick = tick
+        self._idle = idle
+        self._explain = explain
+        self._actions: list[_Action] = []
+
+    def at(self, tick: int, act: Callable[[], object], name: str = "an action") -> None:
+        """Acts before that round, or before the next one if it has been."""
+        self._actions.append(_Action(tick, name, act))
+        self._actions.sort(key=lambda action: action.tick)
+
+    def sometime(self, before: int, act: Callable[[], object], name: str = "an action") -> int:
+        """As `at`, before a round that the seed chooses among the next `before`. Returns which."""
+        tick = self.ticks + self.random.randrange(before)
+        self.at(tick, act, name)
+        return tick
+
+    def run(self) -> None:
+        """Until all is done. Raises HangError."""
+        quiet = 0
+        while True:
+            self._act()
+            done = self.device.done
+            moved = self._tick()
+            self.ticks += 1
+            self.device.host_step()
+            # What ran during the round may be what it asked for too early.
+            quiet = 0 if moved or self.device.done > done else quiet + 1
+            if quiet < _SETTLED:
+                if not self._actions and self._idle():
+                    return
+            elif self.device.skip():
+                quiet = 0
+            elif self._actions:
+                self.ticks = max(self.ticks, self._actions[0].tick)
+            elif self._idle():
+                return
+            elif quiet >= _PATIENCE:
+                raise HangError(self._hang())
+
+    def _act(self) -> None:
+        while self._actions and self._actions[0].tick <= self.ticks:
+            action = self._actions.pop(0)
+            self.device.trace.append((action.name, "", self.ticks))
+            action.act()
+
+    def _hang(self) -> str:
+        asked: dict[str, str] = {}
+        for name, stream, answer in self.device.trace[-100:]:
+            if "#" in name and not answer:
+                asked[name] = f"{name} asks for an event of stream {stream!r}"
+        lines = [
+            f"nothing moves after {self.ticks} rounds, {self.device.now:.3f} s",
+            self.device.describe(),
+            *asked.values(),
+            self._explain(),
+        ]
+        return "\n".join(line for line in lines if line)

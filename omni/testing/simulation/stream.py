@@ -1,0 +1,117 @@
+"""Queues of a simulated device: what was launched and has not run, and the events between."""
+
+import sys
+from collections import deque
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from omni.device import Event, Phase
+from omni.testing.simulation.clock import Clock
+
+
+class Asked(Protocol):
+    """Answers for an event."""
+
+    def answer(self, event: "SimulatedEvent", caller: FrameType) -> bool: ...
+
+
+class SimulatedEvent:
+    """clock: what has happened before it. reached: the stream has got there, at `reached_at` seconds."""
+
+    __slots__ = ("_device", "clock", "number", "reached", "reached_at", "stream")
+
+    def __init__(self, device: Asked, stream: "SimulatedStream", clock: Clock, number: int) -> None:
+        self._device = device
+        self.stream = stream
+        self.clock = clock
+        self.number = number
+        self.reached = False
+        self.reached_at = 0.0
+
+    def done(self) -> bool:
+        return self._device.answer(self, sys._getframe(1))
+
+    def __repr__(self) -> str:
+        return f"event {self.number} of stream {self.stream.name!r}"
+
+
+@dataclass(slots=True, eq=False)
+class Launched:
+    """A phase in a queue. clock: what has happened before it; tick: its own. number: its place among all launches.
+
+    due_after: seconds that it takes. inference: whether it was launched in inference mode, in which it then runs.
+    """
+
+    phase: Phase
+    buffers: tuple[object, ...]
+    number: int
+    tick: int
+    clock: Clock
+    inference: bool
+    at: float
+    due_after: float
+
+    def __str__(self) -> str:
+        return f"{self.phase.__name__} (launch {self.number})"
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """The place of an event in a queue."""
+
+    event: SimulatedEvent
+    at: float
+    due_after: float = 0.0
+
+    def __str__(self) -> str:
+        return f"the mark of {self.event!r}"
+
+
+@dataclass(slots=True, eq=False)
+class Barrier:
+    """What is behind it waits for the event."""
+
+    event: Event
+    at: float
+    due_after: float = 0.0
+
+    @property
+    def open(self) -> bool:
+        return self.event.reached if isinstance(self.event, SimulatedEvent) else self.event.done()
+
+    def __str__(self) -> str:
+        return f"a wait for {self.event!r}"
+
+
+Task = Launched | Mark | Barrier
+
+
+class SimulatedStream:
+    """agent: its number in clocks. ran: names of the phases that have run. free_at: seconds; what ran last was over then."""
+
+    def __init__(self, name: str, agent: int, pace: float) -> None:
+        self.name = name
+        self.agent = agent
+        self.pace = pace
+        self.queue: deque[Task] = deque()
+        self.ran: list[str] = []
+        self.clock: Clock = []
+        self.tick = 0
+        self.free_at = 0.0
+
+    @property
+    def can_run(self) -> bool:
+        if not self.queue:
+            return False
+        head = self.queue[0]
+        return not isinstance(head, Barrier) or head.open
+
+    @property
+    def due(self) -> float:
+        """When the head of the queue is over, in seconds; only if it can run."""
+        head = self.queue[0]
+        start = max(self.free_at, head.at)
+        if isinstance(head, Barrier) and isinstance(head.event, SimulatedEvent):
+            start = max(start, head.event.reached_at)
+        return start + head.due_after

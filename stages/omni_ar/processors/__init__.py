@@ -1,0 +1,6 @@
+"""Logits processors: changes to logits that plugins bring and requests ask for by name (`SamplingParams.processors`)."""
+
+from omni_ar.processors.base import HistoryProcessor, LogitsProcessor, ProcessedRows
+from omni_ar.processors.registry import NamedProcessor, ProcessorRegistry
+
+__all__ = ["HistoryProcessor", "LogitsProcessor", "NamedProcessor", "ProcessedRows", "ProcessorRegistry"]

@@ -1,0 +1,129 @@
+"""The logits processors that a stage has, and what a request asks of them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+
+import msgspec
+from torch import Tensor
+
+from omni.errors import ConfigError, InputError, OmniError, PluginError
+from omni.plugin import LogitsProcessorEntry, locate
+from omni.rules import Guide
+from omni_ar.processors.base import HistoryProcessor, LogitsProcessor, ProcessedRows
+
+Asked = Mapping[str, Mapping[str, object]]
+"""`SamplingParams.processors`: arguments by name."""
+
+_REMEDY = "give the arguments that the processor takes"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedProcessor:
+    """A device-side processor under the name that requests know it by."""
+
+    name: str
+    processor: LogitsProcessor
+    width: int
+
+    def pack(self, args: Mapping[str, object], vocab_size: int) -> tuple[float, ...]:
+        """`width` numbers. Raises InputError naming the argument."""
+        with _naming(self.name):
+            params = tuple(float(param) for param in self.processor.pack(args, vocab_size))
+        if len(params) != self.width or not all(map(isfinite, params)):
+            raise InputError(self.name, f"packs {params}: not finite numbers, {self.width} of them", _REMEDY)
+        return params
+
+    def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
+        """See `LogitsProcessor.apply`."""
+        return self.processor.apply(logits_RV, rows)
+
+
+class ProcessorRegistry:
+    """A stage's processors, imported once. One that cannot be imported harms only what asks for it."""
+
+    def __init__(self, entries: Mapping[str, LogitsProcessorEntry], vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._broken: dict[str, str] = {}
+        self._history: dict[str, HistoryProcessor] = {}
+        on_device: list[NamedProcessor] = []
+        for name in sorted(entries):
+            try:
+                processor = _build(entries[name])
+            except OmniError as error:
+                self._broken[name] = str(error)
+                continue
+            if isinstance(processor, HistoryProcessor):
+                self._history[name] = processor
+            else:
+                on_device.append(NamedProcessor(name, processor, processor.width))
+        self.on_device = tuple(on_device)
+        """By name, which is the order they are applied in."""
+        self._on_device = {processor.name: processor for processor in on_device}
+
+    def check(self, asked: Asked | None, field: str) -> None:
+        """Raises what is wrong with `asked`, which the user calls `field`: InputError for an unknown name and for arguments,
+        PluginError for a processor that could not be loaded. In any thread."""
+        for name, args in (asked or {}).items():
+            if name in self._broken:
+                raise PluginError(f"logits processor {name!r} could not be loaded: {self._broken[name]}")
+            try:
+                if name in self._on_device:
+                    self._on_device[name].pack(args, self._vocab_size)
+                elif name in self._history:
+                    self._open(name, args)
+                else:
+                    known = ", ".join(sorted({*self._on_device, *self._history})) or "none"
+                    raise InputError(name, "is no logits processor", f"known are {known}; see `omni plugins`")
+            except InputError as error:
+                raise InputError(f"{field}.{error.field}", error.problem, error.remedy) from error
+
+    def check_defaults(self, asked: Asked | None, field: str) -> None:
+        """As `check`, for what a stage does for requests that ask for nothing else: a ConfigError."""
+        try:
+            self.check(asked, field)
+        except InputError as error:
+            raise ConfigError(error.field, error.problem, error.remedy) from error
+
+    def params(self, asked: Asked | None) -> dict[str, tuple[float, ...]]:
+        """Of the device-side processors among those asked for, the parameters of the row. For what `check` accepted."""
+        asked = asked or {}
+        return {p.name: p.pack(asked[p.name], self._vocab_size) for p in self.on_device if p.name in asked}
+
+    def guides(self, asked: Asked | None) -> tuple[Guide, ...]:
+        """A new guide for each of the others, in the order of their names. For what `check` accepted."""
+        return tuple(self._open(name, asked[name]) for name in self._history if name in asked) if asked else ()
+
+    def _open(self, name: str, args: Mapping[str, object]) -> Guide:
+        with _naming(name):
+            return self._history[name].open(args, self._vocab_size)
+
+
+def _build(entry: LogitsProcessorEntry) -> LogitsProcessor | HistoryProcessor:
+    build = locate(entry.processor, f"processors.{entry.name}")
+    if not callable(build):
+        raise PluginError(f"{entry.processor} cannot be called")
+    try:
+        processor = build()
+    except Exception as error:
+        raise PluginError(f"{entry.processor}: {type(error).__name__}: {error}") from error
+    if not isinstance(processor, LogitsProcessor | HistoryProcessor):
+        kind = type(processor).__name__
+        raise PluginError(f"{entry.processor} gives a {kind}, neither a LogitsProcessor nor a HistoryProcessor")
+    return processor
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Errors about arguments name the processor."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}.{error.field}", error.problem, error.remedy) from error
+    except OmniError:
+        raise
+    except msgspec.ValidationError as error:
+        raise InputError(name, str(error), _REMEDY) from error
+    except Exception as error:
+        raise InputError(name, f"{type(error).__name__}: {error}", _REMEDY) from error

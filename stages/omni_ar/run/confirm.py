@@ -1,0 +1,269 @@
+"""What the host learns of launched steps, late: tokens first and alone, then log-probabilities."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from omni.chunks import LogprobChunk, TokenChunk
+from omni.device import COMPLETED
+from omni.errors import InputError
+from omni.payload import PageSlice, Payload
+from omni.rules import StopVerdict
+from omni.stage import Outbound, Produced
+from omni_ar.inputs import CodeFrame, PromptHidden, TokenHidden
+from omni_ar.run.blocks import BlockTable, Lent
+from omni_ar.run.guides import GuideDesk
+from omni_ar.run.request import ArRequest, Confirmed
+from omni_ar.run.rows import RowTable
+from omni_ar.run.state import FULL, IMPOSSIBLE, RUNNING
+from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
+
+
+class Ender(Protocol):
+    """Ends requests, for the worker."""
+
+    def end_request(self, request: ArRequest, reason: str, held: Sequence[int] = ()) -> None: ...
+
+    def give_up(self, request: ArRequest, doing: str, error: Exception) -> None: ...
+
+    def settled(self, request: ArRequest) -> None:
+        """The request was preempted, and nothing of it is in flight any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A launched step that the host has not read, and what it touches."""
+
+    step: SampledStep
+    requests: tuple[ArRequest, ...]
+    tables: tuple[BlockTable, ...]
+
+
+class _Scored(msgspec.Struct, frozen=True):
+    """A token whose log-probability is on its way. place: its row in the step. index: which of the request's tokens."""
+
+    request: ArRequest
+    place: int
+    index: int
+
+
+class Confirmer:
+    """Reads the handoffs of launched steps in order, and gives out what is certain.
+
+    A token's payload is lent as soon as the token is confirmed, whether or not it is written: its own event says that, and only its
+    consumer asks. A request's end waits for its log-probabilities, but no token does.
+    """
+
+    def __init__(
+        self,
+        rows: RowTable,
+        desk: GuideDesk,
+        outbox: deque[Outbound],
+        ender: Ender,
+        *,
+        block_size: int,
+        emits_tokens: bool,
+    ) -> None:
+        self.stale = 0
+        """Tokens that nobody took, since their request was over when they came."""
+        self.unread_scores = 0
+        """Launched steps whose log-probabilities are unread."""
+        self._rows = rows
+        self._desk = desk
+        self._outbox = outbox
+        self._ender = ender
+        self._size = block_size
+        self._emits_tokens = emits_tokens
+        self._flights: deque[_Flight] = deque()
+        self._late: deque[tuple[ScoreHandoff, list[_Scored]]] = deque()
+
+    @property
+    def unread(self) -> int:
+        """Steps in flight."""
+        return len(self._flights)
+
+    def launched(self, step: SampledStep, requests: Sequence[ArRequest]) -> None:
+        """The step of these requests is on the device."""
+        end = step.end
+        tables = tuple([request.held_table for request in requests])
+        for request, table in zip(requests, tables, strict=True):
+            request.unread += 1
+            table.unread += 1
+            request.last_step = table.last_step = end
+        if step.payload.hidden is not None:
+            for scheduled in step.rows:
+                # Now, and not when the token is read: the next step may be launched before.
+                scheduled.request.hidden_sent |= scheduled.emits_hidden
+        if step.scores is not None:
+            self.unread_scores += 1
+            for request in step.scores.requests:
+                request.unread_scores += 1
+        self._flights.append(_Flight(step, tuple(requests), tables))
+
+    def poll(self) -> bool:
+        """Takes in what has come."""
+        moved = False
+        while self._flights and self._flights[0].step.sampled.done():
+            self._take(self._flights.popleft())
+            moved = True
+        while self._late and self._late[0][0].ready.done():
+            self._take_scores(*self._late.popleft())
+            moved = True
+        return moved
+
+    def clear(self) -> None:
+        """Forgets everything: the stage is closing."""
+        self._flights.clear()
+        self._late.clear()
+
+    def _take(self, flight: _Flight) -> None:
+        for request in flight.requests:
+            request.unread -= 1
+        step = flight.step
+        if step.scores is not None:
+            self._late.append((step.scores, self._scored(step)))
+        results = step.tokens.read(len(step.rows)).tolist() if step.tokens is not None else []
+        current = self._rows.current
+        for scheduled, (status, count, *ids) in zip(step.rows, results, strict=True):
+            if current(scheduled.row) and scheduled.request.ending is None:
+                self._confirm(scheduled, status, ids[:count], step.payload)
+            else:
+                self.stale += count
+        # Not before everything of the step is lent: when one of its requests ends, blocks are looked through for what is free.
+        for table in flight.tables:
+            table.unread -= 1
+        for request in flight.requests:
+            if request.table is None and not request.unread:
+                self._ender.settled(request)
+
+    def _scored(self, step: SampledStep) -> list[_Scored]:
+        """The tokens whose log-probabilities the step brings, as they are about to be confirmed."""
+        rows = [(place, scheduled.request) for place, scheduled in enumerate(step.rows)]
+        return [
+            _Scored(request, place, len(request.outputs))
+            for place, request in rows
+            if request.sampling.logprobs is not None and request.ending is None and self._wanted(request)
+        ]
+
+    def _confirm(self, scheduled: Scheduled, status: int, ids: Sequence[int], payload: PayloadHandoff) -> None:
+        request = scheduled.request
+        if IMPOSSIBLE in ids:
+            problem = "leaves no token that may come next"
+            remedy = "suppress, bias or structure less, or allow more"
+            self._ender.give_up(request, "sampling", InputError("sampling", problem, remedy))
+            return
+        if scheduled.emits_hidden and payload.hidden is not None:
+            self._outbox.append(self._lend_prompt(scheduled, payload.hidden))
+        for token in ids:
+            produced = Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED)
+            lent = self._lend_token(scheduled, status == RUNNING, payload)
+            messages = (produced,) if lent is None else (produced, lent)
+            request.outputs.append(token)
+            if request.stops is None:
+                self._outbox.extend(messages)
+            elif self._hold(request, request.stops.push(token), Confirmed(token, messages)):
+                return
+        if request.table is None:
+            request.rewind()  # preempted meanwhile: it goes on behind these tokens
+        if status != RUNNING:
+            self._release(request, 0)
+            self._ender.end_request(request, "length" if status == FULL else "stop")
+        elif request.guides:
+            self._desk.ask(request, ids)
+
+    def _hold(self, request: ArRequest, verdict: StopVerdict, confirmed: Confirmed) -> bool:
+        """Gives out what cannot be part of a stop string any more. Returns whether one is complete, which ends the request."""
+        request.held.append(confirmed)
+        self._release(request, verdict.held)
+        if verdict.stopped:
+            self._ender.end_request(request, "stop", [one.token for one in request.held])
+        return verdict.stopped
+
+    def _release(self, request: ArRequest, keep: int) -> None:
+        while len(request.held) > keep:
+            self._outbox.extend(request.held.popleft().messages)
+
+    def _lend_token(self, scheduled: Scheduled, running: bool, payload: PayloadHandoff) -> Produced | None:
+        """What the request's next token gives out besides itself."""
+        if self._emits_tokens and payload.hidden is not None:
+            index = len(scheduled.request.outputs)
+            return self._lend(scheduled, TokenHidden(index=index), "hidden", payload.hidden, index - 1)
+        if payload.codes is None or not running:
+            return None  # the token that ends a request has no frame
+        scheduled.request.frames += 1
+        return self._lend(scheduled, CodeFrame(), "codes", payload.codes, len(scheduled.request.outputs))
+
+    def _lend_prompt(self, scheduled: Scheduled, written: Written) -> Produced:
+        prompt = scheduled.request.prompt
+        assert prompt is not None
+        part = PageSlice(written.pages, scheduled.table.slots(prompt.payload_positions, self._size))
+        return _lend(scheduled, PromptHidden(), "hidden", part, written)
+
+    def _lend(self, scheduled: Scheduled, meta: msgspec.Struct, name: str, written: Written, place: int) -> Produced:
+        """One page row. place: of the generated token in whose slot it is; -1 is the last of the prompt."""
+        position = np.array([scheduled.request.length + place], np.int64)
+        part = PageSlice(written.pages, scheduled.table.slots(position, self._size))
+        return _lend(scheduled, meta, name, part, written)
+
+    def _take_scores(self, scores: ScoreHandoff, tokens: Sequence[_Scored]) -> None:
+        self.unread_scores -= 1
+        words = scores.host.read().view(np.int64)
+        known = _read(words[: scores.rows], scores.count)
+        for one in tokens:
+            asked = one.request.sampling.logprobs
+            if asked is not None and self._wanted(one.request):
+                self._outbox.append(_for_user(one.request, known.chunk(one.place, 1, asked, one.index)))
+        for part in scores.chunks:
+            asked = part.request.sampling.prompt_logprobs
+            if asked is not None and self._wanted(part.request):
+                start = scores.rows + part.start
+                prompt = _read(words[start : start + part.count], scores.prompt_count)
+                self._outbox.append(
+                    _for_user(part.request, prompt.chunk(0, part.count, asked, part.first, prompt=True))
+                )
+        for request in scores.requests:
+            request.unread_scores -= 1
+            if request.ending is not None and not request.unread_scores and self._wanted(request):
+                self._ender.end_request(request, *request.ending)
+
+    def _wanted(self, request: ArRequest) -> bool:
+        return request.row is not None and self._rows.current(request.row)
+
+
+def _lend(scheduled: Scheduled, meta: msgspec.Struct, name: str, part: PageSlice, written: Written) -> Produced:
+    produced = Produced(scheduled.request.id, Payload(meta, {name: part}), written.ready)
+    scheduled.table.lend(Lent(produced.hold, (part,)))
+    return produced
+
+
+def _for_user(request: ArRequest, chunk: LogprobChunk) -> Produced:
+    return Produced(request.id, Payload(chunk), COMPLETED, for_user=True)
+
+
+class _Known(NamedTuple):
+    """Log-probabilities of n tokens, in memory of their own: the host slot that they came in is written again."""
+
+    ids_nk: NDArray[np.int64]
+    logprobs_nk: NDArray[np.float32]
+    ranks_n: NDArray[np.int64]
+
+    def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> LogprobChunk:
+        """Of `count` tokens, with `asked` of the likeliest ids each."""
+        part, width = slice(start, start + count), 1 + asked
+        ids_nk, logprobs_nk = self.ids_nk[part], self.logprobs_nk[part]
+        if width < ids_nk.shape[1]:
+            ids_nk, logprobs_nk = ids_nk[:, :width], logprobs_nk[:, :width]
+        return LogprobChunk(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
+
+
+def _read(words: NDArray[np.int64], count: int) -> _Known:
+    """words: `[n, SCORE_WORDS]`, with `count` likeliest ids each."""
+    width = 1 + count
+    bits = np.ascontiguousarray(words[:, 1 + width : 1 + 2 * width])
+    return _Known(words[:, 1 : 1 + width].copy(), bits.view(np.float64).astype(np.float32), words[:, 0].copy())

@@ -1,0 +1,63 @@
+"""Asks the guides of requests what may come next, beside the engine's thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omni.device import HostTask, HostWorker
+from omni.rules import Guide, LogitsEdit
+from omni_ar.run.request import ArRequest
+from omni_ar.sampling import merge_edits
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """edit: for the next token. over: nothing can follow."""
+
+    edit: LogitsEdit
+    over: bool
+
+
+class GuideDesk:
+    """A guided request waits until its guides have answered for its newest token; nobody else does."""
+
+    def __init__(self, worker: HostWorker, vocab: int) -> None:
+        self._worker = worker
+        self._vocab = vocab
+        self._asked: dict[ArRequest, HostTask[Answer]] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._asked)
+
+    def ask(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
+        """Tells the request's guides of its newest tokens. One question at a time: it runs no step meanwhile."""
+        guides, news = request.guides, tuple(tokens)
+        self._asked[request] = self._worker.submit(lambda: _answer(guides, news, self._vocab))
+
+    def forget(self, request: ArRequest) -> None:
+        """Its answer is of no use to anybody."""
+        self._asked.pop(request, None)
+
+    def poll(self) -> list[tuple[ArRequest, Answer | Exception]]:
+        """Answers that have come, and what guides raised."""
+        come = [request for request, task in self._asked.items() if task.done()]
+        return [(request, _result(self._asked.pop(request))) for request in come]
+
+    def close(self) -> None:
+        self._asked.clear()
+        self._worker.close()
+
+
+def _result(task: HostTask[Answer]) -> Answer | Exception:
+    try:
+        return task.result()
+    except Exception as error:  # a guide may be anybody's code: its request fails, and no other
+        return error
+
+
+def _answer(guides: Sequence[Guide], tokens: Sequence[int], vocab: int) -> Answer:
+    over = False
+    for token in tokens:
+        for guide in guides:
+            over |= guide.push(token)  # each hears of every token, whatever the others say
+    return Answer(LogitsEdit() if over else merge_edits([guide.edit() for guide in guides], vocab), over)

@@ -1,0 +1,124 @@
+"""Where the tokens come from that rows go on with."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from omni.device import Device, HostRing, Stream
+from omni_ar.model import ArModel
+from omni_ar.processors import NamedProcessor
+from omni_ar.run.limits import Limits
+from omni_ar.run.phases import accept_tokens, compute_logits, copy_tokens, post_update, sample_rows
+from omni_ar.run.state import RowState, StepBuffers
+from omni_ar.run.step import StepContext, TokenHandoff
+from omni_ar.sampling import SamplingStart
+
+
+class TokenSource(Protocol):
+    """Fills the rows' newest tokens, on the device, and hands them to the host.
+
+    The stage's own sampler is one; with pipeline parallelism the first rank's is a broadcast of the last rank's.
+    """
+
+    @property
+    def lag(self) -> int:
+        """How many steps after the one that a row was in it may be in one again: 1 if its token is there at once."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step could be launched now without touching host memory that is still in use."""
+        ...
+
+    def begin(self, step: int) -> None:
+        """Called before the inputs of a step are launched: tokens that are due become next inputs, and so do those that the
+        host has read."""
+        ...
+
+    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
+        """Called after `begin`, for rows that the step sets up: their `RowState.words`, and what sampling is to know of them.
+
+        `start_rows` has been launched here; whoever samples elsewhere sends this there. The tensors are valid as in
+        `Uploader.view`.
+        """
+        ...
+
+    def sample(self, context: StepContext) -> TokenHandoff:
+        """Launches what makes the tokens of the step's rows from `context.hidden_RD`, or sends for them, and hands them over.
+
+        A row whose generation is not that of the step is to be left as it is.
+        """
+        ...
+
+    def forget(self) -> None:
+        """The newest step failed half-way: its rows start again, and tokens of it that are still to come are nobody's."""
+        ...
+
+
+class LocalTokens:
+    """Samples here. The token point is where `copy_tokens` is enqueued: nothing that follows on the main stream is waited for."""
+
+    lag = 1
+
+    def __init__(
+        self,
+        name: str,
+        device: Device,
+        stream: Stream,
+        model: ArModel,
+        state: RowState,
+        buffers: StepBuffers,
+        limits: Limits,
+        priority: int,
+        processors: Sequence[NamedProcessor] = (),
+    ) -> None:
+        self._device = device
+        self._stream = stream
+        self._copy_stream = device.stream(f"{name}-copy", priority=priority)
+        self._model = model
+        self._state = state
+        self._buffers = buffers
+        self._drafts = limits.step_ids - 1
+        self._processors = processors
+        self._downloads = HostRing(device, (limits.rows, 2 + limits.step_ids), torch.int64, limits.ring)
+        self._slot = 0
+        """Where `RowState.counter` stands: the handoff slot of the next step."""
+
+    @property
+    def ready(self) -> bool:
+        return self._downloads.ready
+
+    def begin(self, step: int) -> None:
+        pass
+
+    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
+        pass
+
+    def sample(self, context: StepContext) -> TokenHandoff:
+        launch, stream, state = self._device.launch, self._stream, self._state
+        rows_R, count, flags = context.rows_R, len(context.rows), context.flags
+        logits_RV, accepted_RW = self._buffers.logits_NV[:count], self._buffers.accepted_NW[:count]
+        launch(stream, compute_logits, self._model, context.hidden_RD, logits_RV)
+        launch(stream, sample_rows, state, logits_RV, rows_R, flags, context.edits, self._processors, accepted_RW[:, 2])
+        launch(stream, accept_tokens, state, rows_R, accepted_RW)
+        handoff_RW = state.handoff[self._slot, :count]
+        self._slot = (self._slot + 1) % state.handoff.shape[0]
+        tokens = self._hand_over(handoff_RW)
+        launch(stream, post_update, state, rows_R, accepted_RW, context.advance_R, self._drafts, flags)
+        return tokens
+
+    def forget(self) -> None:
+        pass  # what it left in the rows' state their starts write over
+
+    def _hand_over(self, handoff_RW: Tensor) -> TokenHandoff:
+        self._device.wait(self._copy_stream, self._device.record(self._stream))
+        slot = self._downloads.advance()
+        slot.take()
+        try:
+            self._device.launch(self._copy_stream, copy_tokens, slot.tensor[: handoff_RW.shape[0]], handoff_RW)
+        finally:
+            ready = self._device.record(self._copy_stream)
+            slot.guard(ready)
+        return TokenHandoff(slot, ready)

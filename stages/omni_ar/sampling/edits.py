@@ -1,0 +1,125 @@
+"""What guides do to the logits of one step: packed on the host, applied on the device."""
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import Span, Upload
+from omni.rules import LogitsEdit
+from omni_ar.sampling.bits import bit_words, unpack_bits
+from omni_ar.sampling.bounds import MAX_EDITED_IDS
+from omni_ar.sampling.rules import NO_CHANCE
+
+Part = TypeVar("Part")
+
+
+class EditParts(NamedTuple, Generic[Part]):
+    """Edits of a step, all int64; packed on the host, or viewed on the device. g rows with a mask, p pairs of row and id.
+
+    places_g: which row of the batch. masks_gW: the ids that are possible, as bits. pair_places_p: which row of the batch.
+    pair_ids_p: which id. pair_bias_p: bits of the float64 that is added.
+    """
+
+    places_g: Part
+    masks_gW: Part
+    pair_places_p: Part
+    pair_ids_p: Part
+    pair_bias_p: Part
+
+
+PackedEdits = EditParts[Span]
+StepEdits = EditParts[Tensor]
+
+
+def view_edits(packed: PackedEdits, view: Callable[[Span], Tensor]) -> StepEdits:
+    """view: gives an uploaded array on the device (`Uploader.view`)."""
+    return EditParts(*(view(span) for span in packed))
+
+
+def edit_words(vocab: int, rows: int) -> int:
+    """int64 words that the edits of a step take at most, if `rows` rows have one."""
+    return rows * (1 + bit_words(vocab) + 3 * MAX_EDITED_IDS)
+
+
+def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
+    """The edits of a request's guides for one token as one: what all of them allow, each id once, with the sum of what is added.
+
+    Raises ValueError for an edit that `LogitsEdit` does not allow, or that names more than MAX_EDITED_IDS ids.
+    """
+    for edit in edits:
+        _check(edit, vocab)
+    masks = [_fitted(edit.allowed, bit_words(vocab)) for edit in edits if edit.allowed is not None]
+    ids = [edit.ids for edit in edits if edit.ids is not None and edit.bias is not None]
+    if not ids:
+        return LogitsEdit(np.bitwise_and.reduce(masks) if masks else None)
+    merged, place = np.unique(np.concatenate(ids), return_inverse=True)
+    if len(merged) > MAX_EDITED_IDS:
+        raise ValueError(f"biases {len(merged)} ids, and at most {MAX_EDITED_IDS} may be; rule ids out by `allowed`")
+    bias = np.zeros(len(merged), np.float32)
+    np.add.at(
+        bias, place, np.concatenate([edit.bias for edit in edits if edit.ids is not None and edit.bias is not None])
+    )
+    return LogitsEdit(np.bitwise_and.reduce(masks) if masks else None, merged, bias)
+
+
+def _fitted(mask: NDArray[np.int64], words: int) -> NDArray[np.int64]:
+    """A tokenizer may know fewer ids than the model has, or more."""
+    fitted = np.zeros(words, np.int64)
+    fitted[: len(mask)] = mask[:words]
+    return fitted
+
+
+def _check(edit: LogitsEdit, vocab: int) -> None:
+    allowed, ids, bias = edit.allowed, edit.ids, edit.bias
+    if allowed is not None and (allowed.dtype != np.int64 or allowed.ndim != 1):
+        raise ValueError(f"allowed is {allowed.dtype} {list(allowed.shape)}, not int64 [{bit_words(vocab)}]")
+    if ids is None and bias is None:
+        return
+    if ids is None or bias is None:
+        raise ValueError("ids and bias go together")
+    if ids.dtype != np.int64 or ids.ndim != 1:
+        raise ValueError(f"ids are {ids.dtype} {list(ids.shape)}, not int64 [k]")
+    if bias.dtype != np.float32 or bias.shape != ids.shape:
+        raise ValueError(f"bias is {bias.dtype} {list(bias.shape)}, not float32 [{len(ids)}] as ids are")
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab:
+        raise ValueError(f"ids reach from {ids.min()} to {ids.max()}, and the vocabulary has {vocab}")
+    if not (bias < np.inf).all():
+        raise ValueError("bias must be finite, or -inf")
+
+
+def pack_edits(upload: Upload, edits: Sequence[tuple[int, LogitsEdit]], vocab: int) -> PackedEdits:
+    """Fills `upload`. edits: place in the batch, at most one of a place, as `merge_edits` gives them."""
+    masks = [(place, edit.allowed) for place, edit in edits if edit.allowed is not None]
+    pairs = [(place, edit.ids, edit.bias) for place, edit in edits if edit.ids is not None and edit.bias is not None]
+    return EditParts(
+        places_g=upload.add(np.array([place for place, _ in masks], np.int64)),
+        masks_gW=upload.add(_stacked([mask for _, mask in masks], bit_words(vocab))),
+        pair_places_p=upload.add(
+            np.repeat(np.array([p for p, _, _ in pairs], np.int64), [len(i) for _, i, _ in pairs])
+        ),
+        pair_ids_p=upload.add(np.concatenate([np.empty(0, np.int64), *(ids for _, ids, _ in pairs)])),
+        pair_bias_p=upload.add_floats(
+            np.concatenate([np.empty(0), *(bias.astype(np.float64) for _, _, bias in pairs)])
+        ),
+    )
+
+
+def _stacked(masks: Sequence[NDArray[np.int64]], words: int) -> NDArray[np.int64]:
+    return np.stack(masks) if masks else np.empty((0, words), np.int64)
+
+
+def apply_edits(logits_RV: Tensor, edits: StepEdits) -> Tensor:
+    """Adds what guides add and makes impossible what they do not allow."""
+    if edits.pair_places_p.shape[0]:
+        bias_p = edits.pair_bias_p.view(torch.float64).to(logits_RV.dtype)
+        at_p = edits.pair_places_p * logits_RV.shape[1] + edits.pair_ids_p
+        logits_RV = logits_RV.flatten().index_add(0, at_p, bias_p).view_as(logits_RV)
+    if edits.places_g.shape[0]:
+        allowed_gV = unpack_bits(edits.masks_gW, logits_RV.shape[1])
+        edited_gV = logits_RV.index_select(0, edits.places_g).masked_fill(~allowed_gV, NO_CHANCE)
+        logits_RV = logits_RV.index_copy(0, edits.places_g, edited_gV)
+    return logits_RV

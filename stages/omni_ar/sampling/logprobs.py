@@ -1,0 +1,17 @@
+"""Log-probabilities."""
+
+import torch
+from torch import Tensor
+
+
+def top_logprobs(logits_RV: Tensor, ids_R: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the rows' ids, and of the k likeliest: ids int64 `[R, 1 + k]`, log-probabilities fp32 `[R, 1 + k]`, ranks int64 `[R]`.
+
+    logits_RV: fp32, as the model gives them. ids_R: int64. The row's own id comes first, then the likeliest, best first, which may
+    be the same one. A rank is how many ids are likelier, plus 1.
+    """
+    logprobs_RV = logits_RV.log_softmax(-1)
+    top = logprobs_RV.topk(k, dim=-1)
+    own_R1 = logprobs_RV.gather(1, ids_R[:, None])
+    ranks_R = (logprobs_RV > own_R1).sum(-1) + 1
+    return torch.cat([ids_R[:, None], top.indices], 1), torch.cat([own_R1, top.values], 1), ranks_R

@@ -1,0 +1,127 @@
+"""A model whose every token emits a hidden state, and readers of them: every row reaches its readers, once, whole, in order."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from omni.testing.simulation import SimulatedDevice
+from support.hidden_engine import HiddenEngine, HiddenResult
+from support.hidden_family import CLERK, READER, WRITER, write_checkpoint
+
+BOTH = (READER, CLERK)
+PROMPTS = [[(7 * place * place + 11 * index) % 61 for place in range(3 + 4 * index)] for index in range(5)]
+TOKENS = 11
+FEW_BLOCKS = {"writer.num_blocks": 9, "writer.max_model_len": 32}
+SMALL_BUDGET = {"writer.max_num_batched_tokens": 5}
+NO_CACHE = {"writer.prefix_cache": False}
+SLOW = {"reader.every": 7, "reader.capacity": 3, "reader.max_num_seqs": 2, "clerk.every": 5, "clerk.max_num_seqs": 2}
+
+
+def payload_of(prompt: Sequence[int]) -> list[int]:
+    """Every second position."""
+    return list(range(0, len(prompt), 2))
+
+
+def submit_all(engine: HiddenEngine) -> list[HiddenResult]:
+    return [
+        engine.submit(str(index), prompt, payload=payload_of(prompt), max_tokens=TOKENS)
+        for index, prompt in enumerate(PROMPTS)
+    ]
+
+
+def expect_all(engine: HiddenEngine, results: Sequence[HiddenResult]) -> None:
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        assert result.tokens == engine.greedy(prompt, TOKENS)
+        assert result.reason == "length"
+        engine.expect(result, prompt, payload_of(prompt))
+
+
+@pytest.mark.parametrize("width", [64, 4096])
+def test_rows_of_any_width_reach_both_readers(tmp_path: Path, width: int) -> None:
+    engine = HiddenEngine(write_checkpoint(tmp_path, width=width, readers=BOTH))
+    results = submit_all(engine)
+    engine.run()
+    expect_all(engine, results)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+@pytest.mark.parametrize(
+    "settings",
+    [FEW_BLOCKS, SMALL_BUDGET, NO_CACHE, SLOW, FEW_BLOCKS | SMALL_BUDGET | SLOW, FEW_BLOCKS | NO_CACHE | SLOW],
+    ids=[
+        "few blocks",
+        "small budget",
+        "no cache",
+        "slow",
+        "few blocks, small budget, slow",
+        "few blocks, no cache, slow",
+    ],
+)
+def test_pressure_changes_nothing(tmp_path: Path, settings: Mapping[str, object], in_flight: int) -> None:
+    engine = HiddenEngine(
+        write_checkpoint(tmp_path, readers=BOTH),
+        {**settings, "writer.max_in_flight": in_flight, "writer.block_size": 4},
+    )
+    results = submit_all(engine)
+    engine.run()
+    expect_all(engine, results)
+    assert bool(engine.engine.counters()[WRITER]["preemptions"]) == ("writer.num_blocks" in settings)
+
+
+def test_a_stop_token_s_own_row_comes_and_nothing_after_it(tmp_path: Path) -> None:
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=BOTH), {"writer.max_in_flight": 4})
+    prompt = PROMPTS[2]
+    whole = engine.greedy(prompt, TOKENS)
+    stop = whole[4]
+    result = engine.submit("a", prompt, max_tokens=TOKENS, stop_token_ids=[stop])
+    engine.run()
+    assert result.tokens == whole[: whole.index(stop) + 1]
+    assert result.reason == "stop"
+    engine.expect(result, prompt)
+
+
+def test_rows_of_prompts_alone(tmp_path: Path) -> None:
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=BOTH, tokens=False))
+    prompt = PROMPTS[3]
+    result = engine.submit("a", prompt, payload=payload_of(prompt), max_tokens=3)
+    engine.run()
+    for modality in ("read", "filed"):
+        assert len(result.readings[modality]) == len(payload_of(prompt))
+        assert all(reading.prompt for reading in result.readings[modality])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_late_and_mixed_streams_change_nothing_and_nobody_races(tmp_path: Path, seed: int) -> None:
+    device = SimulatedDevice(seed)
+    settings = [FEW_BLOCKS, SMALL_BUDGET, SLOW][seed % 3] | {"writer.max_in_flight": 1 + seed % 4}
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=BOTH), settings, device)
+    results = submit_all(engine)
+    engine.simulate().run()
+    expect_all(engine, results)
+    device.assert_no_races()
+    engine.assert_free()
+
+
+@pytest.mark.parametrize("reader", BOTH)
+def test_a_reader_that_is_behind_holds_its_own_requests_up_and_gets_no_more_than_its_credit(
+    tmp_path: Path, reader: str
+) -> None:
+    credit = 4
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=[reader], credit=credit), {f"{reader}.every": 40})
+    modality = {READER: "read", CLERK: "filed"}[reader]
+    heard = engine.submit("heard", PROMPTS[1], max_tokens=40)
+    alone = engine.submit("alone", PROMPTS[2], max_tokens=40, modalities=frozenset({"text"}))
+    ahead = []
+
+    def look() -> bool:
+        ahead.append(len(heard.tokens) - len(heard.readings.get(modality, [])))
+        return alone.over
+
+    engine.run(until=look)
+    assert len(heard.tokens) < 40, "it waits, and the other does not"
+    engine.run(until=lambda: look() and False)
+    room = 8 + 3 if reader == READER else 0
+    assert max(ahead) <= credit + 4 + room
+    engine.expect(heard, PROMPTS[1])
+    assert alone.tokens == engine.greedy(PROMPTS[2], 40)

@@ -1,0 +1,359 @@
+"""Payload comes into host memory whole, its memory is given back exactly when nothing reads it, and nobody waits for another."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni.device import COMPLETED
+from omni.device.cpu import CpuDevice
+from omni.engine.host import HostConnector
+from omni.engine.host.copier import MOST_ROWS
+from omni.engine.host.part import cut, parts_of
+from omni.errors import OmniError
+from omni.payload import PageSlice, Payload
+from omni.testing.connectors import Gate
+from omni_local.connector import LocalConnector
+from support.host_bench import BLOCK, HostBench, Numbered, Sent
+from support.queued_device import QueuedDevice
+
+HOST, WRITER = "writer->clerk-host", "writer"
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> Payload:
+    tensors: dict[str, torch.Tensor | PageSlice] = {}
+    for index in range(draw(st.integers(0, 3))):
+        dtype = draw(st.sampled_from(DTYPES))
+        numbers = torch.from_numpy(np.random.default_rng(index).integers(0, 100, (3, BLOCK, 6)))
+        if draw(st.booleans()):
+            slots = draw(st.lists(st.integers(0, 3 * BLOCK - 1), max_size=9))
+            tensors[str(index)] = PageSlice(numbers.to(dtype), np.array(slots, np.int64))
+        else:
+            shape = draw(st.lists(st.integers(0, 4), max_size=3))
+            whole = numbers.to(dtype).flatten()[: math.prod(shape)].view(shape)
+            tensors[str(index)] = whole.transpose(0, -1) if draw(st.booleans()) and len(shape) > 1 else whole
+    return Payload(Numbered(number=1), tensors)
+
+
+@given(payload=payloads(), slot_bytes=st.sampled_from([64, 512, 4096]), piece_bytes=st.sampled_from([16, 32, 64, 4096]))
+def test_tensors_of_every_dtype_and_shape_come_whole(payload: Payload, slot_bytes: int, piece_bytes: int) -> None:
+    device = CpuDevice()
+    connector = HostConnector(LocalConnector(), device, "edge", slots=1, slot_bytes=slot_bytes, piece_bytes=piece_bytes)
+    stream = device.stream("writer")
+    ref = connector.send(payload, COMPLETED, stream)
+    pending = connector.receive(ref, stream)
+    received = pending.poll()
+    while received is None:
+        received = pending.poll()
+    assert received.ready.done()
+    assert received.payload.meta is payload.meta
+    assert list(received.payload.tensors) == list(payload.tensors)
+    for name, tensor in payload.tensors.items():
+        wanted = tensor.rows(torch.from_numpy(tensor.slots)) if isinstance(tensor, PageSlice) else tensor
+        found = received.payload.tensors[name]
+        assert isinstance(found, torch.Tensor)
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert torch.equal(found, wanted)
+    connector.release(ref, COMPLETED)
+    assert ref.freed
+
+
+@given(
+    rows=st.integers(1, 20), width=st.integers(1, 40), most=st.sampled_from([16, 48, 160]), most_rows=st.integers(1, 6)
+)
+def test_pieces_cover_every_byte_once_and_keep_their_bounds(rows: int, width: int, most: int, most_rows: int) -> None:
+    (part,), nbytes = parts_of(Payload(Numbered(number=1), {"a": torch.zeros(rows, width)}))
+    pieces = list(cut(part, most, most_rows))
+    assert all(piece.nbytes <= most and piece.shape[0] <= most_rows for piece in pieces)
+    bounds = [(piece.start, piece.start + piece.nbytes) for piece in pieces]
+    assert bounds == sorted(bounds)
+    assert [end for _, end in bounds[:-1]] == [start for start, _ in bounds[1:]]
+    assert (bounds[0][0], bounds[-1][1]) == (0, rows * width * 4)
+    assert nbytes >= rows * width * 4
+
+
+def test_a_payload_without_tensors_takes_no_copy_and_no_slot() -> None:
+    device = QueuedDevice()
+    connector = HostConnector(LocalConnector(), device, "edge", slots=0)
+    ref = connector.send(Payload(Numbered(number=5)), COMPLETED, device.stream("writer"))
+    received = connector.receive(ref, device.stream("writer")).poll()
+    assert received is not None
+    assert received.payload == Payload(Numbered(number=5))
+    assert not ref.released
+    connector.release(ref, COMPLETED)
+    assert ref.freed
+    assert not device.pending
+
+
+def test_nothing_is_copied_before_it_is_ready_and_the_producer_has_its_memory_back_after_the_copy() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device)
+    sent = bench.send(3, scattered=True)
+    bench.poll()
+    assert sent.received is None
+    device.run({WRITER})
+    bench.poll()
+    assert sent.received is not None
+    assert not sent.received.ready.done(), "the consumer waits where it reads"
+    assert sent.ref.released
+    assert not sent.ref.freed
+    device.run({HOST})
+    assert sent.ref.freed
+    bench.reuse()
+    bench.expect(sent)
+
+
+def test_rows_that_follow_one_another_need_no_upload() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device)
+    for scattered in (False, True):
+        bench.send(3, scattered=scattered)
+    device.run()
+    bench.poll()
+    device.run()
+    (stream,) = (stream for stream in device.streams if stream.name == HOST)
+    assert stream.ran == ["copy_rows", "copy_rows", "copy_upload", "gather_rows", "copy_rows"]
+
+
+def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device, slots=1)
+    first = bench.send(2)
+    device.run()
+    bench.poll()
+    device.run()
+    gate = Gate()
+    bench.release(first, gate)
+    second = bench.send(2)
+    while bench.under_way:
+        device.run()
+        bench.poll()
+    bench.expect(second)
+    bench.expect(first)
+    gate.open = True
+    third = bench.send(2)
+    device.run()
+    bench.poll()
+    device.run()
+    bench.expect(third)
+    with pytest.raises(AssertionError, match="hidden of 0"):
+        bench.expect(first)
+
+
+def test_who_waited_its_turn_and_got_a_slot_after_all_is_not_waited_for() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device, slots=1)
+    first, second, third = (bench.send(2) for _ in range(3))
+    device.run()
+    bench.poll()
+    bench.release(first)
+    bench.poll()
+    assert third.received is not None
+    fourth = bench.send(2)
+    for _ in range(3):
+        device.run()
+        bench.poll()
+    for sent in (second, third, fourth):
+        bench.expect(sent)
+
+
+def test_who_leaves_while_its_slot_is_written_gives_it_to_the_next() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device, slots=1)
+    first, second = bench.send(2), bench.send(2)
+    device.run()
+    first.pending.poll()
+    bench.abort(first)
+    bench.poll()
+    assert second.received is not None
+    assert not second.received.ready.done()
+    device.run()
+    bench.expect(second)
+    assert first.ref.freed
+
+
+def test_rows_that_move_in_the_middle_are_read_where_they_are_and_the_old_place_stays_until_it_is_read() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device, slots=0, piece_bytes=64)
+    sent = bench.send(10, scattered=True)
+    device.run()
+    bench.poll()
+    bench.move(sent)
+    device.run({WRITER})
+    bench.reuse()
+    device.run({HOST})
+    bench.poll()
+    bench.move(sent)
+    for _ in range(4):
+        device.run({HOST})
+        bench.poll()
+        bench.reuse()
+    assert not sent.ref.released, "its rows are on their way"
+    while bench.under_way:
+        device.run()
+        bench.poll()
+        bench.reuse()
+    bench.expect(sent)
+
+
+def test_a_stream_that_stalls_takes_no_more_than_it_has_room_for() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device, slot_bytes=256, piece_bytes=128)
+    for rows in [2, 2, 2, 20, 2, 2, 2, 2]:
+        bench.send(rows, scattered=True)
+    device.run({WRITER})
+    for _ in range(3):
+        bench.poll()
+    assert bench.under_way
+    while bench.under_way:
+        device.run()
+        bench.poll()
+    device.run()
+    for sent in bench.sent:
+        bench.expect(sent)
+
+
+def test_a_consumer_that_keeps_everything_stops_nobody_else() -> None:
+    device = CpuDevice()
+    bench = HostBench(device, slots=4)
+    kept = [bench.send(2) for _ in range(9)]
+    other = [bench.send(5, scattered=True) for _ in range(9)]
+    while bench.under_way:
+        bench.poll()
+    for sent in (*kept, *other):
+        bench.expect(sent)
+        assert sent.ref.freed, "however long it is kept"
+
+
+def test_what_is_larger_than_a_slot_comes_in_pieces_while_small_payload_overtakes_it() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device, slot_bytes=256, piece_bytes=128)
+    large, small = bench.send(40, scattered=True), bench.send(1)
+    device.run({WRITER})
+    bench.poll()
+    device.run()
+    bench.poll()
+    bench.expect(small)
+    assert large.received is None
+    assert not large.ref.released
+    while bench.under_way:
+        device.run()
+        bench.poll()
+    bench.expect(large)
+    assert large.ref.freed
+
+
+def test_more_scattered_rows_than_one_copy_takes() -> None:
+    bench = HostBench(CpuDevice(), width=1)
+    sent = bench.send(2 * MOST_ROWS + 5, scattered=True)
+    while bench.under_way:
+        bench.poll()
+    bench.expect(sent)
+
+
+def test_who_leaves_before_its_payload_is_ready_gives_it_back_at_once() -> None:
+    bench = HostBench(QueuedDevice())
+    sent = bench.send(2, write=False)
+    bench.poll()
+    bench.abort(sent)
+    assert sent.ref.freed
+    with pytest.raises(OmniError, match="the user left"):
+        sent.pending.poll()
+
+
+def test_who_leaves_in_the_middle_gives_memory_back_after_the_copies_that_read_it_and_the_next_goes_on() -> None:
+    device = QueuedDevice()
+    bench = HostBench(device, slots=0, piece_bytes=64)
+    first, second = bench.send(10), bench.send(10)
+    device.run()
+    bench.poll()
+    bench.abort(first)
+    assert first.ref.released
+    assert not first.ref.freed
+    while bench.under_way:
+        bench.poll()
+        device.run()
+    bench.expect(second)
+    assert first.ref.freed
+
+
+@pytest.mark.parametrize("slots", [1, 0])
+def test_a_copy_that_cannot_be_launched_fails_its_payload_alone(slots: int) -> None:
+    bench = HostBench(CpuDevice(), slots=slots)
+    bad = bench.send(2)
+    part = bad.payload.tensors["hidden"]
+    assert isinstance(part, PageSlice)
+    part.pages = part.pages[:0]
+    with pytest.raises(RuntimeError, match="size"):
+        bad.pending.poll()
+    bench.abort(bad)
+    assert bad.ref.freed
+    good = bench.send(2)
+    while bench.under_way:
+        bench.poll()
+    bench.expect(good)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_any_order_of_events_brings_the_right_rows(data: st.DataObject) -> None:
+    """Streams run late and by turns, pages move, consumers are slow, some leave, memory is reused as soon as it may be."""
+    device = QueuedDevice()
+    sizes = {
+        "slots": data.draw(st.integers(0, 3)),
+        "slot_bytes": 256,
+        "piece_bytes": data.draw(st.sampled_from([64, 128])),
+    }
+    bench = HostBench(device, **sizes)
+    for _ in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from(["send", "run", "run", "poll", "poll", "move", "abort", "take"])):
+            case "send" if len(bench.sent) < 8:
+                bench.send(data.draw(st.integers(1, 12)), scattered=data.draw(st.booleans()))
+            case "run":
+                stream = data.draw(st.sampled_from([WRITER, HOST, "clerk"]))
+                device.run({stream}, operations=data.draw(st.integers(1, 6)))
+            case "poll":
+                bench.poll()
+            case "move" if bench.under_way:
+                bench.move(data.draw(st.sampled_from(bench.under_way)))
+            case "abort" if bench.under_way:
+                bench.abort(data.draw(st.sampled_from(bench.under_way)))
+            case "take":
+                _take(bench, data)
+        bench.reuse()
+    _drain(bench, device)
+
+
+def _take(bench: HostBench, data: st.DataObject) -> None:
+    """Reads what can be read and releases it, some of it after work of the consumer's own that reads it once more."""
+    for sent in bench.sent:
+        if sent.readable and not sent.over and data.draw(st.booleans()):
+            bench.expect(sent)
+            after = COMPLETED
+            if data.draw(st.booleans()):
+                bench.device.launch(bench.consumer, expect_late, bench, sent)
+                after = bench.device.record(bench.consumer)
+            bench.release(sent, after)
+
+
+def expect_late(bench: HostBench, sent: Sent) -> None:
+    bench.expect(sent)
+
+
+def _drain(bench: HostBench, device: QueuedDevice) -> None:
+    while bench.under_way:
+        device.run()
+        bench.poll()
+        bench.reuse()
+    device.run()
+    for sent in bench.sent:
+        if not sent.over:
+            bench.expect(sent)
+            bench.release(sent)
+    device.run()
+    assert all(sent.ref.freed for sent in bench.sent)

@@ -1,0 +1,143 @@
+"""An edge whose consumer asks for host memory, in an engine: under pressure, with late streams, and while requests leave."""
+
+import gc
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omni.connector import Connector
+from omni.device import SyncCheck, sync_guard
+from omni.device.cuda import CudaDevice
+from omni.engine import check_pipeline
+from omni.engine.connect import open_connector
+from omni.engine.host import HostConnector
+from omni.errors import ConfigError
+from omni.pipeline import Edge, Pipeline, validate
+from omni.testing import LaunchGuard
+from omni.testing.simulation import SimulatedDevice
+from omni_local.connector import LocalConnector
+from support.hidden_engine import LEFT, HiddenEngine, HiddenResult
+from support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint
+from support.leaks import records
+
+EDGE = f"{WRITER}->{CLERK}"
+HOST = f"{EDGE}-host"
+PROMPTS = [[(5 * place * place + 13 * index) % 61 for place in range(4 + 3 * index)] for index in range(6)]
+TOKENS = 9
+
+
+def submit_all(engine: HiddenEngine, tokens: int = TOKENS) -> list[HiddenResult]:
+    return [
+        engine.submit(str(index), prompt, payload=[0, len(prompt) - 1], max_tokens=tokens)
+        for index, prompt in enumerate(PROMPTS)
+    ]
+
+
+def expect_all(engine: HiddenEngine, results: list[HiddenResult], tokens: int = TOKENS) -> None:
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        if result.error is not LEFT:
+            assert result.tokens == engine.greedy(prompt, tokens)
+            engine.expect(result, prompt, [0, len(prompt) - 1])
+
+
+def test_only_the_edge_that_asks_is_brought_into_host_memory() -> None:
+    device, plugins = SimulatedDevice(), hidden_plugins()
+    plain: Connector = open_connector(Edge(producer="a", consumer="b"), plugins, device)
+    assert isinstance(plain, LocalConnector)
+    assert not device.streams
+    assert isinstance(open_connector(Edge(producer="a", consumer="b", memory="host"), plugins, device), HostConnector)
+    assert [stream.name for stream in device.streams] == ["a->b-host"]
+
+
+def test_another_memory_is_refused_by_name(tmp_path: Path) -> None:
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK]))
+    edge = msgspec.structs.replace(engine.plan.pipeline.edges[0], memory="disk")
+    bad: Pipeline = msgspec.structs.replace(engine.plan.pipeline, edges=(edge,))
+    with pytest.raises(ConfigError, match=r"pipeline.edges\[0\].memory: 'disk' .* use one of device, host"):
+        validate(bad)
+    assert check_pipeline(engine.plan.pipeline, hidden_plugins()).pipeline.edges[0].memory == "host"
+
+
+def test_device_memory_is_touched_in_phases_alone(tmp_path: Path) -> None:
+    engine = HiddenEngine(write_checkpoint(tmp_path, width=4096, readers=[CLERK, READER]))
+    results = submit_all(engine)
+    with LaunchGuard(engine.device) as guard:
+        while not engine.engine.idle:
+            engine.tick()
+    assert {"copy_rows", "gather_rows"} <= guard.launched
+    expect_all(engine, results)
+
+
+def test_the_host_waits_for_no_copy(tmp_path: Path) -> None:
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK, READER]), {"clerk.max_num_seqs": 1})
+    results = submit_all(engine)
+    with sync_guard(engine.device, SyncCheck.ERROR):
+        engine.run()
+    expect_all(engine, results)
+
+
+def test_prompts_larger_than_a_slot_come_in_pieces(tmp_path: Path) -> None:
+    device = SimulatedDevice(3)
+    engine = HiddenEngine(write_checkpoint(tmp_path, width=4096, readers=[CLERK]), device=device)
+    prompt = [(11 * place) % 61 for place in range(80)]
+    payload = [place for place in range(80) if place % 20]
+    result = engine.submit("a", prompt, payload=payload, max_tokens=4)
+    engine.simulate().run()
+    engine.expect(result, prompt, payload)
+    (stream,) = (stream for stream in device.streams if stream.name == HOST)
+    copies = [phase for phase in stream.ran if phase != "copy_upload"]
+    assert len(copies) == 2 + 4, "76 rows of 16 KiB take two pieces of 1 MiB"
+    device.assert_no_races()
+
+
+def test_more_requests_than_desks_and_slots_all_come_to_their_end(tmp_path: Path) -> None:
+    """Those who wait for the desk would have all slots, if slots were all there is."""
+    settings = {"clerk.max_num_seqs": 1, "clerk.every": 3, "writer.max_num_seqs": 12}
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK], credit=8), settings)
+    prompts = [[index, 3, 5] for index in range(12)]
+    results = [engine.submit(str(index), prompt, max_tokens=20) for index, prompt in enumerate(prompts)]
+    most = 0
+
+    def look() -> bool:
+        nonlocal most
+        most = max(most, engine.engine.usage()[CLERK]["leases"])
+        return False
+
+    engine.run(until=look)
+    assert most > 60, "more than there are slots"
+    for prompt, result in zip(prompts, results, strict=True):
+        engine.expect(result, prompt)
+
+
+@pytest.mark.gpu
+def test_rows_come_whole_from_a_gpu(tmp_path: Path) -> None:
+    settings = {"writer.num_blocks": 10, "writer.max_model_len": 36, "clerk.max_num_seqs": 2, "clerk.every": 3}
+    engine = HiddenEngine(write_checkpoint(tmp_path, width=4096, readers=[CLERK, READER]), settings, CudaDevice())
+    results = submit_all(engine)
+    engine.run()
+    expect_all(engine, results)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whoever_leaves_whenever_leaves_nothing_behind_and_harms_nobody(tmp_path: Path, seed: int) -> None:
+    device = SimulatedDevice(seed)
+    settings = {
+        "writer.num_blocks": 10,
+        "writer.max_model_len": 36,
+        "writer.max_in_flight": 1 + seed % 3,
+        "clerk.every": 1 + seed % 5,
+        "clerk.max_num_seqs": 2,
+    }
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK, READER]), settings, device)
+    results = submit_all(engine)
+    simulation = engine.simulate()
+    for index in range(0, len(PROMPTS), 2):
+        simulation.sometime(120, lambda index=index: engine.leave(str(index)))  # type: ignore[misc]
+    simulation.run()
+    expect_all(engine, results)
+    device.assert_no_races()
+    engine.assert_free()
+    del simulation
+    gc.collect()
+    assert not {"Lease", "Hold", "HostRef", "LocalRef", "Route"} & set(records())

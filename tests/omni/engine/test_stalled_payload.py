@@ -1,0 +1,106 @@
+"""A payload side that stalls for seconds delays no token of anybody, and nothing of it is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from omni.testing.simulation import SimulatedDevice
+from support.hidden_engine import HiddenEngine
+from support.hidden_family import CLERK, MODALITIES, READER, WRITER, write_checkpoint
+
+SECONDS = 5.0
+TOKENS = 14
+PROMPTS = [[(7 * place + 3 * index) % 61 for place in range(4 + 2 * index)] for index in range(4)]
+STREAMS = {
+    "writer-payload": (READER, CLERK),
+    "reader": (READER,),
+    "reader-copy": (READER,),
+    f"{WRITER}->{CLERK}-host": (CLERK,),
+}
+"""Of the payload side, and the readers that wait for each."""
+
+
+def steady_device(seed: int) -> SimulatedDevice:
+    """Its streams stall when they are told to alone."""
+    device = SimulatedDevice(seed)
+    assert device.schedule is not None
+    device.schedule.stalls = 0.0
+    return device
+
+
+def ask(engine: HiddenEngine, stalled: str | None) -> float:
+    """Requests that come and go while a stream stalls. Returns when the last token came, in the device's seconds."""
+    device = engine.device
+    assert isinstance(device, SimulatedDevice)
+    results = {}
+    last_token = 0.0
+
+    def submit(index: int) -> None:
+        results[index] = engine.submit(str(index), PROMPTS[index], payload=[0], max_tokens=TOKENS)
+
+    def look() -> bool:
+        nonlocal last_token
+        before = len(engine.log)
+        moved = engine.tick()
+        if any(modality == "text" for _, modality in engine.log[before:]):
+            last_token = device.now
+        return moved
+
+    simulation = engine.simulate(look)
+    for index in range(len(PROMPTS)):
+        simulation.at(10 * index, lambda index=index: submit(index))  # type: ignore[misc]
+    if stalled is not None:
+        device.stall(stalled, SECONDS)
+    simulation.run()
+    for index, result in results.items():
+        assert result.tokens == engine.greedy(PROMPTS[index], TOKENS)
+        engine.expect(result, PROMPTS[index], [0])
+    device.assert_no_races()
+    engine.assert_free()
+    return last_token
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("stalled", STREAMS)
+def test_tokens_come_while_the_payload_side_stalls_and_then_the_payload_does(
+    tmp_path: Path, stalled: str, seed: int
+) -> None:
+    folder = write_checkpoint(tmp_path, readers=[READER, CLERK], credit=64)
+    settings = {"writer.max_in_flight": 1 + seed}
+    undisturbed = ask(HiddenEngine(folder, settings, steady_device(seed)), None)
+    device = steady_device(seed)
+    engine = HiddenEngine(folder, settings, device)
+    last_token = ask(engine, stalled)
+    assert last_token < SECONDS / 10, "no token waits"
+    assert undisturbed < SECONDS / 10
+    assert device.now > SECONDS
+    last = max(place for place, (_, modality) in enumerate(engine.log) if modality == "text")
+    late = {MODALITIES[reader] for reader in STREAMS[stalled]}
+    assert late.isdisjoint(modality for _, modality in engine.log[:last]), "its payload comes when all tokens are there"
+
+
+def test_with_its_credit_used_up_a_request_waits_and_the_others_do_not(tmp_path: Path) -> None:
+    credit = 3
+    device = steady_device(1)
+    engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK], credit=credit), device=device)
+    device.stall("writer-payload", SECONDS)
+    filed = engine.submit("filed", PROMPTS[0], max_tokens=30)
+    others = [
+        engine.submit(str(index), prompt, max_tokens=30, modalities=frozenset({"text"}))
+        for index, prompt in enumerate(PROMPTS[1:])
+    ]
+    over: list[tuple[float, int]] = []
+
+    def look() -> bool:
+        moved = engine.tick()
+        if not over and all(other.over for other in others):
+            over.append((device.now, len(filed.tokens)))
+        return moved
+
+    engine.simulate(look).run()
+    ((seconds, tokens),) = over
+    assert seconds < SECONDS / 10
+    assert tokens <= credit + 4, "its credit, and what was under way"
+    engine.expect(filed, PROMPTS[0])
+    assert len(filed.tokens) == 30
+    device.assert_no_races()

@@ -1,0 +1,251 @@
+"""Texts that any sampling under the masks can give, against the form they must have, checked by hand."""
+
+import json
+import random
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+
+from omni.errors import InputError
+from omni.frontend.grammar import GrammarCompiler, GrammarGuide
+from omni.frontend.hf_vocabulary import hf_vocabulary
+from omni.frontend.vocabulary import Vocabulary
+from omni.sampling_params import StructuredOutput
+from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
+from support.tokenizer_makes import MAKES
+from support.tokenizer_makes import vocabulary as vocabulary_of
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue", "ü\n"]}, "maxItems": 3},
+        "ok": {"type": "boolean"},
+        "inner": {"type": ["null", "object"], "properties": {"x": {"type": "number"}}, "additionalProperties": False},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+EBNF = 'root ::= term ("+" term)*\nterm ::= [0-9]{1,3} | "(" root ")"'
+LARK = 'start: term ("+" term)*\nterm: /[0-9]{1,3}/ | "(" start ")"'
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary, int]:
+    """The tiny family's vocabulary and the id that ends its texts."""
+    tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"), 4096)
+    vocabulary = hf_vocabulary(tokenizer, threading.Lock())
+    assert vocabulary is not None
+    return vocabulary, tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny: tuple[Vocabulary, int]) -> GrammarCompiler:
+    return GrammarCompiler(tiny[0])
+
+
+def ids_in(mask: Sequence[int]) -> list[int]:
+    return [64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if bits >> bit & 1]
+
+
+def walk(guide: GrammarGuide, vocabulary: Vocabulary, ends: Sequence[int], seed: int) -> str | None:
+    """A text of random allowed tokens, some of which end it; None if it did not end."""
+    dice = random.Random(seed)
+    said = b""
+    for _ in range(400):
+        allowed = guide.edit().allowed
+        assert allowed is not None
+        choices = ids_in(allowed.tolist())
+        ending = [i for i in choices if i in ends]
+        token = dice.choice(ending) if ending and dice.random() < 0.3 else dice.choice(choices)
+        if token not in ends:
+            assert vocabulary.written(token), "a token that writes nothing"
+            said += vocabulary.written(token)
+        over = guide.push(token)
+        assert over or token not in ends
+        if over:
+            return said.decode()
+    return None
+
+
+def is_person(text: str) -> bool:
+    got = json.loads(text)
+    inner = got.get("inner")
+    return (
+        {"name", "age", "tags"} <= set(got) <= set(SCHEMA["properties"])
+        and isinstance(got["name"], str)
+        and len(got["name"]) <= 8
+        and type(got["age"]) is int
+        and 0 <= got["age"] <= 150
+        and len(got["tags"]) <= 3
+        and set(got["tags"]) <= {"red", "blue", "ü\n"}
+        and type(got.get("ok", True)) is bool
+        and (inner is None or (set(inner) <= {"x"} and type(inner.get("x", 0)) in (int, float)))
+    )
+
+
+def is_sum(text: str) -> bool:
+    """Numbers of up to three digits and + and parentheses: what is left of it when they are taken away from inside."""
+    while (reduced := re.sub(r"\((N|[0-9]{1,3})(\+(N|[0-9]{1,3}))*\)", "N", text)) != text:
+        text = reduced
+    return re.fullmatch(r"(N|[0-9]{1,3})(\+(N|[0-9]{1,3}))*", text) is not None
+
+
+CHOICES = ('say "hi"', "two\nlines", "a/b\\c", "über [x]{2}", "say", "é", "#")
+FORMS: dict[str, tuple[StructuredOutput, Callable[[str], bool]]] = {
+    "json": (StructuredOutput(json=SCHEMA), is_person),
+    "json text": (StructuredOutput(json=json.dumps(SCHEMA)), is_person),
+    "regex": (
+        StructuredOutput(regex=r"(the|a) [0-9A-Zü]{2,6}[.!?]{1,2}|ü+"),
+        lambda text: re.fullmatch(r"(the|a) [0-9A-Zü]{2,6}[.!?]{1,2}|ü+", text) is not None,
+    ),
+    "choice": (StructuredOutput(choice=CHOICES), lambda text: text in CHOICES),
+    "ebnf": (StructuredOutput(grammar=EBNF), is_sum),
+    "lark": (StructuredOutput(grammar=LARK), is_sum),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_text_has_the_form(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler, form: str):
+    structured, has_form = FORMS[form]
+    vocabulary, end = tiny
+    grammar = compiler.compile(structured, "structured")
+    texts = [walk(GrammarGuide(grammar, [end], "structured"), vocabulary, [end], seed) for seed in range(80)]
+    whole = [text for text in texts if text is not None]
+    assert len(whole) > 40
+    assert len(set(whole)) > 4
+    assert [text for text in whole if not has_form(text)] == []
+
+
+@pytest.mark.parametrize("make", ["byte level", "byte fallback"])
+@pytest.mark.parametrize("form", ["json", "choice", "lark"])
+def test_every_text_has_the_form_whatever_make_the_tokenizer(make: str, form: str):
+    structured, has_form = FORMS[form]
+    end = MAKES[make]().convert_tokens_to_ids("<|end|>")
+    grammar = GrammarCompiler(vocabulary_of(make)).compile(structured, "structured")
+    texts = [walk(GrammarGuide(grammar, [end], "structured"), vocabulary_of(make), [end], seed) for seed in range(20)]
+    assert sum(text is not None for text in texts) > 4
+    assert [text for text in texts if text is not None and not has_form(text)] == []
+
+
+def test_what_a_form_forces_is_allowed_in_the_tokens_of_a_text():
+    for make in ("byte level", "byte fallback"):
+        grammar = GrammarCompiler(vocabulary_of(make)).compile(StructuredOutput(json={"type": "object"}), "structured")
+        allowed = GrammarGuide(grammar, [], "structured").edit().allowed
+        assert allowed is not None
+        assert {vocabulary_of(make).written(token)[:1] for token in ids_in(allowed.tolist())} == {b"{"}
+
+
+def test_every_choice_is_possible(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler):
+    vocabulary, end = tiny
+    grammar = compiler.compile(StructuredOutput(choice=CHOICES), "structured")
+    for choice in CHOICES:
+        guide = GrammarGuide(grammar, [end], "structured")
+        for token in vocabulary.encode(choice):
+            allowed = guide.edit().allowed
+            assert allowed is not None
+            assert token in ids_in(allowed.tolist())
+            guide.push(token)
+
+
+def said(compiler: GrammarCompiler, regex: str, text: str, ends: Sequence[int]) -> tuple[list[int], bool]:
+    """What may follow a text over single bytes, and whether nothing can."""
+    guide = GrammarGuide(compiler.compile(StructuredOutput(regex=regex), "structured"), ends, "structured")
+    over = [guide.push(byte) for byte in text.encode()]
+    allowed = guide.edit().allowed
+    assert allowed is not None
+    return ids_in(allowed.tolist()), bool(over) and over[-1]
+
+
+@cache
+def bytes_compiler() -> GrammarCompiler:
+    return GrammarCompiler(Vocabulary(tuple(bytes([byte]) for byte in range(256)), lambda text: list(text.encode())))
+
+
+def test_ends_are_allowed_exactly_where_the_text_may_end():
+    newline = ord("\n")
+    for ends in ([newline], [newline, 300]):
+        # An id that writes something is an end and nothing else, also where the form would allow what it writes.
+        assert said(bytes_compiler(), "a[b\n]{2,3}", "a", ends) == ([ord("b")], False)
+        assert said(bytes_compiler(), "a[b\n]{2,3}", "abb", ends) == (sorted([ord("b"), *ends]), False)
+        assert said(bytes_compiler(), "a[b\n]{2,3}", "abbb", ends) == (ends, True)
+    assert said(bytes_compiler(), "a+", "aa", []) == ([ord("a")], False)
+
+
+def test_a_mask_has_the_words_of_the_vocabulary():
+    guide = GrammarGuide(bytes_compiler().compile(StructuredOutput(regex="a"), "structured"), [0], "structured")
+    allowed = guide.edit().allowed
+    assert allowed is not None
+    assert (allowed.dtype, allowed.shape) == ("int64", (4,))
+
+
+def test_what_no_token_can_go_on_with_is_refused():
+    only_a = GrammarCompiler(Vocabulary((b"a",), lambda text: [0]))
+    guide = GrammarGuide(only_a.compile(StructuredOutput(regex="ab"), "structured"), [], "structured")
+    with pytest.raises(InputError, match="structured: no token of the vocabulary"):
+        guide.push(0)
+    nothing = only_a.compile(StructuredOutput(regex=""), "structured")
+    with pytest.raises(InputError, match="structured: no token of the vocabulary"):
+        GrammarGuide(nothing, [], "structured").edit()
+    assert GrammarGuide(nothing, [5], "structured").edit().allowed is not None
+
+
+BAD: dict[str, tuple[StructuredOutput, str, str]] = {
+    "no JSON": (StructuredOutput(json='{"type'), "json", "EOF while parsing"),
+    "no schema": (StructuredOutput(json={"type": "thing"}), "json", "Invalid type: thing"),
+    "unknown keyword": (StructuredOutput(json={"not": {}}), "json", 'Unimplemented keys: ["not"]'),
+    "no JSON value": (StructuredOutput(json={"const": object()}), "json", "not JSON serializable"),
+    "regex": (StructuredOutput(regex="a("), "regex", "unclosed group"),
+    "look-ahead": (StructuredOutput(regex="a(?=b)"), "regex", "look-around"),
+    "surrogate": (StructuredOutput(regex="\ud800"), "regex", "surrogates not allowed"),
+    "choice": (StructuredOutput(choice=("\ud800",)), "choice", "not a Unicode scalar value"),
+    "no rule": (StructuredOutput(grammar="root ::= digit"), "grammar", "Rule 'digit' not found"),
+    "lark": (StructuredOutput(grammar="start: digit"), "grammar", 'unknown name: "digit"'),
+    "no grammar": (StructuredOutput(grammar="hello"), "grammar", "Expected ::="),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_does_not_compile_is_named(compiler: GrammarCompiler, kind: str):
+    structured, form, words = BAD[kind]
+    for _ in range(2):
+        with pytest.raises(InputError) as caught:
+            compiler.compile(structured, "sampling.thinker.structured")
+        assert caught.value.field == f"sampling.thinker.structured.{form}"
+        assert words in str(caught.value)
+
+
+def test_a_form_is_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    compiled: list[str] = []
+    fresh = GrammarCompiler(Vocabulary((b"a", b"b"), lambda text: []))
+    compile_one = fresh._compile
+    monkeypatch.setattr(fresh, "_compile", lambda form, text: compiled.append(text) or compile_one(form, text))
+    with ThreadPoolExecutor(8) as pool:
+        forms = [StructuredOutput(regex="a+")] * 40
+        grammars = list(pool.map(lambda form: fresh.compile(form, "f"), forms))
+    assert compiled == ["a+"]
+    assert len(set(map(id, grammars))) == 1
+    for count in range(2, 140):
+        fresh.compile(StructuredOutput(regex=f"a{{{count}}}"), "f")
+    fresh.compile(StructuredOutput(regex="a{139}"), "f")
+    assert len(compiled) == 139
+    fresh.compile(StructuredOutput(regex="a+"), "f")
+    assert compiled[139:] == ["a+"]
+
+
+def test_requests_of_one_form_do_not_disturb_each_other(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler):
+    vocabulary, end = tiny
+    grammar = compiler.compile(StructuredOutput(json=SCHEMA), "structured")
+
+    def one(seed: int) -> str | None:
+        return walk(GrammarGuide(grammar, [end], "structured"), vocabulary, [end], seed)
+
+    alone = [one(seed) for seed in range(24)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(one, range(24))) == alone

@@ -1,0 +1,132 @@
+"""An engine under the sync guard: nothing in it waits for the device but what is listed, and what does is told of."""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from omni.device import Device, SyncCheck, open_device, sync_guard
+from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished
+from omni.errors import ConfigError, SyncError
+from omni.payload import Payload
+from omni.sampling_params import SamplingParams
+from omni_text.model import TextModel
+from support.ar_driver import plain_prompt
+from support.tiny_text import TextEngine, write_text_model
+
+SAMPLINGS: tuple[dict[str, object], ...] = (
+    {},
+    {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 1},
+    {"repetition_penalty": 1.2, "suppress_token_ids": (1, 2), "stop_token_ids": (3,)},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {7: 3.0}, "min_tokens": 2},
+    {"bad_words_ids": ((4, 5), (6,)), "allowed_token_ids": tuple(range(100))},
+)
+
+
+@pytest.fixture(scope="module", params=["tied", "moe"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    write_text_model(path, request.param)
+    return path
+
+
+def run_checked(folder: Path, device: Device) -> None:
+    """Requests that join, run in chunks, are preempted and end, on this thread."""
+    settings = {
+        "text.max_num_seqs": 2,
+        "text.block_size": 4,
+        "text.num_blocks": 10,
+        "text.max_model_len": 40,
+        "text.max_num_batched_tokens": 5,
+    }
+    stage = TextEngine(folder, settings, device)
+    with sync_guard(device, SyncCheck.ERROR):
+        recorders = []
+        for index, sampling in enumerate(SAMPLINGS):
+            recorders.append(stage.submit(str(index), range(2 + 3 * index), max_tokens=24, **sampling))
+            stage.tick()
+        stage.run()
+    assert all(recorder.reason in ("length", "stop") and recorder.tokens for recorder in recorders)
+    assert stage.engine.counters()["text"]["preemptions"] > 0
+
+
+def test_a_text_engine_never_waits(folder: Path):
+    run_checked(folder, open_device("cpu"))
+
+
+@pytest.mark.gpu
+def test_a_text_engine_never_waits_on_a_gpu(folder: Path):
+    run_checked(folder, open_device("cuda"))
+
+
+def answer(stage: TextEngine) -> EngineOutput:
+    """Starts the engine's thread, runs one request on it, and returns its last message."""
+    over, last = threading.Event(), []
+
+    def sink(output: EngineOutput) -> None:
+        if isinstance(output, RequestFinished | RequestFailed):
+            last.append(output)
+            over.set()
+
+    stage.engine.start()
+    try:
+        inputs = {"text": [Payload(plain_prompt(range(5)))]}
+        sampling = {"text": SamplingParams(max_tokens=6)}
+        stage.engine.submit(EngineRequest("r", frozenset({"text"}), inputs, sampling=sampling), sink)
+        assert over.wait(60)
+    finally:
+        stage.engine.close()
+    return last[0]
+
+
+@pytest.mark.parametrize("check", ["", "warn", "error"])
+def test_the_engine_s_thread_enters_the_guard(folder: Path, check: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNI_SYNC_CHECK", check)
+    assert isinstance(answer(TextEngine(folder)), RequestFinished)
+
+
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits: Callable[[TextModel, Tensor], Tensor] = TextModel.logits
+
+    def peek(self: TextModel, hidden_RD: Tensor) -> Tensor:
+        assert float(hidden_RD.abs().max()) > 0
+        return logits(self, hidden_RD)
+
+    monkeypatch.setattr(TextModel, "logits", peek)
+
+
+def test_a_planted_wait_fails_the_request(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNI_SYNC_CHECK", "error")
+    planted(monkeypatch)
+    last = answer(TextEngine(folder))
+    assert isinstance(last, RequestFailed)
+    assert isinstance(last.error, SyncError)
+    assert (last.error.operation, last.error.phase) == ("torch.item", "compute_logits")
+
+
+def test_a_planted_wait_is_logged_where_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("OMNI_SYNC_CHECK", "warn")
+    planted(monkeypatch)
+    assert isinstance(answer(TextEngine(folder)), RequestFinished)
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "torch.item in phase compute_logits makes the host wait" in record.getMessage()
+    assert "in peek\n    assert float(hidden_RD.abs().max()) > 0" in record.getMessage()
+
+
+def test_without_the_variable_a_wait_passes(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("OMNI_SYNC_CHECK", raising=False)
+    planted(monkeypatch)
+    assert isinstance(answer(TextEngine(folder)), RequestFinished)
+
+
+def test_a_bad_value_is_told_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNI_SYNC_CHECK", "loud")
+    engine = TextEngine(folder).engine
+    with pytest.raises(ConfigError, match="OMNI_SYNC_CHECK: 'loud' is not a check"):
+        engine.start()
+    engine.close()

@@ -1,0 +1,225 @@
+"""The sync guard: what makes the host wait for the device is told of, on the thread that is checked, on the CPU as on a GPU."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from omni.device import HostRing, SyncCheck, SyncGuard, SyncPoint, host_waits, may_sync, sync_guard
+from omni.device.cpu import CpuDevice
+from omni.errors import ConfigError, SyncError
+
+MASK = torch.arange(6) > 2
+REPEATS = torch.ones(6, dtype=torch.int64)
+HOST = CpuDevice().host_tensor((6,), torch.float32)
+
+Ask = Callable[[torch.Tensor], object]
+WAITS: dict[str, tuple[Ask, str]] = {
+    "item": (lambda x: x[0].item(), "keep the value on the device"),
+    "bool": (lambda x: bool(MASK[0]), "keep the value on the device"),
+    "int": (lambda x: int(x[1]), "keep the value on the device"),
+    "index by a scalar tensor": (lambda x: x[REPEATS[0]], "keep the value on the device"),
+    "equal": (lambda x: torch.equal(x, x), "keep the value on the device"),
+    "allclose": (lambda x: torch.allclose(x, x), "keep the value on the device"),
+    "multinomial": (lambda x: torch.multinomial(x, 1), "keep the value on the device"),
+    "index_fill with a tensor": (lambda x: x.index_fill(0, REPEATS[:1], x[0]), "keep the value on the device"),
+    "tolist": (lambda x: x.tolist(), "keep the value on the device"),
+    "numpy": (lambda x: x.numpy(), "keep the value on the device"),
+    "asarray": (lambda x: np.asarray(x), "keep the value on the device"),
+    "nonzero": (lambda x: x.nonzero(), "shape depends on values"),
+    "where": (lambda x: torch.where(MASK), "shape depends on values"),
+    "argwhere": (lambda x: torch.argwhere(MASK), "shape depends on values"),
+    "mask": (lambda x: x[MASK], "shape depends on values"),
+    "assignment by a mask": (lambda x: x.clone().__setitem__(MASK, x[:3]), "shape depends on values"),
+    "masked_select": (lambda x: x.masked_select(MASK), "shape depends on values"),
+    "unique": (lambda x: x.unique(), "shape depends on values"),
+    "unique_consecutive": (lambda x: x.unique_consecutive(), "shape depends on values"),
+    "repeat_interleave": (lambda x: x.repeat_interleave(REPEATS), "shape depends on values"),
+    "bincount": (lambda x: x.long().bincount(), "shape depends on values"),
+    "cpu": (lambda x: x.cpu(), "pinned memory of a HostSlot"),
+    "a tensor of host data": (lambda x: torch.tensor([1, 2], device="cpu"), "pinned memory of a HostSlot"),
+    "a copy to the host": (lambda x: HOST.copy_(x), "pinned memory of a HostSlot"),
+    "a copy from the host": (lambda x: x.clone().copy_(HOST), "pinned memory of a HostSlot"),
+}
+DOES_NOT_WAIT: dict[str, Ask] = {
+    "arithmetic": lambda x: (x + 1).softmax(0).argmax(),
+    "a gather": lambda x: x.index_select(0, REPEATS),
+    "an index": lambda x: x[REPEATS],
+    "a choice": lambda x: torch.where(MASK, x, 0),
+    "a fill by mask": lambda x: x.masked_fill(MASK, 1),
+    "repeat_interleave of a known size": lambda x: x.repeat_interleave(REPEATS, output_size=6),
+    "repeat_interleave by a number": lambda x: x.repeat_interleave(2),
+    "a linear layer": lambda x: torch.nn.functional.linear(x, torch.ones(2, 6)),
+    "a copy to the host that is not waited for": lambda x: HOST.copy_(x, non_blocking=True),
+    "a copy from the host that is not waited for": lambda x: x.clone().copy_(HOST, non_blocking=True),
+    "a copy on the device": lambda x: x.clone().copy_(x),
+    "to": lambda x: x.to(x.device, torch.float64),
+    "a view": lambda x: x.view(2, 3)[1:, None].expand(1, 5, 3),
+}
+ITEM = WAITS["item"][0]
+INFERENCE = pytest.mark.parametrize("inference", [False, True])
+
+
+def launch(device: CpuDevice, ask: Ask) -> None:
+    x = torch.arange(6.0)
+
+    def busy() -> None:
+        ask(x)
+
+    device.launch(device.stream("s"), busy)
+
+
+@INFERENCE
+@pytest.mark.parametrize("how", WAITS)
+def test_what_waits_raises(how: str, inference: bool):
+    device, (ask, remedy) = CpuDevice(), WAITS[how]
+    with torch.inference_mode(inference), SyncGuard(device, SyncCheck.ERROR):
+        with pytest.raises(SyncError, match=rf"in phase busy makes the host wait for the device; .*{remedy}") as caught:
+            launch(device, ask)
+        ask(torch.arange(6.0))  # outside of phases nothing is on the device
+    assert caught.value.phase == "busy"
+
+
+@INFERENCE
+@pytest.mark.parametrize("how", WAITS)
+def test_what_waits_is_logged_once_for_each_place(how: str, inference: bool, caplog: pytest.LogCaptureFixture):
+    device, (ask, remedy) = CpuDevice(), WAITS[how]
+    with torch.inference_mode(inference), SyncGuard(device, SyncCheck.WARN) as guard:
+        for _ in range(3):
+            launch(device, ask)
+    first = caplog.records[0].getMessage()
+    assert remedy in first
+    assert f'{__file__}", line' in first
+    assert len(caplog.records) == len(guard.seen) <= 2
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+@INFERENCE
+@pytest.mark.parametrize("how", DOES_NOT_WAIT)
+def test_what_does_not_wait_passes(how: str, inference: bool):
+    device = CpuDevice()
+    with torch.inference_mode(inference), SyncGuard(device, SyncCheck.ERROR) as guard:
+        launch(device, DOES_NOT_WAIT[how])
+    assert not guard.seen
+
+
+@INFERENCE
+def test_results_are_those_without_the_guard(inference: bool):
+    device, results = CpuDevice(), []
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*size, generator=generator) for size in ((5, 33), (17, 33), (17,)))
+
+    def compute() -> None:
+        y = torch.nn.functional.linear(x, weight, bias).unflatten(1, (1, 17)).expand(5, 3, 17)
+        results.append(torch.nn.functional.scaled_dot_product_attention(y, y, y).flatten(1).repeat_interleave(2, 0))
+
+    with torch.inference_mode(inference):
+        launch(device, lambda x: compute())
+        with SyncGuard(device, SyncCheck.ERROR):
+            launch(device, lambda x: compute())
+    assert torch.equal(*results)
+
+
+def test_what_the_device_is_asked_outside_of_phases():
+    device = CpuDevice()
+    with SyncGuard(device, SyncCheck.ERROR):
+        with pytest.raises(SyncError, match=r"^Device.synchronize outside of phases makes the host wait"):
+            device.synchronize()
+        with pytest.raises(SyncError, match="a fabric's flush"):
+            host_waits("a fabric's flush")
+    device.synchronize()
+    host_waits("nobody is checked")
+
+
+def test_what_is_listed_may_wait():
+    device = CpuDevice()
+    with SyncGuard(device, SyncCheck.ERROR) as guard:
+        with may_sync(SyncPoint.ENCODE):
+            with may_sync(SyncPoint.MEASURE):
+                launch(device, ITEM)
+            launch(device, torch.Tensor.tolist)
+            device.synchronize()
+        with pytest.raises(SyncError):
+            launch(device, ITEM)
+    assert len(guard.seen) == 1
+
+
+def test_may_sync_ends_with_what_it_was_for():
+    device = CpuDevice()
+    with SyncGuard(device, SyncCheck.ERROR):
+        with pytest.raises(ZeroDivisionError), may_sync(SyncPoint.ENCODE):
+            launch(device, lambda x: 1 / 0)
+        with pytest.raises(SyncError):
+            launch(device, ITEM)
+
+
+def test_only_the_thread_that_entered_is_checked():
+    device, errors = CpuDevice(), []
+
+    def elsewhere() -> None:
+        try:
+            launch(CpuDevice(), ITEM)
+            device.synchronize()
+        except SyncError as error:
+            errors.append(error)
+
+    with SyncGuard(device, SyncCheck.ERROR), may_sync(SyncPoint.ENCODE):
+        checked = threading.Thread(target=lambda: (SyncGuard(device, SyncCheck.ERROR).__enter__(), elsewhere()))
+        free = threading.Thread(target=elsewhere)
+        for thread in (free, checked):
+            thread.start()
+            thread.join()
+            if thread is free:
+                assert not errors
+    # Neither a guard nor a `may_sync` reaches another thread.
+    assert [error.operation for error in errors] == ["Device.synchronize"]
+
+
+def test_the_guard_ends_with_its_block():
+    device = CpuDevice()
+    with SyncGuard(device, SyncCheck.ERROR):
+        pass
+    launch(device, ITEM)
+    device.synchronize()
+
+
+def test_a_step_through_rings_does_not_wait():
+    device = CpuDevice()
+    ring, done = HostRing(device, (4,), torch.int64, 2), []
+
+    def copy(host: torch.Tensor, made: torch.Tensor) -> None:
+        host.copy_(made, non_blocking=True)
+
+    with SyncGuard(device, SyncCheck.ERROR) as guard:
+        stream, made = device.stream("s"), device.arange(4)
+        slot = ring.advance()
+        slot.take()
+        device.launch(stream, copy, slot.tensor, made)
+        slot.guard(device.record(stream))
+        done.append(slot.read().tolist())
+    assert done == [[0, 1, 2, 3]]
+    assert not guard.seen
+
+
+@pytest.mark.parametrize(
+    ("value", "check"), [("", SyncCheck.OFF), ("warn", SyncCheck.WARN), ("error", SyncCheck.ERROR)]
+)
+def test_the_environment_says_how(value: str, check: SyncCheck):
+    assert SyncCheck.from_environment({"OMNI_SYNC_CHECK": value}) is check
+
+
+def test_without_the_variable_nothing_is_checked():
+    device = CpuDevice()
+    assert SyncCheck.from_environment({}) is SyncCheck.OFF
+    with sync_guard(device, SyncCheck.OFF):
+        launch(device, ITEM)
+        device.synchronize()
+
+
+@pytest.mark.parametrize("value", ["on", "1", "Error", " warn"])
+def test_another_value_is_refused(value: str):
+    with pytest.raises(ConfigError, match=r"OMNI_SYNC_CHECK: .* is not a check; use"):
+        SyncCheck.from_environment({"OMNI_SYNC_CHECK": value})

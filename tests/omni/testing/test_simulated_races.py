@@ -1,0 +1,375 @@
+"""What the happens-before checker reports, and what it does not: hand-made, a line or two each."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from omni.device import HostRing, HostSlot
+from omni.testing import Race, SimulatedDevice
+
+
+def write(rows: Tensor) -> None:
+    rows.fill_(1)
+
+
+def read(rows: Tensor) -> None:
+    rows.sum()
+
+
+def copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
+def gather(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
+    torch.index_select(pages.flatten(0, 1), 0, slots_n, out=out_nD)
+
+
+def store(pages: Tensor, slots_n: Tensor, rows_nD: Tensor) -> None:
+    pages.flatten(0, 1).index_copy_(0, slots_n, rows_nD)
+
+
+def only(device: SimulatedDevice) -> Race:
+    (race,) = device.races
+    return race
+
+
+class Pair:
+    """Two streams that nothing orders, and a buffer."""
+
+    def __init__(self) -> None:
+        self.device = SimulatedDevice()
+        self.one, self.two = self.device.stream("one"), self.device.stream("two")
+        self.rows = torch.zeros(4, 2)
+
+    def finish(self) -> list[Race]:
+        self.device.synchronize()
+        return self.device.races
+
+
+@pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
+def test_a_copy_without_a_wait_is_reported_in_whichever_order_it_happened(order: tuple[str, str]):
+    pair = Pair()
+    target = torch.zeros(4, 2)
+    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.launch(pair.two, copy, target, pair.rows)
+    for name in order:
+        pair.device.run({name})
+    race = only(pair.device)
+    names = {race.first.by: race.first, race.second.by: race.second}
+    assert (names["write"].stream, names["write"].operation, names["write"].launch) == ("one", "fill_", 1)
+    assert (names["copy"].stream, names["copy"].operation, names["copy"].launch) == ("two", "copy_", 2)
+    assert names["write"].writes
+    assert not names["copy"].writes
+    assert race.buffer == ("source" if order[1] == "two" else "rows") + " (float32 [4, 2])"
+    with pytest.raises(AssertionError, match=r"copy \(launch 2, stream 'two'\) reads by copy_"):
+        pair.device.assert_no_races()
+
+
+def test_a_wait_orders():
+    pair = Pair()
+    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.wait(pair.two, pair.device.record(pair.one))
+    pair.device.launch(pair.two, read, pair.rows)
+    assert not pair.finish()
+
+
+def test_a_wait_orders_no_more_than_was_enqueued_before_its_event():
+    pair = Pair()
+    event = pair.device.record(pair.one)
+    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.wait(pair.two, event)
+    pair.device.launch(pair.two, read, pair.rows)
+    assert len(pair.finish()) == 1
+
+
+def test_a_third_stream_orders_two():
+    pair = Pair()
+    third = pair.device.stream("third")
+    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.wait(third, pair.device.record(pair.one))
+    pair.device.wait(pair.two, pair.device.record(third))
+    pair.device.launch(pair.two, write, pair.rows)
+    assert not pair.finish()
+
+
+def test_the_host_orders_what_it_has_learned():
+    pair = Pair()
+    pair.device.launch(pair.one, write, pair.rows)
+    event = pair.device.record(pair.one)
+    pair.device.run()
+    assert event.done()
+    pair.device.launch(pair.two, read, pair.rows)
+    assert not pair.finish()
+
+
+def test_the_host_orders_nothing_that_it_has_not_asked_for():
+    pair = Pair()
+    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.record(pair.one)
+    pair.device.run()
+    pair.device.launch(pair.two, read, pair.rows)
+    assert len(pair.finish()) == 1
+
+
+def test_synchronizing_orders():
+    pair = Pair()
+    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.synchronize()
+    pair.device.launch(pair.two, write, pair.rows)
+    assert not pair.finish()
+
+
+def test_reads_need_no_order():
+    pair = Pair()
+    for stream in (pair.one, pair.two):
+        pair.device.launch(stream, read, pair.rows)
+    assert not pair.finish()
+
+
+def test_one_race_is_reported_once_however_often_it_happens():
+    pair = Pair()
+    for _ in range(5):
+        pair.device.launch(pair.one, write, pair.rows)
+        pair.device.launch(pair.two, read, pair.rows)
+    pair.device.synchronize()
+    assert len(pair.device.races) == 1
+
+
+PARTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], bool]] = {
+    "rows apart": (lambda x: x[:2], lambda x: x[2:], False),
+    "a row in common": (lambda x: x[:2], lambda x: x[1:3], True),
+    "columns apart": (lambda x: x[:, 0], lambda x: x[:, 1], False),
+    "a column and a row": (lambda x: x[:, 0], lambda x: x[3], True),
+    "apart by strides": (lambda x: x[::2], lambda x: x[1::2], False),
+    "the same, transposed": (lambda x: x.T[0], lambda x: x[:, 0], True),
+    "bytes apart": (lambda x: x.view(torch.uint8)[:, :4], lambda x: x[:, 1], False),
+    "a byte in common": (lambda x: x.view(torch.uint8)[:, :5], lambda x: x[:, 1], True),
+    "words that hold the number": (lambda x: x.view(torch.int64)[2], lambda x: x[2, 1], True),
+    "words that do not": (lambda x: x.view(torch.int64)[2], lambda x: x[1, 1], False),
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_parts_of_a_buffer_conflict_where_they_meet(parts: str):
+    first, second, meets = PARTS[parts]
+    pair = Pair()
+    pair.device.launch(pair.one, write, first(pair.rows))
+    pair.device.launch(pair.two, read, second(pair.rows))
+    assert bool(pair.finish()) == meets
+
+
+CHOSEN: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index_copy_": lambda x, i: x.index_copy_(0, i, torch.ones(len(i), 2)),
+    "index_add_": lambda x, i: x.index_add_(0, i, torch.ones(len(i), 2)),
+    "index_fill_": lambda x, i: x.index_fill_(0, i, 2),
+    "brackets": lambda x, i: x[i],
+    "brackets with a place behind": lambda x, i: x[i, 1],
+    "assignment": lambda x, i: x.__setitem__(i, 3.0),
+    "index_put_": lambda x, i: x.index_put_((i, torch.zeros_like(i)), torch.ones(len(i))),
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "scatter_": lambda x, i: x.scatter_(0, i[:, None], 5.0),
+    "scatter_add_": lambda x, i: x.scatter_add_(0, i[:, None], torch.ones(len(i), 1)),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x),
+    "along a transposed dimension": lambda x, i: x.T.index_select(1, i),
+    "take_along_dim, which is composed": lambda x, i: torch.take_along_dim(x, i[:, None], 0),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("rows", [[0, 3], [1]])
+@pytest.mark.parametrize("how", CHOSEN)
+def test_indices_choose_the_rows_that_are_touched(how: str, rows: list[int], inference: bool):
+    def choose(pages: Tensor, index: Tensor) -> None:
+        CHOSEN[how](pages, index)
+
+    with torch.inference_mode(inference):
+        pair = Pair()
+        pair.device.launch(pair.one, write, pair.rows[1:3])
+        pair.device.launch(pair.two, choose, pair.rows, torch.tensor(rows))
+        assert bool(pair.finish()) == (rows == [1])
+
+
+VIEWS: dict[str, Callable[[Tensor], object]] = {
+    "flatten": lambda x: x.flatten(),
+    "reshape": lambda x: x.reshape(2, 4),
+    "chunk": lambda x: x.chunk(2),
+    "unbind": lambda x: x.unbind(),
+    "to its own type": lambda x: x.to(torch.float32),
+    "contiguous": lambda x: x.contiguous(),
+    "movedim": lambda x: x.movedim(0, 1),
+}
+COPIES: dict[str, Callable[[Tensor], object]] = {
+    "flatten": lambda x: x.T.flatten(),
+    "reshape": lambda x: x.T.reshape(4, 2),
+    "to another type": lambda x: x.to(torch.float64),
+    "contiguous": lambda x: x.T.contiguous(),
+    "matmul": lambda x: x @ x.T,
+    "linear": lambda x: torch.nn.functional.linear(x, torch.ones(3, 2)),
+    "stack": lambda x: torch.stack([torch.ones(4, 2), x]),
+    "where": lambda x: torch.where(torch.tensor(True), 1.0, x),
+    "out": lambda x: torch.add(x, 1, out=torch.empty(4, 2)),
+    "item": lambda x: x[0, 0].item(),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(
+    ("looks", "touches"), [*((f, False) for f in VIEWS.values()), *((f, True) for f in COPIES.values())]
+)
+def test_views_touch_nothing_and_copies_read(looks: Callable[[Tensor], object], touches: bool, inference: bool):
+    def look(rows: Tensor) -> None:
+        looks(rows)
+
+    with torch.inference_mode(inference):
+        pair = Pair()
+        pair.device.launch(pair.one, write, pair.rows)
+        pair.device.launch(pair.two, look, pair.rows)
+        assert bool(pair.finish()) == touches
+
+
+def test_pages_reused_while_a_consumer_reads_are_reported_by_their_name():
+    pair = Pair()
+    pages, out = torch.zeros(3, 2, 2), torch.zeros(2, 2)
+    device = pair.device
+    device.launch(pair.one, store, pages, torch.tensor([2, 3]), torch.ones(2, 2))
+    device.wait(pair.two, device.record(pair.one))
+    device.launch(pair.two, gather, pages, torch.tensor([2, 3]), out)
+    device.launch(pair.one, store, pages, torch.tensor([4, 5]), torch.ones(2, 2))
+    assert not pair.finish()
+    device.launch(pair.two, gather, pages, torch.tensor([4]), out[:1])
+    device.launch(pair.one, store, pages, torch.tensor([5, 1]), torch.ones(2, 2))
+    assert not pair.finish()
+    device.launch(pair.two, gather, pages, torch.tensor([1]), out[:1])
+    device.launch(pair.one, store, pages, torch.tensor([0, 1]), torch.ones(2, 2))
+    (race,) = pair.finish()
+    assert race.buffer.startswith("pages")
+    assert race.byte == 1 * 2 * 4
+
+
+def slot_of(device: SimulatedDevice) -> HostSlot:
+    return HostRing(device, (4,), torch.int64, slots=1).advance()
+
+
+def test_a_host_slot_rewritten_under_its_copy_is_reported_also_when_the_copy_was_in_time():
+    for first in (True, False):
+        device = SimulatedDevice()
+        stream, slot, target = device.stream("copies"), slot_of(device), torch.zeros(4, dtype=torch.int64)
+        slot.take()[:] = 1
+        device.launch(stream, copy, target, slot.tensor)
+        slot.guard(device.record(device.stream("another")))
+        device.run({"another", *(["copies"] if first else [])})
+        slot.take()[:] = 2
+        device.synchronize()
+        race = only(device)
+        assert {race.first.operation, race.second.operation} == {"copy_", "HostSlot.take"}
+        assert "the host writes by HostSlot.take" in str(race)
+
+
+def test_a_host_slot_read_before_its_copy_is_reported():
+    device = SimulatedDevice()
+    stream, slot = device.stream("copies"), slot_of(device)
+    slot.take()
+    before = device.record(stream)
+    device.launch(stream, copy, slot.tensor, torch.ones(4, dtype=torch.int64))
+    slot.guard(before)
+    device.run()
+    assert np.array_equal(slot.read(), [1, 1, 1, 1]), "by luck"
+    race = only(device)
+    assert (race.first.by, race.second.by, race.second.operation) == ("copy", "the host", "HostSlot.read")
+    assert race.buffer == "a host slot (int64 [4])"
+
+
+def test_host_slots_used_by_the_rules_are_not_reported():
+    device = SimulatedDevice()
+    stream, slot, rows = device.stream("copies"), slot_of(device), torch.zeros(4, dtype=torch.int64)
+    for turn in range(3):
+        slot.take()[:] = turn
+        device.launch(stream, copy, rows, slot.tensor)
+        slot.guard(device.record(stream))
+        device.run()
+        assert slot.free
+        slot.take()
+        device.launch(stream, copy, slot.tensor, rows)
+        slot.guard(device.record(stream))
+        device.run()
+        assert np.array_equal(slot.read(), [turn] * 4)
+    device.assert_no_races()
+
+
+def test_memory_made_in_a_phase_is_checked_too():
+    device = SimulatedDevice()
+    one, two = device.stream("one"), device.stream("two")
+    made: list[Tensor] = []
+
+    def make() -> None:
+        made.append(torch.ones(3) * 2)
+
+    def use() -> None:
+        made[0].sum()
+
+    device.launch(one, make)
+    device.launch(two, use)
+    device.synchronize()
+    assert only(device).first.by == "make"
+
+
+def let_go(waits: bool) -> SimulatedDevice:
+    """The host gives memory of one stream back while another reads it, with or without that stream's knowledge."""
+    device = SimulatedDevice()
+    home, reader = device.stream("home"), device.stream("reader")
+    rows = device.empty((8,), torch.float32, home)
+    device.launch(home, write, rows)
+    device.wait(reader, device.record(home))
+    device.launch(reader, read, rows)
+    if waits:
+        device.wait(home, device.record(reader))
+    del rows
+    device.synchronize()
+    return device
+
+
+def test_memory_given_back_under_a_reader_is_reported():
+    race = only(let_go(waits=False))
+    assert race.first.by == "read"
+    assert race.second.operation == "giving it back to stream 'home'"
+
+
+def test_memory_given_back_when_its_stream_waits_for_the_reader_is_fine():
+    let_go(waits=True).assert_no_races()
+
+
+def test_memory_given_back_when_the_host_knows_the_reader_is_through_is_fine():
+    device = SimulatedDevice()
+    home, reader = device.stream("home"), device.stream("reader")
+    rows = device.empty((8,), torch.float32, home)
+    device.wait(reader, device.record(home))
+    device.launch(reader, read, rows)
+    end = device.record(reader)
+    device.run()
+    assert end.done()
+    del rows
+    device.assert_no_races()
+
+
+def test_fresh_memory_is_for_its_stream_alone():
+    device = SimulatedDevice()
+    home, other = device.stream("home"), device.stream("other")
+    device.launch(home, read, torch.zeros(2))
+    rows = device.empty((8,), torch.float32, home)
+    device.launch(other, write, rows)
+    device.synchronize()
+    assert "what stream 'home' had before" in str(only(device))
+
+
+def test_without_the_check_nothing_is_reported():
+    device = SimulatedDevice(check=False)
+    rows = torch.zeros(3)
+    for name in ("one", "two"):
+        device.launch(device.stream(name), write, rows)
+    device.synchronize()
+    assert device.races == []
+    assert rows.tolist() == [1, 1, 1]

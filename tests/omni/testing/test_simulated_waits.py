@@ -1,0 +1,109 @@
+"""Waits by name: found in the source, seen in a run, left out."""
+
+import torch
+from torch import Tensor
+
+from omni.device import Event
+from omni.testing import SimulatedDevice, find_waits
+
+
+def write(rows: Tensor) -> None:
+    rows.fill_(1)
+
+
+def read(rows: Tensor) -> None:
+    rows.sum()
+
+
+HERE = __name__
+
+
+class Asker:
+    def twice(self, first: Event, second: Event) -> tuple[bool, bool]:
+        return first.done(), (
+            second
+            .done()
+        )  # fmt: skip
+
+    def in_a_comprehension(self, *events: Event) -> bool:
+        one = all(event.done() for event in events)
+        return one and [event.done() for event in events] == [True] * len(events)
+
+    def in_a_function(self, event: Event) -> bool:
+        def ask() -> bool:
+            return event.done()
+
+        return ask()
+
+
+def pair(device: SimulatedDevice, rows: Tensor) -> None:
+    one, two = device.stream("one"), device.stream("two")
+    device.launch(one, write, rows)
+    device.wait(two, device.record(one))
+    device.launch(two, read, rows)
+
+
+def test_waits_are_named_by_where_they_stand():
+    device = SimulatedDevice()
+    event, asker = device.record(device.stream("s")), Asker()
+    asker.twice(event, event)
+    device.run()
+    asker.in_a_comprehension(event, event)
+    asker.in_a_function(event)
+    pair(device, torch.zeros(1))
+    counts = {name: (count.asked, count.late) for name, count in device.waits.counts.items()}
+    assert counts == {
+        f"{HERE}.Asker.twice#1": (1, 1),
+        f"{HERE}.Asker.twice#2": (1, 1),
+        f"{HERE}.Asker.in_a_comprehension#1": (2, 0),
+        f"{HERE}.Asker.in_a_comprehension#2": (2, 0),
+        f"{HERE}.Asker.in_a_function.ask#1": (1, 0),
+        f"{HERE}.pair#1": (1, 1),
+    }
+
+
+def test_the_source_is_searched_for_them():
+    waits = find_waits("omni", "omni_vocoder", "omni_encoder", "omni_local")
+    assert {
+        "omni.device.ring.HostSlot.free#1",
+        "omni.payload._All.done#1",
+        "omni.stage.messages.Feed.arrived#1",
+        "omni.stage.messages.Feed.arrived#2",
+        "omni_encoder.worker.EncoderWorker.advance#1",
+        "omni_local.connector.LocalRef.freed#1",
+        "omni_vocoder.decoder.Decoder._download#1",
+        "omni_vocoder.frames.FrameStore.poll#1",
+    } <= waits
+    assert not any(name.startswith("omni.testing") for name in waits)
+    assert not any("Engine" in name for name in waits), "a thread's event is none of a device"
+
+
+def test_a_wait_of_a_stream_that_is_left_out_is_not_kept():
+    rows = torch.zeros(3)
+    whole = SimulatedDevice()
+    pair(whole, rows)
+    whole.synchronize()
+    whole.assert_no_races()
+    device = SimulatedDevice(without=f"{HERE}.pair#1")
+    pair(device, rows)
+    device.synchronize()
+    assert [(race.first.by, race.second.by) for race in device.races] == [("write", "read")]
+
+
+def test_a_wait_of_the_host_that_is_left_out_teaches_nothing():
+    def ask(event: Event) -> bool:
+        return event.done()
+
+    device, rows = (
+        SimulatedDevice(without=f"{HERE}.{test_a_wait_of_the_host_that_is_left_out_teaches_nothing.__name__}.ask#1"),
+        torch.zeros(3),
+    )
+    one, two = device.stream("one"), device.stream("two")
+    device.launch(one, write, rows)
+    event = device.record(one)
+    assert ask(event), "it goes on at once"
+    device.run()
+    assert ask(event)
+    device.launch(two, read, rows)
+    device.synchronize()
+    assert len(device.races) == 1

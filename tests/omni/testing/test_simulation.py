@@ -1,0 +1,117 @@
+"""Driving on a simulated device: actions at their moments, hangs that say what is waited for."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from omni.device import Event
+from omni.testing import HangError, SimulatedDevice, Simulation
+
+
+def add_one(rows: Tensor) -> None:
+    rows.add_(1)
+
+
+class Counter:
+    """Launches a phase when it is asked to, and waits for it before the next."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self.device = device
+        self.stream = device.stream("counter")
+        self.rows = torch.zeros(1)
+        self.asked = 0
+        self.counted = 0
+        self.under_way: Event | None = None
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def tick(self) -> bool:
+        if self.under_way is not None:
+            if not self.under_way.done():
+                return False
+            self.counted += 1
+            self.under_way = None
+        if self.counted == self.asked:
+            return False
+        self.device.launch(self.stream, add_one, self.rows)
+        self.under_way = self.device.record(self.stream)
+        return True
+
+    def idle(self) -> bool:
+        return self.under_way is None and self.counted == self.asked
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_runs_until_all_is_done(seed: int):
+    device = SimulatedDevice(seed)
+    counter = Counter(device)
+    simulation = Simulation(device, counter.tick, counter.idle)
+    moments = [simulation.sometime(1000, counter.ask, "ask") for _ in range(20)]
+    simulation.run()
+    assert counter.rows.item() == counter.counted == 20
+    assert len(set(moments)) > 10
+    assert simulation.ticks > max(moments)
+
+
+def test_actions_come_at_their_rounds_in_order():
+    device = SimulatedDevice(1)
+    counter, came = Counter(device), []
+    simulation = Simulation(device, counter.tick, counter.idle)
+    for tick in (70, 3, 500):
+        simulation.at(tick, lambda tick=tick: came.append((tick, simulation.ticks)))
+    simulation.run()
+    assert came == [(3, 3), (70, 70), (500, 500)]
+
+
+def run(seed: int) -> SimulatedDevice:
+    device = SimulatedDevice(seed)
+    counter = Counter(device)
+    simulation = Simulation(device, counter.tick, counter.idle)
+    for _ in range(10):
+        simulation.sometime(100, counter.ask)
+    simulation.run()
+    return device
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_seed_replays(seed: int):
+    first, again = run(seed), run(seed)
+    assert first.trace == again.trace
+    assert len(first.trace) > 20
+    assert first.trace != run(seed + 100).trace
+
+
+def test_a_hang_says_who_waits_for_what():
+    device = SimulatedDevice(1)
+    counter, other = Counter(device), device.stream("other")
+
+    class Never:
+        def done(self) -> bool:
+            return False
+
+        def __repr__(self) -> str:
+            return "an event that never comes"
+
+    device.wait(counter.stream, Never())
+    device.wait(other, device.record(counter.stream))
+    counter.ask()
+    simulation = Simulation(device, counter.tick, counter.idle, lambda: "one count is missing")
+    with pytest.raises(HangError) as caught:
+        simulation.run()
+    report = str(caught.value)
+    assert "stream 'counter': 4 pending, first a wait for an event that never comes" in report
+    assert "stream 'other': 1 pending, first a wait for event 1 of stream 'counter'" in report
+    assert "test_simulation.Counter.tick#1 asks for an event of stream 'counter'" in report
+    assert "one count is missing" in report
+
+
+def test_a_loop_that_does_nothing_hangs_too():
+    device = SimulatedDevice(1)
+    with pytest.raises(HangError, match="nothing is pending on the device"):
+        Simulation(device, lambda: False, lambda: False).run()
+
+
+def test_a_device_without_a_seed_cannot_be_driven():
+    with pytest.raises(ValueError, match="seed"):
+        Simulation(SimulatedDevice(), lambda: False, lambda: True)

@@ -1,0 +1,74 @@
+"""The matrix on Qwen3-Omni: whatever thinker and talker are asked for, whatever the pressure, whatever is in flight, text, codes
+and sound are the same.
+
+What is said alone, one step at a time, is what transformers says; what is said in each cell of the matrix is that.
+"""
+
+import json
+
+import pytest
+
+from support.matrix_axes import Cell, covering, product
+from support.matrix_omni import SPOKEN, TALKER_SETS, OmniFamily
+from support.matrix_reference import cut
+from support.matrix_run import run_cell, small_party
+from support.matrix_sets import AGAINST, GREEDY, SAYS_THE_SAME, SETS
+
+PROMPTS = OmniFamily.prompts
+EVERY = (*SETS, *TALKER_SETS)
+CHOSEN = covering(EVERY)
+
+
+@pytest.fixture(scope="module")
+def family() -> OmniFamily:
+    return OmniFamily()
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt"),
+    [
+        # One each, and each prompt several times; all of them where slow tests are asked for.
+        pytest.param(asked, prompt, marks=() if prompt == number % PROMPTS else pytest.mark.slow)
+        for number, asked in enumerate(EVERY)
+        for prompt in range(PROMPTS)
+    ],
+)
+def test_alone_it_says_what_transformers_says(family: OmniFamily, asked: str, prompt: int) -> None:
+    told, answer = family.alone(asked, prompt), family.answer(asked, prompt)
+    stops = family.sets[asked]["thinker"].stop or ()
+    given, held = cut(answer.ids, stops, family.vocabulary)
+    assert (told.tokens, list(told.end("thinker")[1])) == (given, held)
+    # Where a stop string ends the text, transformers has gone on.
+    if not held:
+        assert told.codes == [tuple(frame) for frame in answer.codes.T.tolist()]
+
+
+@pytest.mark.parametrize("asked", [name for name in EVERY if name != GREEDY])
+def test_each_set_changes_what_is_said(family: OmniFamily, asked: str) -> None:
+    against = AGAINST.get(asked, GREEDY)
+    pairs = [(family.alone(asked, n), family.alone(against, n)) for n in range(family.prompts)]
+    same_text = [one.tokens == other.tokens for one, other in pairs]
+    same_start = [one.tokens[: SPOKEN - 1] == other.tokens[: SPOKEN - 1] for one, other in pairs]
+    same_codes = [one.codes == other.codes for one, other in pairs]
+    if asked in TALKER_SETS:
+        assert all(same_text)
+        assert sum(same_codes) <= family.prompts // 2
+    else:
+        assert all(same_text) if asked in SAYS_THE_SAME else sum(same_text) <= family.prompts // 2
+        assert same_codes == same_start, "each token is heard in a frame"
+
+
+def test_texts_with_a_form_have_it(family: OmniFamily) -> None:
+    told = [family.alone("JSON schema", prompt) for prompt in range(family.prompts)]
+    texts = [b"".join(map(family.vocabulary.written, one.tokens)) for one in told if one.end("thinker")[0] == "stop"]
+    assert len(texts) > 2
+    assert {json.loads(text)["color"] for text in texts} <= {"red", "blue"}
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [*CHOSEN, *(pytest.param(cell, marks=pytest.mark.slow) for cell in product(EVERY) if cell not in CHOSEN)],
+    ids=str,
+)
+def test_each_request_is_told_what_it_is_told_alone(family: OmniFamily, cell: Cell) -> None:
+    run_cell(family, cell, small_party)

@@ -1,0 +1,51 @@
+"""The speech side stalls for seconds: no token of anybody's text waits, and the speech that comes then is the same."""
+
+import pytest
+import torch
+
+from omni.testing.simulation import SimulatedDevice, Simulation
+from support.omni_engine import OmniEngine, Result
+from support.reference import reference_of, sizes, tiny_checkpoint
+from support.reference_chats import chat, picture, sound
+from support.reference_compare import assert_same
+
+SECONDS = 5.0
+SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
+CHATS = [
+    chat("what is it", sound(0.5, 1), picture(64, 96, 2), max_text=9, max_codes=14),
+    chat("hello there", max_text=12, max_codes=22),
+    chat("only write", sound(0.6, 2), voice=None, max_text=11),
+]
+
+
+@pytest.mark.parametrize("stalled", ["thinker-payload", "talker", "code2wav", "code2wav-copy"])
+def test_text_comes_while_speech_stalls_and_then_speech_does(stalled: str) -> None:
+    folder = tiny_checkpoint(**SHAPE)
+    device = SimulatedDevice(2, check=False)
+    assert device.schedule is not None
+    device.schedule.stalls = 0.0
+    engine = OmniEngine(folder, device=device)
+    results = [Result() for _ in CHATS]
+    times: list[float] = []
+
+    def tick() -> bool:
+        before = sum(len(result.ids) for result in results)
+        with torch.inference_mode():
+            moved = engine.engine.tick()
+        times.extend([device.now] * (sum(len(result.ids) for result in results) - before))
+        return moved
+
+    start = device.now
+    device.stall(stalled, SECONDS)
+    for asked, result in zip(CHATS, results, strict=True):
+        engine.engine.submit(engine.request(asked), result.take)
+    Simulation(device, tick, lambda: engine.engine.idle).run()
+
+    assert times[-1] - start < SECONDS / 10, "no token waits"
+    assert device.now - start > SECONDS
+    for asked, result in zip(CHATS, results, strict=True):
+        assert_same(result, reference_of(folder).answer(asked))
+        spoken = [place for place, what in enumerate(result.log) if what == "audio"]
+        if spoken:
+            assert result.log[: spoken[0]].count("text") == len(result.ids)
+    engine.assert_free()

@@ -1,0 +1,145 @@
+"""Draws: their distribution, and what they do and do not depend on."""
+
+import numpy as np
+import pytest
+import torch
+
+from omni_ar.sampling import SamplingFlags, draw, gumbel, sample, warp
+from support.sampler_bench import SamplerBench, resolved, starting
+from support.sampling_reference import count_penalties, reference_logits, reference_warp
+
+VOCAB = 24
+DRAWS = 40_000
+
+
+def repeat(logits_V, count, prompt=(), outputs=(), **asked):
+    """Ids of one draw at each of `count` positions, which are thousands."""
+    bench = SamplerBench(len(logits_V), 1)
+    bench.start([starting(0, resolved(len(logits_V), **asked), prompt, outputs=list(outputs))])
+    drawn = [bench.sample(logits_V.expand(1000, -1), [0] * 1000, range(i, i + 1000)) for i in range(0, count, 1000)]
+    return torch.tensor(drawn).flatten()
+
+
+def exceeds_chance(drawn, probability_V):
+    """Whether chi-square says that these draws are of another distribution: by chance 1 in 1,000 times."""
+    observed = torch.bincount(drawn, minlength=len(probability_V)).double()
+    if observed[probability_V == 0].sum() > 0:
+        return True
+    expected = probability_V[probability_V > 0].double() * len(drawn)
+    assert expected.min() > 5, "else chi-square does not apply"
+    chi_square = ((observed[probability_V > 0] - expected) ** 2 / expected).sum().item()
+    freedom = len(expected) - 1
+    # Wilson-Hilferty bound of the 99.9 % quantile.
+    return chi_square > freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+
+
+def some_logits(seed=3):
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+DISTRIBUTIONS = [
+    {"temperature": 1.0},
+    {"temperature": 0.6},
+    {"temperature": 1.4, "top_k": 6},
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 0.9, "top_k": 10, "top_p": 0.9, "min_p": 0.05},
+    {"temperature": 1.0, "repetition_penalty": 1.6},
+    {"temperature": 1.0, "frequency_penalty": 0.4, "presence_penalty": -0.3},
+    {"temperature": 1.0, "logit_bias": {1: 1.5, 7: -2.0}, "suppress_token_ids": (0, 3)},
+    {"temperature": 1.0, "allowed_token_ids": (2, 4, 6, 8, 10), "bad_words_ids": ((4,), (5, 6))},
+]
+
+
+@pytest.mark.parametrize("asked", DISTRIBUTIONS, ids=str)
+def test_draws_follow_the_distribution(asked):
+    prompt, outputs = [1, 2, 3, 4], [5, 6, 5, 5]
+    if "bad_words_ids" in asked:
+        outputs = [6, 5]
+    params, logits_V = resolved(VOCAB, **asked), some_logits()
+    probability_V = reference_warp(reference_logits(logits_V, params, prompt, outputs), params).softmax(-1)
+    drawn = repeat(logits_V, DRAWS, prompt, outputs, **asked, seed=11)
+    assert not exceeds_chance(drawn, probability_V)
+    # The same draws are told apart from a distribution a little off, or this test would prove nothing.
+    off = count_penalties(probability_V.log(), [int(probability_V.argmax())], 0.1, 0).softmax(-1)
+    assert exceeds_chance(drawn, off)
+
+
+def test_a_distribution_of_which_nothing_is_left_out_is_that_of_softmax():
+    """Against brute force: the inverse of the cumulative distribution, with numpy's generator."""
+    logits_V = some_logits(4)
+    probability = np.exp(logits_V.double().numpy())
+    probability /= probability.sum()
+    brute = np.random.default_rng(0).choice(VOCAB, DRAWS, p=probability)
+    for drawn in (torch.from_numpy(brute), repeat(logits_V, DRAWS, temperature=1.0, seed=12)):
+        assert not exceeds_chance(drawn, torch.from_numpy(probability))
+
+
+@pytest.mark.parametrize("samples", [2, 5])
+def test_samples_of_a_request_are_distinct_and_independent(samples):
+    bench = SamplerBench(VOCAB, samples)
+    asked = resolved(VOCAB, temperature=1.0, seed=9)
+    bench.start([starting(row, asked, sample_index=row) for row in range(samples)])
+    count, rows = 4000, list(range(samples))
+    drawn = [torch.tensor(bench.sample(torch.zeros(count, VOCAB), [row] * count, range(count))) for row in rows]
+    for row in rows[1:]:
+        pairs = drawn[0] * VOCAB + drawn[row]
+        assert not exceeds_chance(pairs, torch.full((VOCAB**2,), 1 / VOCAB**2))
+        assert (drawn[0] != drawn[row]).float().mean() > 0.9
+
+
+def test_draws_at_neighbouring_positions_are_independent():
+    drawn = repeat(torch.zeros(4), DRAWS, temperature=1.0, seed=5)
+    assert not exceeds_chance(drawn[:-1] * 4 + drawn[1:], torch.full((16,), 1 / 16))
+
+
+@pytest.mark.parametrize("what", ["position", "seed", "sample_index", "group", "purpose"])
+def test_other_draws_differ(what):
+    rows = list(range(64))
+
+    def draws(value):
+        bench = SamplerBench(VOCAB, 64)
+        seed, index = (value * 64 if what == "seed" else 0), (value if what == "sample_index" else 0)
+        asked = [resolved(VOCAB, temperature=1.0, seed=row + seed) for row in rows]
+        bench.start([starting(row, asked[row], sample_index=index) for row in rows])
+        position_R = torch.full((64,), value if what == "position" else 0)
+        keywords = {what: value} if what in ("group", "purpose") else {}
+        flags = SamplingFlags(any_random=True)
+        return sample(torch.zeros(64, VOCAB), bench.state, torch.tensor(rows), position_R, flags, **keywords)
+
+    assert torch.equal(draws(0), draws(0))
+    assert (draws(0) == draws(1)).sum().item() < 12  # 64 / 24 by chance
+
+
+@pytest.mark.parametrize("asked", [{}, {"temperature": 1.0}], ids=["greedy", "sampled"])
+def test_a_needless_flag_changes_no_draw(asked):
+    bench, rows = SamplerBench(VOCAB, 32), torch.arange(32)
+    bench.start([starting(row, resolved(VOCAB, **asked, seed=row), [1, 2], outputs=[3, 4]) for row in range(32)])
+    logits_RV = torch.randn(32, VOCAB, generator=torch.Generator().manual_seed(10))
+    needed = SamplingFlags(any_random=bool(asked))
+    plain = sample(logits_RV, bench.state, rows, rows, needed)
+    names = [name for name in SamplingFlags.__dataclass_fields__ if name.startswith("any_")]
+    for name in names:
+        flags = SamplingFlags(**{"any_random": bool(asked), name: True})
+        assert torch.equal(sample(logits_RV, bench.state, rows, rows, flags), plain), name
+    assert len(names) == 10
+
+
+def test_codes_are_drawn_as_tokens_are_and_greedy_rows_stay_greedy():
+    bench, rows_R = SamplerBench(VOCAB, 4), torch.tensor([3, 0, 2, 1])
+    temperatures = [0.0, 0.7, 1.3, 0.0]
+    bench.start([starting(r, resolved(VOCAB, temperature=t, seed=r)) for r, t in enumerate(temperatures)])
+    logits_RV = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    position_R = torch.tensor([5, 6, 7, 8])
+    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, 5, 0.8, True)
+    noise_RV = gumbel(rows_R, torch.zeros_like(rows_R), position_R, 3, 0, VOCAB)
+    ones_R = torch.ones(4)
+    warped_RV = warp(logits_RV.float(), ones_R, ones_R.long() * 5, ones_R.double() * 0.8)
+    best_R = logits_RV.argmax(-1)
+    greedy_R = torch.tensor(temperatures)[rows_R] == 0
+    assert torch.equal(drawn_R, torch.where(greedy_R, best_R, (warped_RV + noise_RV).argmax(-1)))
+    assert not torch.equal(drawn_R, best_R)
+    assert torch.equal(draw(logits_RV, bench.state, rows_R, position_R, 3, 5, 0.8, False), best_R)
+    everything_RV = logits_RV.float() + noise_RV
+    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, 0, 1.0, True)
+    assert torch.equal(drawn_R, torch.where(greedy_R, best_R, everything_RV.argmax(-1)))

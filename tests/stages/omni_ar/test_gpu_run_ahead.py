@@ -1,0 +1,116 @@
+"""On a CUDA device, in float32: the CPU's tokens, log-probabilities and hidden states, however far steps run ahead."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from omni.chunks import LogprobChunk
+from omni.device import open_device
+from omni_ar.inputs import TokenHidden
+from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver, plain_prompt
+from support.small_codec import SmallCodec, codec_prompt
+from support.small_text import SmallText
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33], [7, 7, 12, 50, 22], [4]]
+SAMPLING: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "min_p": 0.01, "seed": 3},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4, "logprobs": 3},
+    {"temperature": 1.1, "seed": 5, "logit_bias": {3: 2.0, 9: -50.0}, "bad_words_ids": ((44,), (17, 3)), "logprobs": 0},
+    {
+        "allowed_token_ids": tuple(range(0, 61, 3)),
+        "min_tokens": 6,
+        "stop_token_ids": (0, 3, 6, 9),
+        "prompt_logprobs": 2,
+    },
+    {"temperature": 1.0, "seed": 6, "suppress_token_ids": (5, 7), "stop_token_ids": (1, 2), "frequency_penalty": 1.0},
+]
+
+
+@pytest.fixture(autouse=True)
+def full_float32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def run_text(device: str, ahead: int, little: bool) -> ArDriver:
+    model = SmallText(payload=True, emits_tokens=True).to(device)
+    few = {"num_blocks": 14, "max_num_batched_tokens": 5} if little else {}
+    options = ArOptions(max_num_seqs=4, block_size=2, max_model_len=24, max_in_flight=ahead, **few)
+    driver = ArDriver(model, open_device(device), options)
+    for index, sampling in enumerate(SAMPLING):
+        prompt = plain_prompt(PROMPTS[index % 4], payload_positions=np.array([0]))
+        driver.ask(str(index), prompt, max_tokens=15, rank=(9 - index, index), **sampling)
+        driver.tick()
+    _finish(driver, len(SAMPLING))
+    if little:
+        assert driver.counter("preemptions")
+    return driver
+
+
+def _finish(driver: ArDriver, requests: int) -> None:
+    for _ in range(100_000):
+        driver.tick()
+        driver.gather()
+        if len(driver.ends) == requests and not driver.lent:
+            driver.device.synchronize()
+            return
+    raise AssertionError(f"no end: {driver.worker.usage()}")
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4, 8])
+@pytest.mark.parametrize("little", [False, True], ids=["room", "few blocks"])
+def test_text_is_the_cpu_s(ahead: int, little: bool):
+    expected, given = run_text("cpu", 1, little=False), run_text("cuda", ahead, little)
+    for index in range(len(SAMPLING)):
+        name = str(index)
+        assert given.tokens(name) == expected.tokens(name)
+        assert given.done(name).reason == expected.done(name).reason
+        for on_cuda, on_cpu in zip(_hidden(given, name), _hidden(expected, name), strict=True):
+            assert (on_cuda.cpu() - on_cpu).abs().max() < 1e-4 * on_cpu.abs().max()
+        for of_prompt in (False, True):
+            on_cuda, on_cpu = (_scores(driver, name, of_prompt) for driver in (given, expected))
+            assert on_cuda.keys() == on_cpu.keys()
+            for place, (ids, logprobs) in on_cpu.items():
+                assert on_cuda[place][0] == ids
+                assert np.abs(on_cuda[place][1] - logprobs).max() < 1e-4
+
+
+def _hidden(driver: ArDriver, name: str) -> list[torch.Tensor]:
+    return [row for meta, row in driver.rows[name] if isinstance(meta, TokenHidden)]
+
+
+def _scores(driver: ArDriver, name: str, of_prompt: bool) -> dict[int, tuple[list[int], np.ndarray]]:
+    metas = [produced.payload.meta for produced in driver.produced[name]]
+    chunks = [meta for meta in metas if isinstance(meta, LogprobChunk) and meta.prompt == of_prompt]
+    return {c.first + row: (c.ids[row].tolist(), c.logprobs[row]) for c in chunks for row in range(len(c.ids))}
+
+
+def run_codec(device: str, ahead: int, little: bool) -> ArDriver:
+    few = {"num_blocks": 14, "max_num_batched_tokens": 5} if little else {}
+    options = ArOptions(max_num_seqs=3, block_size=2, max_model_len=24, max_in_flight=ahead, **few)
+    driver = ArDriver(SmallCodec().to(device), open_device(device), options)
+    for index in range(6):
+        sampling = {"temperature": 0.9, "seed": index, "repetition_penalty": 1.2} if index % 2 else {}
+        prompt = codec_prompt([index + 1, 2, 3], [4, 5, 6 + index])
+        driver.speak(str(index), prompt, max_tokens=15, rank=(9 - index, index), stop_token_ids=(3,), **sampling)
+        driver.condition(str(index), [7, 8, 9], pad=1)
+        driver.tick()
+    _finish(driver, 6)
+    return driver
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4, 8])
+@pytest.mark.parametrize("little", [False, True], ids=["room", "few blocks"])
+def test_frames_are_the_cpu_s(ahead: int, little: bool):
+    expected, given = run_codec("cpu", 1, little=False), run_codec("cuda", ahead, little)
+    for index in range(6):
+        assert given.frames(str(index)) == expected.frames(str(index))
+        assert given.tokens(str(index)) == expected.tokens(str(index))

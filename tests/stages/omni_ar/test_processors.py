@@ -1,0 +1,167 @@
+"""A stage's logits processors: imported once, checked at submission, one that is broken harms only who asks for it."""
+
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from omni.errors import ConfigError, InputError, PluginError
+from omni.plugin.manager import Plugins, load_plugins
+from omni_ar.processors import ProcessorRegistry
+from support.entry_points import own_entry_points
+
+MODULE = "processors_under_test"
+SOURCE = """
+import msgspec
+from omni.errors import InputError
+from omni.hookspecs import hookimpl
+from omni.plugin import LogitsProcessorEntry
+from omni.rules import LogitsEdit
+from omni_ar.processors import HistoryProcessor, LogitsProcessor
+
+
+class Add(LogitsProcessor):
+    width = 1
+
+    def pack(self, args, vocab_size):
+        if args["by"] == 0:
+            raise InputError("by", "is 0", "add something")
+        return args["by"] if isinstance(args["by"], list) else [args["by"]]
+
+    def apply(self, logits_RV, rows):
+        return logits_RV + rows.params_RW
+
+
+class Count:
+    def __init__(self):
+        self.tokens = []
+
+    def push(self, token):
+        self.tokens.append(token)
+        return False
+
+    def edit(self):
+        return LogitsEdit()
+
+
+class Counting(HistoryProcessor):
+    def open(self, args, vocab_size):
+        msgspec.convert(args, dict[str, int])
+        return Count()
+
+
+class Fails(LogitsProcessor):
+    width = 0
+
+    def __init__(self):
+        raise OSError("no such table")
+
+    def pack(self, args, vocab_size):
+        return []
+
+    def apply(self, logits_RV, rows):
+        return logits_RV
+
+
+def stranger():
+    return 7
+
+
+NOTHING = None
+
+
+@hookimpl
+def omni_logits_processors():
+    return [
+        LogitsProcessorEntry(name=name, processor=path)
+        for name, path in {
+            "zoom": f"{__name__}:Add",
+            "add": f"{__name__}:Add",
+            "count": f"{__name__}:Counting",
+            "absent": "a_module_nobody_has:Add",
+            "unnamed": f"{__name__}:Sub",
+            "fails": f"{__name__}:Fails",
+            "stranger": f"{__name__}:stranger",
+            "nothing": f"{__name__}:NOTHING",
+            "abstract": "omni_ar.processors:LogitsProcessor",
+        }.items()
+    ]
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugins:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{MODULE}.py").write_text(dedent(SOURCE))
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    loaded = load_plugins([EntryPoint("mine", MODULE, "omni"), *own_entry_points("ar", "local", "text")])
+    assert not [record.error for record in loaded.records if record.error]
+    return loaded
+
+
+@pytest.fixture
+def registry(plugins: Plugins) -> ProcessorRegistry:
+    return ProcessorRegistry(plugins.processors.entries, vocab_size=10)
+
+
+BROKEN = {
+    "absent": "importing a_module_nobody_has failed",
+    "unnamed": "has no 'Sub'",
+    "fails": "OSError: no such table",
+    "stranger": "gives a int, neither a LogitsProcessor nor a HistoryProcessor",
+    "nothing": "cannot be called",
+    "abstract": "TypeError",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_one_harms_only_who_asks_for_it(registry: ProcessorRegistry, name: str):
+    with pytest.raises(PluginError, match=f"logits processor '{name}' could not be loaded: .*{BROKEN[name]}"):
+        registry.check({name: {}}, "sampling.text.processors")
+    registry.check({"add": {"by": 1.0}, "count": {}}, "sampling.text.processors")
+    registry.check(None, "sampling.text.processors")
+
+
+def test_those_on_the_device_are_in_the_order_of_their_names(registry: ProcessorRegistry):
+    assert [processor.name for processor in registry.on_device] == ["add", "zoom"]
+    assert list(registry.params({"zoom": {"by": 2.0}, "count": {}, "add": {"by": 1.0}})) == ["add", "zoom"]
+    assert registry.params({"zoom": {"by": 2.0}}) == {"zoom": (2.0,)}
+    assert registry.params({}) == registry.params(None) == {}
+
+
+def test_each_request_has_a_guide_of_its_own(registry: ProcessorRegistry):
+    asked: Mapping[str, Mapping[str, object]] = {"count": {"a": 1}, "add": {"by": 1.0}}
+    (first,), (second,) = registry.guides(asked), registry.guides(asked)
+    first.push(3)
+    assert (first.tokens, second.tokens) == ([3], [])
+    assert registry.guides({"add": {"by": 1.0}}) == registry.guides(None) == ()
+
+
+REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {
+    "an unknown name": ({"ad": {}}, "f.ad: is no logits processor; known are add, count, zoom; see `omni plugins`"),
+    "its own complaint": ({"add": {"by": 0}}, "f.add.by: is 0; add something"),
+    "a missing argument": ({"add": {}}, "f.add: KeyError: 'by'; give the arguments that the processor takes"),
+    "an argument of a wrong type": ({"add": {"by": "x"}}, "f.add: ValueError: could not convert string to float: 'x'"),
+    "an invalid one": ({"count": {"a": "x"}}, "f.count: Expected `int`, got `str` - at `$[...]`; give the arguments"),
+    "no number": ({"add": {"by": float("nan")}}, "f.add: packs (nan,): not finite numbers, 1 of them"),
+    "too many numbers": ({"add": {"by": [1.0, 2.0]}}, "f.add: packs (1.0, 2.0): not finite numbers, 1 of them"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_wrong_is_named(registry: ProcessorRegistry, what: str):
+    asked, problem = REFUSED[what]
+    with pytest.raises(InputError) as caught:
+        registry.check(asked, "f")
+    assert problem in str(caught.value)
+
+
+def test_a_stage_s_own_must_be_right_at_the_start(registry: ProcessorRegistry):
+    registry.check_defaults({"add": {"by": 1.0}}, "text.sampling.processors")
+    with pytest.raises(ConfigError, match=r"^text.sampling.processors.add.by: is 0"):
+        registry.check_defaults({"add": {"by": 0}}, "text.sampling.processors")
+    with pytest.raises(PluginError, match="a_module_nobody_has"):
+        registry.check_defaults({"absent": {}}, "text.sampling.processors")

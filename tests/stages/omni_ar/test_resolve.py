@@ -1,0 +1,121 @@
+"""From what a request asks for to how it is sampled, and what is refused."""
+
+import msgspec
+import pytest
+
+from omni.errors import InputError
+from omni.sampling_params import SamplingParams, StructuredOutput
+from omni_ar.options import GREEDY
+from omni_ar.processors import ProcessorRegistry
+from omni_ar.run.resolve import check_sampling, resolve_sampling
+
+VOCAB = 40
+NONE = ProcessorRegistry({}, VOCAB)
+OWN = SamplingParams(temperature=0.5, max_tokens=20, stop_token_ids=(7,), suppress_token_ids=(8, 9), top_k=4)
+
+
+def resolve(own=OWN, **asked):
+    return resolve_sampling(SamplingParams(**asked), own, "text", VOCAB)
+
+
+def refusal(own=OWN, **asked):
+    """What both say: at submission, and where the request is opened."""
+    with pytest.raises(InputError) as opened:
+        resolve(own, **asked)
+    with pytest.raises(InputError) as submitted:
+        check_sampling(SamplingParams(**asked), own, "sampling.text", VOCAB, NONE)
+    assert str(opened.value) == str(submitted.value)
+    return str(opened.value)
+
+
+def test_what_is_asked_for_goes_over_the_stages_own():
+    sampling = resolve(temperature=0.9, seed=5)
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.seed) == (0.9, 4, 20, 5)
+
+
+def test_every_field_is_set_but_those_that_none_turns_off():
+    unset = {name for name, value in msgspec.structs.asdict(resolve(SamplingParams())).items() if value is None}
+    assert unset == {"allowed_token_ids", "logprobs", "prompt_logprobs", "structured"}
+    assert {n: v for n, v in msgspec.structs.asdict(resolve(SamplingParams(), seed=1)).items() if n != "seed"} == {
+        n: v for n, v in msgspec.structs.asdict(GREEDY).items() if n != "seed"
+    }
+
+
+def test_a_seed_is_drawn_where_none_is_given():
+    assert resolve(seed=0).seed == 0
+    drawn = {resolve().seed for _ in range(20)}
+    assert len(drawn) == 20
+    assert all(0 <= seed < 2**63 for seed in drawn)
+
+
+def test_ids_are_added_to_the_stages_own():
+    sampling = resolve(stop_token_ids=(1, 7), suppress_token_ids=(9, 3))
+    assert (sampling.stop_token_ids, sampling.suppress_token_ids) == ((7, 1), (8, 9, 3))
+
+
+def test_ignore_eos_drops_the_stages_own_stop_ids_and_no_others():
+    assert resolve(ignore_eos=True).stop_token_ids == ()
+    assert resolve(ignore_eos=True, stop_token_ids=(1, 7)).stop_token_ids == (1, 7)
+    own = msgspec.structs.replace(OWN, ignore_eos=True)
+    assert resolve(own).stop_token_ids == ()
+    assert resolve(own, ignore_eos=False).stop_token_ids == (7,)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"stop_token_ids": (40,)}, "stop_token_ids: 40 is not in the vocabulary; use ids below 40"),
+        ({"suppress_token_ids": (1, 99)}, "suppress_token_ids: 99 is not in"),
+        ({"allowed_token_ids": (1, 41)}, "allowed_token_ids: 41 is not in"),
+        ({"logit_bias": {3: 1.0, 40: 1.0}}, "logit_bias: 40 is not in"),
+        ({"bad_words_ids": ((1, 2), (3, 50, 1))}, "bad_words_ids: 50 is not in"),
+        (
+            {"stop_token_ids": tuple(range(8, 24))},
+            "stop_token_ids: are 17 ids, the stage's own included; use at most 16 in all",
+        ),
+        ({"bad_words_ids": ((1,),) * 257}, "bad_words_ids: are 257 words; use at most 256"),
+        ({"bad_words_ids": ((1,) * 17,)}, "bad_words_ids: have a word of 17 ids; use at most 16"),
+        ({"bad_words": ("no",)}, "bad_words: are texts, and this stage knows ids only; use bad_words_ids"),
+        ({"min_tokens": 21}, "min_tokens: 21 is more than max_tokens, 20; lower it or raise max_tokens"),
+        ({"allowed_token_ids": (8, 9)}, "allowed_token_ids: are all suppressed too"),
+        ({"suppress_token_ids": tuple(range(40))}, "suppress_token_ids: leave nothing to say"),
+        ({"allowed_token_ids": (1, 2), "bad_words_ids": ((1,), (2,))}, "bad_words_ids: leave nothing to say"),
+        ({"bad_words_ids": tuple((i,) for i in range(40))}, "bad_words_ids: leave nothing to say"),
+        ({"allowed_token_ids": (7, 8), "min_tokens": 1}, "min_tokens: 1 leaves nothing to say before it"),
+    ],
+)
+def test_what_could_never_be_done_is_refused(asked, told):
+    assert refusal(**asked).startswith(f"sampling.text.{told}")
+
+
+def test_more_biases_than_there_is_room_for():
+    asked = SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))
+    with pytest.raises(InputError, match=r"sampling.text.logit_bias: names 1025 ids; use at most 1024 ids"):
+        resolve_sampling(asked, GREEDY, "text", 2000)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_no_more_likeliest_ids_than_there_are(field):
+    assert resolve_sampling(SamplingParams(**{field: 4}), GREEDY, "codes", 4)
+    with pytest.raises(InputError, match=f"sampling.codes.{field}: 5 is more than the vocabulary has; use at most 4"):
+        resolve_sampling(SamplingParams(**{field: 5}), GREEDY, "codes", 4)
+
+
+def test_bounds_themselves_are_fine():
+    assert resolve(
+        stop_token_ids=tuple(range(8, 23)),
+        bad_words_ids=((1,) * 16,) * 256,
+        min_tokens=20,
+        suppress_token_ids=tuple(range(8, 40)),
+        allowed_token_ids=(1, 8),
+    )
+
+
+def test_texts_that_reach_a_stage_as_rules_are_no_business_of_its():
+    assert resolve(stop=("end",), structured=StructuredOutput(regex="a+"))
+    check_sampling(SamplingParams(stop=("end",)), OWN, "sampling.text", VOCAB, NONE)
+
+
+def test_unknown_processors_are_refused_at_submission():
+    with pytest.raises(InputError, match=r"sampling.text.processors.loud: is no logits processor"):
+        check_sampling(SamplingParams(processors={"loud": {}}), OWN, "sampling.text", VOCAB, NONE)

@@ -1,0 +1,186 @@
+"""A stage whose last rank samples in another process gives what it gives alone; a broadcast that comes too late changes nothing."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from omni.device import Stream
+from omni.device.cpu import CpuDevice
+from omni_ar.options import ArOptions
+from omni_ar.run.limits import Limits
+from omni_ar.run.scores import Scorer
+from omni_ar.run.state import RowState, StepBuffers
+from omni_ar.run.step import StepContext
+from support.ar_driver import ArDriver
+from support.gloo_tokens import GlooTokens
+from support.small_text import SmallText, greedy
+from support.two_ranks import Ranks, second_rank
+
+MODEL = SmallText()
+PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33], [7, 7, 12, 50, 22], [30, 31]]
+TOKENS = 12
+SAMPLING: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.9, "seed": 11, "top_k": 20},
+    {"temperature": 0.0, "repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.3},
+    {"temperature": 1.2, "seed": 5, "top_p": 0.8, "repetition_penalty": 1.2, "bad_words_ids": ((3, 4), (17,))},
+    {"stop_token_ids": tuple(range(24, 40)), "min_tokens": 2},
+    {"temperature": 0.7, "seed": 3, "min_tokens": 6, "stop_token_ids": (1, 2, 3, 4, 5, 6, 7, 8)},
+]
+
+
+class RemoteDriver(ArDriver):
+    """The first of two ranks. in_turn: a broadcast is seen only when nothing else can go on, one at a time."""
+
+    def __init__(self, ranks: Ranks, options: dict[str, int], *, in_turn: bool, checks: bool = True) -> None:
+        self.in_turn = in_turn
+        self.deadline = time.monotonic() + 20
+        self.most = 0
+        """Steps that were in flight at once."""
+        given, device = ArOptions(**options), CpuDevice()
+
+        def source(stream: Stream, state: RowState, buffers: StepBuffers) -> GlooTokens:
+            limits = Limits.of("text", given, MODEL.shape)
+            self.tokens_source = GlooTokens(ranks, device, stream, state, limits, checks=checks)
+            return self.tokens_source
+
+        ranks.send({"kind": "open", "vocab": MODEL.vocab, "options": options}, sending := [])
+        super().__init__(MODEL, device, given, source)
+        self.sending = sending
+        if in_turn:
+            self.tokens_source.shown = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self.worker.usage()["steps"]
+
+    def tick(self) -> bool:
+        assert time.monotonic() < self.deadline, "the other rank does not answer"
+        moved = super().tick()
+        self.most = max(self.most, self.in_flight)
+        return moved
+
+    def run(self) -> None:
+        while self.tick() or self.in_flight:
+            if self.in_turn and not self.tick() and self.in_flight:
+                self.tokens_source.show_next()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with second_rank("support.last_rank", tmp_path_factory.mktemp("ranks")) as ends:
+        yield ends
+
+
+OPTIONS = {"max_num_seqs": 4, "block_size": 2, "num_blocks": 20, "max_model_len": 40, "max_num_batched_tokens": 5}
+
+
+def mixed(driver: ArDriver) -> None:
+    """More requests than rows: they join, one is aborted while its tokens are under way, and blocks run out."""
+    for index, params in enumerate(SAMPLING):
+        driver.ask(str(index), PROMPTS[index % 4], max_tokens=TOKENS, rank=(9 - index, 0), **params)
+        driver.tick()
+    driver.ask("gone", PROMPTS[1], max_tokens=30, rank=(0, 0))
+    while len(driver.tokens("gone")) < 3 or not driver.worker.usage()["steps"]:
+        driver.tick()
+        if isinstance(driver, RemoteDriver) and driver.in_turn and not driver.tick():
+            driver.tokens_source.show_next()
+    driver.abort("gone")
+    driver.ask("after", PROMPTS[2], max_tokens=TOKENS, rank=(0, 1), temperature=0.8, seed=9)
+    driver.run()
+
+
+def outcome(driver: ArDriver) -> dict[str, tuple[list[int], str]]:
+    names = [*map(str, range(len(SAMPLING))), "after"]
+    return {name: (driver.tokens(name), driver.done(name).reason) for name in names}
+
+
+@pytest.fixture(scope="module")
+def local() -> dict[str, tuple[list[int], str]]:
+    driver = ArDriver(MODEL, options=ArOptions(**OPTIONS | {"num_blocks": 200}))
+    for index, params in enumerate(SAMPLING):
+        driver.ask(str(index), PROMPTS[index % 4], max_tokens=TOKENS, **params)
+    driver.ask("after", PROMPTS[2], max_tokens=TOKENS, temperature=0.8, seed=9)
+    driver.run()
+    return outcome(driver)
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_two_ranks_give_the_tokens_of_one(ranks: Ranks, local: dict[str, tuple[list[int], str]], ahead: int, in_turn):
+    driver = RemoteDriver(ranks, OPTIONS | {"max_in_flight": ahead}, in_turn=in_turn)
+    mixed(driver)
+    assert outcome(driver) == local
+    assert {reason for _, reason in local.values()} == {"stop", "length"}
+    assert driver.counter("preemptions")
+    assert not driver.held
+    if in_turn and ahead > 1:
+        assert driver.most == 2
+        assert driver.tokens_source.late > 20, "rows go on while a later step's tokens are awaited"
+        assert driver.counter("stale_tokens")
+
+
+def reused_row(ranks: Ranks, checks: bool) -> tuple[ArDriver, ArDriver]:
+    """Tokens of a row's last request come when the row is another's, and has begun; and the same request alone."""
+    options = OPTIONS | {"max_num_seqs": 1, "max_in_flight": 2}
+    driver = RemoteDriver(ranks, options, in_turn=True, checks=checks)
+    driver.ask("old", PROMPTS[0], max_tokens=20)
+    while len(driver.tokens("old")) < 4 or not driver.in_flight:
+        if not driver.tick():
+            driver.tokens_source.show_next()
+    driver.abort("old")
+    driver.ask("new", PROMPTS[2], max_tokens=TOKENS)
+    while driver.tick():
+        pass
+    assert driver.in_flight == 2, "the row's new request runs while the old one's tokens are awaited"
+    driver.run()
+    alone = ArDriver(MODEL, options=ArOptions(**options))
+    alone.ask("new", PROMPTS[2], max_tokens=TOKENS)
+    alone.run()
+    return driver, alone
+
+
+def test_a_broadcast_for_a_row_that_is_another_request_s_changes_nothing(ranks: Ranks):
+    driver, alone = reused_row(ranks, checks=True)
+    assert driver.tokens("new") == alone.tokens("new")
+    assert driver.counter("stale_tokens") == 1
+
+
+def test_without_the_generation_it_would(ranks: Ranks):
+    driver, alone = reused_row(ranks, checks=False)
+    assert driver.tokens("new") != alone.tokens("new")
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_one_request_alone_goes_on(ranks: Ranks, in_turn: bool):
+    driver = RemoteDriver(ranks, OPTIONS | {"max_in_flight": 4}, in_turn=in_turn)
+    driver.ask("only", PROMPTS[0], max_tokens=TOKENS)
+    driver.run()
+    alone = ArDriver(MODEL)
+    alone.ask("only", PROMPTS[0], max_tokens=TOKENS)
+    alone.run()
+    assert driver.tokens("only") == alone.tokens("only")
+    assert driver.most == 1
+    # Chunks of the prompt, then a token a step: none was spent waiting.
+    assert driver.counter("steps") == 1 + TOKENS
+
+
+def test_tokens_of_a_step_that_failed_behind_its_handoff_are_nobody_s(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+    driver = RemoteDriver(ranks, OPTIONS | {"max_in_flight": 4, "max_num_batched_tokens": 40}, in_turn=True)
+    failures = 0
+
+    def score(self: Scorer, context: StepContext) -> None:
+        nonlocal failures
+        if context.step == 4:
+            failures += 1
+            raise ValueError("no memory")
+
+    monkeypatch.setattr(Scorer, "score", score)
+    for index in range(3):
+        driver.ask(str(index), PROMPTS[index], max_tokens=TOKENS)
+    driver.run()
+    assert failures == driver.counter("retries") == 1
+    for index in range(3):
+        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], TOKENS)
+    assert not driver.held

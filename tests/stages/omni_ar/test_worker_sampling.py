@@ -1,0 +1,289 @@
+"""What the worker does about sampling: log-probabilities, guides, stop strings, emitted hidden states; on late devices too."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from omni.chunks import LogprobChunk
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni.errors import InputError
+from omni.payload import Payload
+from omni.rules import HostRules, LogitsEdit, StopVerdict
+from omni.sampling_params import SamplingParams
+from omni.stage import Open
+from omni_ar.inputs import TokenHidden
+from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver, plain_prompt
+from support.small_text import SmallText, greedy
+from support.stage_driver import SOURCE
+from support.stirred_device import StirredDevice
+
+MODEL = SmallText()
+EMITTING = SmallText(payload=True, emits_tokens=True)
+PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33], [7, 7, 12, 50, 22]]
+TOKENS = 12
+
+
+def device_of(kind: str) -> Device:
+    return CpuDevice() if kind == "cpu" else StirredDevice(int(kind))
+
+
+def ahead_driver(kind: str = "cpu", ahead: int = 4, model: SmallText = MODEL, **options: object) -> ArDriver:
+    fields = {"max_num_seqs": 4, "block_size": 4, "max_in_flight": ahead}
+    return ArDriver(model, device_of(kind), ArOptions(**(fields | options)))
+
+
+def ask_with(driver: ArDriver, name: str, prompt: Sequence[int], rules: HostRules, **sampling: object) -> None:
+    driver.worker.inbox.append(Open(name, SamplingParams(**sampling), frozenset({SOURCE}), (0, 0), rules=rules))
+    driver.feed_host(name, Payload(plain_prompt(prompt)))
+    driver.end(name)
+
+
+def chunks(driver: ArDriver, name: str) -> list[LogprobChunk]:
+    metas = [produced.payload.meta for produced in driver.produced[name]]
+    return [meta for meta in metas if isinstance(meta, LogprobChunk)]
+
+
+def expected_logprobs(tokens: Sequence[int]) -> torch.Tensor:
+    """`[T, V]`, of the token after each."""
+    with torch.inference_mode():
+        return (MODEL.whole(tokens).double() @ MODEL.head.T.double()).log_softmax(-1)
+
+
+KINDS = ["cpu", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probabilities_of_tokens_and_prompt(kind: str):
+    driver = ahead_driver(kind, max_num_batched_tokens=6)
+    asked = [{"logprobs": 3}, {"prompt_logprobs": 2, "logprobs": 0}, {}, {"prompt_logprobs": 0}]
+    for index, params in enumerate(asked):
+        driver.ask(str(index), PROMPTS[index % 3], max_tokens=TOKENS, **params)
+    driver.run()
+    for index, params in enumerate(asked):
+        name, prompt = str(index), PROMPTS[index % 3]
+        tokens = driver.tokens(name)
+        assert tokens == greedy(MODEL, prompt, TOKENS)
+        logprobs_TV = expected_logprobs([*prompt, *tokens])
+        for of_prompt, key in ((False, "logprobs"), (True, "prompt_logprobs")):
+            given = [chunk for chunk in chunks(driver, name) if chunk.prompt == of_prompt]
+            if key not in params:
+                assert not given
+                continue
+            count = int(params[key])  # type: ignore[call-overload]
+            places = [chunk.first + row for chunk in given for row in range(len(chunk.ids))]
+            assert places == (list(range(1, len(prompt))) if of_prompt else list(range(len(tokens))))
+            for chunk in given:
+                for row, ids in enumerate(chunk.ids.tolist()):
+                    place = chunk.first + row + (0 if of_prompt else len(prompt))
+                    known_V = logprobs_TV[place - 1]
+                    assert ids[0] == [*prompt, *tokens][place]
+                    assert ids[1:] == known_V.topk(count).indices.tolist()
+                    torch.testing.assert_close(
+                        torch.from_numpy(chunk.logprobs[row]).double(), known_V[ids], atol=1e-5, rtol=0
+                    )
+                    assert chunk.ranks[row] == 1 + int((known_V > known_V[ids[0]]).sum())
+
+
+def test_a_prompt_that_is_scored_is_run_whole_and_others_use_the_cache():
+    driver = ahead_driver()
+    for name, params in (("first", {}), ("scored", {"prompt_logprobs": 1}), ("plain", {})):
+        driver.ask(name, PROMPTS[0], max_tokens=3, **params)
+        driver.run()
+    counts = {name: driver.done(name).counts["cached_tokens"] for name in ("first", "scored", "plain")}
+    assert counts == {"first": 0, "scored": 0, "plain": 4}
+    assert sum(len(chunk.ids) for chunk in chunks(driver, "scored")) == len(PROMPTS[0]) - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scored_prompts_that_are_preempted_are_scored_once(kind: str):
+    driver = ahead_driver(kind, max_num_batched_tokens=3, num_blocks=24, max_model_len=24, max_num_seqs=6, block_size=1)
+    for index in range(6):
+        driver.ask(
+            str(index), PROMPTS[index % 3], max_tokens=TOKENS, rank=(6 - index, index), prompt_logprobs=1, logprobs=1
+        )
+        driver.tick()
+    driver.run()
+    assert driver.counter("preemptions")
+    for index in range(6):
+        prompt = PROMPTS[index % 3]
+        assert driver.tokens(str(index)) == greedy(MODEL, prompt, TOKENS)
+        places = [c.first + row for c in chunks(driver, str(index)) if c.prompt for row in range(len(c.ids))]
+        assert places == list(range(1, len(prompt)))
+
+
+class Alternating:
+    """Allows even and odd ids in turns, and ends after so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._left = tokens
+        self._parity = 0
+        self.heard: list[int] = []
+
+    def edit(self) -> LogitsEdit:
+        bits = sum(1 << i for i in range(61) if i % 2 == self._parity)
+        return LogitsEdit(np.array([bits], np.uint64).astype(np.int64))
+
+    def push(self, token: int) -> bool:
+        self.heard.append(token)
+        self._parity, self._left = 1 - self._parity, self._left - 1
+        return self._left == 0
+
+
+class Broken:
+    def edit(self) -> LogitsEdit:
+        return LogitsEdit()
+
+    def push(self, token: int) -> bool:
+        raise ValueError("a guide's fault")
+
+
+def alternating(prompt: Sequence[int], count: int) -> list[int]:
+    """Tokens under `Alternating`, everything recomputed for each."""
+    made: list[int] = []
+    while len(made) < count:
+        scores = (MODEL.head @ MODEL.whole([*prompt, *made])[-1]).tolist()
+        made.append(max((i for i in range(61) if i % 2 == len(made) % 2), key=scores.__getitem__))
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guided_requests_wait_for_their_tokens_and_others_do_not(kind: str):
+    driver = ahead_driver(kind, num_blocks=10)
+    guide = Alternating(7)
+    ask_with(driver, "guided", PROMPTS[0], HostRules(guides=(guide,)), max_tokens=TOKENS)
+    driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
+    ask_with(driver, "both", PROMPTS[2], HostRules(guides=(Alternating(50), Alternating(4))), max_tokens=TOKENS)
+    settle(driver)
+    assert driver.tokens("guided") == alternating(PROMPTS[0], 7) == guide.heard
+    assert driver.tokens("both") == alternating(PROMPTS[2], 4)
+    assert driver.tokens("plain") == greedy(MODEL, PROMPTS[1], TOKENS)
+    assert {name: driver.done(name).reason for name in driver.ends} == {
+        "guided": "stop",
+        "both": "stop",
+        "plain": "length",
+    }
+
+
+def test_a_guide_that_fails_fails_its_request_alone():
+    driver = ahead_driver()
+    ask_with(driver, "guided", PROMPTS[0], HostRules(guides=(Broken(),)), max_tokens=TOKENS)
+    driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
+    settle(driver)
+    assert "steering its tokens: ValueError: a guide's fault" in str(driver.error("guided"))
+    assert driver.tokens("plain") == greedy(MODEL, PROMPTS[1], TOKENS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_that_may_say_nothing_fails_and_harms_nobody(kind: str):
+    driver = ahead_driver(kind)
+    driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
+    ask_with(driver, "mute", PROMPTS[0], HostRules(guides=(Nothing(),)), max_tokens=TOKENS)
+    settle(driver)
+    error = driver.error("mute")
+    assert isinstance(error, InputError)
+    assert "leaves no token" in str(error)
+    assert driver.tokens("plain") == greedy(MODEL, PROMPTS[1], TOKENS)
+
+
+class Nothing:
+    def edit(self) -> LogitsEdit:
+        return LogitsEdit(np.zeros(1, np.int64))
+
+    def push(self, token: int) -> bool:
+        return False
+
+
+class StopAtIds:
+    """A stop string of these ids, as a matcher of texts would treat it."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = list(ids)
+        self._said: list[int] = []
+
+    def push(self, token: int) -> StopVerdict:
+        self._said.append(token)
+        fits = [n for n in range(len(self._ids) + 1) if n == 0 or self._said[-n:] == self._ids[:n]]
+        return StopVerdict(max(fits), max(fits) == len(self._ids))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_stop_strings_end_a_request_before_them(kind: str, length: int):
+    model = EMITTING
+    driver = ahead_driver(kind, model=model)
+    said = greedy(MODEL, PROMPTS[0], TOKENS)
+    stop = said[5 : 5 + length]
+    first = next(n for n in range(TOKENS) if said[n : n + length] == stop)
+    ask_with(driver, "stopped", PROMPTS[0], HostRules(stops=StopAtIds(stop)), max_tokens=TOKENS)
+    ask_with(driver, "whole", PROMPTS[0], HostRules(stops=StopAtIds([said[-1], 60, 60])), max_tokens=TOKENS)
+    driver.gather_all()
+    assert driver.tokens("stopped") == said[:first]
+    assert driver.done("stopped").held == tuple(stop)
+    assert driver.done("stopped").reason == "stop"
+    assert driver.done("stopped").counts["tokens"] == first + length
+    assert driver.tokens("whole") == said, "what turned out to be no stop string is given out"
+    for name, count in (("stopped", first), ("whole", TOKENS)):
+        metas = [meta for meta, _ in driver.rows.get(name, [])]
+        assert metas == [TokenHidden(index=i) for i in range(count)], "hidden states go with their tokens"
+    assert not driver.held
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("little", [False, True])
+def test_every_token_s_hidden_state_is_emitted(kind: str, little: bool):
+    options = {"num_blocks": 8, "max_num_batched_tokens": 5} if little else {}
+    driver = ahead_driver(kind, model=EMITTING, max_model_len=24, **options)
+    for index, prompt in enumerate(PROMPTS):
+        given = plain_prompt(prompt, payload_positions=np.array([0, len(prompt) - 1]))
+        driver.ask(str(index), given, max_tokens=TOKENS, rank=(3 - index, index))
+        driver.tick()
+    for _ in range(2000):
+        with torch.inference_mode():
+            if not driver.tick() | driver.gather() and len(driver.ends) == 3 and not driver.lent:
+                break
+    driver.run()
+    assert bool(driver.counter("preemptions")) == little
+    for index, prompt in enumerate(PROMPTS):
+        tokens = driver.tokens(str(index))
+        assert tokens == greedy(MODEL, prompt, TOKENS)
+        hidden_TD = MODEL.whole([*prompt, *tokens])
+        rows = [(meta, row) for meta, row in driver.rows[str(index)] if isinstance(meta, TokenHidden)]
+        assert [meta.index for meta, _ in rows] == list(range(TOKENS))
+        wanted = hidden_TD[len(prompt) - 1 : len(prompt) - 1 + TOKENS]
+        torch.testing.assert_close(torch.cat([row for _, row in rows]), wanted)
+        torch.testing.assert_close(driver.hidden(str(index))[0], hidden_TD[[0, len(prompt) - 1]])
+
+
+def settle(driver: ArDriver) -> None:
+    """Until every request is over: guides answer in a thread of their own."""
+    for _ in range(100_000):
+        with torch.inference_mode():
+            driver.device.synchronize()
+            driver.tick()
+        if not driver.worker.requests:
+            return
+    raise AssertionError(f"no end: {driver.worker.usage()}")
+
+
+def test_samples_of_one_seed_differ_and_each_repeats():
+    seen = {}
+    for sample in (0, 1, 2, 0):
+        driver = ahead_driver()
+        params = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=4)
+        driver.worker.inbox.append(Open("r", params, frozenset({SOURCE}), (0, 0), sample_index=sample))
+        driver.feed_host("r", Payload(plain_prompt(PROMPTS[0])))
+        driver.end("r")
+        driver.run()
+        tokens = tuple(driver.tokens("r"))
+        assert seen.setdefault(sample, tokens) == tokens
+    assert len(set(seen.values())) == 3
+
+
+def test_reference_is_not_degenerate():
+    assert len(set(greedy(MODEL, PROMPTS[0], TOKENS))) > 4
+    assert not math.isnan(float(expected_logprobs(PROMPTS[0]).sum()))

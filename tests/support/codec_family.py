@@ -1,0 +1,121 @@
+"""A small talker and small vocoders, as a family: what is spoken can be computed by hand.
+
+speaker ──► voice   modality "audio": frames on the device
+        ──► echo    modality "echo": the same, by another vocoder
+        ──► clerk   modality "filed": frames in host memory
+"""
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import msgspec
+
+from omni.checkpoint import Checkpoint
+from omni.hookspecs import hookimpl
+from omni.payload import Payload
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline.stage import Memory
+from omni.plugin.entries import ModelFamily, StageKindEntry
+from omni.plugin.manager import Plugins, load_plugins
+from omni.stage import StageContext
+from omni_ar.inputs import CodeFrame
+from omni_ar.options import ArOptions
+from omni_vocoder.inputs import CodeFrames
+from omni_vocoder.options import VocoderOptions
+from support.entry_points import own_entry_points
+from support.frame_clerk import FrameClerkOptions
+from support.small_codec import GROUPS, SmallCodec
+from support.wavemaker import WaveMaker
+
+SPEAKER, VOICE, ECHO, CLERK = "speaker", "voice", "echo", "clerk"
+_WHOLE = 64
+"""Frames, more than a request has. Stages that keep rows to the end need credit for all of it, or each waits for the other."""
+_HERE = "support.codec_family"
+
+
+def write_checkpoint(folder: Path, credit: int = 8) -> Path:
+    """Returns the folder. credit: of the clerk's edge."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "codec", "credit": credit}))
+    return folder
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    options = ArOptions(max_num_seqs=3, block_size=3)
+    chunks = VocoderOptions(max_num_seqs=2, first_chunk_frames=2, chunk_frames=3)
+    return Pipeline(
+        family="codec",
+        stages=(
+            Stage(name=SPEAKER, kind="ar", model=f"{_HERE}:build_speaker", options=options),
+            Stage(name=VOICE, kind="vocoder", model=f"{_HERE}:build_voice", options=chunks),
+            Stage(name=ECHO, kind="vocoder", model=f"{_HERE}:build_voice", options=chunks),
+            Stage(name=CLERK, kind="frame_clerk", model=f"{_HERE}:build_nothing", options=FrameClerkOptions()),
+        ),
+        edges=(
+            _edge(VOICE, "device", _WHOLE),
+            _edge(ECHO, "device", _WHOLE),
+            _edge(CLERK, "host", checkpoint.config["credit"]),
+        ),
+        outputs=(
+            Output(modality="codes", stage=SPEAKER),
+            Output(modality="audio", stage=VOICE),
+            Output(modality="echo", stage=ECHO),
+            Output(modality="filed", stage=CLERK),
+        ),
+        frontend=f"{_HERE}:none",
+    )
+
+
+def _edge(consumer: str, memory: Memory, credit: int) -> Edge:
+    return Edge(producer=SPEAKER, consumer=consumer, adapter=f"{_HERE}:ToFrames", credit=credit, memory=memory)
+
+
+class ToFrames:
+    """Passes frames on."""
+
+    def __init__(self, args: msgspec.Struct | None) -> None:
+        pass
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        if isinstance(payload.meta, CodeFrame):
+            return (Payload(CodeFrames(count=1), payload.tensors),)
+        return ()
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return ()
+
+
+def build_speaker(context: StageContext) -> SmallCodec:
+    return SmallCodec().to(context.device.torch_device, context.dtype)
+
+
+def build_voice(context: StageContext) -> WaveMaker:
+    return WaveMaker(num_groups=GROUPS, device=str(context.device.torch_device))
+
+
+def build_nothing(context: StageContext) -> None:
+    """A clerk needs no model."""
+
+
+def codec_plugins() -> Plugins:
+    """The family, and what it needs."""
+    plugins = load_plugins([EntryPoint("codec", _HERE, "omni"), *own_entry_points("ar", "vocoder", "local")])
+    for record in plugins.records:
+        assert record.error is None, record.error
+    return plugins
+
+
+@hookimpl
+def omni_model_families() -> Sequence[ModelFamily]:
+    return [
+        ModelFamily(
+            name="codec", model_types=("codec",), pipeline=f"{_HERE}:pipeline", tiny=f"{_HERE}:write_checkpoint"
+        )
+    ]
+
+
+@hookimpl
+def omni_stage_kinds() -> Sequence[StageKindEntry]:
+    return [StageKindEntry(name="frame_clerk", kind="support.frame_clerk:FrameClerkKind")]

@@ -1,0 +1,172 @@
+"""A token source on rank 0 of two: the last rank samples, and broadcasts what the rows go on with two steps later."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import Device, HostRing, HostSlot, Stream
+from omni_ar.run.limits import Limits
+from omni_ar.run.phases import accept_tokens, post_update
+from omni_ar.run.state import GENERATION, RowState
+from omni_ar.run.step import StepContext, TokenHandoff
+from omni_ar.sampling import SamplingFlags, SamplingStart
+from support.two_ranks import Message, Ranks, Sending
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The event of a broadcast. shown: whether this rank may know of the broadcast of this index; a test says how late it is."""
+
+    work: dist.Work
+    index: int
+    shown: Callable[[int], bool]
+
+    def done(self) -> bool:
+        if not (self.shown(self.index) and self.work.is_completed()):
+            return False
+        self.work.wait()  # what went wrong is raised here
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(TokenHandoff):
+    """Gloo receives into host memory, so the slot holds the broadcast itself, whose last column is for the device alone."""
+
+    def read(self, count: int) -> NDArray[np.int64]:
+        return self.host.read()[:count, :-1].view(np.int64)
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A step whose tokens are not the rows' newest yet. sent: messages that the other rank has had when it has broadcast them."""
+
+    step: int
+    slot: HostSlot
+    arrival: Arrival
+    rows_R: Tensor
+    advance_R: Tensor
+    flags: SamplingFlags
+    sent: Sending
+
+
+class GlooTokens:
+    """What belongs to step k becomes the rows' newest tokens when step k + 2 begins, or before if the host has read it.
+
+    | buffer | written by | read by | freed by |
+    |---|---|---|---|
+    | slot of the ring | the broadcast | host, once it has come; `take_broadcast` | step k + 2, before the slot comes round again |
+    | rows and advance kept of a step | `keep_step` | `take_broadcast` | stream order, as many steps later as there are slots |
+    """
+
+    lag = 2
+
+    def __init__(
+        self, ranks: Ranks, device: Device, stream: Stream, state: RowState, limits: Limits, *, checks: bool = True
+    ) -> None:
+        """checks: whether a broadcast for a row that was given to another request is left aside."""
+        self.shown: float = math.inf
+        """How many broadcasts may be known of."""
+        self.late = 0
+        """Broadcasts that became next inputs while those of a later step were awaited."""
+        self._ranks = ranks
+        self._device = device
+        self._stream = stream
+        self._state = state
+        self._drafts = limits.step_ids - 1
+        self._checks = checks
+        size = (limits.rows, 3 + limits.step_ids)
+        self._ring = HostRing(device, size, torch.int64, limits.ring)
+        self._kept = device.zeros((limits.ring, 2, limits.rows), torch.int64)
+        self._accepted_NW = device.zeros((limits.rows, 2 + limits.step_ids), torch.int64)
+        self._awaited: deque[Awaited] = deque()
+        self._sending: Sending = []
+        self._step = self._sampled = 0
+
+    @property
+    def ready(self) -> bool:
+        due = all(one.arrival.done() for one in self._awaited if one.step + self.lag <= self._step + 1)
+        return due and self._ring.ready
+
+    def show_next(self) -> None:
+        """Waits for the oldest broadcast that is not known of, and makes it known."""
+        arrival = next(one.arrival for one in self._awaited if one.arrival.index >= self.shown)
+        arrival.work.wait()
+        self.shown = arrival.index + 1
+
+    def begin(self, step: int) -> None:
+        self._step = step
+        while self._awaited and self._awaited[0].arrival.done():
+            self._take(self._awaited.popleft())
+        assert not self._awaited or self._awaited[0].step + self.lag > step, "a step was launched that is not ready"
+
+    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
+        message: Message = {"kind": "start", "rows_n": rows_n, "words_nC": words_nC, "sampling": list(sampling)}
+        self._device.launch(self._stream, send, self._ranks, message, self._sending)
+
+    def sample(self, context: StepContext) -> TokenHandoff:
+        kept_2R = self._kept[self._sampled % len(self._kept), :, : len(context.rows)]
+        launch, generations = self._device.launch, [one.row.generation for one in context.rows]
+        flags = asdict(context.flags) | {"processors": sorted(context.flags.processors)}
+        launch(self._stream, keep_step, kept_2R, context.rows_R, context.advance_R)
+        message: Message = {
+            "kind": "step",
+            "rows_R": context.rows_R,
+            "generations_R": torch.tensor(generations),
+            "advance_R": context.advance_R,
+            "hidden_RD": context.hidden_RD,
+            "flags": flags,
+            "edits": None if context.edits is None else list(context.edits),
+        }
+        launch(self._stream, send, self._ranks, message, self._sending)
+        slot = self._ring.advance()
+        slot.take()
+        work = self._ranks.broadcast(slot.tensor[: len(context.rows)])
+        arrival = Arrival(work, self._sampled, lambda index: index < self.shown)
+        slot.guard(arrival)
+        self._sampled += 1
+        self._awaited.append(Awaited(context.step, slot, arrival, kept_2R[0], kept_2R[1], context.flags, self._sending))
+        self._sending = []
+        return Broadcast(slot, arrival)
+
+    def forget(self) -> None:
+        if self._awaited and self._awaited[-1].step == self._step:
+            self._sending += self._awaited.pop().sent
+
+    def _take(self, one: Awaited) -> None:
+        count = len(one.rows_R)
+        accepted_RW, received_RW = self._accepted_NW[:count], one.slot.tensor[:count]
+        launch = self._device.launch
+        self.late += bool(self._awaited)
+        for work, _ in one.sent:
+            work.wait()
+        launch(self._stream, take_broadcast, self._state, one.rows_R, received_RW, accepted_RW, self._checks)
+        launch(self._stream, post_update, self._state, one.rows_R, accepted_RW, one.advance_R, self._drafts, one.flags)
+
+
+def send(ranks: Ranks, message: Message, sending: Sending) -> None:
+    ranks.send(message, sending)
+
+
+def keep_step(kept_2R: Tensor, rows_R: Tensor, advance_R: Tensor) -> None:
+    """What the step's broadcast is for: the next step's upload takes the place of these."""
+    kept_2R[0].copy_(rows_R)
+    kept_2R[1].copy_(advance_R)
+
+
+def take_broadcast(state: RowState, rows_R: Tensor, received_RW: Tensor, accepted_RW: Tensor, checks: bool) -> None:
+    """Takes the tokens as the rows' newest, but those of rows whose generation is gone: they accept none."""
+    before_RC = state.words.index_select(0, rows_R)
+    current_R = before_RC[:, GENERATION] == received_RW[:, -1]
+    accepted_RW.copy_(received_RW[:, :-1], non_blocking=True)
+    accept_tokens(state, rows_R, accepted_RW)
+    if checks:
+        after_RC = state.words.index_select(0, rows_R)
+        state.words.index_copy_(0, rows_R, torch.where(current_R[:, None], after_RC, before_RC))
+        accepted_RW[:, 1].mul_(current_R)

@@ -1,0 +1,121 @@
+"""A model family whose every decode token emits a hidden state, which other stages read.
+
+    writer ──► reader   modality "read": on the device
+           ──► clerk    modality "filed": in host memory
+
+A checkpoint says how wide hidden states are and who reads them.
+"""
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+from omni.checkpoint import Checkpoint
+from omni.hookspecs import hookimpl
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline.stage import Memory
+from omni.plugin.entries import ModelFamily, StageKindEntry
+from omni.plugin.manager import Plugins, load_plugins
+from omni.stage import StageContext
+from omni_ar.options import ArOptions
+from support.entry_points import own_entry_points
+from support.hidden_clerk import ClerkOptions
+from support.hidden_model import HiddenText
+from support.hidden_reader import ReaderOptions
+from support.hidden_reading import ReadOut
+
+WRITER, READER, CLERK = "writer", "reader", "clerk"
+MODALITIES = {READER: "read", CLERK: "filed"}
+_HERE = "support.hidden_family"
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    width: int = 64,
+    readers: Sequence[str] = (READER,),
+    tokens: bool = True,
+    credit: int = 8,
+    positions: int = 96,
+) -> Path:
+    """readers: of `READER` and `CLERK`. tokens: whether hidden states of generated tokens are emitted, and not only the prompt's.
+    credit: of each edge. positions: the longest sequence. Returns the folder."""
+    config = {
+        "model_type": "hidden",
+        "width": width,
+        "readers": list(readers),
+        "tokens": tokens,
+        "credit": credit,
+        "positions": positions,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    writer = Stage(
+        name=WRITER, kind="ar", model=f"{_HERE}:build_writer", options=ArOptions(max_num_seqs=4, block_size=4)
+    )
+    readers = {
+        READER: Stage(name=READER, kind="hidden_reader", model=f"{_HERE}:build_readout", options=ReaderOptions()),
+        CLERK: Stage(name=CLERK, kind="hidden_clerk", model=f"{_HERE}:build_readout", options=ClerkOptions()),
+    }
+    names: list[str] = checkpoint.config["readers"]
+    return Pipeline(
+        family="hidden",
+        stages=(writer, *(readers[name] for name in names)),
+        edges=tuple(_edge(name, checkpoint.config["credit"]) for name in names),
+        outputs=(
+            Output(modality="text", stage=WRITER),
+            *(Output(modality=MODALITIES[name], stage=name) for name in names),
+        ),
+        frontend=f"{_HERE}:none",
+    )
+
+
+def _edge(reader: str, credit: int) -> Edge:
+    memory: Memory = "host" if reader == CLERK else "device"
+    return Edge(
+        producer=WRITER, consumer=reader, adapter="support.hidden_reading:ToReader", credit=credit, memory=memory
+    )
+
+
+def model_of(checkpoint: Checkpoint) -> HiddenText:
+    """The writer's model, on the CPU."""
+    config = checkpoint.config
+    return HiddenText(config["width"], positions=config["positions"], tokens=config["tokens"])
+
+
+def build_writer(context: StageContext) -> HiddenText:
+    return model_of(context.checkpoint).to(context.device.torch_device, context.dtype)
+
+
+def build_readout(context: StageContext) -> ReadOut:
+    return ReadOut(context.checkpoint.config["width"]).to(context.device.torch_device)
+
+
+def hidden_plugins() -> Plugins:
+    """The family, its kinds of stages, and what else it needs."""
+    plugins = load_plugins([EntryPoint("hidden", _HERE, "omni"), *own_entry_points("ar", "local")])
+    for record in plugins.records:
+        assert record.error is None, record.error
+    return plugins
+
+
+@hookimpl
+def omni_model_families() -> Sequence[ModelFamily]:
+    return [
+        ModelFamily(
+            name="hidden", model_types=("hidden",), pipeline=f"{_HERE}:pipeline", tiny=f"{_HERE}:write_checkpoint"
+        )
+    ]
+
+
+@hookimpl
+def omni_stage_kinds() -> Sequence[StageKindEntry]:
+    return [
+        StageKindEntry(name="hidden_reader", kind="support.hidden_reader:ReaderKind"),
+        StageKindEntry(name="hidden_clerk", kind="support.hidden_clerk:ClerkKind"),
+    ]

@@ -1,0 +1,120 @@
+"""The Qwen3-Omni family in the matrix: a tiny one that hears, sees, writes and speaks; its codes are tapped."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from importlib.metadata import EntryPoint
+
+import msgspec
+
+from omni.checkpoint import Checkpoint
+from omni.config import Layer
+from omni.device import Device
+from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, check_pipeline, resolve_pipeline
+from omni.frontend.base import Chat, Prepared
+from omni.frontend.compile import CompiledSampling
+from omni.rules import NO_RULES
+from omni.sampling_params import SamplingParams
+from omni_ar.options import ArOptions
+from omni_qwen3_omni.adapters import TalkerArgs
+from omni_qwen3_omni.frontend import build as build_frontend
+from support.entry_points import own_entry_points
+from support.matrix_family import Family, blocks_for_one
+from support.matrix_reference import arguments
+from support.matrix_sets import GREEDY, SAMPLED
+from support.matrix_text import matrix_plugins
+from support.reference import Answer, reference_of, tiny_checkpoint
+from support.reference_chats import chat, picture, sound
+from support.tap import with_tap
+
+SPOKEN = 10
+TALKER_SETS: Mapping[str, SamplingParams] = {
+    "talker defaults": SamplingParams(seed=9, max_tokens=SPOKEN),
+    "talker, all together": SamplingParams(
+        **SAMPLED,
+        min_p=0.01,
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
+        bad_words_ids=((3,), (7, 9)),
+        max_tokens=SPOKEN,
+    ),
+}
+"""Of the talker; its text is as `GREEDY`."""
+_GREEDY_TALKER = SamplingParams(temperature=0.0, max_tokens=SPOKEN)
+_CHATS = (
+    chat("hello"),
+    chat("the blue square and the green one", picture(64, 64, 1), "what is it"),
+    chat("the blue square and the green one", picture(64, 64, 1), "or this", voice="aiden"),
+    chat(sound(0.5, 2), "who"),
+    chat("what is in the picture", picture(32, 64, 3), voice="chelsie"),
+)
+
+
+class OmniFamily(Family):
+    writer = "thinker"
+    stages = ("thinker", "talker")
+    prompts = len(_CHATS)
+
+    def __init__(self) -> None:
+        self.folder = tiny_checkpoint(81, stop_gain=0.0, codec_stop_gain=0.0)
+        self._checkpoint = Checkpoint(self.folder)
+        own = own_entry_points("ar", "encoder", "local", "qwen3_omni", "vocoder")
+        self._plugins = matrix_plugins(*own, EntryPoint("tap", "support.tap", "omni"))
+        self.pipeline = resolve_pipeline(self._checkpoint, self._plugins).pipeline
+        frontend = build_frontend(self._checkpoint)
+        vocabulary = frontend.vocabulary()
+        assert vocabulary is not None
+        self.vocabulary = vocabulary
+        self._prepared: Sequence[Prepared] = [frontend.prepare(asked) for asked in _CHATS]
+
+    @cached_property
+    def sets(self) -> Mapping[str, Mapping[str, SamplingParams]]:
+        texts = {name: {**stages, "talker": _GREEDY_TALKER} for name, stages in super().sets.items()}
+        return texts | {name: {**texts[GREEDY], "talker": talker} for name, talker in TALKER_SETS.items()}
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        pipeline = resolve_pipeline(self._checkpoint, self._plugins, [Layer("test", settings)]).pipeline
+        plan = check_pipeline(with_tap(pipeline), self._plugins)
+        return build_engine(plan, self._checkpoint, self._plugins, device, EngineOptions(dtype="float32"))
+
+    def few(self, asked: str) -> Mapping[str, int]:
+        prompts = {"thinker": [one.prompt_tokens for one in self._prepared], "talker": self._talker_prompts}
+        return {stage: blocks_for_one(max(prompts[stage]), self.sets[asked][stage]) for stage in self.stages}
+
+    def prepared(self, prompt: int, compiled: CompiledSampling, request_id: str, sample_index: int) -> EngineRequest:
+        one = self._prepared[prompt]
+        sampling = {"talker": _GREEDY_TALKER} | dict(compiled.sampling)
+        modalities = frozenset({"text", "audio", "codes"})
+        request = EngineRequest(request_id, modalities, one.inputs, one.edges, sampling)
+        return replace(request, rules=compiled.rules(), sample_index=sample_index)
+
+    def answer(self, asked: str, prompt: int) -> Answer:
+        """What transformers makes of it, stop strings aside."""
+        compiled = self.compiled(asked)
+        params = {stage: compiled.sampling[stage].over(self._defaults(stage)) for stage in self.stages}
+        guides = compiled.rules().get("thinker", NO_RULES).guides
+        thinker = arguments(params["thinker"], self._prepared[prompt].prompt_tokens, guides)
+        # The talker is fed embeddings: all ids that its processors see are generated ones.
+        talker = {**arguments(params["talker"], 0), "repetition_penalty": 1.0}
+        given = {f"thinker_{name}": value for name, value in thinker.items()}
+        given |= {f"talker_{name}": value for name, value in talker.items()}
+        sampling = {
+            "thinker": compiled.sampling["thinker"],
+            "talker": msgspec.structs.replace(params["talker"], stop_token_ids=()),
+        }
+        asks: Chat = replace(_CHATS[prompt], sampling=sampling)
+        return reference_of(self.folder).generate(asks, given)
+
+    @property
+    def _talker_prompts(self) -> list[int]:
+        prompts = []
+        for one in self._prepared:
+            args = one.edges["thinker->talker"]
+            assert isinstance(args, TalkerArgs)
+            prompts.append(args.prompt.length)
+        return prompts
+
+    def _defaults(self, stage: str) -> SamplingParams:
+        options = self.pipeline.stage(stage).options
+        assert isinstance(options, ArOptions)
+        return options.sampling
