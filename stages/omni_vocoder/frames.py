@@ -4,9 +4,10 @@
 |---|---|---|---|
 | the producer's pages or tensors | producer, before the payload's event | `gather_frames`, `store_frames` | the lease |
 | `ring_RCG` of a row | `gather_frames`, `store_frames` | `decode_frames`, same stream | the host's count |
+
+A lease is released with the end of the last copy, and who lent the memory keeps it until then: nothing is kept here.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Event, Stream, Uploader
+from omni.device import Device, Stream, Uploader
 from omni.payload import PageSlice
 from omni_vocoder.request import Arrival, VocoderRequest
 
@@ -45,25 +46,12 @@ class FrameStore:
         self._stream = stream
         self._capacity = capacity
         self._upload = Uploader(device, stream, 2 * rows * capacity, _RING)
-        self._copying: deque[tuple[Event, list[Arrival]]] = deque()
-
-    @property
-    def copying(self) -> int:
-        """Copies whose sources must stay."""
-        return len(self._copying)
 
     def places(self, request: VocoderRequest, start: int, count: int) -> NDArray[np.int64]:
         """Where frames `start` to `start + count` of the row, counted from its oldest, are in the flattened ring."""
         assert request.row is not None
         offsets = request.start + np.arange(start, start + count, dtype=np.int64)
         return request.row * self._capacity + offsets % self._capacity
-
-    def poll(self) -> bool:
-        """Forgets the sources of copies that are over. Returns whether there were any."""
-        before = len(self._copying)
-        while self._copying and self._copying[0][0].done():
-            self._copying.popleft()
-        return len(self._copying) < before
 
     def take(self, requests: Iterable[VocoderRequest]) -> tuple[bool, dict[VocoderRequest, Exception]]:
         """Enqueues the copy of all frames of `requests` that are ready and have room; releases what is wholly copied.
@@ -109,7 +97,6 @@ class FrameStore:
             take.arrival.after = end
             if isinstance(take.arrival.codes, PageSlice):
                 take.arrival.codes.gathered(end)
-        self._copying.append((end, [take.arrival for take in takes]))
         self._release(takes)
         return failed
 

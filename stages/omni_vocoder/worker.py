@@ -46,7 +46,6 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
             # Copies: other threads ask, while this one goes on.
             "leases": sum(len(request.arrivals) for request in list(self.requests.values())),
             "frames": sum(request.buffered for request in list(self._rows.seated)),
-            "copies": self._store.copying,
             "steps": len(self._in_flight),
         }
 
@@ -57,7 +56,6 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
         self._in_flight.clear()
-        self._store.poll()
 
     def open(self, message: Open) -> VocoderRequest:
         return VocoderRequest(message.request_id, set(message.inputs), message.rank)
@@ -90,7 +88,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
             request.arrivals.popleft().let_go()
 
     def advance(self) -> bool:
-        moved = self._store.poll()
+        moved = False
         while self._in_flight and self._in_flight[0].ready.done():
             self._collect(self._in_flight.popleft())
             moved = True

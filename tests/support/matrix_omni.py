@@ -27,7 +27,7 @@ from support.reference import Answer, reference_of, tiny_checkpoint
 from support.reference_chats import chat, picture, sound
 from support.tap import with_tap
 
-SPOKEN = 10
+SPOKEN = 8
 TALKER_SETS: Mapping[str, SamplingParams] = {
     "talker defaults": SamplingParams(seed=9, max_tokens=SPOKEN),
     "talker, all together": SamplingParams(

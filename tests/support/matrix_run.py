@@ -110,7 +110,7 @@ def party(asked: str) -> list[Ask]:
         Ask(asked, 0),
         Ask(GREEDY, 1),
         Ask(asked, 2, joins=1),
-        Ask(asked, 3, joins=3, leaves=4),
+        Ask(asked, 3, joins=3, leaves=3),
         Ask(SEEDED, 3, joins=6),
         Ask(asked, 1, joins=10),
         Ask(GREEDY, 4, joins=12, leaves=6),
@@ -126,7 +126,7 @@ def small_party(asked: str) -> list[Ask]:
     return [
         Ask(asked, 2),
         Ask(GREEDY, 1),
-        Ask(asked, 3, joins=1, leaves=4),
+        Ask(asked, 3, joins=1, leaves=3),
         Ask(asked, 0, joins=3),
         Ask(SEEDED, 4, joins=6),
         Ask(asked, 1, joins=10),
@@ -170,12 +170,15 @@ def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played) -> No
             error.add_note(f"request {number}: {ask} in {cell}, device seed {cell.seed}")
             raise
     assert any(told.error is LEFT for told in played.told)
-    assert (sum(played.preemptions(family).values()) > 0) == cell.few_blocks, "preemptions"
-    assert played.preemptions(family)[family.writer] or not cell.few_blocks
+    preemptions = played.preemptions(family)
+    assert (preemptions[family.writer] > 0) == cell.few_blocks, f"{preemptions} preemptions"
+    # Prompts that are scored read nothing, and in few blocks what others left is gone soon.
+    hits = cell.cached and not (cell.few_blocks and cell.asked == "prompt logprobs")
     for stage in family.stages:
         cached = played.counters[stage]["cached_tokens"]
         assert cached == 0 or cell.cached
-        assert cached > 0 or not cell.cached or stage != family.writer
+        assert cached > 0 or not hits or stage != family.writer, "nothing was found in the cache"
+        assert preemptions[stage] == 0 or cell.few_blocks
         assert played.most[stage] == cell.in_flight, f"{stage} had {played.most[stage]} steps in flight at most"
 
 

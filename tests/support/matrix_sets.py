@@ -38,7 +38,11 @@ SETS = (
     "all together",
 )
 """The names of the parameters."""
-AGAINST = {"JSON schema": "seeded, hot", "JSON schema, penalty, logprobs": "JSON schema"}
+HOT = "seeded, hot"
+"""Only there to be compared with."""
+PLAYED = tuple(name for name in SETS if name != HOT)
+"""What the matrix's cells ask for."""
+AGAINST = {"JSON schema": HOT, "JSON schema, penalty, logprobs": "JSON schema"}
 """What the others of these parameters are compared with, where that is not `GREEDY`."""
 SAYS_THE_SAME = frozenset({"logprobs", "prompt logprobs"})
 """They add outputs; the tokens stay."""
@@ -101,8 +105,8 @@ def _stops(said: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Iterator[st
     """Of each answer, a text that begins in one token and ends in the next."""
     for answer in said:
         written = [vocabulary.written(token) for token in answer]
-        for before, after in itertools.pairwise(written[4:]):
-            seam = before[-1:] + after[:1]
+        for before, after in itertools.pairwise(written[9:]):
+            seam = before[-2:] + after[:3]
             if before and after and seam.isascii():
                 yield seam.decode()
                 break

@@ -113,11 +113,12 @@ class SimulatedDevice(Device):
 
     def answer(self, event: SimulatedEvent, caller: FrameType) -> bool:
         """What `event.done()` says at a place in the code."""
-        name = self.waits.name(caller)
+        names = self.waits.names(caller)
         self.host_step()
-        self.waits.add(name, late=not event.reached)
-        self.trace.append((name, event.stream.name, event.reached))
-        if name == self._without:
+        for name in names:
+            self.waits.add(name, late=not event.reached)
+        self.trace.append((names[0], event.stream.name, event.reached))
+        if self._without in names:
             return True
         if event.reached and self._checker is not None:
             join(self._checker.host, event.clock)

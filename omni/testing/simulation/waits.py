@@ -2,7 +2,9 @@
 
 A wait is a call `event.done()`, by which the host learns, or `device.wait(stream, event)`, by which a stream does. Its name is
 module, qualified name of the function, and the number of the wait in that function, in the order of the source:
-`omni_vocoder.frames.FrameStore.poll#1`. A comprehension or a lambda belongs to the function that it stands in.
+`omni_vocoder.worker.VocoderWorker.advance#1`. A comprehension or a lambda belongs to the function that it stands in.
+
+An event may be made of others: its `done` asks for theirs. Both places are waits then, that one and the one that asked it.
 """
 
 import ast
@@ -15,6 +17,9 @@ from types import CodeType, FrameType
 
 _Place = tuple[int, int]
 """Line and column where a call ends: the interpreter and the parser agree on it, also for calls over several lines."""
+
+_NAMELESS = {"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>", "<lambda>"}
+"""Frames inside of a function."""
 
 
 @dataclass(slots=True)
@@ -31,6 +36,14 @@ class WaitLog:
     def __init__(self) -> None:
         self.counts: dict[str, WaitCount] = {}
         self._names: dict[tuple[CodeType, int], str] = {}
+
+    def names(self, caller: FrameType) -> list[str]:
+        """Of the wait at which the frame is, and of those that wait by it: outwards, as long as it is an event's `done` that asks."""
+        names = [self.name(caller)]
+        while (asker := _asker(caller)) is not None:
+            caller = asker
+            names.append(self.name(caller))
+        return names
 
     def name(self, caller: FrameType) -> str:
         """Of the wait at which the frame is."""
@@ -62,6 +75,14 @@ def _in_package(package: str) -> Iterator[str]:
             module = ".".join((package, *(part for part in parts if part != "__init__")))
             if not module.startswith("omni.testing"):
                 yield from (f"{module}.{name}" for name in _in_file(str(path)).values())
+
+
+def _asker(frame: FrameType) -> FrameType | None:
+    """Who asked for the event whose `done` this is; None if it is no event's."""
+    function: FrameType | None = frame
+    while function is not None and function.f_code.co_name in _NAMELESS:
+        function = function.f_back
+    return function.f_back if function is not None and function.f_code.co_name == "done" else None
 
 
 def _name(caller: FrameType) -> str:

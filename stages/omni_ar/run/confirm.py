@@ -95,7 +95,7 @@ class Confirmer:
         for request, table in zip(requests, tables, strict=True):
             request.unread += 1
             table.unread += 1
-            request.last_step = table.last_step = end
+            request.last_step = end
         if step.payload.hidden is not None:
             for scheduled in step.rows:
                 # Now, and not when the token is read: the next step may be launched before.

@@ -120,7 +120,7 @@ class ArRequest:
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache had at the first start."""
     last_step: Event = COMPLETED
-    """End of the last step that touches this request's row."""
+    """End of the last step that reads what the request holds of other stages."""
     _offsets: list[int] = field(default_factory=list)
 
     @property

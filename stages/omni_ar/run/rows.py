@@ -30,12 +30,12 @@ class RowTable:
         index = self._free.pop()
         return Row(index, self._generations[index])
 
-    def retire(self, row: Row) -> None:
-        """Results for this row that are still under way are to be dropped from here on. The index is not free yet."""
-        self._generations[row.index] += 1
-
     def release(self, row: Row) -> None:
-        """The device is done with the row."""
+        """The row is somebody else's next. Results for it that are still under way are to be dropped: they tell by the generation.
+
+        Steps in flight may still write its state. Whoever gets it sets the state up on the same stream, so after them.
+        """
+        self._generations[row.index] += 1
         self._free.append(row.index)
 
     def current(self, row: Row) -> bool:

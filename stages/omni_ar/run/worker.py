@@ -52,7 +52,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._rows = RowTable(limits.rows)
         self._pool = BlockPool(num_blocks)
         self._spiller = Spiller(runner.device, runner.stream, limits.max_model_len)
-        self._reclaimer = Reclaimer(self._rows, self._pool, self._spiller)
+        self._reclaimer = Reclaimer(self._pool, self._spiller)
         conditioned = bool(shape.step_columns)
         self._allocator = Allocator(
             self._rows,
@@ -195,7 +195,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             segment.let_go(request.last_step)
         request.segments.clear()
         if request.row is not None:
-            self._reclaimer.add_row(request.row, request.last_step)
+            self._rows.release(request.row)
         if request.table is not None:
             self._reclaimer.add_table(request.table)
 
@@ -275,7 +275,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         # What was launched before the failure still runs, and reads what these requests hold.
         end = self._runner.device.record(self._runner.stream)
         for request in plan.requests:
-            request.last_step = request.held_table.last_step = end
+            request.last_step = end
         if len(plan.requests) == 1:
             self.fail(plan.requests[0].id, "running a step", error)
             return

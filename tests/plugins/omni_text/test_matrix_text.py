@@ -5,17 +5,20 @@ What is said alone, one step at a time, is what transformers says; what is said 
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from omni.rules import NO_RULES
 from support.matrix_axes import Cell, covering, pairs, product
 from support.matrix_reference import arguments, cut, generated
 from support.matrix_run import Ask, LateDevice, play, run_cell
-from support.matrix_sets import AGAINST, GREEDY, SAYS_THE_SAME, SCHEMA, SEEDED, SETS
+from support.matrix_sets import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SCHEMA, SEEDED, SETS
 from support.matrix_text import TextFamily
+from support.matrix_told import NEAR
 
-CHOSEN = covering(SETS)
+CHOSEN = covering(PLAYED)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +32,9 @@ def model(family: TextFamily) -> PreTrainedModel:
 
 
 def test_the_selection_has_every_pair_of_values() -> None:
-    every = set().union(*map(pairs, product(SETS)))
+    every = set().union(*map(pairs, product(PLAYED)))
     assert set().union(*map(pairs, CHOSEN)) == every
-    assert len(CHOSEN) < len(product(SETS)) / 6
+    assert len(CHOSEN) < len(product(PLAYED)) / 6
 
 
 @pytest.mark.parametrize("asked", SETS)
@@ -60,6 +63,26 @@ def test_each_set_changes_what_is_said(family: TextFamily, asked: str) -> None:
         assert bool(outputs) == ("logprobs" in asked or asked == "all together")
 
 
+@pytest.mark.parametrize("asked", ["logprobs", "prompt logprobs", "JSON schema, penalty, logprobs"])
+def test_log_probabilities_are_those_of_the_model(family: TextFamily, model: PreTrainedModel, asked: str) -> None:
+    """Of the tokens as they come, whatever was done to the logits that they were drawn from."""
+    name = f"logprobs of the {'prompt' if asked == 'prompt logprobs' else 'tokens'}"
+    for prompt, ids in enumerate(family.ids):
+        told = family.alone(asked, prompt)
+        with torch.no_grad():
+            logits_TV = model(torch.tensor([[*ids, *told.tokens]])).logits[0]
+        expected_TV = logits_TV.double().log_softmax(-1)[: len(ids) - 1 if "prompt" in name else None]
+        expected_TV = expected_TV if "prompt" in name else expected_TV[len(ids) - 1 : -1]
+        said = [*ids[1:]] if "prompt" in name else told.tokens
+        places, rows, ranks = zip(*told.exact[name], strict=True)
+        assert list(places) == list(range(1, len(ids)) if "prompt" in name else range(len(said)))
+        assert [row[0] for row in rows] == list(said)
+        own_T1 = expected_TV.gather(1, torch.tensor(said)[:, None])
+        assert list(ranks) == (1 + (expected_TV > own_T1).sum(1)).tolist()
+        numbers = [expected_TV[place, list(row)] for place, row in enumerate(rows)]
+        np.testing.assert_allclose(told.numbers(name), torch.cat(numbers), rtol=NEAR, atol=NEAR)
+
+
 def test_texts_with_a_form_have_it(family: TextFamily) -> None:
     for asked in ("JSON schema", "JSON schema, penalty, logprobs"):
         told = [family.alone(asked, prompt) for prompt in range(family.prompts)]
@@ -76,7 +99,7 @@ def test_texts_with_a_form_have_it(family: TextFamily) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [*CHOSEN, *(pytest.param(cell, marks=pytest.mark.slow) for cell in product(SETS) if cell not in CHOSEN)],
+    [*CHOSEN, *(pytest.param(cell, marks=pytest.mark.slow) for cell in product(PLAYED) if cell not in CHOSEN)],
     ids=str,
 )
 def test_each_request_is_told_what_it_is_told_alone(family: TextFamily, cell: Cell) -> None:

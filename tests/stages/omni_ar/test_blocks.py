@@ -12,43 +12,35 @@ ROWS = 4
 
 
 class Rows(RuleBasedStateMachine):
-    """A row is current from its allocation to its retirement, and its index is free only after its release."""
+    """A row is current from its allocation to its release, and whoever gets its index next is told apart from it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = RowTable(ROWS)
         self.current: list[Row] = []
-        self.retired: list[Row] = []
         self.past: list[Row] = []
 
-    @precondition(lambda self: len(self.current) + len(self.retired) < ROWS)
+    @precondition(lambda self: len(self.current) < ROWS)
     @rule()
     def allocate(self) -> None:
         row = self.table.allocate()
-        assert row.index not in {other.index for other in (*self.current, *self.retired)}
+        assert row.index not in {other.index for other in self.current}
         assert row not in self.past
         self.current.append(row)
 
     @precondition(lambda self: self.current)
     @rule(data=st.data())
-    def retire(self, data: st.DataObject) -> None:
-        row = self.current.pop(data.draw(st.integers(0, len(self.current) - 1)))
-        self.table.retire(row)
-        self.retired.append(row)
-
-    @precondition(lambda self: self.retired)
-    @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        row = self.retired.pop(data.draw(st.integers(0, len(self.retired) - 1)))
+        row = self.current.pop(data.draw(st.integers(0, len(self.current) - 1)))
         self.table.release(row)
         self.past.append(row)
 
     @invariant()
     def agree(self) -> None:
-        assert self.table.used == len(self.current) + len(self.retired)
+        assert self.table.used == len(self.current)
         assert self.table.available == ROWS - self.table.used
         assert all(self.table.current(row) for row in self.current)
-        assert not any(self.table.current(row) for row in (*self.retired, *self.past))
+        assert not any(self.table.current(row) for row in self.past)
 
 
 TestRows = Rows.TestCase

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.sampling_params import SamplingParams
@@ -39,7 +38,7 @@ class Stage:
         limits = Limits.of("text", options, paper_shape(talker=False))
         self.rows, self.blocks = RowTable(rows), BlockPool(blocks)
         spiller = Spiller(device, device.stream("ar"), MODEL_LEN)
-        self.reclaimer = Reclaimer(self.rows, self.blocks, spiller)
+        self.reclaimer = Reclaimer(self.blocks, spiller)
         self.allocator = Allocator(
             self.rows,
             self.blocks,
@@ -81,7 +80,7 @@ class Stage:
         self.live.remove(made)
         self.scheduler.remove(made)
         if made.row is not None:
-            self.reclaimer.add_row(made.row, COMPLETED)
+            self.rows.release(made.row)
         if made.table is not None:
             self.reclaimer.add_table(made.table)
         self.reclaimer.tick()

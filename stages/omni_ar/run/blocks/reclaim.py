@@ -1,4 +1,4 @@
-"""Gives rows and blocks back once nothing can touch them any more."""
+"""Gives blocks back once nothing can touch them any more."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -12,7 +12,6 @@ from omni.stage import Hold
 from omni_ar.run.blocks.pool import BlockPool
 from omni_ar.run.blocks.spill import Spiller
 from omni_ar.run.blocks.table import BlockTable, Lent
-from omni_ar.run.rows import Row, RowTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +36,26 @@ class _Leaving:
         while lent and lent[-1].hold.free:
             lent.pop()
         gathered = all(hold.settled and reader.done() for hold, reader in self.moved)
-        return not lent and not self.table.unread and gathered and self.table.last_step.done()
+        return not lent and not self.table.unread and gathered
 
 
 class Reclaimer:
-    """Rows are free after the last step that writes them, blocks after that and the last reader of their payload pages.
+    """Blocks are free after the last reader of their payload pages. What will still be lent from them is known when the tokens of
+    the steps in flight are. The steps themselves are no reason to wait: who gets the blocks writes them on the same stream, later.
 
     Payload that a consumer is slow to take is spilled where its blocks are wanted.
     """
 
-    def __init__(self, rows: RowTable, pool: BlockPool, spiller: Spiller) -> None:
-        self._rows = rows
+    def __init__(self, pool: BlockPool, spiller: Spiller) -> None:
         self._pool = pool
         self._spiller = spiller
-        self._leaving_rows: list[tuple[Row, Event]] = []
         self._leaving: list[_Leaving] = []
         self._spilled: list[_Spilled] = []
 
     @property
     def waiting(self) -> int:
-        """Tables and rows that are not free yet."""
-        return len(self._leaving) + len(self._leaving_rows)
+        """Tables that are not free yet."""
+        return len(self._leaving)
 
     @property
     def tables(self) -> list[BlockTable]:
@@ -71,12 +69,8 @@ class Reclaimer:
 
     @property
     def progressing(self) -> bool:
-        """Whether blocks will become free without anybody's help: nothing but running device work holds them."""
+        """Whether blocks will become free without anybody's help: nothing but launched work holds them."""
         return any(all(lent.hold.released for lent in leaving.table.lent) for leaving in self._leaving)
-
-    def add_row(self, row: Row, last_step: Event) -> None:
-        self._rows.retire(row)
-        self._leaving_rows.append((row, last_step))
 
     def add_table(self, table: BlockTable) -> None:
         """Owns the table from here on."""
@@ -99,21 +93,15 @@ class Reclaimer:
     def tick(self) -> bool:
         """Returns whether anything became free."""
         self._spilled = [item for item in self._spilled if not item.hold.free]
-        rows = [item for item in self._leaving_rows if item[1].done()]
-        for row, _ in rows:
-            self._rows.release(row)
-        if rows:
-            self._leaving_rows = [item for item in self._leaving_rows if item not in rows]
         free = [item for item in self._leaving if item.free]
         for leaving in free:
             self._pool.release(leaving.table.blocks.tolist())
             self._leaving.remove(leaving)
-        return bool(rows or free)
+        return bool(free)
 
     def clear(self) -> None:
         """Forgets everything: the device is idle and the stage is closing."""
         self._leaving.clear()
-        self._leaving_rows.clear()
         self._spilled.clear()
 
     def _spill(self, leaving: _Leaving) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.device import COMPLETED, Event
 from omni.payload import PageSlice
 from omni.stage import Hold
 
@@ -24,14 +23,13 @@ class Lent:
 class BlockTable:
     """A request's blocks in order. A preempted request leaves its table behind and gets a new one.
 
-    owner: the request's id. last_step: end of the last step that touches the blocks. unread: launched steps whose tokens the
+    owner: the request's id. unread: launched steps whose tokens the
     host has not read, and whose payload it has not lent. lent: payload in the blocks that consumers may still read.
     """
 
     owner: str
     ids: NDArray[np.int64]
     count: int = 0
-    last_step: Event = COMPLETED
     unread: int = 0
     lent: deque[Lent] = field(default_factory=deque)
 

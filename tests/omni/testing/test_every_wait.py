@@ -1,0 +1,102 @@
+"""Every wait in the code, left out in turn: each is found out by a wrong result, a race, a hang or an error, so each is needed.
+
+A wait that is new needs a row here: traffic in which somebody is harmed without it. If there is none, the wait is superfluous.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from omni.testing import SimulatedDevice, find_waits
+from support import host_traffic, two_readers
+from support.entry_points import REPOSITORY
+from support.mixed_traffic import run_seed
+from support.mixed_worlds import World, make_world
+
+Traffic = Literal["hidden", "codec", "omni", "host", "readers"]
+"""Two pipelines of small models, the tiny Qwen3-Omni, an edge into host memory, and two readers of payload that moves."""
+
+WAITS: dict[str, tuple[Traffic, int]] = {
+    "omni.device.ring.HostSlot.free#1": ("hidden", 4),
+    "omni.engine.host.connector._arrived#1": ("host", 40),
+    "omni.engine.host.connector._arrived#2": ("host", 40),
+    "omni.engine.host.lent.LentSlots.take#1": ("host", 40),
+    "omni.payload.PageSlice.gathered#1": ("readers", 1),
+    "omni.payload._All.done#1": ("readers", 1),
+    "omni.stage.messages.Feed.arrived#1": ("codec", 4),
+    "omni.stage.messages.Feed.arrived#2": ("hidden", 12),
+    "omni_ar.run.blocks.reclaim._Leaving.free#1": ("readers", 1),
+    "omni_ar.run.confirm.Confirmer.poll#1": ("codec", 4),
+    "omni_ar.run.confirm.Confirmer.poll#2": ("hidden", 6),
+    "omni_ar.run.guides.GuideDesk.poll#1": ("hidden", 6),
+    "omni_ar.run.runner.Runner._written#1": ("codec", 6),
+    "omni_ar.run.scores.Scorer._hand_over#1": ("hidden", 6),
+    "omni_ar.run.source.LocalTokens._hand_over#1": ("codec", 4),
+    "omni_encoder.worker.EncoderWorker.advance#1": ("omni", 4),
+    "omni_local.connector.LocalRef.freed#1": ("codec", 6),
+    "omni_vocoder.decoder.Decoder._download#1": ("codec", 4),
+    "omni_vocoder.worker.VocoderWorker.advance#1": ("codec", 4),
+}
+"""By name: the traffic that finds out, and within how many of its seeds."""
+
+OF_THREADS = {"omni.device.host_work._FutureTask.done#1"}
+"""Asks a thread, which no simulated device has: tests/omni/test_host_work.py."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worlds")
+
+
+@cache
+def world(name: str, folder: Path) -> World:
+    return make_world(name, folder)
+
+
+def run(traffic: Traffic, seed: int, folder: Path, without: str | None = None) -> SimulatedDevice:
+    """Raises whatever goes wrong."""
+    device = SimulatedDevice(None if traffic == "readers" else seed, without=without)
+    match traffic:
+        case "host":
+            host_traffic.play(device, seed)
+            device.assert_no_races()
+        case "readers":
+            two_readers.play(device)
+            device.assert_no_races()
+        case _:
+            run_seed(world(traffic, folder), seed, device)
+    return device
+
+
+@cache
+def clean(traffic: Traffic, seed: int, folder: Path) -> SimulatedDevice:
+    """The same with every wait in its place."""
+    return run(traffic, seed, folder)
+
+
+def found_out(wait: str, traffic: Traffic, seed: int, folder: Path) -> bool:
+    try:
+        run(traffic, seed, folder, wait)
+    except Exception:
+        return True
+    return False
+
+
+def packages() -> list[str]:
+    """All of the source."""
+    roots = (REPOSITORY / name for name in ("stages", "connectors", "plugins"))
+    return ["omni", *(path.parent.name for root in roots for path in root.glob("*/__init__.py"))]
+
+
+def test_every_wait_of_the_source_has_its_row():
+    assert find_waits(*packages()) == WAITS.keys() | OF_THREADS
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_without_it_something_goes_wrong(wait: str, folder: Path):
+    traffic, seeds = WAITS[wait]
+    caught = next((seed for seed in range(seeds) if found_out(wait, traffic, seed, folder)), None)
+    assert caught is not None, f"{seeds} seeds of {traffic} are none the worse without {wait}: is it superfluous?"
+    assert clean(traffic, caught, folder).waits.counts[wait].asked, "with it, nothing goes wrong"
