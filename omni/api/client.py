@@ -105,7 +105,7 @@ class Client:
             rules = [compiled.rules() for _ in tickets]
         except OmniError as error:
             _cancel(tickets, error)
-        except Exception as error:
+        except BaseException as error:  # a library's panic too: nobody looks at what a thread of the pool raises
             failure = StageError("frontend", "preparing the request", f"{type(error).__name__}: {error}")
             failure.__cause__ = error
             _cancel(tickets, failure)

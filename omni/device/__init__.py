@@ -2,6 +2,7 @@
 
 from omni.device.allocations import AllocationCount
 from omni.device.base import COMPLETED, Device, Event, Phase, Stream
+from omni.device.download import Downloader
 from omni.device.host_work import HostTask, HostWorker
 from omni.device.ring import HostRing, HostSlot
 from omni.device.select import name_device, open_device
@@ -13,6 +14,7 @@ __all__ = [
     "COMPLETED",
     "AllocationCount",
     "Device",
+    "Downloader",
     "Event",
     "HostRing",
     "HostSlot",

@@ -1,8 +1,10 @@
-"""Host work that must not hold the engine's thread up: done in a thread of its own, and asked for without waiting."""
+"""Host work that must not hold the engine's thread up: done in other threads, and asked for without waiting."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
+
+_THREADS = 4
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -19,9 +21,13 @@ class HostTask(Protocol[T_co]):
         """What it gave; raises what it raised. Only once `done`."""
         ...
 
+    def cancel(self) -> None:
+        """Nobody will ask for the result: work that has not begun is dropped."""
+        ...
+
 
 class HostWorker(Protocol):
-    """Does one task after the other, in the order they came."""
+    """Does tasks, in any order and side by side: who needs an order submits the next when the one before is done."""
 
     def submit(self, work: Callable[[], T]) -> HostTask[T]: ...
 
@@ -40,12 +46,15 @@ class _FutureTask(Generic[T]):
     def result(self) -> T:
         return self._future.result(timeout=0)
 
+    def cancel(self) -> None:
+        self._future.cancel()
+
 
 class ThreadWorker:
-    """One thread, started with the first task."""
+    """A few threads, started as they are needed: a task that takes long holds one of them up."""
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
 
     def submit(self, work: Callable[[], T]) -> HostTask[T]:
         return _FutureTask(self._executor.submit(work))

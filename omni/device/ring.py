@@ -3,7 +3,7 @@
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | slot of an upload ring | host, while filling it | the H2D copy | the event after the copy |
-| slot of a download ring | D2H copy of a step | host, after the copy's event | that event: readers bound what they leave unread |
+| slot of a download ring | D2H copy of a step | host, after the copy's event | the host, having read it: `release` |
 """
 
 import numpy as np
@@ -22,14 +22,29 @@ class HostSlot:
         self._observer = device.host_observer
         self._guard: Event | None = COMPLETED
         """When the slot may be touched by the host again; None while it is handed out."""
+        self._claimed = False
 
     @property
     def free(self) -> bool:
+        """Whether the device is done with it."""
         return self._guard is not None and self._guard.done()
+
+    @property
+    def claimed(self) -> bool:
+        """Whether somebody is still to read it."""
+        return self._claimed
+
+    def claim(self) -> None:
+        """What the device writes into it is to be read, late: the slot is not written again before `release`."""
+        self._claimed = True
+
+    def release(self) -> None:
+        """Follows a `claim`: it has been read, or nobody will. Idempotent."""
+        self._claimed = False
 
     def take(self) -> NDArray[np.generic]:
         """Hands the slot out for the host to fill. `guard` must follow once the device work that uses it is enqueued."""
-        if not self.free:
+        if self._claimed or not self.free:
             raise RuntimeError("a host slot was reused while a copy may still read or write it: the ring is too small")
         self._guard = None
         if self._observer is not None:
@@ -59,7 +74,8 @@ class HostRing:
     @property
     def ready(self) -> bool:
         """Whether the next slot can be taken now."""
-        return self._slots[self._next].free
+        slot = self._slots[self._next]
+        return not slot.claimed and slot.free
 
     def advance(self) -> HostSlot:
         """The next slot, in ring order."""

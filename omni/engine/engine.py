@@ -143,7 +143,9 @@ class Engine:
             while not self._stopping:
                 try:
                     self._loop()
-                except Exception as error:
+                except (
+                    BaseException
+                ) as error:  # of a library that panics too: nobody must wait for an engine that is gone
                     # A worker isolates what is one request's fault; what gets here leaves stages in an unknown state.
                     self._failure = StageError("engine", "running its loop", f"{type(error).__name__}: {error}")
                     self._failure.__cause__ = error

@@ -5,10 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, HostRing, HostSlot, Stream
@@ -39,8 +37,9 @@ class Arrival:
 class Broadcast(TokenHandoff):
     """Gloo receives into host memory, so the slot holds the broadcast itself, whose last column is for the device alone."""
 
-    def read(self, count: int) -> NDArray[np.int64]:
-        return self.host.read()[:count, :-1].view(np.int64)
+    def read(self, count: int) -> list[list[int]]:
+        words: list[list[int]] = self.host.read()[:count, :-1].tolist()
+        return words
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,7 @@ class GlooTokens:
     """
 
     lag = 2
+    gives_logits = False
 
     def __init__(
         self, ranks: Ranks, device: Device, stream: Stream, state: RowState, limits: Limits, *, checks: bool = True

@@ -24,6 +24,11 @@ class Heard:
     error: OmniError | None = None
     over: bool = False
 
+    @property
+    def scored(self) -> int:
+        """How many log-probabilities came."""
+        return sum(len(part) for name, parts in self.near.items() if " logprobs " in name for part in parts)
+
     def take(self, output: EngineOutput) -> None:
         assert not self.over, f"{output} after the last message"
         match output:

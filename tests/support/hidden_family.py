@@ -7,7 +7,7 @@ A checkpoint says how wide hidden states are and who reads them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -36,17 +36,17 @@ def write_checkpoint(
     width: int = 64,
     readers: Sequence[str] = (READER,),
     tokens: bool = True,
-    credit: int = 8,
+    credit: int | Mapping[str, int] = 8,
     positions: int = 96,
 ) -> Path:
     """readers: of `READER` and `CLERK`. tokens: whether hidden states of generated tokens are emitted, and not only the prompt's.
-    credit: of each edge. positions: the longest sequence. Returns the folder."""
+    credit: of each edge, or by reader. positions: the longest sequence. Returns the folder."""
     config = {
         "model_type": "hidden",
         "width": width,
         "readers": list(readers),
         "tokens": tokens,
-        "credit": credit,
+        "credit": {name: credit if isinstance(credit, int) else credit[name] for name in readers},
         "positions": positions,
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     return Pipeline(
         family="hidden",
         stages=(writer, *(readers[name] for name in names)),
-        edges=tuple(_edge(name, checkpoint.config["credit"]) for name in names),
+        edges=tuple(_edge(name, checkpoint.config["credit"][name]) for name in names),
         outputs=(
             Output(modality="text", stage=WRITER),
             *(Output(modality=MODALITIES[name], stage=name) for name in names),

@@ -1,4 +1,4 @@
-"""Payload over an edge into host memory, from a producer that moves it and reuses its memory, to a consumer with work of its own."""
+"""Payload over an edge into host memory: its producer moves it and reuses its memory, its consumer has work of its own."""
 
 from omni.device import COMPLETED
 from omni.testing import SimulatedDevice

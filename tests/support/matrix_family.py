@@ -98,4 +98,4 @@ class Family(ABC):
 def blocks_for_one(prompt: int, params: SamplingParams) -> int:
     """For the longest request. prompt: its tokens at most."""
     assert params.max_tokens is not None
-    return -(-(prompt + params.max_tokens) // BLOCK) + 1
+    return -(-(prompt + params.max_tokens) // BLOCK)

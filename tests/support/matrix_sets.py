@@ -18,12 +18,12 @@ SCHEMA: dict[str, object] = {
     "additionalProperties": False,
 }
 
-GREEDY, SEEDED = "greedy", "seeded"
+GREEDY, SEEDED, HOT = "greedy", "seeded", "seeded, hot"
 SAMPLED: Mapping[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 5}
 SETS = (
     GREEDY,
     SEEDED,
-    "seeded, hot",
+    HOT,
     "repetition penalty",
     "presence penalty",
     "frequency penalty",
@@ -38,10 +38,8 @@ SETS = (
     "all together",
 )
 """The names of the parameters."""
-HOT = "seeded, hot"
-"""Only there to be compared with."""
 PLAYED = tuple(name for name in SETS if name != HOT)
-"""What the matrix's cells ask for."""
+"""What the matrix's cells ask for. The other one is there to be compared with."""
 AGAINST = {"JSON schema": HOT, "JSON schema, penalty, logprobs": "JSON schema"}
 """What the others of these parameters are compared with, where that is not `GREEDY`."""
 SAYS_THE_SAME = frozenset({"logprobs", "prompt logprobs"})
@@ -61,7 +59,7 @@ def text_sets(say: Callable[[SamplingParams], list[list[int]]], vocabulary: Voca
     fields: dict[str, Mapping[str, Any]] = {
         GREEDY: {},
         SEEDED: SAMPLED,
-        "seeded, hot": hot,
+        HOT: hot,
         "repetition penalty": {"repetition_penalty": 1.4},
         "presence penalty": {"presence_penalty": 1.8},
         "frequency penalty": {"frequency_penalty": 1.6},

@@ -37,12 +37,13 @@ class Told:
         return [token for token in self.exact.get("text", []) if isinstance(token, int)]
 
     @property
-    def codes(self) -> list[object]:
-        return self.exact.get("codes", [])
+    def codes(self) -> list[tuple[int, ...]]:
+        """Of each frame, group 0 first."""
+        return [frame for frame in self.exact.get("codes", []) if isinstance(frame, tuple)]
 
     def end(self, stage: str) -> tuple[str, tuple[int, ...]]:
         """Why a stage ended, and the tokens it held back."""
-        ((reason, held, _),) = self.exact[f"end of {stage}"]  # type: ignore[misc]
+        ((reason, held, _),) = self.exact[f"end of {stage}"]
         return reason, held
 
     def take(self, output: EngineOutput) -> None:
@@ -62,7 +63,7 @@ class Told:
         """The same as `whole`, or its beginning if the request was given up."""
         cut = self.error is not None
         if cut and self.error is not LEFT:
-            raise self.error  # type: ignore[misc]
+            raise self.error
         names = [*whole.exact, *whole.near] if not cut else [*self.exact, *self.near]
         for name in dict.fromkeys([*names, *self.exact, *self.near]):
             mine, wanted = self.exact.get(name, []), whole.exact.get(name, [])

@@ -5,15 +5,18 @@ Whatever the settings and the device do, each request gets what it gets alone, o
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from unittest.mock import patch
 
 import torch
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine
+from omni.engine.credit import Valve
 from omni.errors import StageError
 from omni.testing import SimulatedDevice, Simulation
 from support.heard import Heard
@@ -51,11 +54,35 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """heard: by request. counters: totals of all stages. ticks: rounds that it took."""
+    """heard: by request. counters: totals of all stages, and what else happened, by `HAPPENS`. ticks: rounds that it took."""
 
     heard: Mapping[str, Heard]
     counters: Counter[str]
     ticks: int
+
+
+HAPPENS = frozenset({"joins", "aborts", "pauses and resumes", "stalls", "guided", "scored", "ran ahead"})
+"""What is counted besides the stages' own totals.
+
+joins, aborts, stalls: while others are there. pauses and resumes: of producers, for slow consumers. guided: requests that wait for
+their rules, in each round. scored: log-probabilities. ran ahead: rounds with several steps of a stage in flight.
+"""
+
+
+def run_seed(world: World, seed: int, device: SimulatedDevice) -> Played:
+    """A seed's traffic: right results, no access out of order. Whatever goes wrong says which seed it was.
+
+    device: of that seed.
+    """
+    try:
+        plan = scenario(world, seed)
+        played = play(world, plan, device)
+        check(world, plan, played)
+        device.assert_no_races()
+    except Exception as error:
+        error.add_note(f"world {world.name!r}, seed {seed}: this seed alone does the same again")
+        raise
+    return played
 
 
 def scenario(world: World, seed: int, requests: int = 8) -> Scenario:
@@ -83,19 +110,61 @@ def play(world: World, plan: Scenario, device: SimulatedDevice) -> Played:
         engine = world.engine(device, plan.settings)
         # What is allocated and filled at the start is there before anything is launched.
         device.synchronize()
-        simulation = Simulation(device, engine.tick, lambda: engine.idle, lambda: str(engine.usage()))
-        heard = {ask.id: Heard() for ask in plan.asks}
+        scene = _Scene(world, plan, engine)
+        simulation = Simulation(device, scene.tick, lambda: engine.idle, lambda: str(engine.usage()))
         for ask in plan.asks:
-            request = world.request(ask.content, ask.id, ask.priority)
-            simulation.at(ask.tick, lambda r=request: engine.submit(r, heard[r.id].take), f"submit {ask.id}")
+            simulation.at(ask.tick, lambda a=ask: scene.enter(a), f"submit {ask.id}")
             if ask.leaves is not None:
                 simulation.at(ask.leaves, lambda a=ask: engine.abort(a.id, LEFT), f"abort {ask.id}")
         for stall in plan.stalls:
             simulation.at(stall.tick, lambda s=stall: _stall(device, s), "stall")
-        simulation.run()
-        counters = _totals(engine)
+        with _telling(scene.happened):
+            simulation.run()
+        counters = scene.total()
         engine.close()
-    return Played(heard, counters, simulation.ticks)
+    return Played(scene.heard, counters, simulation.ticks)
+
+
+class _Scene:
+    """Where a scenario is played. heard: by request. happened: what was seen so far."""
+
+    def __init__(self, world: World, plan: Scenario, engine: Engine) -> None:
+        self.heard = {ask.id: Heard() for ask in plan.asks}
+        self.happened: Counter[str] = Counter(stalls=len(plan.stalls))
+        self._world = world
+        self._engine = engine
+        self._entered: list[Heard] = []
+
+    def enter(self, ask: Ask) -> None:
+        self.happened["joins"] += any(not other.over for other in self._entered)
+        self._entered.append(self.heard[ask.id])
+        self._engine.submit(self._world.request(ask.content, ask.id, ask.priority), self.heard[ask.id].take)
+
+    def tick(self) -> bool:
+        moved = self._engine.tick()
+        for usage in self._engine.usage().values():
+            self.happened["ran ahead"] += usage.get("steps", 0) > 1
+            self.happened["guided"] += usage.get("guides", 0)
+        return moved
+
+    def total(self) -> Counter[str]:
+        self.happened["aborts"] += sum(one.error is LEFT for one in self.heard.values())
+        self.happened["scored"] += sum(one.scored for one in self.heard.values())
+        return self.happened + _totals(self._engine)
+
+
+@contextmanager
+def _telling(happened: Counter[str]) -> Iterator[None]:
+    """Counts what producers are told about their consumers."""
+    tell = Valve.tell
+
+    def counted(valve: Valve) -> bool:
+        told = tell(valve)
+        happened["pauses and resumes"] += told
+        return told
+
+    with patch.object(Valve, "tell", counted):
+        yield
 
 
 def check(world: World, plan: Scenario, played: Played) -> None:

@@ -49,9 +49,10 @@ class Tokens:
     results: NDArray[np.int64]
     ready: Event
 
-    def read(self, count: int) -> NDArray[np.int64]:
+    def read(self, count: int) -> list[list[int]]:
         assert self.ready.done(), "tokens were read before they had arrived"
-        return self.results[:count]
+        words: list[list[int]] = self.results[:count].tolist()
+        return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class PaperRow:
 @dataclass(frozen=True, slots=True)
 class PaperSource:
     lag: int = 1
+    gives_logits: bool = False
 
 
 class PaperRunner:
@@ -99,8 +101,7 @@ class PaperRunner:
     ready = True
     source = PaperSource()
 
-    def can_score(self, unread: int) -> bool:
-        return True
+    can_score = True
 
     def forget_batch(self) -> None:
         pass

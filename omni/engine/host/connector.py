@@ -25,7 +25,7 @@ from omni.payload import PageSlice, Payload
 _SLOTS = 32
 _SLOT_BYTES = 1 << 16
 """Sixteen hidden states of 4,096 float32 numbers: payload of decode steps always fits."""
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 18
 
 
 class HostRef:

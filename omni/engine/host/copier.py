@@ -18,8 +18,8 @@ class Copier:
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
-    | row numbers | `copy_upload` | `gather_rows`, same stream | stream order: the next upload follows |
-    | pinned memory | `copy_rows`, `gather_rows` | host, once the copy's event is done | whoever lent it |
+    | row numbers | `copy_upload` | `gather_piece`, same stream | stream order: the next upload follows |
+    | pinned memory | `copy_piece`, `gather_piece` | host, once the copy's event is done | whoever lent it |
     """
 
     def __init__(self, device: Device, name: str) -> None:
@@ -56,19 +56,19 @@ class Copier:
         tensor, columns = piece.part.tensor, slice(piece.left, piece.right)
         if slots_n is not None:
             assert isinstance(tensor, PageSlice)
-            self._device.launch(self._stream, gather_rows, host, tensor.pages, slots_n, columns)
+            self._device.launch(self._stream, gather_piece, host, tensor.pages, slots_n, columns)
             return
         first = piece.first
         if isinstance(tensor, PageSlice):
             first, tensor = int(tensor.slots[first]), tensor.pages
         rows = slice(first, first + piece.shape[0])
-        self._device.launch(self._stream, copy_rows, host, tensor, piece.part.columns, rows, columns)
+        self._device.launch(self._stream, copy_piece, host, tensor, piece.part.columns, rows, columns)
 
 
-def copy_rows(host: Tensor, source: Tensor, width: int, rows: slice, columns: slice) -> None:
+def copy_piece(host: Tensor, source: Tensor, width: int, rows: slice, columns: slice) -> None:
     """width: of the source seen as rows."""
     host.copy_(source.reshape(-1, width)[rows, columns], non_blocking=True)
 
 
-def gather_rows(host: Tensor, pages: Tensor, slots_n: Tensor, columns: slice) -> None:
+def gather_piece(host: Tensor, pages: Tensor, slots_n: Tensor, columns: slice) -> None:
     host.copy_(pages.flatten(0, 1)[:, columns].index_select(0, slots_n), non_blocking=True)

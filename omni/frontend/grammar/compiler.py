@@ -43,8 +43,11 @@ class GrammarCompiler:
             try:
                 outcome.set_result(self._compile(form, text))
             except BaseException as error:
-                # Whoever waits for it must hear of it.
+                # Whoever waits for it must hear of it; who comes later tries again.
                 outcome.set_exception(error)
+                with self._lock:
+                    if self._known.get((form, text)) is outcome:
+                        del self._known[form, text]
         grammar = outcome.result()
         if isinstance(grammar, str):
             remedy = "correct it; docs/sampling.md names the dialects"

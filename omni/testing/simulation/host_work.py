@@ -47,6 +47,9 @@ class SimulatedTask(Generic[T]):
             raise RuntimeError("a result was taken before the work was done")
         return self._results[0]
 
+    def cancel(self) -> None:
+        self._work = _nothing
+
 
 class SimulatedHostWorker:
     """Does its tasks in order, on a stream of their own. The stream is made with the first task."""
@@ -69,6 +72,10 @@ class SimulatedHostWorker:
     def close(self) -> None:
         if self._stream is not None:
             self._stream.queue.clear()
+
+
+def _nothing() -> Any:
+    return None
 
 
 def work_on_host(task: SimulatedTask[Any]) -> None:

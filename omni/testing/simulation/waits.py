@@ -38,7 +38,7 @@ class WaitLog:
         self._names: dict[tuple[CodeType, int], str] = {}
 
     def names(self, caller: FrameType) -> list[str]:
-        """Of the wait at which the frame is, and of those that wait by it: outwards, as long as it is an event's `done` that asks."""
+        """Of the wait at which the frame is, and, where it is an event's `done` that asks, of those outside that wait by it."""
         names = [self.name(caller)]
         while (asker := _asker(caller)) is not None:
             caller = asker

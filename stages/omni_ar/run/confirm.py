@@ -117,6 +117,11 @@ class Confirmer:
             moved = True
         return moved
 
+    def give_out(self, request: ArRequest, keep: int = 0) -> None:
+        """Gives out the tokens that were held back, but for the newest `keep`."""
+        while len(request.held) > keep:
+            self._outbox.extend(request.held.popleft().messages)
+
     def clear(self) -> None:
         """Forgets everything: the stage is closing."""
         self._flights.clear()
@@ -128,7 +133,7 @@ class Confirmer:
         step = flight.step
         if step.scores is not None:
             self._late.append((step.scores, self._scored(step)))
-        results = step.tokens.read(len(step.rows)).tolist() if step.tokens is not None else []
+        results = step.tokens.read(len(step.rows)) if step.tokens is not None else []
         current = self._rows.current
         for scheduled, (status, count, *ids) in zip(step.rows, results, strict=True):
             if current(scheduled.row) and scheduled.request.ending is None:
@@ -159,11 +164,14 @@ class Confirmer:
             self._ender.give_up(request, "sampling", InputError("sampling", problem, remedy))
             return
         if scheduled.emits_hidden and payload.hidden is not None:
-            self._outbox.append(self._lend_prompt(scheduled, payload.hidden))
-        for token in ids:
-            produced = Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED)
-            lent = self._lend_token(scheduled, status == RUNNING, payload)
-            messages = (produced,) if lent is None else (produced, lent)
+            self._outbox.append(self._prompt_hidden(scheduled, payload.hidden))
+        for place, token in enumerate(ids, 1):
+            messages = [Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED)]
+            if self._emits_tokens and payload.hidden is not None:
+                messages.append(self._hidden(scheduled, payload.hidden))
+            # The token that ends a request has no frame.
+            if payload.codes is not None and (status == RUNNING or place < len(ids)):
+                messages.append(self._frame(scheduled, payload.codes))
             request.outputs.append(token)
             if request.stops is None:
                 self._outbox.extend(messages)
@@ -172,7 +180,7 @@ class Confirmer:
         if request.table is None:
             request.rewind()  # preempted meanwhile: it goes on behind these tokens
         if status != RUNNING:
-            self._release(request, 0)
+            self.give_out(request)
             self._ender.end_request(request, "length" if status == FULL else "stop")
         elif request.guides:
             self._desk.ask(request, ids)
@@ -180,36 +188,37 @@ class Confirmer:
     def _hold(self, request: ArRequest, verdict: StopVerdict, confirmed: Confirmed) -> bool:
         """Gives out what cannot be part of a stop string any more. Returns whether one is complete, which ends the request."""
         request.held.append(confirmed)
-        self._release(request, verdict.held)
+        self.give_out(request, verdict.held)
         if verdict.stopped:
             self._ender.end_request(request, "stop", [one.token for one in request.held])
         return verdict.stopped
 
-    def _release(self, request: ArRequest, keep: int) -> None:
-        while len(request.held) > keep:
-            self._outbox.extend(request.held.popleft().messages)
-
-    def _lend_token(self, scheduled: Scheduled, running: bool, payload: PayloadHandoff) -> Produced | None:
-        """What the request's next token gives out besides itself."""
-        if self._emits_tokens and payload.hidden is not None:
-            index = len(scheduled.request.outputs)
-            return self._lend(scheduled, TokenHidden(index=index), "hidden", payload.hidden, index - 1)
-        if payload.codes is None or not running:
-            return None  # the token that ends a request has no frame
-        scheduled.request.frames += 1
-        return self._lend(scheduled, CodeFrame(), "codes", payload.codes, len(scheduled.request.outputs))
-
-    def _lend_prompt(self, scheduled: Scheduled, written: Written) -> Produced:
+    def _prompt_hidden(self, scheduled: Scheduled, written: Written) -> Produced:
         prompt = scheduled.request.prompt
         assert prompt is not None
-        part = PageSlice(written.pages, scheduled.table.slots(prompt.payload_positions, self._size))
-        return _lend(scheduled, PromptHidden(), "hidden", part, written)
+        return self._lend(scheduled, PromptHidden(), "hidden", prompt.payload_positions, written)
 
-    def _lend(self, scheduled: Scheduled, meta: msgspec.Struct, name: str, written: Written, place: int) -> Produced:
-        """One page row. place: of the generated token in whose slot it is; -1 is the last of the prompt."""
-        position = np.array([scheduled.request.length + place], np.int64)
-        part = PageSlice(written.pages, scheduled.table.slots(position, self._size))
-        return _lend(scheduled, meta, name, part, written)
+    def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:
+        """Of the request's next token: it lies where the token before it does."""
+        index = len(scheduled.request.outputs)
+        position = np.array([scheduled.request.length + index - 1], np.int64)
+        return self._lend(scheduled, TokenHidden(index=index), "hidden", position, written)
+
+    def _frame(self, scheduled: Scheduled, written: Written) -> Produced:
+        """Of the request's next token: it lies where the token will."""
+        request = scheduled.request
+        request.frames += 1
+        position = np.array([request.length + len(request.outputs)], np.int64)
+        return self._lend(scheduled, CodeFrame(), "codes", position, written)
+
+    def _lend(
+        self, scheduled: Scheduled, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
+    ) -> Produced:
+        """A payload of page rows. positions_n: of the tokens in whose slots they are."""
+        part = PageSlice(written.pages, scheduled.table.slots(positions_n, self._size))
+        produced = Produced(scheduled.request.id, Payload(meta, {name: part}), written.ready)
+        scheduled.table.lend(Lent(produced.hold, (part,)))
+        return produced
 
     def _take_scores(self, scores: ScoreHandoff, tokens: Sequence[_Scored]) -> None:
         self.unread_scores -= 1
@@ -227,6 +236,7 @@ class Confirmer:
                 self._outbox.append(
                     _for_user(part.request, prompt.chunk(0, part.count, asked, part.first, prompt=True))
                 )
+        scores.host.release()
         for request in scores.requests:
             request.unread_scores -= 1
             if request.ending is not None and not request.unread_scores and self._wanted(request):
@@ -234,12 +244,6 @@ class Confirmer:
 
     def _wanted(self, request: ArRequest) -> bool:
         return request.row is not None and self._rows.current(request.row)
-
-
-def _lend(scheduled: Scheduled, meta: msgspec.Struct, name: str, part: PageSlice, written: Written) -> Produced:
-    produced = Produced(scheduled.request.id, Payload(meta, {name: part}), written.ready)
-    scheduled.table.lend(Lent(produced.hold, (part,)))
-    return produced
 
 
 def _for_user(request: ArRequest, chunk: LogprobChunk) -> Produced:

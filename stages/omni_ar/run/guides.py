@@ -36,7 +36,9 @@ class GuideDesk:
 
     def forget(self, request: ArRequest) -> None:
         """Its answer is of no use to anybody."""
-        self._asked.pop(request, None)
+        task = self._asked.pop(request, None)
+        if task is not None:
+            task.cancel()
 
     def poll(self) -> list[tuple[ArRequest, Answer | Exception]]:
         """Answers that have come, and what guides raised."""
@@ -53,6 +55,10 @@ def _result(task: HostTask[Answer]) -> Answer | Exception:
         return task.result()
     except Exception as error:  # a guide may be anybody's code: its request fails, and no other
         return error
+    except BaseException as error:  # a library's panic; it happened in another thread and says nothing about this one
+        failure = RuntimeError(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
 
 
 def _answer(guides: Sequence[Guide], tokens: Sequence[int], vocab: int) -> Answer:

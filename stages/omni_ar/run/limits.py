@@ -12,6 +12,9 @@ from omni_ar.sampling import edit_words, start_words
 MAX_STARTS = 8
 """Rows that one step sets up: what a start uploads is bounded by it."""
 
+MAX_SCORED = 256
+"""Prompt tokens that one step scores: each takes the logits of the whole vocabulary, and every row of the step waits for that."""
+
 _DEFAULT_MODEL_LEN = 8192
 
 
@@ -19,8 +22,9 @@ _DEFAULT_MODEL_LEN = 8192
 class Limits:
     """rows: requests at once. max_blocks: blocks of one request at most. max_num_batched_tokens: token budget of a step.
 
-    step_tokens: tokens of one step at most. step_ids: tokens that one step may give a row: one, and as many more as are drafted.
-    ring: steps whose handoffs have memory of their own. upload_words: int64 words that one step's packed inputs take at most.
+    step_tokens: tokens of one step at most. scored_tokens: prompt tokens among them whose log-probabilities are asked for; 0 for a
+    model whose prompt is not a row of its own tokens. step_ids: tokens that one step may give a row: one, and as many more as are
+    drafted. ring: steps whose handoffs have memory of their own. upload_words: int64 words that one step's packed inputs take.
     """
 
     rows: int
@@ -30,6 +34,7 @@ class Limits:
     max_num_batched_tokens: int
     max_in_flight: int
     step_tokens: int
+    scored_tokens: int
     upload_words: int
     step_ids: int = 1
 
@@ -57,4 +62,5 @@ class Limits:
         starts = min(rows, MAX_STARTS)
         words = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * starts
         words += edit_words(shape.vocab_size, rows)
-        return cls(rows, length, size, max_blocks, budget, options.max_in_flight, rows + budget, words)
+        scored = min(budget, MAX_SCORED) if len(shape.prompt_columns) == 1 else 0
+        return cls(rows, length, size, max_blocks, budget, options.max_in_flight, rows + budget, scored, words)

@@ -40,7 +40,7 @@ class Confirmed:
     """A token that the host knows of, and the messages that give it out."""
 
     token: int
-    messages: tuple[Produced, ...]
+    messages: Sequence[Produced]
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +112,7 @@ class ArRequest:
     ending: tuple[str, tuple[int, ...]] | None = None
     """Why it is over, and which tokens nobody gets: all that is missing are log-probabilities."""
     saved_codes: Tensor | None = None
-    """Of a preempted request: the frames of its generated tokens, `[len(outputs), G]`."""
+    """Of a preempted request: the frames of its generated tokens, those that were in flight among them, `[scheduled, G]`."""
     lost: bool = False
     """Its frames could not be saved: it is about to fail."""
     hidden_sent: bool = False

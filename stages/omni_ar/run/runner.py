@@ -1,7 +1,7 @@
 """The runner: `execute_model` up to the hidden states, `sample_tokens` from there, split at the token point."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class Runner:
             if source is None
             else source(self.stream, self._state, self._buffers)
         )
-        self._scorer = Scorer(name, device, self.stream, model, self._buffers, limits)
+        self._scorer = Scorer(name, device, self.stream, model, self._buffers)
         self._steady: _Steady | None = None
 
     def allocate(self, num_blocks: int) -> None:
@@ -96,18 +96,21 @@ class Runner:
         """Whether a step could be launched now without touching a host slot that is still in use."""
         return self._uploader.ready and self.source.ready
 
-    def can_score(self, unread: int) -> bool:
-        """Whether the step may be asked for log-probabilities, while the host has not read those of `unread` steps."""
-        return unread < self._scorer.slots and self._scorer.ready
+    @property
+    def can_score(self) -> bool:
+        """Whether the step may be asked for log-probabilities."""
+        return self._scorer.ready
 
     def forget_batch(self) -> None:
         """After a step that failed half-way: the next one takes nothing over from it."""
         self._steady = None
         self.source.forget()
+        self._scorer.forget()
 
     def execute_model(self, plan: StepPlan) -> StepContext:
         """Launches inputs and forward of the planned rows."""
         self.source.begin(plan.step)
+        self._scorer.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
         packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows))
         view, launch = self._uploader.view, self.device.launch
@@ -151,9 +154,8 @@ class Runner:
             raise
         self._uploader.launch(upload)
         flags = flags_of(request.sampling for request in plan.sampled)
-        # Nothing but `rows` of a batch of decodes is used again, so blocks that were added and edits do not matter.
-        again = None if plan.chunks or self._model.shape.step_columns else replace(packed, grown=None, edits=None)
-        self._steady = _Steady(rows, again, flags) if again is not None else None
+        repeats = not plan.chunks and not self._model.shape.step_columns
+        self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
         return packed, flags
 
     def _written(self) -> Event:

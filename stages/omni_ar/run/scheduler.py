@@ -85,6 +85,9 @@ class Scheduler:
 
     def plan(self, can_score: bool = True) -> StepPlan | None:
         """What can run now, or None. can_score: whether the step may be asked for log-probabilities; requests that ask wait."""
+        if can_score and not self._can_score:
+            for request in [request for request in self._parked if request.wants_scores]:
+                self.wake(request)
         self._can_score = can_score
         self._faulty = [request for request in self._faulty if not self._allocator.evict(request)]
         suspects = sorted(self._ready_suspects(), key=_rank)
@@ -137,7 +140,7 @@ class Scheduler:
         for request in tuple(self._running):
             if not request.decoding or not self._may_run(request, alone) or not request.can_step(self._conditioned):
                 continue
-            if self._lag > 1 and request.unread and self._steps + 1 < request.newest_step + self._lag:
+            if self._lag > 1 and request.in_flight and self._steps + 1 < request.newest_step + self._lag:
                 continue  # its newest token is not there yet
             growth = self._allocator.grow(request, ())
             if growth is None:
@@ -150,25 +153,22 @@ class Scheduler:
             grown += self._allocator.grow_ahead(decodes)
         return decodes, grown
 
-    def _chunks(self, alone: ArRequest | None, budget: int) -> Iterator[Chunk]:
-        """Chunks of at most `budget` tokens in all: of requests that have begun, then of those that can."""
+    def _chunks(self, alone: ArRequest | None, tokens: int) -> Iterator[Chunk]:
+        """Chunks of at most `tokens` in all: of requests that have begun, then of those that can."""
+        budget = _Budget(tokens, self._limits.scored_tokens)
         for request in tuple(self._running):
-            if budget and not request.decoding and self._may_run(request, alone):
-                chunk = _next_chunk(request, budget)
-                budget -= chunk.length
-                yield chunk
+            if not request.decoding and self._may_run(request, alone) and budget.left(request):
+                yield budget.take(request)
         for _ in range(MAX_STARTS):
-            started = self._start(alone) if budget else None
+            started = None if budget.spent else self._start(alone)
             if started is None:
                 return
-            chunk = _next_chunk(started, budget)
-            budget -= chunk.length
-            yield chunk
+            yield budget.take(started)
 
     def _start(self, alone: ArRequest | None) -> ArRequest | None:
         """Seats who is next, if there is room."""
         request = self._next_waiting() if alone is None else alone if alone.table is None else None
-        if request is None or self._passes_over_suspect(request) or self._waits_for_scores(request):
+        if request is None or self._passes_over_suspect(request):
             return None
         paused = [other for other in reversed(self._running) if other.paused and _evictable(other)]
         headroom = sum(other.decoding and not other.paused for other in self._running)
@@ -220,7 +220,8 @@ class Scheduler:
 
     def _may_start(self, request: ArRequest) -> bool:
         # What is in flight of a preempted request is confirmed first: it starts again behind that, and no token comes twice.
-        return not request.paused and not request.unread and request.can_step(self._conditioned)
+        ready = not request.paused and not request.unread and not self._waits_for_scores(request)
+        return ready and request.can_step(self._conditioned)
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
         """Who gives way to the request, the first first."""
@@ -242,6 +243,31 @@ def _rank(request: ArRequest) -> tuple[int, ...]:
 
 def _evictable(request: ArRequest) -> bool:
     return request.table is not None
+
+
+class _Budget:
+    """What is left of a step for chunks: tokens, and among them prompt tokens to be scored."""
+
+    def __init__(self, tokens: int, scored: int) -> None:
+        self._tokens = tokens
+        self._scored = scored
+        self._scores = scored > 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether there is nothing left for some request."""
+        return not self._tokens or (self._scores and not self._scored)
+
+    def left(self, request: ArRequest) -> int:
+        """Tokens of the request that may still join."""
+        return min(self._tokens, self._scored) if request.scores_prompt else self._tokens
+
+    def take(self, request: ArRequest) -> Chunk:
+        """The request's next chunk. Something must be left for it."""
+        chunk = _next_chunk(request, self.left(request))
+        self._tokens -= chunk.length
+        self._scored -= chunk.length if request.scores_prompt else 0
+        return chunk
 
 
 def _next_chunk(request: ArRequest, budget: int) -> Chunk:

@@ -1,13 +1,11 @@
 """The third handoff: log-probabilities of sampled tokens and of prompts."""
 
 import torch
-from torch import Tensor
 
-from omni.device import Device, Event, HostRing, HostSlot, Stream
+from omni.device import Device, Downloader, Stream
 from omni_ar.model import ArModel
-from omni_ar.run.limits import Limits
 from omni_ar.run.phases import copy_scores, score_prompt, score_tokens
-from omni_ar.run.state import SCORE_WORDS, StepBuffers
+from omni_ar.run.state import StepBuffers
 from omni_ar.run.step import ScoreHandoff, StepContext
 
 _LOGITS_AT_ONCE = 64
@@ -17,26 +15,31 @@ _LOGITS_AT_ONCE = 64
 class Scorer:
     """Launches the scoring behind the token point, and its copy to the host on a stream of its own.
 
-    A slot, on the device and of the host's ring alike, is used again once the host has read it: whoever plans keeps fewer than
-    `slots` handoffs unread.
+    A slot, on the device and of the host's ring alike, is used again once the host has read it.
     """
 
-    def __init__(
-        self, name: str, device: Device, stream: Stream, model: ArModel, buffers: StepBuffers, limits: Limits
-    ) -> None:
-        self.slots = limits.ring
+    def __init__(self, name: str, device: Device, stream: Stream, model: ArModel, buffers: StepBuffers) -> None:
         self._device = device
         self._stream = stream
-        self._copy_stream = device.stream(f"{name}-scores")
         self._model = model
         self._buffers = buffers
-        self._ring = HostRing(device, (limits.step_tokens, SCORE_WORDS), torch.int64, limits.ring)
-        self._next = 0
+        ring, tokens, words = buffers.scores.shape
+        self._downloads = Downloader(
+            device, stream, device.stream(f"{name}-scores"), (tokens, words), torch.int64, ring
+        )
 
     @property
     def ready(self) -> bool:
-        """Whether the device is done with the next slot."""
-        return self._ring.ready
+        """Whether the next step may be asked for log-probabilities."""
+        return self._downloads.ready
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._downloads.begin()
+
+    def forget(self) -> None:
+        """The step failed: nobody reads its log-probabilities."""
+        self._downloads.forget()
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
         """Scores what the step's requests ask for; None if they ask for nothing."""
@@ -47,7 +50,7 @@ class Scorer:
         counts = [request.sampling.logprobs or 0 for request in asking]
         rows = len(context.rows) if counts else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
-        scores = self._buffers.scores[self._next, :total]
+        scores = self._buffers.scores[self._downloads.turn, :total]
         launch = self._device.launch
         if rows:
             logits_RV, accepted_RW = self._buffers.logits_NV[:rows], self._buffers.accepted_NW[:rows]
@@ -63,19 +66,7 @@ class Scorer:
                 _LOGITS_AT_ONCE,
                 scores[rows:],
             )
-        handoff = self._hand_over(scores)
+        handoff = self._downloads.send(copy_scores, scores)
         chunks, prompt_count = (prompt.chunks, prompt.count) if prompt is not None else ((), 0)
         requests = dict.fromkeys([*asking, *(chunk.request for chunk in chunks)])
         return ScoreHandoff(*handoff, rows, max(counts, default=0), chunks, prompt_count, tuple(requests))
-
-    def _hand_over(self, scores: Tensor) -> tuple[HostSlot, Event]:
-        self._device.wait(self._copy_stream, self._device.record(self._stream))
-        slot = self._ring.advance()
-        self._next = (self._next + 1) % self.slots
-        slot.take()
-        try:
-            self._device.launch(self._copy_stream, copy_scores, slot.tensor[: scores.shape[0]], scores)
-        finally:
-            ready = self._device.record(self._copy_stream)
-            slot.guard(ready)
-        return slot, ready

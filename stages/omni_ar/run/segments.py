@@ -96,10 +96,10 @@ class SegmentIntake:
         gathered = {}
         for name, source in slices.items():
             out = self._device.empty((len(source.slots), source.pages.shape[-1]), source.pages.dtype, self._stream)
-            self._device.launch(self._stream, gather_rows, source.pages, self._uploader.view(spans[name]), out)
+            self._device.launch(self._stream, gather_segment, source.pages, self._uploader.view(spans[name]), out)
             gathered[name] = out
         return gathered
 
 
-def gather_rows(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
+def gather_segment(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
     torch.index_select(pages.flatten(0, 1), 0, slots_n, out=out_nD)

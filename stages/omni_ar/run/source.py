@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from omni.device import Device, HostRing, Stream
+from omni.device import Device, Downloader, Stream
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
@@ -30,6 +30,11 @@ class TokenSource(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a step could be launched now without touching host memory that is still in use."""
+        ...
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's after `sample`: log-probabilities are made of them."""
         ...
 
     def begin(self, step: int) -> None:
@@ -61,6 +66,7 @@ class LocalTokens:
     """Samples here. The token point is where `copy_tokens` is enqueued: nothing that follows on the main stream is waited for."""
 
     lag = 1
+    gives_logits = True
 
     def __init__(
         self,
@@ -76,22 +82,21 @@ class LocalTokens:
     ) -> None:
         self._device = device
         self._stream = stream
-        self._copy_stream = device.stream(f"{name}-copy", priority=priority)
         self._model = model
         self._state = state
         self._buffers = buffers
         self._drafts = limits.step_ids - 1
         self._processors = processors
-        self._downloads = HostRing(device, (limits.rows, 2 + limits.step_ids), torch.int64, limits.ring)
-        self._slot = 0
-        """Where `RowState.counter` stands: the handoff slot of the next step."""
+        copy_stream, shape = device.stream(f"{name}-copy", priority=priority), (limits.rows, 2 + limits.step_ids)
+        # Its turns are those of `RowState.counter`, which the device counts by itself.
+        self._downloads = Downloader(device, stream, copy_stream, shape, torch.int64, limits.ring)
 
     @property
     def ready(self) -> bool:
         return self._downloads.ready
 
     def begin(self, step: int) -> None:
-        pass
+        self._downloads.begin()
 
     def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
         pass
@@ -103,22 +108,9 @@ class LocalTokens:
         launch(stream, compute_logits, self._model, context.hidden_RD, logits_RV)
         launch(stream, sample_rows, state, logits_RV, rows_R, flags, context.edits, self._processors, accepted_RW[:, 2])
         launch(stream, accept_tokens, state, rows_R, accepted_RW)
-        handoff_RW = state.handoff[self._slot, :count]
-        self._slot = (self._slot + 1) % state.handoff.shape[0]
-        tokens = self._hand_over(handoff_RW)
+        tokens = TokenHandoff(*self._downloads.send(copy_tokens, state.handoff[self._downloads.turn, :count]))
         launch(stream, post_update, state, rows_R, accepted_RW, context.advance_R, self._drafts, flags)
         return tokens
 
     def forget(self) -> None:
-        pass  # what it left in the rows' state their starts write over
-
-    def _hand_over(self, handoff_RW: Tensor) -> TokenHandoff:
-        self._device.wait(self._copy_stream, self._device.record(self._stream))
-        slot = self._downloads.advance()
-        slot.take()
-        try:
-            self._device.launch(self._copy_stream, copy_tokens, slot.tensor[: handoff_RW.shape[0]], handoff_RW)
-        finally:
-            ready = self._device.record(self._copy_stream)
-            slot.guard(ready)
-        return TokenHandoff(slot, ready)
+        self._downloads.forget()  # what it left in the rows' state their starts write over

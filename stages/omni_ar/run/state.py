@@ -90,7 +90,7 @@ class StepBuffers:
 
     accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[ring, N, D]`. scored_TD:
     hidden states of prompt tokens to be scored.
-    scores: int64 `[ring, tokens, SCORE_WORDS]`.
+    scores: int64 `[ring, N + scored tokens, SCORE_WORDS]`.
     """
 
     ids_N: Tensor
@@ -119,11 +119,11 @@ class StepBuffers:
             positions_PT=words(shape.position_axes, tokens),
             slots_T=words(tokens),
             hidden=device.zeros((limits.ring, rows, shape.hidden_width), dtype),
-            scored_TD=device.zeros((limits.max_num_batched_tokens, shape.hidden_width), dtype),
+            scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
             logits_NV=device.zeros((rows, shape.vocab_size), torch.float32),
             codes_ND=device.zeros((rows, next_width(model)), dtype),
             accepted_NW=words(rows, 2 + limits.step_ids),
-            scores=words(limits.ring, tokens, SCORE_WORDS),
+            scores=words(limits.ring, rows + limits.scored_tokens, SCORE_WORDS),
         )
 
 

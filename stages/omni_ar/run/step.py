@@ -1,10 +1,8 @@
-"""Records of one step. Immutable: deferred work reads these, and of a request only what its opening fixed."""
+"""Records of one step: what deferred work reads, instead of what has become of row, table and batch meanwhile."""
 
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Event, HostSlot
@@ -15,13 +13,11 @@ from omni_ar.sampling import SamplingFlags, StepEdits
 
 
 class Scheduled(msgspec.Struct, frozen=True):
-    """A request as this step saw it. index: which of its output tokens this step samples, from 0. emits_hidden: the hidden
-    states of its prompt are complete with this step, and wanted."""
+    """A request as this step saw it. emits_hidden: the hidden states of its prompt are complete with this step, and wanted."""
 
     request: ArRequest
     row: Row
     table: BlockTable
-    index: int
     emits_hidden: bool
 
 
@@ -30,7 +26,7 @@ def snapshot(request: ArRequest) -> Scheduled:
     row, table = request.row, request.table
     assert row is not None
     assert table is not None
-    return Scheduled(request, row, table, request.scheduled, request.wants_hidden)
+    return Scheduled(request, row, table, request.wants_hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +75,11 @@ class TokenHandoff:
     host: HostSlot
     ready: Event
 
-    def read(self, count: int) -> NDArray[np.int64]:
-        """int64 `[count, 2 + K]` of each row: status, how many tokens, the tokens. Only once `ready` is done."""
-        return self.host.read()[:count].view(np.int64)
+    def read(self, count: int) -> list[list[int]]:
+        """Of each row: status, how many tokens, the tokens. Once, and only once `ready` is done: the slot is free then."""
+        words: list[list[int]] = self.host.read()[:count].tolist()
+        self.host.release()
+        return words
 
 
 @dataclass(frozen=True, slots=True)

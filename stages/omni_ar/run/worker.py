@@ -119,11 +119,11 @@ class ArWorker(MailboxWorker[ArRequest]):
     def check(self, sampling: SamplingParams, field: str) -> None:
         """Raises InputError for what no request of this stage could ask for. In any thread."""
         check_sampling(sampling, self._defaults, field, self._shape.vocab_size, self._processors)
-        self._check_prompt_scores(sampling, field)
+        self._check_scores(sampling, field)
 
     def open(self, message: Open) -> ArRequest:
         sampling = resolve_sampling(message.sampling, self._defaults, self.name, self._shape.vocab_size)
-        self._check_prompt_scores(sampling, f"sampling.{self.name}")
+        self._check_scores(sampling, f"sampling.{self.name}")
         request = ArRequest(
             message.request_id,
             sampling,
@@ -139,7 +139,9 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._desk.ask(request)
         return request
 
-    def _check_prompt_scores(self, sampling: SamplingParams, field: str) -> None:
+    def _check_scores(self, sampling: SamplingParams, field: str) -> None:
+        if sampling.logprobs is not None and not self._runner.source.gives_logits:
+            raise InputError(f"{field}.logprobs", f"is given, and {self.name} gets its tokens without", "leave it out")
         if sampling.prompt_logprobs is not None and len(self._shape.prompt_columns) > 1:
             problem = f"is given, and the prompt of {self.name} is not a row of its own tokens"
             raise InputError(f"{field}.prompt_logprobs", problem, "leave it out")
@@ -212,7 +214,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         moved |= bool(taken or failed)
         moved |= self._confirmer.poll() | self._hear_guides()
         if self._confirmer.unread < self._limits.max_in_flight and self._runner.ready:
-            plan = self._scheduler.plan(self._runner.can_score(self._confirmer.unread_scores))
+            plan = self._scheduler.plan(self._runner.can_score)
             if plan is not None:
                 self._launch(plan)
                 self._confirmer.poll()
@@ -240,6 +242,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             if isinstance(answer, Exception):
                 self._fail_live(request, "steering its tokens", answer)
             elif answer.over:
+                self._confirmer.give_out(request)  # no stop string can be completed any more
                 self.end_request(request, "stop")
             else:
                 request.edit = answer.edit

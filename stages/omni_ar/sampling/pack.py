@@ -39,7 +39,7 @@ class StartingRow:
 
 def start_words(vocab: int, max_model_len: int, processors: Sequence[NamedProcessor] = ()) -> int:
     """int64 words that one starting row takes at most. max_model_len: tokens that a row may have generated at most."""
-    settings = len(INTS) + len(FLOATS) + sum(1 + p.width for p in processors) + MAX_STOP_IDS + MAX_BAD_WORD_LENGTH
+    settings = len(INTS) + len(FLOATS) + sum(1 + p.width for p in processors) + MAX_STOP_IDS + 1 + MAX_BAD_WORD_LENGTH
     sets = 2 * (1 + bit_words(vocab))
     counts = 2 * min(vocab, max_model_len)
     return settings + sets + counts + 3 * MAX_BIASED_IDS + MAX_BAD_WORDS * (2 + MAX_BAD_WORD_LENGTH)
@@ -100,7 +100,7 @@ def _set(value: Number | None) -> Number:
 
 def _stops(row: StartingRow) -> Ids:
     ids = row.sampling.stop_token_ids or ()
-    return np.array([*ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(ids))], np.int64)
+    return np.array([*ids, *[NO_TOKEN] * (MAX_STOP_IDS + 1 - len(ids))], np.int64)
 
 
 def _recent(row: StartingRow) -> Ids:

@@ -22,7 +22,7 @@ class SamplingState:
 
     temperature: fp32; 0 is greedy. top_k: int64; 0 is off. top_p: float64, so that `1 - top_p` rounds as in transformers; 1 is off.
     min_p, repetition, frequency, presence: fp32; 0, 1, 0, 0 are off. seed, sample_index, min_tokens: int64.
-    stop_ids: int64 `[N, MAX_STOP_IDS]`, padded with -1.
+    stop_ids: int64 `[N, MAX_STOP_IDS + 1]`, padded with -1: at least one, so that the id -1 of a row without a choice stops it too.
     forbidden: bool `[N, V]`, ids never to draw. bias_ids, biases: int64, fp32 `[N, MAX_BIASED_IDS]`, padded with id 0, bias 0.
     bad_words: int64 `[N, MAX_BAD_WORDS, 1 + MAX_BAD_WORD_LENGTH]`; the last column is the token that must not come, the others
         what the newest tokens are then, as `NEVER` says.
@@ -80,7 +80,7 @@ class SamplingState:
             seed=words(),
             sample_index=words(),
             min_tokens=words(),
-            stop_ids=words(MAX_STOP_IDS),
+            stop_ids=words(MAX_STOP_IDS + 1),
             forbidden=zeros((rows, vocab), torch.bool),
             bias_ids=words(MAX_BIASED_IDS),
             biases=floats(MAX_BIASED_IDS),

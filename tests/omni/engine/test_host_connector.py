@@ -117,7 +117,7 @@ def test_rows_that_follow_one_another_need_no_upload() -> None:
     bench.poll()
     device.run()
     (stream,) = (stream for stream in device.streams if stream.name == HOST)
-    assert stream.ran == ["copy_rows", "copy_rows", "copy_upload", "gather_rows", "copy_rows"]
+    assert stream.ran == ["copy_piece", "copy_piece", "copy_upload", "gather_piece", "copy_piece"]
 
 
 def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before() -> None:

@@ -65,7 +65,7 @@ def test_device_memory_is_touched_in_phases_alone(tmp_path: Path) -> None:
     with LaunchGuard(engine.device) as guard:
         while not engine.engine.idle:
             engine.tick()
-    assert {"copy_rows", "gather_rows"} <= guard.launched
+    assert {"copy_piece", "gather_piece"} <= guard.launched
     expect_all(engine, results)
 
 

@@ -19,25 +19,24 @@ Traffic = Literal["hidden", "codec", "omni", "host", "readers"]
 """Two pipelines of small models, the tiny Qwen3-Omni, an edge into host memory, and two readers of payload that moves."""
 
 WAITS: dict[str, tuple[Traffic, int]] = {
-    "omni.device.ring.HostSlot.free#1": ("hidden", 4),
+    "omni.device.download.Downloader.send#1": ("codec", 10),
+    "omni.device.ring.HostSlot.free#1": ("hidden", 10),
     "omni.engine.host.connector._arrived#1": ("host", 40),
     "omni.engine.host.connector._arrived#2": ("host", 40),
     "omni.engine.host.lent.LentSlots.take#1": ("host", 40),
     "omni.payload.PageSlice.gathered#1": ("readers", 1),
     "omni.payload._All.done#1": ("readers", 1),
-    "omni.stage.messages.Feed.arrived#1": ("codec", 4),
-    "omni.stage.messages.Feed.arrived#2": ("hidden", 12),
+    "omni.stage.messages.Feed.arrived#1": ("codec", 10),
+    "omni.stage.messages.Feed.arrived#2": ("hidden", 20),
     "omni_ar.run.blocks.reclaim._Leaving.free#1": ("readers", 1),
-    "omni_ar.run.confirm.Confirmer.poll#1": ("codec", 4),
-    "omni_ar.run.confirm.Confirmer.poll#2": ("hidden", 6),
-    "omni_ar.run.guides.GuideDesk.poll#1": ("hidden", 6),
-    "omni_ar.run.runner.Runner._written#1": ("codec", 6),
-    "omni_ar.run.scores.Scorer._hand_over#1": ("hidden", 6),
-    "omni_ar.run.source.LocalTokens._hand_over#1": ("codec", 4),
+    "omni_ar.run.confirm.Confirmer.poll#1": ("codec", 10),
+    "omni_ar.run.confirm.Confirmer.poll#2": ("hidden", 10),
+    "omni_ar.run.guides.GuideDesk.poll#1": ("hidden", 10),
+    "omni_ar.run.runner.Runner._written#1": ("codec", 10),
     "omni_encoder.worker.EncoderWorker.advance#1": ("omni", 4),
-    "omni_local.connector.LocalRef.freed#1": ("codec", 6),
-    "omni_vocoder.decoder.Decoder._download#1": ("codec", 4),
-    "omni_vocoder.worker.VocoderWorker.advance#1": ("codec", 4),
+    "omni_local.connector.LocalRef.freed#1": ("codec", 10),
+    "omni_vocoder.decoder.Decoder._download#1": ("codec", 10),
+    "omni_vocoder.worker.VocoderWorker.advance#1": ("codec", 10),
 }
 """By name: the traffic that finds out, and within how many of its seeds."""
 

@@ -1,5 +1,6 @@
 """Waits by name: found in the source, seen in a run, left out."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -62,6 +63,38 @@ def test_waits_are_named_by_where_they_stand():
     }
 
 
+class Both:
+    """An event made of others."""
+
+    def __init__(self, *events: Event) -> None:
+        self.events = events
+
+    def done(self) -> bool:
+        return all(event.done() for event in self.events)
+
+
+def ask_both(event: Event) -> bool:
+    return event.done()
+
+
+def test_an_event_made_of_others_is_waited_for_in_both_places():
+    device = SimulatedDevice()
+    stream = device.stream("s")
+    both = Both(device.record(stream), device.record(stream))
+    assert not ask_both(both)
+    device.run()
+    assert ask_both(both)
+    counts = {name: (count.asked, count.late) for name, count in device.waits.counts.items()}
+    assert counts == {f"{HERE}.Both.done#1": (3, 1), f"{HERE}.ask_both#1": (3, 1)}
+
+
+@pytest.mark.parametrize("wait", ["Both.done#1", "ask_both#1"])
+def test_either_of_them_can_be_left_out(wait: str):
+    device = SimulatedDevice(without=f"{HERE}.{wait}")
+    stream = device.stream("s")
+    assert ask_both(Both(device.record(stream), device.record(stream)))
+
+
 def test_the_source_is_searched_for_them():
     waits = find_waits("omni", "omni_vocoder", "omni_encoder", "omni_local")
     assert {
@@ -72,7 +105,7 @@ def test_the_source_is_searched_for_them():
         "omni_encoder.worker.EncoderWorker.advance#1",
         "omni_local.connector.LocalRef.freed#1",
         "omni_vocoder.decoder.Decoder._download#1",
-        "omni_vocoder.frames.FrameStore.poll#1",
+        "omni_vocoder.worker.VocoderWorker.advance#1",
     } <= waits
     assert not any(name.startswith("omni.testing") for name in waits)
     assert not any("Engine" in name for name in waits), "a thread's event is none of a device"

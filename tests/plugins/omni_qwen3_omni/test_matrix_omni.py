@@ -11,7 +11,7 @@ import pytest
 from support.matrix_axes import Cell, covering, product
 from support.matrix_omni import TALKER_SETS, OmniFamily
 from support.matrix_reference import cut
-from support.matrix_run import run_cell, small_party
+from support.matrix_run import Ask, LateDevice, play, run_cell, small_party
 from support.matrix_sets import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS
 from support.matrix_told import Told
 
@@ -85,3 +85,15 @@ def test_each_request_is_told_what_it_is_told_alone(family: OmniFamily, cell: Ce
 def test_the_talker_is_preempted_too(family: OmniFamily, in_flight: int) -> None:
     played = run_cell(family, Cell(in_flight, True, True, True, "talker defaults"), small_party)
     assert all(played.preemptions(family).values())
+
+
+def test_samples_of_a_seed_speak_differently(family: OmniFamily) -> None:
+    """In every group; and each as it speaks alone."""
+    asks = [Ask("talker defaults", 1, sample_index=n) for n in range(3)]
+    cell = Cell(4, few_blocks=True, tiny_budget=False, cached=True, asked="talker defaults")
+    played = play(family, cell.settings(family.few(cell.asked)), asks, LateDevice(cell.seed))
+    for ask, told in zip(asks, played.told, strict=True):
+        told.assert_like(family.alone(ask.asked, ask.prompt, ask.sample_index))
+    assert len({tuple(told.tokens) for told in played.told}) == 1
+    by_group = [tuple(zip(*told.codes, strict=True)) for told in played.told]
+    assert all(len(set(groups)) == 3 for groups in zip(*by_group, strict=True))

@@ -169,6 +169,16 @@ def test_guided_requests_wait_for_their_tokens_and_others_do_not(kind: str):
     }
 
 
+def test_a_guide_that_ends_a_request_gives_out_what_was_held_back():
+    driver = ahead_driver()
+    made = alternating(PROMPTS[0], 5)
+    rules = HostRules(stops=StopAtIds([*made[-2:], 60]), guides=(Alternating(5),))
+    ask_with(driver, "guided", PROMPTS[0], rules, max_tokens=TOKENS)
+    settle(driver)
+    assert driver.tokens("guided") == made
+    assert driver.done("guided").held == ()
+
+
 def test_a_guide_that_fails_fails_its_request_alone():
     driver = ahead_driver()
     ask_with(driver, "guided", PROMPTS[0], HostRules(guides=(Broken(),)), max_tokens=TOKENS)

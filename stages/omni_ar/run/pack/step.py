@@ -1,7 +1,7 @@
 """All of a step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,10 @@ class PackedStep:
     starts: PackedStarts | None
     chunks: PackedChunks | None
     edits: PackedEdits | None
+
+    def repeated(self) -> "PackedStep":
+        """What a batch of decodes uses again if it stays the same: its rows. Blocks that were added and edits were for once."""
+        return replace(self, grown=None, edits=None)
 
 
 def pack_step(
