@@ -6,9 +6,13 @@ from numpy.typing import NDArray
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Generated token ids, in order, each sent once, confirmed."""
+    """Generated token ids, in order, each sent once, confirmed.
+
+    ends: the last of them is one that ends the text (an end id), and no part of what it says.
+    """
 
     ids: tuple[int, ...]
+    ends: bool = False
 
 
 class LogprobChunk(msgspec.Struct, frozen=True, kw_only=True):

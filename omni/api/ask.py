@@ -1,5 +1,6 @@
 """A request's settings, checked before anything is queued."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -8,7 +9,7 @@ import msgspec
 
 from omni.errors import InputError
 from omni.pipeline import Pipeline
-from omni.sampling_params import SamplingParams
+from omni.sampling_params import SamplingParams, StructuredOutput
 
 Messages: TypeAlias = str | Sequence[Mapping[str, object]]
 """One chat: a list of messages (`omni.frontend.messages`), or a string, the user's only message."""
@@ -131,9 +132,13 @@ def _checked(params: object, field: str) -> SamplingParams:
         raise InputError(field, f"is a {type(params).__name__}", "give SamplingParams")
     try:
         # A struct does not check types when it is made in Python.
-        typed = msgspec.convert(msgspec.structs.asdict(params), SamplingParams)
+        given = msgspec.structs.asdict(params)
+        if isinstance(params.structured, StructuredOutput):
+            given["structured"] = msgspec.structs.asdict(params.structured)
+        typed = msgspec.convert(given, SamplingParams)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        raise InputError(f"{field}{path.removesuffix('`')}", problem, "give a value of that type") from error
+        problem, _, place = str(error).partition(" - at ")
+        path = re.search(r"`\$([^`]*)`", place)
+        raise InputError(field + (path[1] if path else ""), problem, "give a value of that type") from error
     typed.check(field)
     return typed

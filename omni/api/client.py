@@ -13,7 +13,7 @@ from omni.api.load import Loaded
 from omni.api.reaper import Reaper
 from omni.api.ticket import Deliver, Started, Ticket
 from omni.engine import EngineRequest
-from omni.errors import OmniError, StageError
+from omni.errors import InputError, OmniError, StageError
 from omni.frontend.base import Chat, TextDecoder
 from omni.frontend.messages import parse_messages
 from omni.stage import StageUsage
@@ -40,15 +40,20 @@ class Client:
         self._engine.start()
         _OPEN.add(self)
 
-    def check(self, ask: Ask) -> None:
-        """Raises InputError for sampling that could never be done, as far as that can be told at once."""
+    def check(self, ask: Ask, forms: bool) -> None:
+        """Raises InputError for sampling that could never be done. forms: whether they are compiled to see, which may take long."""
         self._compiler.check(ask.sampling, ask.fields)
-        self._engine.check(self._compiler.in_ids(ask.sampling), ask.fields)
+        try:
+            self._engine.check(self._compiler.in_ids(ask.sampling), ask.fields)
+        except InputError as error:
+            raise self._compiler.in_texts(error, ask.sampling, ask.fields) from error
+        if forms:
+            self._compiler.check_forms(ask.sampling, ask.fields)
 
     def submit(self, messages: object, ask: Ask, delivers: Sequence[Deliver]) -> list[Ticket]:
         """Starts a request, which is prepared once and sampled as often as there are `delivers`; returns at once.
 
-        What is wrong with `messages`, and texts in `ask.sampling` that do not compile, come as events. Raises StageError if closed.
+        What is wrong with `messages`, and forms in `ask.sampling` that do not compile, come as events. Raises StageError if closed.
         """
         with self._lock:
             if self._closing:

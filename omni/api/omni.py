@@ -131,7 +131,7 @@ class Omni(Session):
         """
         mailbox: SimpleQueue[Item] = SimpleQueue()
         batch, many = self._submit(
-            messages, modalities, voice, sampling, priority, cache_salt, n, keep=not stream, put=mailbox.put
+            messages, modalities, voice, sampling, priority, cache_salt, n, keep=not stream, put=mailbox.put, forms=True
         )
         outputs = OutputStream(self, batch, mailbox)
         if stream:

@@ -90,12 +90,13 @@ class Session:
         *,
         keep: bool,
         put: Callable[[Item], None],
+        forms: bool = False,
     ) -> tuple[Batch, bool]:
-        """The batch, and whether a list of requests was given.
+        """The batch, and whether a list of requests was given. forms: as in `Client.check`.
 
         Raises InputError for wrong settings, StageError when closed.
         """
         ask = check_ask(self.pipeline, modalities, voice, sampling, priority, cache_salt, n)
-        self._client.check(ask)
+        self._client.check(ask, forms)
         requests, many = split_requests(messages)
         return Batch(self._client, requests, ask, many=many, keep=keep, put=put), many

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
-_THREADS = 4
+_THREADS = 32
+"""Few of them ever start: who waits in a task that is slow should not hold up the others."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -51,7 +52,7 @@ class _FutureTask(Generic[T]):
 
 
 class ThreadWorker:
-    """A few threads, started as they are needed: a task that takes long holds one of them up."""
+    """Threads that are started as they are needed: a task that takes long holds up one of them, and nobody else."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)

@@ -17,6 +17,9 @@ from omni.sampling_params import SamplingParams
 
 _MOST_STOP_BYTES = 4096
 
+_MOST_BAD_WORDS = 128
+"""Each is told to a stage twice: with a space before it, and without."""
+
 _OF_THE_TEXT = ("stop", "bad_words", "structured", "logprobs", "prompt_logprobs")
 """What has a meaning only where the text is written."""
 
@@ -72,13 +75,15 @@ class SamplingCompiler:
         for name, params in self._defaults.items():
             try:
                 self.check({name: params}, {name: f"{name}.sampling"})
+                self.check_forms({name: params}, {name: f"{name}.sampling"})
             except InputError as error:
                 raise ConfigError(error.field, error.problem, error.remedy) from error
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """At submission: what can be told at once. fields: by stage, how to name its parameters.
 
-        Raises InputError for parameters about a text at a stage that writes none, and where a vocabulary is needed and none told.
+        Raises InputError for parameters about a text at a stage that writes none, and where a vocabulary is needed and none told;
+        for texts that are no valid Unicode, and for too many of them.
         """
         for stage, params in sampling.items():
             given = msgspec.structs.asdict(params)
@@ -91,14 +96,36 @@ class SamplingCompiler:
                 if self._vocabulary is None and "logprobs" not in name:
                     problem = "needs to know what ids write, which cannot be told of this checkpoint's tokenizer"
                     raise InputError(f"{fields[stage]}.{name}", problem, "use ids: stop_token_ids or bad_words_ids")
+            _check_stops(params.stop or (), f"{fields[stage]}.stop")
+            _check_words(params.bad_words or (), f"{fields[stage]}.bad_words")
+
+    def check_forms(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
+        """May take seconds, the first time. Raises InputError for forms that do not compile. `sampling` has passed `check`."""
+        for stage, params in sampling.items():
+            if params.structured is not None and self._grammars is not None:
+                self._grammars.compile(params.structured, f"{fields[stage]}.structured")
 
     def in_ids(self, sampling: Mapping[str, SamplingParams]) -> Mapping[str, SamplingParams]:
-        """What stages are asked for in ids already."""
-        texts: dict[str, Any] = {"stop": (), "bad_words": (), "structured": None}
+        """What stages are asked for, with bad words as ids, and without what reaches them as rules."""
         return {
-            name: msgspec.structs.replace(params, **texts) if name == self._stage else params
-            for name, params in sampling.items()
+            name: self._params_in_ids(params) if name == self._stage else params for name, params in sampling.items()
         }
+
+    def in_texts(
+        self, error: InputError, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]
+    ) -> InputError:
+        """What a stage says of ids that were texts, as an error about the texts."""
+        asked, field = sampling.get(self._stage), fields.get(self._stage, "")
+        if asked is None or asked.bad_words_ids or error.field != f"{field}.bad_words_ids":
+            return error
+        return InputError(f"{field}.bad_words", f"as ids, {error.problem}", error.remedy)
+
+    def _params_in_ids(self, params: SamplingParams) -> SamplingParams:
+        texts: dict[str, Any] = {"stop": (), "bad_words": (), "structured": None}
+        if params.bad_words and self._vocabulary is not None:
+            words = _bad_word_ids(params.bad_words, self._vocabulary)
+            texts["bad_words_ids"] = tuple(dict.fromkeys((*(params.bad_words_ids or ()), *words)))
+        return msgspec.structs.replace(params, **texts)
 
     def compile(
         self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str], samples: int = 1
@@ -106,7 +133,7 @@ class SamplingCompiler:
         """May take seconds: a form may have to be compiled. `sampling` has passed `check`.
 
         samples: if there are several, each stage gets a seed here if nobody gave one, so that they differ by their index only.
-        Raises InputError for texts that are no valid Unicode and for forms that do not compile.
+        Raises InputError for forms that do not compile.
         """
         stage, vocabulary = self._stage, self._vocabulary
         if samples > 1:
@@ -117,13 +144,12 @@ class SamplingCompiler:
         if vocabulary is None or not (params.stop or params.bad_words or params.structured):
             return CompiledSampling(sampling)
         field = fields.get(stage, f"{stage}.sampling")
-        words = _bad_word_ids(params.bad_words or (), vocabulary, f"{field}.bad_words")
-        ids = tuple(dict.fromkeys((*(params.bad_words_ids or ()), *words)))
+        words = {"bad_words": params.bad_words, "bad_words_ids": params.bad_words_ids}
         return CompiledSampling(
-            sampling=self.in_ids({**sampling, stage: msgspec.structs.replace(asked, bad_words_ids=ids)}),
+            sampling=self.in_ids({**sampling, stage: msgspec.structs.replace(asked, **words)}),
             _stage=stage,
             _vocabulary=vocabulary,
-            _stops=_stop_texts(params.stop or (), f"{field}.stop"),
+            _stops=StopTexts(params.stop) if params.stop else None,
             _min_tokens=params.min_tokens or 0,
             _form=self._form(params, defaults, asked, f"{field}.structured"),
         )
@@ -153,18 +179,20 @@ def _defaults(pipeline: Pipeline, stage: str) -> SamplingParams:
     return defaults
 
 
-def _stop_texts(texts: Sequence[str], field: str) -> StopTexts | None:
-    for text in texts:
-        _encoded(text, field)
-    if sum(len(text.encode()) for text in texts) > _MOST_STOP_BYTES:
+def _check_stops(texts: Sequence[str], field: str) -> None:
+    if sum(len(_encoded(text, field)) for text in texts) > _MOST_STOP_BYTES:
         raise InputError(field, f"are more than {_MOST_STOP_BYTES} bytes in all", "give fewer or shorter texts")
-    return StopTexts(texts) if texts else None
 
 
-def _bad_word_ids(words: Sequence[str], vocabulary: Vocabulary, field: str) -> list[tuple[int, ...]]:
-    """Each word's ids as it begins a text, and as it follows another word: tokenizers tell the two apart by the space before it."""
+def _check_words(words: Sequence[str], field: str) -> None:
+    if len(words) > _MOST_BAD_WORDS:
+        raise InputError(field, f"are {len(words)} words", f"use at most {_MOST_BAD_WORDS}")
     for word in words:
         _encoded(word, field)
+
+
+def _bad_word_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+    """Each word's ids as it begins a text, and as it follows another word: tokenizers tell the two apart by the space before it."""
     texts = [text for word in words for text in (word, f" {word}")]
     return [ids for ids in (tuple(vocabulary.encode(text)) for text in texts) if ids]
 

@@ -29,8 +29,10 @@ class TalkerArgs(msgspec.Struct, frozen=True, kw_only=True):
 class ThinkerToTalker:
     """Feeds the talker one text token per step, as the thinker writes them.
 
-    A step needs its token *and* whether it is the last: the last one, whatever it is, is replaced by `eos`. So a token is
-    passed on when the next one is known, or the end. With fewer than two tokens there is nothing to say.
+    A step needs its token *and* whether it is the last: the last one that the thinker sampled is replaced by `eos`, an end id or
+    not, as the published model does it. So a token is passed on when the next one is known, or the end. Where the text was ended
+    from outside, by a stop string or because its form was complete, all that came is text, and `eos` follows it. With fewer than
+    two tokens, `eos` counted, there is nothing to say.
     """
 
     def __init__(self, args: msgspec.Struct | None) -> None:
@@ -38,11 +40,13 @@ class ThinkerToTalker:
         self._args = args
         self._ids = list(args.lead)
         self._sent = 0
+        self._ended = False
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         match payload.meta:
-            case TokenChunk(ids=ids):
+            case TokenChunk(ids=ids, ends=ends):
                 self._ids += ids
+                self._ended = ends
                 return self._known()
             case PromptHidden():
                 return (Payload(Segment(name="hidden", index=0), payload.tensors),)
@@ -50,6 +54,8 @@ class ThinkerToTalker:
                 raise TypeError(f"the thinker does not produce {type(other).__name__}")
 
     def finish(self, reason: str) -> Sequence[Payload]:
+        if not self._ended and reason != "length" and len(self._ids) > len(self._args.lead):
+            self._ids.append(self._args.eos)
         if len(self._ids) < 2:
             return ()
         end = StepInputs(columns=_column([self._args.eos]), pad=np.array([self._args.pad], np.int64))

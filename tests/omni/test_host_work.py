@@ -1,4 +1,4 @@
-"""Work beside the engine's thread: in order, late, and never waited for."""
+"""Work beside the engine's thread: late, and never waited for."""
 
 import threading
 import time
@@ -32,12 +32,14 @@ def test_a_result_is_refused_until_the_work_is_done(worker: ThreadWorker):
     assert task.result().startswith("thinking")
 
 
-def test_tasks_are_done_one_after_the_other_in_order(worker: ThreadWorker):
-    log: list[int] = []
-    tasks = [worker.submit(lambda number=number: log.append(number)) for number in range(20)]
-    wait_for(tasks[-1])
-    assert log == list(range(20))
-    assert all(task.done() for task in tasks)
+def test_a_task_that_takes_long_holds_no_other_up(worker: ThreadWorker):
+    gate = threading.Event()
+    long, short = worker.submit(gate.wait), worker.submit(lambda: 7)
+    wait_for(short)
+    assert short.result() == 7
+    assert not long.done()
+    gate.set()
+    wait_for(long)
 
 
 def test_what_the_work_raises_comes_out_where_its_result_is_taken(worker: ThreadWorker):
@@ -53,19 +55,37 @@ def test_what_the_work_raises_comes_out_where_its_result_is_taken(worker: Thread
     assert after.result() == 7
 
 
+class Crowd:
+    """More tasks than there are threads, none of which ends before `gate` is set. began: numbers of those that were begun."""
+
+    def __init__(self, worker: ThreadWorker) -> None:
+        self.gate = threading.Event()
+        self.began: list[int] = []
+        self.tasks = [worker.submit(lambda number=number: self._work(number)) for number in range(50)]
+        while not self.began:
+            time.sleep(0.001)
+
+    def _work(self, number: int) -> None:
+        self.began.append(number)
+        self.gate.wait()
+
+
+def test_work_that_was_cancelled_is_not_begun(worker: ThreadWorker):
+    crowd = Crowd(worker)
+    crowd.tasks[-1].cancel()
+    crowd.tasks[0].cancel()  # it runs: its result is dropped, and no more
+    crowd.gate.set()
+    for task in crowd.tasks:
+        wait_for(task)
+    assert 49 not in crowd.began
+    assert 0 in crowd.began
+
+
 def test_closing_drops_what_has_not_begun(worker: ThreadWorker):
-    began, gate, log = threading.Event(), threading.Event(), []
-
-    def first() -> None:
-        began.set()
-        gate.wait()
-        log.append("first")
-
-    running = worker.submit(first)
-    began.wait()
-    worker.submit(lambda: log.append("second"))
+    crowd = Crowd(worker)
     worker.close()
     worker.close()
-    gate.set()
-    wait_for(running)
-    assert log == ["first"]
+    crowd.gate.set()
+    for task in crowd.tasks:
+        wait_for(task)
+    assert 0 < len(crowd.began) < 50

@@ -1,4 +1,4 @@
-"""Work beside the engine's thread, without a thread: it is done late, when the seed says so."""
+"""Work beside the engine's thread, without threads: it is done late and in any order, as the seed says."""
 
 import sys
 from collections.abc import Callable
@@ -6,6 +6,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from omni.device import Event, HostTask, Stream
 from omni.testing.simulation.stream import SimulatedEvent, SimulatedStream
+
+_THREADS = 2
+"""Enough for one task to overtake another."""
 
 T = TypeVar("T")
 
@@ -52,26 +55,29 @@ class SimulatedTask(Generic[T]):
 
 
 class SimulatedHostWorker:
-    """Does its tasks in order, on a stream of their own. The stream is made with the first task."""
+    """Its threads are streams, made as they are needed. Tasks of different threads are done in any order."""
 
     def __init__(self, device: _Device, name: str) -> None:
         self._device = device
         self._name = name
-        self._stream: SimulatedStream | None = None
+        self._threads: list[SimulatedStream] = []
+        self._tasks = 0
 
     def submit(self, work: Callable[[], T]) -> HostTask[T]:
-        if self._stream is None:
-            self._stream = self._device.stream(self._name)
+        if len(self._threads) < _THREADS:
+            self._threads.append(self._device.stream(self._name))
+        thread = self._threads[self._tasks % _THREADS]
+        self._tasks += 1
         task = SimulatedTask(self._device, work)
-        self._device.launch(self._stream, work_on_host, task)
-        event = self._device.record(self._stream)
+        self._device.launch(thread, work_on_host, task)
+        event = self._device.record(thread)
         assert isinstance(event, SimulatedEvent)
         task.event = event
         return task
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._stream.queue.clear()
+        for thread in self._threads:
+            thread.queue.clear()
 
 
 def _nothing() -> Any:

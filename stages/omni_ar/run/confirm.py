@@ -20,7 +20,7 @@ from omni_ar.run.blocks import BlockTable, Lent
 from omni_ar.run.guides import GuideDesk
 from omni_ar.run.request import ArRequest, Confirmed
 from omni_ar.run.rows import RowTable
-from omni_ar.run.state import FULL, IMPOSSIBLE, RUNNING
+from omni_ar.run.state import FULL, IMPOSSIBLE, RUNNING, STOPPED
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
 
 
@@ -166,7 +166,8 @@ class Confirmer:
         if scheduled.emits_hidden and payload.hidden is not None:
             self._outbox.append(self._prompt_hidden(scheduled, payload.hidden))
         for place, token in enumerate(ids, 1):
-            messages = [Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED)]
+            ends = status == STOPPED and place == len(ids)
+            messages = [Produced(request.id, Payload(TokenChunk(ids=(token,), ends=ends)), COMPLETED)]
             if self._emits_tokens and payload.hidden is not None:
                 messages.append(self._hidden(scheduled, payload.hidden))
             # The token that ends a request has no frame.

@@ -164,6 +164,11 @@ def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RK: Tenso
     return torch.where(over_RK, place_K, ids_RK.shape[1]).amin(1)
 
 
+def set_counter(counter: Tensor, turn: int) -> None:
+    """The handoff slot of the next step is `turn`."""
+    counter.fill_(turn)
+
+
 def copy_tokens(host_RW: Tensor, handoff_RW: Tensor) -> None:
     host_RW.copy_(handoff_RW, non_blocking=True)
 

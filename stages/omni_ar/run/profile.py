@@ -1,7 +1,9 @@
 """The largest steps that a stage's limits allow, to measure what they take."""
 
+import msgspec
 import numpy as np
 
+from omni.device import SyncPoint, may_sync
 from omni.sampling_params import MAX_LOGPROBS, SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
@@ -13,7 +15,7 @@ from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row
 from omni_ar.run.runner import Runner
 
-_SAMPLING = SamplingParams(
+_EVERYTHING = SamplingParams(
     temperature=1.0,
     top_k=2,
     top_p=0.5,
@@ -27,34 +29,46 @@ _SAMPLING = SamplingParams(
     suppress_token_ids=(0,),
     bad_words_ids=((0, 0),),
     logprobs=MAX_LOGPROBS,
-    prompt_logprobs=MAX_LOGPROBS,
 ).over(GREEDY)
 """Everything that sampling can be asked for, but what is proportional to nothing that is large."""
 
+_SCORED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
+
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
-    """Launches a decode of all rows at full length, then as many prompt tokens as a step may have, in the longest chunks behind the
-    longest contexts, beside such decodes.
+    """Launches a decode of all rows at full length; then as many prompt tokens as a step may have, in the longest chunks behind the
+    longest contexts, beside such decodes; then as many as it may score.
 
-    Every block is the null block, so no page need be there but that one. Leaves the rows' state as no request may find it: the
-    runner is not to be used afterwards.
+    Every block is the null block, so no page need be there but that one. Waits for each step. Leaves the rows' state as no request
+    may find it: the runner is not to be used afterwards.
     """
-    requests = tuple(_request(row, shape, limits) for row in range(limits.rows))
+    requests = [_request(row, shape, limits, _EVERYTHING) for row in range(limits.rows)]
     # A chunk with context needs a mask, which a whole prompt does not.
     longest = max(limits.max_model_len - 2, 1)
     decodes = list(requests)
     chunks: list[Chunk] = []
     left = limits.max_num_batched_tokens
     while left > 0 and decodes and len(chunks) < MAX_STARTS:
-        request = decodes.pop()
-        length = min(left, longest)
-        chunks.append(Chunk(request, request.length - length, length, first=True, last=True, replay=False))
-        left -= length
-    for plan in (StepPlan(0, requests), StepPlan(1, tuple(decodes), tuple(chunks))):
-        runner.sample_tokens(runner.execute_model(plan))
+        chunks.append(_last_chunk(decodes.pop(), min(left, longest)))
+        left -= chunks[-1].length
+    plans = [StepPlan(0, tuple(requests)), StepPlan(1, tuple(decodes), tuple(chunks))]
+    if limits.scored_tokens:
+        scored = _request(0, shape, limits, _SCORED)
+        plans.append(StepPlan(2, tuple(requests[1:]), (_last_chunk(scored, min(limits.scored_tokens, longest)),)))
+    for plan in plans:
+        step = runner.sample_tokens(runner.execute_model(plan))
+        with may_sync(SyncPoint.MEASURE):
+            runner.device.synchronize()
+        for handoff in (step.tokens, step.scores):
+            if handoff is not None:
+                handoff.host.release()
 
 
-def _request(row: int, shape: ArShape, limits: Limits) -> ArRequest:
+def _last_chunk(request: ArRequest, length: int) -> Chunk:
+    return Chunk(request, request.length - length, length, first=True, last=True, replay=False)
+
+
+def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams) -> ArRequest:
     """As long as may be before its last token, and in want of its hidden states, if there are any."""
     length = limits.max_model_len - 1
     everywhere = np.arange(length if shape.payload_width else 0)
@@ -66,7 +80,7 @@ def _request(row: int, shape: ArShape, limits: Limits) -> ArRequest:
     )
     return ArRequest(
         str(row),
-        _SAMPLING,
+        sampling,
         set(),
         prompt=prompt,
         step_pad=np.zeros(len(shape.step_columns), np.int64),

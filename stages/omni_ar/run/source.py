@@ -10,7 +10,7 @@ from omni.device import Device, Downloader, Stream
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
-from omni_ar.run.phases import accept_tokens, compute_logits, copy_tokens, post_update, sample_rows
+from omni_ar.run.phases import accept_tokens, compute_logits, copy_tokens, post_update, sample_rows, set_counter
 from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import SamplingStart
@@ -114,3 +114,5 @@ class LocalTokens:
 
     def forget(self) -> None:
         self._downloads.forget()  # what it left in the rows' state their starts write over
+        # The device may have counted the step, or not.
+        self._device.launch(self._stream, set_counter, self._state.counter, self._downloads.turn)

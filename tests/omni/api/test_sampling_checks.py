@@ -1,11 +1,12 @@
 """What is refused at submission, and under which name."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from omni import InputError, Omni, SamplingParams
+from omni import AsyncOmni, InputError, Omni, SamplingParams
 from omni.errors import ConfigError
 from omni.sampling_params import StructuredOutput
 from support.echo_omni import echo_model, echo_plugins
@@ -63,9 +64,28 @@ AT_ONCE: dict[str, tuple[Any, str, str]] = {
         "sampling.structured",
         "gives regex, choice; give exactly one",
     ),
+    "choice that is a text": (
+        SamplingParams(structured=StructuredOutput(choice="ab")),  # type: ignore[arg-type]
+        "sampling.structured.choice",
+        "Expected `array | null`, got `str`",
+    ),
+    "choice of numbers": (
+        SamplingParams(structured=StructuredOutput(choice=(1, 2))),  # type: ignore[arg-type]
+        "sampling.structured.choice[0]",
+        "Expected `str`, got `int`",
+    ),
+    "regex of bytes": (
+        SamplingParams(structured=StructuredOutput(regex=b"a")),  # type: ignore[arg-type]
+        "sampling.structured.regex",
+        "Expected `str | null`, got `bytes`",
+    ),
+    "bias of a text": (
+        SamplingParams(logit_bias={"a": 1}),  # type: ignore[dict-item]
+        "sampling.logit_bias",
+        "Expected `int`, got `str`",
+    ),
+    "many bad words": (SamplingParams(bad_words=("x",) * 129), "sampling.bad_words", "use at most 128"),
     "no tuple": (SamplingParams(stop="x"), "sampling.stop", "Expected `array | null`, got `str`"),  # type: ignore[arg-type]
-}
-LATER: dict[str, tuple[Any, str, str]] = {
     "form": (
         {"writer": SamplingParams(structured=StructuredOutput(regex="a("))},
         "sampling.writer.structured.regex",
@@ -91,15 +111,26 @@ def test_refused_at_once(omni: Omni, kind: str):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", LATER)
-def test_refused_where_it_is_read(omni: Omni, kind: str):
-    sampling, field, words = LATER[kind]
-    for n in (1, 2):
-        with pytest.raises(InputError) as caught:
-            omni.generate("hello", sampling=sampling, n=n, stream=False)
-        assert caught.value.field == field
-        assert words in str(caught.value)
+def test_others_are_answered_meanwhile(omni: Omni):
+    results = omni.generate(["hello", "there"], stream=False)
+    for sampling, _, _ in AT_ONCE.values():
+        with pytest.raises(InputError):
+            omni.generate("hello", sampling=sampling, n=2, stream=False)
+    assert [result.text for result in results] == ["hello", "there"]
     assert omni.generate("hello", stream=False).text == "hello"
+
+
+def test_coroutines_hear_of_forms_that_do_not_compile_where_they_read(model: Any):
+    """Compiling may take seconds, which an event loop has not."""
+
+    async def ask() -> None:
+        params = SamplingParams(structured=StructuredOutput(regex="a("))
+        async with AsyncOmni(model, device="cpu", plugins=echo_plugins()) as omni:
+            outputs = omni.generate("hello", sampling=params)
+            with pytest.raises(InputError, match=r"sampling.structured.regex: does not compile"):
+                await anext(outputs)
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize(
@@ -107,6 +138,7 @@ def test_refused_where_it_is_read(omni: Omni, kind: str):
     [
         ("singer.sampling.stop", '["x"]', "singer.sampling.stop: is about the text"),
         ("singer.sampling.logprobs", "1", "singer.sampling.logprobs: is about the text"),
+        ("writer.sampling.structured", '{"regex": "a("}', "writer.sampling.structured.regex: does not compile"),
         ("writer.sampling.nonsense", "1", "there is no option 'nonsense'"),
     ],
 )

@@ -87,7 +87,7 @@ def test_prompts_larger_than_a_slot_come_in_pieces(tmp_path: Path) -> None:
     engine.expect(result, prompt, payload)
     (stream,) = (stream for stream in device.streams if stream.name == HOST)
     copies = [phase for phase in stream.ran if phase != "copy_upload"]
-    assert len(copies) == 2 + 4, "76 rows of 16 KiB take two pieces of 1 MiB"
+    assert len(copies) == 5 + 4, "76 rows of 16 KiB take five pieces of 256 KiB"
     device.assert_no_races()
 
 

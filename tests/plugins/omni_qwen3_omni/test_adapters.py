@@ -51,25 +51,29 @@ class Heard:
                 self.pad = None if pad is None else int(pad[0])
 
 
-@given(chunks=CHUNKS, lead=st.lists(IDS, max_size=3))
-def test_thinker_to_talker(chunks: list[list[int]], lead: list[int]) -> None:
+@given(chunks=CHUNKS, lead=st.lists(IDS, max_size=3), end=st.sampled_from(["end id", "length", "outside"]))
+def test_thinker_to_talker(chunks: list[list[int]], lead: list[int], end: str) -> None:
     """g0 in the prompt; then g1 to g(N-2), one per step; `eos` in place of g(N-1); then `pad`. Nothing at all if N < 2.
 
-    At any time the talker has every token whose successor is known, and no other.
+    Where the text was ended from outside, g(N-1) is a token that never came. At any time the talker has every token whose successor
+    is known, and no other.
     """
     args, heard, known = _args(lead), Heard(), list(lead)
     adapter = ThinkerToTalker(args)
 
-    for chunk in chunks:
+    for place, chunk in enumerate(chunks, 1):
         known += chunk
-        for payload in adapter.push(Payload(TokenChunk(ids=tuple(chunk)))):
+        ends = end == "end id" and place == len(chunks)
+        for payload in adapter.push(Payload(TokenChunk(ids=tuple(chunk), ends=ends))):
             heard.take(payload)
         spoken = [int(prompt.columns[0, -1]) for prompt in heard.prompts] + heard.steps
         assert spoken == ([] if len(known) < 2 else known[:-1])
         assert heard.pad is None
-    for payload in adapter.finish("stop"):
+    for payload in adapter.finish("length" if end == "length" else "stop"):
         heard.take(payload)
 
+    if end == "outside" and len(known) > len(lead):
+        known.append(EOS)
     if len(known) < 2:
         assert (heard.prompts, heard.steps, heard.pad) == ([], [], None)
         return
@@ -81,15 +85,19 @@ def test_thinker_to_talker(chunks: list[list[int]], lead: list[int]) -> None:
     assert heard.prompts[0].columns[1, -1] == 9
 
 
-@pytest.mark.parametrize("reason", ["stop", "length"])
-def test_the_end_is_the_same_however_it_came(reason: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "ends", "steps"), [("stop", True, [[EOS]]), ("length", False, [[EOS]]), ("stop", False, [[3], [EOS]])]
+)
+def test_the_last_token_is_spoken_only_if_the_text_was_ended_from_outside(
+    reason: str, ends: bool, steps: list[list[int]]
+) -> None:
     adapter = ThinkerToTalker(_args([]))
-    adapter.push(Payload(TokenChunk(ids=(1, 2, 3))))
+    adapter.push(Payload(TokenChunk(ids=(1, 2, 3), ends=ends)))
 
-    (payload,) = adapter.finish(reason)
+    metas = [payload.meta for payload in adapter.finish(reason)]
 
-    assert isinstance(payload.meta, StepInputs)
-    assert payload.meta.columns.tolist() == [[EOS]]
+    assert [column.columns[0].tolist() for column in metas if isinstance(column, StepInputs)] == steps
+    assert len(metas) == len(steps)
 
 
 def test_hidden_states_pass_at_once() -> None:

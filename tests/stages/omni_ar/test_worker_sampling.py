@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from omni.chunks import LogprobChunk
-from omni.device import Device
+from omni.device import Device, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.payload import Payload
 from omni.rules import HostRules, LogitsEdit, StopVerdict
 from omni.sampling_params import SamplingParams
-from omni.stage import Open
+from omni.stage import Done, Open
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
+from support.queued_device import QueuedDevice
 from support.small_text import SmallText, greedy
 from support.stage_driver import SOURCE
 from support.stirred_device import StirredDevice
@@ -135,11 +136,14 @@ class Alternating:
 
 
 class Broken:
+    def __init__(self, fault: BaseException) -> None:
+        self._fault = fault
+
     def edit(self) -> LogitsEdit:
         return LogitsEdit()
 
     def push(self, token: int) -> bool:
-        raise ValueError("a guide's fault")
+        raise self._fault
 
 
 def alternating(prompt: Sequence[int], count: int) -> list[int]:
@@ -179,12 +183,16 @@ def test_a_guide_that_ends_a_request_gives_out_what_was_held_back():
     assert driver.done("guided").held == ()
 
 
-def test_a_guide_that_fails_fails_its_request_alone():
+@pytest.mark.parametrize(
+    "fault", [ValueError("a guide's fault"), SystemExit("a guide's fault")], ids=["error", "panic"]
+)
+def test_a_guide_that_fails_fails_its_request_alone(fault: BaseException):
     driver = ahead_driver()
-    ask_with(driver, "guided", PROMPTS[0], HostRules(guides=(Broken(),)), max_tokens=TOKENS)
+    ask_with(driver, "guided", PROMPTS[0], HostRules(guides=(Broken(fault),)), max_tokens=TOKENS)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
     settle(driver)
-    assert "steering its tokens: ValueError: a guide's fault" in str(driver.error("guided"))
+    assert "steering its tokens" in str(driver.error("guided"))
+    assert f"{type(fault).__name__}: a guide's fault" in str(driver.error("guided"))
     assert driver.tokens("plain") == greedy(MODEL, PROMPTS[1], TOKENS)
 
 
@@ -267,6 +275,61 @@ def test_every_token_s_hidden_state_is_emitted(kind: str, little: bool):
         wanted = hidden_TD[len(prompt) - 1 : len(prompt) - 1 + TOKENS]
         torch.testing.assert_close(torch.cat([row for _, row in rows]), wanted)
         torch.testing.assert_close(driver.hidden(str(index))[0], hidden_TD[[0, len(prompt) - 1]])
+
+
+def test_log_probabilities_that_stall_hold_up_only_who_asked_for_them():
+    device = QueuedDevice()
+    model, options = SmallText(), ArOptions(max_num_seqs=3, block_size=4, max_in_flight=2)
+    driver = ArDriver(model, device, options)
+    driver.ask("scored", PROMPTS[0], max_tokens=TOKENS, logprobs=1)
+    driver.ask("later", PROMPTS[2], max_tokens=TOKENS, prompt_logprobs=1, rank=(0, 1))
+    driver.ask("plain", PROMPTS[1], max_tokens=TOKENS, rank=(0, 2))
+    others = {stream.name for stream in device.streams if not stream.name.endswith("-scores")}
+    for _ in range(200):
+        driver.tick()
+        with torch.inference_mode():
+            device.run(others)
+    assert driver.done("plain").reason == "length"
+    assert not {"scored", "later"} & driver.ends.keys()
+    driver.run()
+    for name, prompt in zip(("scored", "plain", "later"), PROMPTS, strict=True):
+        assert driver.tokens(name) == greedy(MODEL, prompt, TOKENS)
+
+
+@pytest.mark.parametrize("at", ["score_tokens", "copy_scores", "copy_tokens", "accept_tokens", "post_update"])
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_steps_that_fail_behind_the_token_point_leave_the_handoffs_in_order(at: str, ahead: int):
+    device = Failing(at)
+    driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=4, block_size=4, max_in_flight=ahead))
+    for index in range(8):
+        driver.ask(str(index), PROMPTS[index % 3], max_tokens=TOKENS, logprobs=1, rank=(0, index))
+    for _ in range(4):
+        for _ in range(6):  # one by one, what failed together
+            driver.tick()
+        device.left = 1
+    driver.run()
+    assert device.failed == 4
+    done = [name for name, end in driver.ends.items() if isinstance(end, Done)]
+    assert len(done) > 4
+    for name in done:
+        assert driver.tokens(name) == greedy(MODEL, PROMPTS[int(name) % 3], TOKENS)
+        assert [chunk.first for chunk in chunks(driver, name)] == list(range(TOKENS))
+
+
+class Failing(CpuDevice):
+    """Raises in the next `left` launches of a phase, when it has run."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__()
+        self._failing = phase
+        self.left = self.failed = 0
+
+    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+        super().launch(stream, phase, *buffers)
+        if self.left and phase.__name__ == self._failing:
+            self.left -= 1
+            self.failed += 1
+            raise ValueError("a fault")
 
 
 def settle(driver: ArDriver) -> None:
