@@ -1,6 +1,6 @@
 """A published checkpoint folder."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 
 from omni.checkpoint.json_file import read_object, read_optional_object
 from omni.checkpoint.shards import Shard, locate_weights
+from omni.checkpoint.spans import WeightSpan
 from omni.errors import CheckpointError
 
 
@@ -26,7 +27,7 @@ class Checkpoint:
         self.path = Path(path)
         self.config: dict[str, Any] = read_object(self.path / "config.json")
         self.generation_config: dict[str, Any] = read_optional_object(self.path / "generation_config.json")
-        self._open: dict[Path, Shard] = {}
+        self._shards: dict[Path, Shard] = {}
 
     def names(self) -> Collection[str]:
         """The names of all weights."""
@@ -37,18 +38,16 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a weight, from its file's header."""
-        return self._shard(name).shape(name)
+        return self._shard(name).spans[name].shape
 
     def tensor(self, name: str) -> torch.Tensor:
         """A weight as published: its own dtype, on the host, read-only in spirit (its memory maps the file)."""
         return self._shard(name).tensor(name)
 
-    def by_shard(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """`(name, tensor)` of `names`, one file after the other, each file closed before the next is opened."""
-        for path in dict.fromkeys(self._files.values()):
-            for name in [name for name in names if self._file_of(name) == path]:
-                yield name, self.tensor(name)
-            self._open.pop(path, None)
+    def spans(self, names: Collection[str]) -> list[tuple[str, WeightSpan]]:
+        """Where the weights `names` lie, file by file and in the order of their bytes."""
+        spans = [(name, self._shard(name).spans[name]) for name in names]
+        return sorted(spans, key=lambda item: (item[1].path, item[1].start))
 
     @cached_property
     def _files(self) -> dict[str, Path]:
@@ -62,6 +61,6 @@ class Checkpoint:
 
     def _shard(self, name: str) -> Shard:
         path = self._file_of(name)
-        if path not in self._open:
-            self._open[path] = Shard(path, frozenset(n for n, file in self._files.items() if file == path))
-        return self._open[path]
+        if path not in self._shards:
+            self._shards[path] = Shard(path, frozenset(n for n, file in self._files.items() if file == path))
+        return self._shards[path]

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from omni.checkpoint.json_file import read_object
+from omni.checkpoint.spans import read_spans
 from omni.errors import CheckpointError
 
 SINGLE = "model.safetensors"
@@ -15,28 +16,30 @@ INDEX = "model.safetensors.index.json"
 
 
 class Shard:
-    """One safetensors file, mapped into memory; a tensor is read when it is copied from.
+    """One safetensors file. Nothing of it stays in memory but its header.
+
+    spans: where each weight lies. names: theirs.
 
     Raises CheckpointError if the file cannot be read, is truncated or lacks one of the weights in `expected`.
     """
 
     def __init__(self, path: Path, expected: frozenset[str]) -> None:
+        self._path = path
         try:
-            self._file = safe_open(path, framework="pt", device="cpu")
+            with safe_open(path, framework="pt", device="cpu"):
+                self.spans = read_spans(path)
         except (SafetensorError, OSError) as error:
             problem = f"is truncated or no safetensors file ({error})"
             raise CheckpointError(path.name, problem, "download the shard again") from error
-        self.names = frozenset(self._file.keys())  # type: ignore[no-untyped-call]
+        self.names = frozenset(self.spans)
         lacking = sorted(expected - self.names)
         if lacking:
             problem = f"lacks {_some(lacking)}, which {INDEX} says it holds"
             raise CheckpointError(path.name, problem, "download the index and the shard again, from the same revision")
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file.get_slice(name).get_shape())  # type: ignore[no-untyped-call]
-
     def tensor(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._file.get_tensor(name)  # type: ignore[no-untyped-call]
+        with safe_open(self._path, framework="pt", device="cpu") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
 

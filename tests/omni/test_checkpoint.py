@@ -41,9 +41,18 @@ def test_reads_what_was_written(tmp_path: Path, weights: dict[str, torch.Tensor]
         assert checkpoint.shape(name) == tuple(tensor.shape)
         assert torch.equal(checkpoint.tensor(name), tensor)
     assert not checkpoint.has("d.weight")
-    assert {name: tensor.tolist() for name, tensor in checkpoint.by_shard(weights)} == {
-        name: tensor.tolist() for name, tensor in weights.items()
-    }
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_spans_are_where_the_bytes_of_a_weight_lie(
+    tmp_path: Path, weights: dict[str, torch.Tensor], shards: int
+) -> None:
+    spans = Checkpoint(write(tmp_path, weights, shards)).spans(weights)
+    assert {name for name, _ in spans} == set(weights)
+    assert [(span.path, span.start) for _, span in spans] == sorted((span.path, span.start) for _, span in spans)
+    for name, span in spans:
+        stored = torch.frombuffer(bytearray(span.path.read_bytes()[span.start : span.stop]), dtype=span.dtype)
+        assert torch.equal(stored.view(span.shape), weights[name])
 
 
 def test_keeps_the_published_dtype(tmp_path: Path) -> None:

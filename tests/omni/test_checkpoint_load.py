@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from omni.checkpoint import Checkpoint, Destination, fill_dummy, load_module
+from omni.checkpoint import Checkpoint, Destination, fill_dummy, load_module, stream
+from omni.device import open_device
 from omni.errors import CheckpointError
 
 EXPERTS, INNER, WIDTH = 3, 4, 5
@@ -134,6 +135,95 @@ def test_two_weights_for_one_place(tmp_path: Path) -> None:
         load_module(
             Experts(), checkpoint(tmp_path, weights), lambda n: rename(n.replace("m.m.", "m.")), prefixes=["m."]
         )
+
+
+class Stacked(nn.Module):
+    """Queries, keys and values as one product, with a bias; and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 8)
+        self.norm = nn.LayerNorm(WIDTH)
+
+
+ROWS = {"q": slice(0, 4), "k": slice(4, 6), "v": slice(6, 8)}
+STACKED = {
+    f"{x}.{kind}": Destination(f"qkv.{kind}", (rows,)) for x, rows in ROWS.items() for kind in ("weight", "bias")
+}
+
+
+def published_parts() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"norm.weight": (WIDTH,), "norm.bias": (WIDTH,)}
+    for name, rows in ROWS.items():
+        outputs = rows.stop - rows.start
+        shapes |= {f"{name}.weight": (outputs, WIDTH), f"{name}.bias": (outputs,)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def test_parts_of_a_stacked_parameter(tmp_path: Path) -> None:
+    weights, module = published_parts(), Stacked()
+    load_module(module, checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+    for kind in ("weight", "bias"):
+        assert torch.equal(module.qkv.get_parameter(kind), torch.cat([weights[f"{x}.{kind}"] for x in "qkv"]))
+
+
+@pytest.mark.parametrize("lost", ["q.weight", "k.bias", "v.weight"])
+def test_a_part_that_nothing_fills_is_named_as_published(tmp_path: Path, lost: str) -> None:
+    weights = published_parts()
+    del weights[lost]
+    with pytest.raises(CheckpointError, match=f"no weights for 1 parameters of the model: {lost}$|: {lost};"):
+        load_module(Stacked(), checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+
+
+def test_a_part_of_a_wrong_shape_is_named(tmp_path: Path) -> None:
+    weights = published_parts() | {"k.weight": torch.zeros(4, WIDTH)}
+    with pytest.raises(CheckpointError, match=r"expected \(2, 5\), found \(4, 5\)") as caught:
+        load_module(Stacked(), checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+    assert caught.value.field == "k.weight"
+
+
+def test_a_part_that_comes_twice_is_named(tmp_path: Path) -> None:
+    weights = published_parts() | {"again.k.weight": torch.zeros(2, WIDTH)}
+    with pytest.raises(CheckpointError, match=r"k\.weight: goes where (again\.)?k\.weight goes"):
+        load_module(
+            Stacked(),
+            checkpoint(tmp_path, weights),
+            lambda name: Destination(name.removeprefix("again.")),
+            stacked=STACKED,
+        )
+
+
+def test_rows_that_a_rename_of_ones_own_leaves_out_are_named(tmp_path: Path) -> None:
+    weights = published_parts()
+    del weights["k.weight"]
+    with pytest.raises(CheckpointError, match=r"2 parameters of the model: qkv\.weight\[4\], qkv\.weight\[5\]"):
+        load_module(Stacked(), checkpoint(tmp_path, weights), lambda name: STACKED.get(name, Destination(name)))
+
+
+def test_a_module_on_the_meta_device_is_checked_only(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        module = Stacked()
+    weights = published_parts()
+    load_module(module, checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+    del weights["q.bias"]
+    with pytest.raises(CheckpointError, match=r"q\.bias"):
+        load_module(module, checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_on_a_gpu(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "WINDOW_BYTES", 1 << 16)
+    linear = nn.Linear(500, 700)
+    weights = {name: parameter.detach() for name, parameter in linear.named_parameters()}
+    device = open_device("cuda")
+    for _ in range(5):
+        # Its random initialization is still running when the weights arrive.
+        there = nn.Linear(500, 700, device="cuda", dtype=dtype)
+        load_module(there, checkpoint(tmp_path, weights), Destination, device=device)
+        for name, weight in weights.items():
+            assert torch.equal(there.get_parameter(name).cpu(), weight.to(dtype))
 
 
 def test_dummy_weights_follow_the_seed() -> None:

@@ -1,0 +1,57 @@
+"""Where in a safetensors file each weight lies, from the file's header."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from omni.errors import CheckpointError
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """The bytes `start` to `stop` of a file."""
+
+    path: Path
+    start: int
+    stop: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def read_spans(path: Path) -> dict[str, WeightSpan]:
+    """The span of every weight in a safetensors file that has been found to be one. Raises CheckpointError for an unknown dtype."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header: dict[str, Any] = msgspec.json.decode(file.read(length))
+    data = _LENGTH_BYTES + length
+    spans: dict[str, WeightSpan] = {}
+    for name, entry in header.items():
+        if name == _METADATA:
+            continue
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            problem = f"has dtype {entry['dtype']} in {path.name}"
+            raise CheckpointError(name, problem, f"use a checkpoint with one of {', '.join(_DTYPES)}")
+        start, stop = entry["data_offsets"]
+        spans[name] = WeightSpan(path, data + start, data + stop, dtype, tuple(entry["shape"]))
+    return spans

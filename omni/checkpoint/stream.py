@@ -1,0 +1,148 @@
+"""Weights from their files to where they are used, a window at a time: host memory holds a few windows, never a file.
+
+| buffer | written by | read by | freed by |
+|---|---|---|---|
+| window slot, pinned | one reader, until its future is done | `copy_window`, on the load stream | the event after its copies |
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omni.checkpoint.spans import WeightSpan
+from omni.device import Device, HostRing, HostSlot, Stream, SyncPoint, may_sync
+from omni.errors import CheckpointError
+
+WINDOW_BYTES = 16 << 20
+# One thread alone does not read as fast as a device takes it. More slots than readers: those beyond are being copied from.
+_READERS = 4
+_SLOTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Elements of a weight: where they lie in the window, and the flat tensor that they go to."""
+
+    start: int
+    stop: int
+    dtype: torch.dtype
+    target_n: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Window:
+    """Bytes `start` to `stop` of a file."""
+
+    path: Path
+    start: int
+    stop: int
+    pieces: list[_Piece] = field(default_factory=list)
+
+
+def stream_weights(weights: Iterable[tuple[WeightSpan, torch.Tensor]], device: Device) -> None:
+    """Reads each span into its tensor, of the same shape and any dtype, on `device`. Best in the order of the files.
+
+    What was enqueued for the tensors before goes first, and all of it has happened when this returns.
+    Raises CheckpointError for a file that is shorter than it was.
+    """
+    with may_sync(SyncPoint.LOAD):
+        device.synchronize()
+    # Weights whose elements do not lie in one run: they are filled elsewhere, and moved at the end.
+    scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
+    targets: list[tuple[WeightSpan, torch.Tensor]] = []
+    for span, target in weights:
+        if target.is_contiguous():
+            targets.append((span, target.view(-1)))
+        else:
+            scattered.append((target, torch.empty(target.shape, dtype=target.dtype, device=target.device)))
+            targets.append((span, scattered[-1][1].view(-1)))
+    stream = device.stream("load")
+    _stream_windows(list(_windows(targets)), device, stream)
+    for target, filled in scattered:
+        device.launch(stream, copy_weight, target, filled)
+    with may_sync(SyncPoint.LOAD):
+        device.synchronize()
+
+
+def _stream_windows(windows: list[_Window], device: Device, stream: Stream) -> None:
+    largest = max((window.stop - window.start for window in windows), default=0)
+    ring = HostRing(device, (largest,), torch.uint8, min(_SLOTS, len(windows)))
+    reading: deque[tuple[_Window, HostSlot, Future[None]]] = deque()
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="omni-load") as readers:
+        for window in windows:
+            if len(reading) == _READERS:
+                _launch_copies(device, stream, *reading.popleft())
+            if not ring.ready:
+                with may_sync(SyncPoint.LOAD):
+                    device.synchronize()
+            slot = ring.advance()
+            reading.append((window, slot, readers.submit(_read, window, slot.take())))
+        while reading:
+            _launch_copies(device, stream, *reading.popleft())
+
+
+def _launch_copies(device: Device, stream: Stream, window: _Window, slot: HostSlot, read: Future[None]) -> None:
+    read.result()
+    try:
+        for piece in window.pieces:
+            bytes_n = slot.tensor[piece.start : piece.stop]
+            device.launch(stream, copy_window, piece.target_n, bytes_n, piece.dtype)
+    finally:
+        slot.guard(device.record(stream))
+
+
+def copy_window(target_n: torch.Tensor, bytes_n: torch.Tensor, dtype: torch.dtype) -> None:
+    """Elements of `dtype`, by their bytes on the host, into `target_n`."""
+    if target_n.dtype != dtype:
+        # Cast where they go to: the host would do it in memory that is not pinned.
+        bytes_n = bytes_n.to(target_n.device, non_blocking=True)
+    target_n.copy_(bytes_n.view(dtype), non_blocking=True)
+
+
+def copy_weight(target: torch.Tensor, weight: torch.Tensor) -> None:
+    target.copy_(weight)
+
+
+def _windows(weights: Iterable[tuple[WeightSpan, torch.Tensor]]) -> Iterator[_Window]:
+    """Weights that follow one another in a file share a window; one that is larger than a window has several."""
+    window: _Window | None = None
+    for span, target_n in weights:
+        size, at = span.dtype.itemsize, span.start
+        while at < span.stop:
+            if window is None or window.path != span.path or window.stop != at or not _fits(window, size):
+                if window is not None:
+                    yield window
+                window = _Window(span.path, at, at)
+            start = at - window.start
+            count = min(span.stop - at, WINDOW_BYTES - start) // size
+            first = (at - span.start) // size
+            target = target_n[first : first + count]
+            window.pieces.append(_Piece(start, start + count * size, span.dtype, target))
+            at += count * size
+            window.stop = at
+    if window is not None:
+        yield window
+
+
+def _fits(window: _Window, size: int) -> bool:
+    """Whether an element of `size` bytes can follow, in line with others of its size."""
+    filled = window.stop - window.start
+    return filled % size == 0 and filled + size <= WINDOW_BYTES
+
+
+def _read(window: _Window, slot: NDArray[np.generic]) -> None:
+    room = slot.data[: window.stop - window.start]
+    with window.path.open("rb", buffering=0) as file:
+        file.seek(window.start)
+        while room:
+            count = file.readinto(room)
+            if not count:
+                problem = f"ends {len(room)} bytes before its weights do"
+                raise CheckpointError(window.path.name, problem, "download the shard again")
+            room = room[count:]
