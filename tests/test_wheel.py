@@ -66,7 +66,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packaged(source: Path) -> set[str]:
     """What the four roots hold, as a wheel names it: `omni` is a package, the others hold packages."""
     files = [
-        file for root in ROOTS for file in (source / root).rglob("*") if file.suffix == ".py" or file.name == "py.typed"
+        file
+        for root in ROOTS
+        for file in (source / root).rglob("*")
+        if file.suffix in (".py", ".json") or file.name == "py.typed"
     ]
     bases = {root: source if root == "omni" else source / root for root in ROOTS}
     return {file.relative_to(bases[file.relative_to(source).parts[0]]).as_posix() for file in files}

@@ -1,11 +1,12 @@
 """The audio and vision towers, from transformers as they are."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeAudioEncoder,
     Qwen3OmniMoeVisionEncoder,
@@ -16,68 +17,132 @@ from omni.checkpoint.json_file import read_optional_object
 from omni.stage import StageContext
 from omni_ar.loading import load_weights
 from omni_encoder.model import EncoderModel, SampleItem
+from omni_encoder.plan import EncodePlan, EncoderInput
+from omni_qwen3_omni import audio_plan, vision_plan
+from omni_qwen3_omni.audio_plan import STRIDE, encoded_frames, strided
 from omni_qwen3_omni.config import read_config
+from omni_qwen3_omni.segments import segments_of, use_segments
 
-_CONVOLUTIONS = 3
-_STRIDE = 2**_CONVOLUTIONS
-"""Mel frames per audio token within a chunk."""
+_NOT_ASKED = 0
+"""Longest segment: a tower that was given one does not ask the device, and `Segments` do without."""
 
 
 class AudioEncoder(EncoderModel):
-    """Items: `features` `[mel bins, frames]`, and on the host `chunk`, int64 scalar: what chunks of features are padded to.
+    """Items: `features` float32 `[mel bins, frames]`, and on the host `chunk`, int64 scalar: what chunks of features are padded to.
 
     Outputs: `embeddings` `[n, D]`. The tower's convolutions see the padding of a chunk, so it is part of what is encoded.
     """
 
-    host_inputs = frozenset({"chunk"})
-
     def __init__(self, tower: Qwen3OmniMoeAudioEncoder) -> None:
         super().__init__()
+        use_segments(tower)
         self.tower = tower
+        self._chunk = 2 * tower.n_window
+        self._run = tower.n_window_infer // self._chunk
 
-    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
-        features = [item["features"] for item in items]
-        chunk, device = int(items[0]["chunk"]), features[0].device  # on the host: nothing is waited for
-        chunks = [part for f in features for part in f.split(2 * self.tower.n_window, 1)]
-        padded = torch.stack([pad(part, (0, chunk - part.shape[1])) for part in chunks])
+    def padded_length(self, items: Sequence[Mapping[str, Tensor]]) -> int | None:
+        """Batches of short clips, whose chunks are not padded to full ones, are as they are."""
+        if any(int(item["chunk"].numpy()) != self._chunk for item in items):
+            return None
+        frames = [item["features"].shape[1] for item in items]
+        return strided(self._chunk) * sum(audio_plan.count_chunks(count, self.tower.n_window) for count in frames)
+
+    def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
+        bins, window = self.tower.num_mel_bins, self.tower.n_window
+        features = tuple(item["features"] for item in items)
+        chunk = int(items[0]["chunk"].numpy()) if items else self._chunk
+        chunks = None if length is None else max(length // strided(self._chunk), 1)
+        frames = [feature.shape[1] for feature in features]
+        batch = audio_plan.lay_out(frames, bins, window, chunk, self._run, chunks)
+        values = bins * (sum(frames) if chunks is None else chunks * chunk)
+        inputs = {
+            "features": EncoderInput((values,), torch.float32, features),
+            "chunks": EncoderInput.of(batch.chunks_C3),
+            "tokens": EncoderInput.of(batch.tokens_P),
+            "frames": EncoderInput.of(np.arange(chunk)),
+        }
+        if chunks is None:
+            return EncodePlan(inputs, batch.sizes, batch.segments)
+        return EncodePlan({**inputs, "owners": EncoderInput.of(batch.owners_P())}, batch.sizes, None)
+
+    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
         out = self.tower(
-            torch.cat(features, 1),
-            feature_lens=torch.tensor([f.shape[1] for f in features], device=device),
-            padded_feature=padded,
-            chunk_lengths=torch.tensor([part.shape[1] for part in chunks], device=device),
-        ).last_hidden_state
-        sizes = [encoded_frames(f.shape[1], self.tower.n_window) for f in features]
-        return [{"embeddings": part} for part in out.split(sizes)]
+            padded_feature=self._chunks(inputs["features"], inputs["chunks"], inputs["frames"]),
+            chunk_lengths=inputs["chunks"][:, 2],
+            valid_indices=inputs["tokens"],
+            cu_seqlens=segments_of(segments, inputs.get("owners"), self.tower.dtype),
+            max_seqlen=_NOT_ASKED,
+        )
+        return {"embeddings": out.last_hidden_state}
+
+    def _chunks(self, values: Tensor, chunks_C3: Tensor, frames_F: Tensor) -> Tensor:
+        """`[C, mel bins, F]`: the clips' frames, cut into chunks with zeros behind."""
+        starts_C, strides_C, lengths_C = (column[:, None, None] for column in chunks_C3.unbind(1))
+        bins_M = torch.arange(self.tower.num_mel_bins, device=values.device)[:, None]
+        behind_C1F = frames_F >= lengths_C
+        places_CMF = (starts_C + bins_M * strides_C + frames_F).masked_fill(behind_C1F, 0)
+        return values.index_select(0, places_CMF.flatten()).view(places_CMF.shape).masked_fill(behind_C1F, 0)
 
     def largest_item(self, length: int) -> SampleItem:
-        chunk = 2 * self.tower.n_window
-        full, rest = divmod(length, _strided(chunk))
-        frames = full * chunk + min(_STRIDE * rest, chunk)
+        full, rest = divmod(length, strided(self._chunk))
+        frames = full * self._chunk + min(STRIDE * rest, self._chunk)
         features = torch.zeros((self.tower.num_mel_bins, frames), device="cpu")
         return SampleItem(
-            encoded_frames(frames, self.tower.n_window), {"features": features, "chunk": torch.tensor(chunk)}
+            encoded_frames(frames, self.tower.n_window), {"features": features, "chunk": torch.tensor(self._chunk)}
         )
 
 
 class VisionEncoder(EncoderModel):
-    """Items: `pixels` `[patches, values]` and `grid` int64 `[3]`. Outputs: `embeddings` `[n, D]`, `deepstack` `[levels, n, D]`.
+    """Items: `pixels` float32 `[patches, values]`, and on the host `grid`, int64 `[3]`: frames, and patches down and across.
+
+    Outputs: `embeddings` `[n, D]`, `deepstack` `[levels, n, D]`.
 
     max_pixels: what the processor shrinks pictures to; None if it does not.
     """
 
     def __init__(self, tower: Qwen3OmniMoeVisionEncoder, max_pixels: int | None = None) -> None:
         super().__init__()
+        use_segments(tower)
         self.tower = tower
         self._max_pixels = max_pixels
+        self._values = tower.patch_embed.proj.weight[0].numel()
 
-    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
-        pixels = torch.cat([item["pixels"] for item in items]).to(self.tower.dtype)
-        grids = torch.stack([item["grid"] for item in items])
-        out = self.tower(pixels, grid_thw=grids)
-        sizes = [item["pixels"].shape[0] // self.tower.spatial_merge_unit for item in items]
-        embeddings = out.pooler_output.split(sizes)
-        levels = torch.stack(list(out.deepstack_features)).split(sizes, dim=1)
-        return [{"embeddings": e, "deepstack": d} for e, d in zip(embeddings, levels, strict=True)]
+    def padded_length(self, items: Sequence[Mapping[str, Tensor]]) -> int | None:
+        patches = sum(item["pixels"].shape[0] for item in items)
+        return patches // int(self.tower.spatial_merge_unit)
+
+    def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
+        tower = self.tower
+        grids = [tuple(int(count) for count in item["grid"].numpy()) for item in items]
+        batch = vision_plan.lay_out_batch(grids, tower.spatial_merge_size, tower.num_grid_per_side)
+        sizes = tuple(math.prod(grid) // tower.spatial_merge_unit for grid in grids)
+        if length is not None:
+            batch = batch.padded(length * tower.spatial_merge_unit)
+        pixels = tuple(item["pixels"] for item in items)
+        inputs = {
+            "pixels": EncoderInput((batch.owners_P.size, self._values), torch.float32, pixels),
+            "positions": EncoderInput.of(batch.positions_P2),
+            "taps": EncoderInput.of(batch.taps_P4),
+            "weights": EncoderInput.of(batch.weights_P4),
+        }
+        if length is None:
+            return EncodePlan(inputs, sizes, batch.segments)
+        return EncodePlan({**inputs, "owners": EncoderInput.of(batch.owners_P)}, sizes, None)
+
+    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
+        out = self.tower(
+            inputs["pixels"],
+            grid_thw=None,
+            interp_indices=inputs["taps"],
+            interp_weights=inputs["weights"],
+            position_ids=inputs["positions"],
+            cu_seqlens=segments_of(segments, inputs.get("owners"), self.tower.dtype),
+            max_seqlen=_NOT_ASKED,
+        )
+        return {"embeddings": out.pooler_output, "deepstack": torch.stack(list(out.deepstack_features))}
+
+    def item_outputs(self, outputs: Mapping[str, Tensor], places: slice) -> Mapping[str, Tensor]:
+        return {"embeddings": outputs["embeddings"][places], "deepstack": outputs["deepstack"][:, places]}
 
     def largest_item(self, length: int) -> SampleItem:
         merge, patch = self.tower.spatial_merge_size, self.tower.patch_size
@@ -86,31 +151,14 @@ class VisionEncoder(EncoderModel):
         height = math.isqrt(length)
         width = length // height
         grid = torch.tensor([1, height * merge, width * merge])
-        values = self.tower.patch_embed.proj.weight[0].numel()
-        pixels = torch.zeros((height * width * merge**2, values), device="cpu")
+        pixels = torch.zeros((height * width * merge**2, self._values), device="cpu")
         return SampleItem(height * width, {"pixels": pixels, "grid": grid})
-
-
-def encoded_frames(frames: int, window: int) -> int:
-    """Audio tokens of a clip of `frames` mel frames: three stride-2 convolutions over chunks of `2 * window` frames."""
-    full, rest = divmod(frames, 2 * window)
-    return full * _strided(2 * window) + (_strided(rest) if rest else 0)
-
-
-def _strided(frames: int) -> int:
-    for _ in range(_CONVOLUTIONS):
-        frames = (frames - 1) // 2 + 1
-    return frames
-
-
-def padded_chunk(frames: Sequence[int], window: int) -> int:
-    """Frames that the published processor pads the chunks of a request's clips to: those of the longest clip's first chunk."""
-    return min(max(frames), 2 * window)
 
 
 def build_audio(context: StageContext) -> AudioEncoder:
     """The checkpoint's audio tower on the context's device."""
-    config = read_config(context.checkpoint).hf.thinker_config.audio_config
+    # A copy: the tower changes it.
+    config = copy.deepcopy(read_config(context.checkpoint).hf.thinker_config.audio_config)
     with context.device.torch_device:
         tower = Qwen3OmniMoeAudioEncoder._from_config(config, dtype=context.dtype).eval()
     load_weights(tower, context, {"thinker.audio_tower.": ""})
@@ -119,7 +167,7 @@ def build_audio(context: StageContext) -> AudioEncoder:
 
 def build_vision(context: StageContext) -> VisionEncoder:
     """The checkpoint's vision tower on the context's device."""
-    config = read_config(context.checkpoint).hf.thinker_config.vision_config
+    config = copy.deepcopy(read_config(context.checkpoint).hf.thinker_config.vision_config)
     with context.device.torch_device:
         tower = Qwen3OmniMoeVisionEncoder._from_config(config, dtype=context.dtype).eval()
     load_weights(tower, context, {"thinker.visual.": ""})

@@ -18,8 +18,8 @@ from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, SegmentSlot
 from omni_encoder.inputs import MediaItem
+from omni_qwen3_omni.audio_plan import encoded_frames, padded_chunk
 from omni_qwen3_omni.config import OmniConfig, read_config
-from omni_qwen3_omni.encoders import encoded_frames, padded_chunk
 from omni_qwen3_omni.mrope import Grid, mrope_positions
 from omni_qwen3_omni.processor import load_processor
 from omni_qwen3_omni.talker_prompt import prefix_key, talker_args

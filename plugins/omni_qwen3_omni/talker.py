@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from omni.stage import StageContext
-from omni_ar.layers import DecoderLayers
+from omni_ar.layers import DecoderLayers, Linear
 from omni_ar.loading import load_weights
 from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
 from omni_qwen3_omni.code_predictor import CodePredictor
@@ -17,8 +17,8 @@ class Projection(nn.Module):
 
     def __init__(self, width: int, inner: int, out: int, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.linear_fc1 = nn.Linear(width, inner, device=device, dtype=dtype)
-        self.linear_fc2 = nn.Linear(inner, out, device=device, dtype=dtype)
+        self.linear_fc1 = Linear(width, inner, device=device, dtype=dtype)
+        self.linear_fc2 = Linear(inner, out, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         projected: Tensor = self.linear_fc2(nn.functional.silu(self.linear_fc1(x)))
@@ -41,7 +41,7 @@ class Talker(CodecModel):
         self.hidden_projection = Projection(config.thinker_width, inner, width, device=device, dtype=dtype)
         self.codec_embedding = nn.Embedding(config.vocab_size, width, device=device, dtype=dtype)
         self.decoder = DecoderLayers(config.decoder, device=device, dtype=dtype)
-        self.codec_head = nn.Linear(width, config.vocab_size, bias=False, device=device, dtype=dtype)
+        self.codec_head = Linear(width, config.vocab_size, bias=False, device=device, dtype=dtype)
         self.code_predictor = CodePredictor(
             config.predictor, config.predictor_vocab_size, config.num_groups, device=device, dtype=dtype
         )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from omni.stage import StageContext
-from omni_ar.layers import DecoderConfig, DecoderLayers
+from omni_ar.layers import DecoderConfig, DecoderLayers, Linear, residual_sum
 from omni_ar.loading import load_weights
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PayloadSink, PromptTokens
 from omni_qwen3_omni.config import read_config
@@ -36,7 +36,7 @@ class Thinker(ArModel):
         self._accept = accept_hidden_layer
         self.embed_tokens = nn.Embedding(vocab_size, config.width, device=device, dtype=dtype)
         self.decoder = DecoderLayers(config, device=device, dtype=dtype)
-        self.lm_head = nn.Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype)
+        self.lm_head = Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype)
 
     @property
     def shape(self) -> ArShape:
@@ -65,19 +65,23 @@ class Thinker(ArModel):
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
         images = [segment for segment in batch.segments if "deepstack" in segment.tensors]
+        delta_TD: Tensor | None = None
+        if self._accept == 0:
+            _store(batch.payload, x_TD)
         for index, layer in enumerate(self.decoder.layers):
-            if index == self._accept == 0:
-                _store(batch.payload, x_TD)
-            x_TD = layer(x_TD, cos, sin, batch.cache, batch.attention, batch.backend)
+            x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
+            deepstack = [image for image in images if index < image.tensors["deepstack"].shape[0]]
+            accepted = index + 1 == self._accept != self._config.num_layers and batch.payload is not None
+            if accepted or deepstack:
+                # Somebody looks between these layers: what the next one would add is added now.
+                x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
             # transformers records hidden_states[k] before layer k - 1's deepstack features are added.
-            if index + 1 == self._accept != self._config.num_layers:
+            if accepted:
                 _store(batch.payload, x_TD)
-            for image in images:
-                levels_LnD = image.tensors["deepstack"]
-                if index < levels_LnD.shape[0]:
-                    tokens_n = image.tokens_n + batch.prompt_start
-                    x_TD = x_TD.index_add(0, tokens_n, levels_LnD[index].to(x_TD.dtype))
-        hidden_TD: Tensor = self.decoder.norm(x_TD)
+            for image in deepstack:
+                tokens_n = image.tokens_n + batch.prompt_start
+                x_TD.index_add_(0, tokens_n, image.tensors["deepstack"][index].to(x_TD.dtype))
+        hidden_TD, _ = self.decoder.norm.add(x_TD, delta_TD)
         if self._accept == self._config.num_layers:
             _store(batch.payload, hidden_TD)
         return hidden_TD

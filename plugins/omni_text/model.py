@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from omni.stage import StageContext
-from omni_ar.layers import DecoderLayers
+from omni_ar.layers import DecoderLayers, Linear
 from omni_ar.loading import load_weights
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 from omni_text.config import TextConfig, read_config
@@ -19,7 +19,7 @@ class TextModel(ArModel):
         width = config.decoder.width
         self.embed_tokens = nn.Embedding(config.vocab_size, width, device=device, dtype=dtype)
         self.decoder = DecoderLayers(config.decoder, device=device, dtype=dtype)
-        self.lm_head = nn.Linear(width, config.vocab_size, bias=False, device=device, dtype=dtype)
+        self.lm_head = Linear(width, config.vocab_size, bias=False, device=device, dtype=dtype)
         if config.tied:
             self.lm_head.weight = self.embed_tokens.weight
 

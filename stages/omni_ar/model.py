@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
@@ -23,6 +24,7 @@ class ArShape:
     payload_width: width of the hidden states that `forward` stores for a consumer; 0 if it stores none.
     emits_tokens: whether it stores those of generated tokens too, one for each (`TokenHidden`), and not only those of prompts.
     max_positions: longest sequence the model was made for.
+    logits_dtype: what `logits` returns, if it is not the stage's dtype: logits are kept as they are.
     """
 
     num_layers: int
@@ -36,6 +38,7 @@ class ArShape:
     step_columns: tuple[str, ...] = ()
     payload_width: int = 0
     emits_tokens: bool = False
+    logits_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class ArModel(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Logits `[R, V]`, any float dtype."""
+        """Logits `[R, V]`, of the stage's dtype or of `ArShape.logits_dtype`."""
 
 
 class DrawCode(Protocol):

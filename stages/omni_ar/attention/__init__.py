@@ -3,5 +3,13 @@
 from omni_ar.attention.base import AttentionBackend, AttentionMetadata, PrefillRow
 from omni_ar.attention.kv_cache import KVCache
 from omni_ar.attention.torch_paged import TorchPagedAttention
+from omni_ar.attention.triton_paged import TritonPagedAttention
 
-__all__ = ["AttentionBackend", "AttentionMetadata", "KVCache", "PrefillRow", "TorchPagedAttention"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionMetadata",
+    "KVCache",
+    "PrefillRow",
+    "TorchPagedAttention",
+    "TritonPagedAttention",
+]

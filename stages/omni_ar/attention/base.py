@@ -2,7 +2,7 @@
 
 A batch is flat: T tokens, first `num_decode` rows of one token each, then the prefill rows one after another.
 
-Shape legend: T tokens, R decode rows, M blocks per row, H query heads, D head width.
+Shape legend: T tokens, R decode rows, P prefill rows, N rows of the stage, M blocks per row, H query heads, D head width.
 """
 
 from dataclasses import dataclass
@@ -35,6 +35,9 @@ class AttentionMetadata:
     slots_T: KV slot of each token. decode_block_table_RM: blocks of each decode row, padded with any valid block.
     decode_lengths_R: keys that each decode row attends to, its new token included. decode_max_length: no decode row is
     longer (a bound that the host knows; at most M blocks' worth).
+    prefills: prompts and chunks, as the host knows them. prefill_rows_P4: the same on the device: row, start, query length and
+    context length of each; block_table_NM: blocks of every row of the stage. Not read where there are no prefills, nor by
+    backends that take the rows one by one ("torch"), and then they may be None.
     """
 
     slots_T: Tensor
@@ -43,14 +46,17 @@ class AttentionMetadata:
     decode_lengths_R: Tensor
     decode_max_length: int
     prefills: tuple[PrefillRow, ...] = ()
+    prefill_rows_P4: Tensor | None = None
+    block_table_NM: Tensor | None = None
 
 
 class AttentionBackend(Protocol):
     """Causal softmax attention with scale D ** -0.5. H is a multiple of the cache's heads: query heads h * G to
     h * G + G - 1 share key head h.
 
-    An implementation never synchronizes with the device. A row of length 0 yields zeros, and what lies in the cache
-    beyond a row's length, NaN included, does not reach its output.
+    An implementation never synchronizes with the device, and `attend` of a batch without prefill rows can be captured in a CUDA
+    graph. A row of length 0 yields zeros, and what lies in the cache beyond a row's length, NaN included, does not reach its
+    output.
     """
 
     @property

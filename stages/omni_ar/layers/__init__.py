@@ -1,27 +1,40 @@
-"""Modules that model authors compose. Parameters bear the names most published decoders use, but experts are stacked."""
+"""Modules that model authors compose, and `residual_sum`, for those who look at the residual stream between two layers.
 
-from omni_ar.layers.attention import Attention
+Parameters bear the names most published decoders use, but for those that are stacked: queries, keys and values; gate and up;
+experts.
+"""
+
+from omni_ar.kernels.norm import residual_sum
+from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers, decoder_config
 from omni_ar.layers.decoder_layer import DecoderLayer
 from omni_ar.layers.expert_weights import ExpertDestination, ExpertPart, expert_destination
+from omni_ar.layers.frame_attention import FrameAttention, FrameCache
+from omni_ar.layers.linear import Linear, StackedLinear, stacked_destinations
 from omni_ar.layers.mlp import GatedMLP
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.norm import RMSNorm
-from omni_ar.layers.rotary import RotaryEmbedding, apply_rotary
+from omni_ar.layers.rotary import RotaryEmbedding
 
 __all__ = [
     "Attention",
+    "AttentionProjections",
     "DecoderConfig",
     "DecoderLayer",
     "DecoderLayers",
     "ExpertDestination",
     "ExpertPart",
+    "FrameAttention",
+    "FrameCache",
     "GatedMLP",
+    "Linear",
     "RMSNorm",
     "RotaryEmbedding",
     "SharedExpertMoE",
     "SparseMoE",
-    "apply_rotary",
+    "StackedLinear",
     "decoder_config",
     "expert_destination",
+    "residual_sum",
+    "stacked_destinations",
 ]

@@ -1,17 +1,57 @@
 """Self-attention over a paged KV cache.
 
-Shape legend: T tokens, D model width, H query heads, K key and value heads, W head width.
+Shape legend: T tokens, D model width, H query heads, W head width, X = queries, keys and values of one token.
 """
 
 import torch
 from torch import Tensor, nn
 
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
+from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
+from omni_ar.layers.linear import Linear, StackedLinear
 from omni_ar.layers.norm import RMSNorm
-from omni_ar.layers.rotary import apply_rotary
 
 
-class Attention(nn.Module):
+class AttentionProjections(nn.Module):
+    """What is learned of an attention layer: `qkv_proj` (stacked), `o_proj`, and `q_norm` and `k_norm` if asked for.
+
+    qk_norm_eps: None for models without RMSNorm over each query and key head. bias: of all four projections.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        qk_norm_eps: float | None,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        kv = num_kv_heads * head_dim
+        parts = {"q_proj": num_heads * head_dim, "k_proj": kv, "v_proj": kv}
+        self.qkv_proj = StackedLinear(width, parts, bias=bias, device=device, dtype=dtype)
+        self.o_proj = Linear(num_heads * head_dim, width, bias=bias, device=device, dtype=dtype)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if qk_norm_eps is not None:
+            self.q_norm = RMSNorm(head_dim, qk_norm_eps, device=device, dtype=dtype)
+            self.k_norm = RMSNorm(head_dim, qk_norm_eps, device=device, dtype=dtype)
+
+    @property
+    def norms(self) -> HeadNorms | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+
+
+class Attention(AttentionProjections):
     """Grouped-query attention with rotary positions and, if asked for, RMSNorm over each query and key head.
 
     qk_norm_eps: None for models without these norms. bias: of all four projections. layer: index into the KV cache.
@@ -30,33 +70,34 @@ class Attention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.head_dim = head_dim
+        super().__init__(
+            width, num_heads, num_kv_heads, head_dim, qk_norm_eps=qk_norm_eps, bias=bias, device=device, dtype=dtype
+        )
         self.layer = layer
-        self.q_proj = nn.Linear(width, num_heads * head_dim, bias=bias, device=device, dtype=dtype)
-        self.k_proj = nn.Linear(width, num_kv_heads * head_dim, bias=bias, device=device, dtype=dtype)
-        self.v_proj = nn.Linear(width, num_kv_heads * head_dim, bias=bias, device=device, dtype=dtype)
-        self.o_proj = nn.Linear(num_heads * head_dim, width, bias=bias, device=device, dtype=dtype)
-        self.q_norm: nn.Module = nn.Identity()
-        self.k_norm: nn.Module = nn.Identity()
-        if qk_norm_eps is not None:
-            self.q_norm = RMSNorm(head_dim, qk_norm_eps, device=device, dtype=dtype)
-            self.k_norm = RMSNorm(head_dim, qk_norm_eps, device=device, dtype=dtype)
 
     def forward(
         self,
-        x_TD: Tensor,
+        qkv_TX: Tensor,
         cos_TW: Tensor,
         sin_TW: Tensor,
         cache: KVCache,
         meta: AttentionMetadata,
         backend: AttentionBackend,
+        *,
+        in_parts: bool = False,
     ) -> Tensor:
-        """`[T, D]` to `[T, D]`; writes the tokens' keys and values into the cache."""
-        heads = (-1, self.head_dim)
-        q_THW = apply_rotary(self.q_norm(self.q_proj(x_TD).unflatten(-1, heads)), cos_TW, sin_TW)
-        k_TKW = apply_rotary(self.k_norm(self.k_proj(x_TD).unflatten(-1, heads)), cos_TW, sin_TW)
-        v_TKW = self.v_proj(x_TD).unflatten(-1, heads)
-        cache.write(self.layer, k_TKW, v_TKW, meta.slots_T)
-        y_TD: Tensor = self.o_proj(backend.attend(q_THW, cache, self.layer, meta).flatten(1))
+        """What `qkv_proj` gave, to `[T, D]`; writes the tokens' keys and values into the cache. in_parts: it may come in parts."""
+        q_THW = qk_norm_rope_write(
+            qkv_TX,
+            self.norms,
+            cos_TW,
+            sin_TW,
+            self.num_heads,
+            cache.key[self.layer],
+            cache.value[self.layer],
+            meta.slots_T,
+            ahead=self.o_proj.weight,
+        )
+        attended_TX = backend.attend(q_THW, cache, self.layer, meta).flatten(1)
+        y_TD: Tensor = self.o_proj.in_parts(attended_TX) if in_parts else self.o_proj(attended_TX)
         return y_TD

@@ -15,6 +15,9 @@ from omni_ar.layers.norm import RMSNorm
 from omni_ar.layers.rotary import RotaryEmbedding
 from omni_ar.model import Batch
 
+MOST_EXPERTS = 8192
+"""As many as kernels can tell apart."""
+
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shape of a stack.
@@ -45,7 +48,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def decoder_config(hf: Any) -> DecoderConfig:
     """From a transformers text config with rotary positions, dense or mixture of experts.
 
-    Raises CheckpointError for scaled rotary positions and for another activation than SiLU.
+    Raises CheckpointError for scaled rotary positions, another activation than SiLU, and experts that no token could be sent to.
     """
     raw = hf.to_dict()
     if raw["hidden_act"] != "silu":
@@ -60,6 +63,11 @@ def decoder_config(hf: Any) -> DecoderConfig:
         )
     experts = raw.get("num_experts") or raw.get("num_local_experts") or 0
     sparse_step, mlp_only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    top_k = raw.get("num_experts_per_tok") or 0
+    if experts and not 1 <= top_k <= experts <= MOST_EXPERTS:
+        problem = f"is {top_k} of {experts} experts"
+        remedy = f"use at least 1 and at most all of them, of which there may be {MOST_EXPERTS:,}"
+        raise CheckpointError("config.json: num_experts_per_tok", problem, remedy)
     layers = raw["num_hidden_layers"]
     section = rope.get("mrope_section")
     return DecoderConfig(
@@ -75,7 +83,7 @@ def decoder_config(hf: Any) -> DecoderConfig:
         attention_bias=raw.get("attention_bias", False),
         mrope_section=tuple(section) if section is not None else None,
         num_experts=experts,
-        top_k=raw.get("num_experts_per_tok") or 0,
+        top_k=top_k,
         norm_topk=raw.get("norm_topk_prob", True),
         expert_width=raw.get("moe_intermediate_size") or 0,
         dense_layers=tuple(i for i in range(layers) if i in mlp_only or (i + 1) % sparse_step),
@@ -95,9 +103,10 @@ class DecoderLayers(nn.Module):
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         """Input embeddings to normed hidden states, both `[T, D]`."""
         cos, sin = self.rotary(batch.positions_PT, x_TD.dtype)
+        delta_TD: Tensor | None = None
         for layer in self.layers:
-            x_TD = layer(x_TD, cos, sin, batch.cache, batch.attention, batch.backend)
-        hidden_TD: Tensor = self.norm(x_TD)
+            x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
+        hidden_TD, _ = self.norm.add(x_TD, delta_TD)
         return hidden_TD
 
 

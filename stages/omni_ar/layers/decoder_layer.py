@@ -5,11 +5,15 @@ from torch import Tensor, nn
 
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 from omni_ar.layers.attention import Attention
+from omni_ar.layers.mlp import GatedMLP
+from omni_ar.layers.moe import SparseMoE
 from omni_ar.layers.norm import RMSNorm
 
 
 class DecoderLayer(nn.Module):
     """Attention, then feed-forward, each on normed input and added to its residual.
+
+    An addition is done together with the norm that follows it, so what a layer's last part adds is left to the next layer.
 
     mlp: `GatedMLP`, `SparseMoE` or any other module from `[T, D]` to `[T, D]`.
     """
@@ -33,13 +37,23 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x_TD: Tensor,
+        delta_TD: Tensor | None,
         cos_TW: Tensor,
         sin_TW: Tensor,
         cache: KVCache,
         meta: AttentionMetadata,
         backend: AttentionBackend,
-    ) -> Tensor:
-        """`[T, D]` to `[T, D]`. cos_TW, sin_TW: as `RotaryEmbedding` returns them."""
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), cos_TW, sin_TW, cache, meta, backend)
-        y_TD: Tensor = x_TD + self.mlp(self.post_attention_layernorm(x_TD))
-        return y_TD
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and what is still to be added to it, as the layer before left them, to the same of this layer.
+
+        x_TD, delta_TD: `[T, D]`; None where nothing is left to add, which may come in parts (`residual_sum`). cos_TW, sin_TW: as
+        `RotaryEmbedding` returns them.
+        """
+        qkv_TX, x_TD = self.input_layernorm.into(self.self_attn.qkv_proj, x_TD, delta_TD)
+        in_parts = isinstance(self.mlp, GatedMLP)
+        attended_TD = self.self_attn(qkv_TX, cos_TW, sin_TW, cache, meta, backend, in_parts=in_parts)
+        if isinstance(self.mlp, GatedMLP | SparseMoE):
+            delta_TD, x_TD = self.mlp.after(self.post_attention_layernorm, x_TD, attended_TD)
+            return x_TD, delta_TD
+        normed_TD, x_TD = self.post_attention_layernorm.add(x_TD, attended_TD)
+        return x_TD, self.mlp(normed_TD)

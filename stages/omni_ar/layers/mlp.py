@@ -2,11 +2,14 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from omni_ar.kernels.linear import gated_linear
+from omni_ar.layers.linear import Linear, StackedLinear
+from omni_ar.layers.norm import RMSNorm
 
 
 class GatedMLP(nn.Module):
-    """`down_proj(silu(gate_proj(x)) * up_proj(x))`, without biases."""
+    """`down_proj(silu(gate_proj(x)) * up_proj(x))`, without biases. Gate and up are stacked in `gate_up_proj`."""
 
     def __init__(
         self,
@@ -17,11 +20,19 @@ class GatedMLP(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(width, intermediate, bias=False, device=device, dtype=dtype)
-        self.up_proj = nn.Linear(width, intermediate, bias=False, device=device, dtype=dtype)
-        self.down_proj = nn.Linear(intermediate, width, bias=False, device=device, dtype=dtype)
+        parts = {"gate_proj": intermediate, "up_proj": intermediate}
+        self.gate_up_proj = StackedLinear(width, parts, device=device, dtype=dtype)
+        self.down_proj = Linear(intermediate, width, bias=False, device=device, dtype=dtype)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]` to `[T, D]`."""
-        y_TD: Tensor = self.down_proj(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD))
+        y_TD: Tensor = self.down_proj(gated_linear(x_TD, self.gate_up_proj.weight, ahead=self.down_proj.weight))
         return y_TD
+
+    def after(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of a residual stream to which `delta_TD` is still to be added: what comes of its norm, and the stream, both `[T, D]`.
+
+        What is added, before and after, may come in parts (`residual_sum`).
+        """
+        active_TI, x_TD = norm.into(self.gate_up_proj, x_TD, delta_TD, gated=True, ahead=self.down_proj.weight)
+        return self.down_proj.in_parts(active_TI), x_TD

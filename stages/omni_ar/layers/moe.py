@@ -1,16 +1,35 @@
 """Sparse mixture of experts: softmax router, top-k, gated experts.
 
-Shape legend: T tokens, D width, E experts, K experts per token, I intermediate width, S = T * K (token, expert) pairs
-sorted by expert.
+Shape legend: T tokens, D width, E experts, K experts per token, I intermediate width.
 """
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from omni_ar.kernels.linear import linear
+from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts, route
+from omni_ar.kernels.norm import rms_norm
 from omni_ar.layers.mlp import GatedMLP
+from omni_ar.layers.norm import RMSNorm
 
-_ALIGNMENT_BYTES = 16
+_observers: list[Callable[[Tensor], None]] = []
+
+
+@contextmanager
+def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
+    """While entered, `callback(expert_TK)` is called by every layer in turn, in every thread: for measurements.
+
+    expert_TK: `[T, K]`, an integer tensor on the layer's device, on the current stream. A step that is replayed from a graph runs
+    no Python and calls nothing.
+    """
+    _observers.append(callback)
+    try:
+        yield
+    finally:
+        _observers.remove(callback)
 
 
 class SparseMoE(nn.Module):
@@ -40,42 +59,28 @@ class SparseMoE(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]`, T at least 1, to `[T, D]`."""
-        weight_TK, expert_TK = self._route(x_TD)
-        if _grouped_mm_takes(x_TD, self.experts_gate_up, self.experts_down):
-            return self._run_grouped(x_TD, weight_TK, expert_TK)
-        return self._run_every_expert(x_TD, weight_TK, expert_TK)
-
-    def _route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        logits_TE: Tensor = self.gate(x_TD)
-        weight_TK, expert_TK = logits_TE.softmax(-1, dtype=torch.float32).topk(self.top_k, dim=-1)
-        if self.norm_topk:
-            weight_TK = weight_TK / weight_TK.sum(-1, keepdim=True)
-        return weight_TK.to(x_TD.dtype), expert_TK
-
-    def _run_grouped(self, x_TD: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Tensor:
-        expert_S, order_S = expert_TK.flatten().sort(stable=True)
-        experts_E = torch.arange(self.experts_down.shape[0], device=x_TD.device)
-        # Where each expert's pairs end. A histogram would have to tell the host how long it is.
-        ends_E = torch.searchsorted(expert_S, experts_E, right=True, out_int32=True)
-        x_SD = x_TD.index_select(0, order_S // self.top_k)
-        gate_SI, up_SI = F.grouped_mm(x_SD, self.experts_gate_up.mT, offs=ends_E).chunk(2, dim=-1)
-        y_SD = F.grouped_mm(F.silu(gate_SI) * up_SI, self.experts_down.mT, offs=ends_E)
-        # Back in token order before the sum: atomic adds would give other bits from run to run.
-        y_TKD = torch.empty_like(y_SD).index_copy_(0, order_S, y_SD).unflatten(0, expert_TK.shape)
-        y_TD: Tensor = (y_TKD * weight_TK[..., None]).sum(1)
+        y_TD, _ = self._mix(x_TD, None, None)
         return y_TD
 
-    def _run_every_expert(self, x_TD: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Tensor:
-        # Every token through every expert: wasteful, but which experts are idle is not known without asking the device.
-        y_TD = torch.zeros_like(x_TD)
-        for expert in range(self.experts_down.shape[0]):
-            gate_TI, up_TI = F.linear(x_TD, self.experts_gate_up[expert]).chunk(2, dim=-1)
-            expert_TD = F.linear(F.silu(gate_TI) * up_TI, self.experts_down[expert])
-            chosen_TK = expert_TK == expert
-            weight_T1 = weight_TK.masked_fill(~chosen_TK, 0).sum(1, keepdim=True)
-            # Not merely times zero: what an expert makes of a token it was not meant for may overflow.
-            y_TD += (expert_TD * weight_T1).masked_fill(~chosen_TK.any(1, keepdim=True), 0)
-        return y_TD
+    def after(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of a residual stream to which `delta_TD` is still to be added: what comes of its norm, and the stream, both `[T, D]`."""
+        return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
+
+    def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
+        weights = (self.gate.weight, self.experts_gate_up, self.experts_down)
+        experts = Experts(*weights, self.top_k, self.norm_topk, self._shared())
+        y_TD, sum_TD = mix_experts(x_TD, delta_TD, norm, experts)
+        for observe in _observers:
+            normed_TD = sum_TD if norm is None else rms_norm(sum_TD, norm.weight_D, norm.eps)
+            observe(self.route(normed_TD)[1])
+        return y_TD, sum_TD
+
+    def _shared(self) -> SharedExpert | None:
+        return None
+
+    def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's weights, `[T, K]` in float32, and its experts, `[T, K]`."""
+        return route(linear(x_TD, self.gate.weight), self.top_k, self.norm_topk)
 
 
 class SharedExpertMoE(SparseMoE):
@@ -100,10 +105,9 @@ class SharedExpertMoE(SparseMoE):
         self.shared_expert = GatedMLP(width, shared_intermediate, device=device, dtype=dtype)
         self.shared_expert_gate = nn.Linear(width, 1, bias=False, device=device, dtype=dtype)
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        """`[T, D]`, T at least 1, to `[T, D]`."""
-        shared_TD: Tensor = F.sigmoid(self.shared_expert_gate(x_TD)) * self.shared_expert(x_TD)
-        return super().forward(x_TD) + shared_TD
+    def _shared(self) -> SharedExpert:
+        expert = self.shared_expert
+        return SharedExpert(expert.gate_up_proj.weight, expert.down_proj.weight, self.shared_expert_gate.weight)
 
 
 def _weight(
@@ -113,10 +117,3 @@ def _weight(
     bound = inputs**-0.5  # as nn.Linear
     nn.init.uniform_(weight, -bound, bound)
     return weight
-
-
-def _grouped_mm_takes(x: Tensor, *weights: Tensor) -> bool:
-    """Whether `grouped_mm` supports these: bf16, on the CPU fp32 too, and rows that are multiples of 16 bytes."""
-    dtypes = (torch.bfloat16,) if x.is_cuda else (torch.bfloat16, torch.float32)
-    aligned = all(weight.shape[-1] * weight.element_size() % _ALIGNMENT_BYTES == 0 for weight in weights)
-    return x.dtype in dtypes and aligned

@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from omni_ar.kernels.linear import norm_linear
+from omni_ar.kernels.norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -17,4 +19,25 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., width]` to the same shape and dtype."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The norm of a residual stream to which `delta_TD` is still to be added, and the stream with it: both `[T, D]`."""
+        if delta_TD is None:
+            return self(x_TD), x_TD
+        return add_rms_norm(x_TD, delta_TD, self.weight, self.eps)
+
+    def into(
+        self,
+        linear: nn.Linear,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        *,
+        gated: bool = False,
+        ahead: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `add`, with the norm taken on into a linear map: `[T, outputs]`, and the stream.
+
+        gated: the map's outputs are gate, then up, of which `silu(gate) * up` is given. ahead: a weight that is needed next.
+        """
+        return norm_linear(x_TD, delta_TD, self.weight, self.eps, linear.weight, linear.bias, gated=gated, ahead=ahead)

@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al., 2021, arXiv:2104.09864), and its interleaved multi-axis form (M-RoPE).
 
-Shape legend: T tokens, H heads, D head width, P position axes (1, or 3: time, height, width), F = D / 2 frequencies.
+Shape legend: T tokens, D head width, P position axes (1, or 3: time, height, width), F = D / 2 frequencies.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from omni.device import SyncPoint, may_sync
 from omni.errors import ConfigError
+from omni_ar.kernels.rope import rotary_table
 
 _AXES = 3
 
@@ -41,14 +42,10 @@ class RotaryEmbedding(nn.Module):
         self._place(positions_PT.device)
         axes = positions_PT.shape[0]
         if axes == 1:
-            position_TF = positions_PT[0, :, None]
-        elif axes == _AXES and self._axis_F is not None:
-            position_TF = positions_PT.index_select(0, self._axis_F).t()
-        else:
-            raise ValueError(f"positions have {axes} axes: give 1, or {_AXES} to an embedding made with mrope_section")
-        angle_TF = position_TF.float() * self._frequency_F
-        cos_TF, sin_TF = angle_TF.cos().to(dtype), angle_TF.sin().to(dtype)
-        return torch.cat((cos_TF, cos_TF), -1), torch.cat((sin_TF, sin_TF), -1)
+            return rotary_table(positions_PT, self._frequency_F, None, dtype)
+        if axes == _AXES and self._axis_F is not None:
+            return rotary_table(positions_PT, self._frequency_F, self._axis_F, dtype)
+        raise ValueError(f"positions have {axes} axes: give 1, or {_AXES} to an embedding made with mrope_section")
 
     def _place(self, device: torch.device) -> None:
         if self._frequency_F.device == device:
@@ -56,13 +53,6 @@ class RotaryEmbedding(nn.Module):
         with may_sync(SyncPoint.TABLES):
             self._frequency_F = self._frequency_F.to(device)
             self._axis_F = None if self._axis_F is None else self._axis_F.to(device)
-
-
-def apply_rotary(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Turns the pairs (x[i], x[i + D/2]) of every head by the token's angles. `[T, H, D]` to `[T, H, D]`."""
-    first, second = x_THD.chunk(2, dim=-1)
-    turned_THD = torch.cat((-second, first), -1)
-    return x_THD * cos_TD[:, None] + turned_THD * sin_TD[:, None]
 
 
 def _interleaved_axes(frequencies: int, section: Sequence[int]) -> Tensor:

@@ -3,7 +3,7 @@
 from omni_ar.sampling.bits import bit_words, pack_bits, unpack_bits
 from omni_ar.sampling.bounds import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_EDITED_IDS, MAX_STOP_IDS
 from omni_ar.sampling.edits import PackedEdits, StepEdits, apply_edits, edit_words, merge_edits, pack_edits, view_edits
-from omni_ar.sampling.flags import SamplingFlags, flags_of
+from omni_ar.sampling.flags import EVERYTHING, SamplingFlags, flags_of
 from omni_ar.sampling.history import observe
 from omni_ar.sampling.logprobs import top_logprobs
 from omni_ar.sampling.pack import StartingRow, pack_sampling, start_words
@@ -22,6 +22,7 @@ from omni_ar.sampling.state import SamplingState
 from omni_ar.sampling.warpers import apply_temperature, keep_top, warp
 
 __all__ = [
+    "EVERYTHING",
     "MAX_BAD_WORDS",
     "MAX_BAD_WORD_LENGTH",
     "MAX_BIASED_IDS",

@@ -2,8 +2,22 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from omni.sampling_params import SamplingParams
+from omni_ar.sampling.needs import (
+    BAD_WORDS,
+    BIAS,
+    FORBIDDEN,
+    MIN_P,
+    MIN_TOKENS,
+    PENALTY,
+    RANDOM,
+    REPETITION,
+    TOP_K,
+    TOP_P,
+    needs_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,35 +56,36 @@ class SamplingFlags:
         return self.any_forbidden or self.any_bad_words or self.any_min_tokens or bool(self.processors)
 
 
+_BITS = {
+    "any_random": RANDOM,
+    "any_top_k": TOP_K,
+    "any_top_p": TOP_P,
+    "any_min_p": MIN_P,
+    "any_repetition": REPETITION,
+    "any_penalty": PENALTY,
+    "any_bias": BIAS,
+    "any_forbidden": FORBIDDEN,
+    "any_bad_words": BAD_WORDS,
+    "any_min_tokens": MIN_TOKENS,
+}
+"""What a field is true for, of a row's needs."""
+
+EVERYTHING = SamplingFlags(**dict.fromkeys(_BITS, True), processors=frozenset())
+"""What any rows may need, but logits processors: of a step that is captured before there are rows."""
+
+
 def flags_of(rows: Iterable[SamplingParams]) -> SamplingFlags:
     """What these rows need, of parameters as `resolve_sampling` gives them."""
-    random = top_k = top_p = min_p = repetition = penalty = bias = forbidden = bad_words = min_tokens = False
+    needs = 0
     processors: frozenset[str] = frozenset()
     for p in rows:
-        random |= p.temperature != 0
-        top_k |= p.top_k != 0
-        top_p |= p.top_p != 1
-        min_p |= p.min_p != 0
-        repetition |= p.repetition_penalty != 1
-        penalty |= p.frequency_penalty != 0 or p.presence_penalty != 0
-        min_tokens |= p.min_tokens != 0
-        bias |= bool(p.logit_bias)
-        forbidden |= bool(p.suppress_token_ids or p.allowed_token_ids)
-        if p.bad_words_ids:
-            forbidden |= any(len(word) == 1 for word in p.bad_words_ids)
-            bad_words |= any(len(word) > 1 for word in p.bad_words_ids)
+        needs |= needs_of(p)
         if p.processors:
-            processors |= p.processors.keys()
-    return SamplingFlags(
-        any_random=random,
-        any_top_k=top_k,
-        any_top_p=top_p,
-        any_min_p=min_p,
-        any_repetition=repetition,
-        any_penalty=penalty,
-        any_bias=bias,
-        any_forbidden=forbidden,
-        any_bad_words=bad_words,
-        any_min_tokens=min_tokens,
-        processors=processors,
-    )
+            processors = processors.union(p.processors)
+    return _flags(needs, processors)
+
+
+@lru_cache(256)
+def _flags(needs: int, processors: frozenset[str]) -> SamplingFlags:
+    wanted = {field: bool(needs & bit) for field, bit in _BITS.items()}
+    return SamplingFlags(**wanted, processors=processors)

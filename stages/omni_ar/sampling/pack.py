@@ -12,6 +12,7 @@ from omni.sampling_params import SamplingParams
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling.bits import bit_words, pack_bits
 from omni_ar.sampling.bounds import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS
+from omni_ar.sampling.needs import needs_of
 from omni_ar.sampling.start import FLOATS, INTS, PackedSampling, StartParts
 from omni_ar.sampling.state import ANYTHING, NO_TOKEN, SOMETHING
 
@@ -76,7 +77,7 @@ def pack_sampling(
 def _ints(row: StartingRow) -> tuple[int, ...]:
     """As in `INTS`."""
     p = row.sampling
-    return (row.row, _set(p.top_k), _set(p.seed), row.sample_index, _set(p.min_tokens))
+    return (row.row, _set(p.top_k), _set(p.seed), row.sample_index, _set(p.min_tokens), needs_of(p))
 
 
 def _floats(row: StartingRow, processors: Sequence[NamedProcessor]) -> tuple[float, ...]:

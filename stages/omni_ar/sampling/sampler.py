@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from omni_ar.kernels.sampling import fused_draw, fused_sample
+from omni_ar.kernels.select import runs_kernel
 from omni_ar.processors import NamedProcessor, ProcessedRows
 from omni_ar.sampling import rules
 from omni_ar.sampling.edits import StepEdits, apply_edits
@@ -30,10 +32,13 @@ def sample(
     """Draws one id per row, int64 `[R]`; -1 where the rules leave nothing that is possible.
 
     Greedy rows take the likeliest id that the rules leave, the others a draw from what the warpers leave of these.
-    logits_RV: fp32, left as they are. rows_R: int64, which rows of `state` these are. position_R: int64, which draw of its request
-    this is, and so how many tokens it has generated; a draw is keyed as in `gumbel`. processors: in the order they apply.
+    logits_RV: of any float dtype, computed with in fp32, left as they are. rows_R: int64, which rows of `state` these are.
+    position_R: int64, which draw of its request this is, and so how many tokens it has generated; a draw is keyed as in `gumbel`.
+    processors: in the order they apply.
     """
-    logits_RV = _follow_rules(logits_RV, state, rows_R, position_R, flags)
+    if edits is None and not flags.processors and runs_kernel(logits_RV):
+        return fused_sample(logits_RV, state, rows_R, position_R, group=group, purpose=purpose)
+    logits_RV = follow_rules(logits_RV.float(), state, rows_R, position_R, flags)
     if edits is not None:
         logits_RV = apply_edits(logits_RV, edits)
     if flags.processors:
@@ -70,6 +75,8 @@ def draw(
     logits_RV: of any float type. position_R: int64, which frame of its request this is. group: code group, which keys the draw too.
     any_random: whether a row may not be greedy.
     """
+    if runs_kernel(logits_RV):
+        return fused_draw(logits_RV, state, rows_R, position_R, group, top_k, top_p)
     ids_R = logits_RV.argmax(-1)
     if not any_random:
         return ids_R
@@ -89,9 +96,11 @@ def _draw(
     return (warped_RV + noise_RV).argmax(-1)
 
 
-def _follow_rules(
+def follow_rules(
     logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position_R: Tensor, flags: SamplingFlags
 ) -> Tensor:
+    """Logits after the rules of their rows: all that comes before edits, processors and the draw. As in `sample`."""
+
     def of(values: Tensor) -> Tensor:
         return values.index_select(0, rows_R)
 

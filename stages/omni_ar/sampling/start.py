@@ -12,7 +12,7 @@ from omni_ar.sampling.state import NEVER, SamplingState
 
 Part = TypeVar("Part")
 
-INTS = ("row", "top_k", "seed", "sample_index", "min_tokens")
+INTS = ("row", "top_k", "seed", "sample_index", "min_tokens", "needs")
 """Columns of `StartParts.ints_nC`."""
 
 FLOATS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
@@ -55,7 +55,7 @@ def view_starts(packed: PackedSampling, view: Callable[[Span], Tensor]) -> Sampl
 
 def start_sampling(state: SamplingState, start: SamplingStart) -> None:
     """Writes settings and history of rows. A phase."""
-    rows, top_k, seed, sample_index, min_tokens = start.ints_nC.unbind(1)
+    rows, top_k, seed, sample_index, min_tokens, needs = start.ints_nC.unbind(1)
     floats_nF = start.floats_nF.view(torch.float64)
     temperature, top_p, min_p, repetition, frequency, presence = floats_nF[:, : len(FLOATS)].unbind(1)
     for values, given in (
@@ -63,6 +63,7 @@ def start_sampling(state: SamplingState, start: SamplingStart) -> None:
         (state.seed, seed),
         (state.sample_index, sample_index),
         (state.min_tokens, min_tokens),
+        (state.needs, needs),
         (state.temperature, temperature),
         (state.top_p, top_p),
         (state.min_p, min_p),

@@ -20,7 +20,8 @@ ANYTHING, SOMETHING, NEVER = -2, -3, -4
 class SamplingState:
     """Per-row settings and history. N rows, V vocabulary. Settings are written by `start_sampling`, history by `observe` too.
 
-    temperature: fp32; 0 is greedy. top_k: int64; 0 is off. top_p: float64, so that `1 - top_p` rounds as in transformers; 1 is off.
+    needs: int64, bits of `omni_ar.sampling.needs`. temperature: fp32; 0 is greedy. top_k: int64; 0 is off.
+    top_p: float64, so that `1 - top_p` rounds as in transformers; 1 is off.
     min_p, repetition, frequency, presence: fp32; 0, 1, 0, 0 are off. seed, sample_index, min_tokens: int64.
     stop_ids: int64 `[N, MAX_STOP_IDS + 1]`, padded with -1: at least one, so that the id -1 of a row without a choice stops it too.
     forbidden: bool `[N, V]`, ids never to draw. bias_ids, biases: int64, fp32 `[N, MAX_BIASED_IDS]`, padded with id 0, bias 0.
@@ -32,6 +33,7 @@ class SamplingState:
     params, uses: of each logits processor, fp32 `[N, width]` and bool `[N]`.
     """
 
+    needs: Tensor
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -70,6 +72,7 @@ class SamplingState:
             return zeros((rows, *size), torch.int64)
 
         return cls(
+            needs=words(),
             temperature=floats(),
             top_k=words(),
             top_p=zeros((rows,), torch.float64),

@@ -7,87 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
+from omni_ar.attention import AttentionMetadata, PrefillRow, TorchPagedAttention
+from support.paged_rows import LAYER, PagedRows, dense, mixed_batch
 
-LAYERS, LAYER = 2, 1
 BACKEND = TorchPagedAttention()
 
 
-class World:
-    """A cache of noise, and rows whose true keys and values are kept beside it in order."""
-
-    def __init__(self, seed, kv_heads=2, group=3, head_dim=8, block_size=4, blocks=64, dtype=torch.float32):
-        self.generator = torch.Generator().manual_seed(seed)
-        self.kv_heads, self.heads, self.head_dim = kv_heads, kv_heads * group, head_dim
-        self.block_size = block_size
-        allocate = lambda shape, dtype: self.random(*shape).to(dtype)  # noqa: E731
-        self.cache = KVCache.allocate(allocate, LAYERS, blocks, block_size, kv_heads, head_dim, dtype)
-        self.free = (torch.randperm(blocks - 1, generator=self.generator) + 1).tolist()
-
-    def random(self, *shape):
-        return torch.randn(shape, generator=self.generator)
-
-    def take_row(self, length):
-        """A block table for `length` keys, a slot for each, and the keys and values `[2, length, K, D]`."""
-        table = [self.free.pop() for _ in range(-(-length // self.block_size))]
-        slots = [table[i // self.block_size] * self.block_size + i % self.block_size for i in range(length)]
-        return table, torch.tensor(slots, dtype=torch.int64), self.random(2, length, self.kv_heads, self.head_dim)
-
-    def write(self, slots, kv):
-        self.cache.write(LAYER, kv[0], kv[1], slots)
-
-    def queries(self, tokens):
-        return self.random(tokens, self.heads, self.head_dim)
-
-
-def dense(q_QHD, kv, context):
-    """Query i sees keys 0 to context + i. One dot product at a time, in float64."""
-    keys, values = kv.double()
-    q, out = q_QHD.double(), torch.zeros(q_QHD.shape, dtype=torch.float64)
-    group = q.shape[1] // keys.shape[1]
-    for i in range(q.shape[0]):
-        for head in range(q.shape[1]):
-            seen = context + i + 1
-            weight = torch.exp(keys[:seen, head // group] @ q[i, head] / q.shape[2] ** 0.5)
-            out[i, head] = weight @ values[:seen, head // group] / weight.sum()
-    return out
-
-
-def run(world, decode_lengths, prefills, *, spare_columns=0, poison=None):
-    """Writes and attends one mixed batch. prefills: (context, query) lengths. Returns (ours, dense)."""
-    decodes = [world.take_row(length) for length in decode_lengths]
-    prompts = [world.take_row(context + query) for context, query in prefills]
-    for (_, slots, kv), (context, _query) in zip(prompts, prefills, strict=True):
-        world.write(slots[:context], kv[:, :context])
-    for _, slots, kv in decodes:
-        world.write(slots[:-1], kv[:, :-1])
-    new = [(s[-1:], kv[:, -1:]) for _, s, kv in decodes]
-    new += [(s[context:], kv[:, context:]) for (_, s, kv), (context, _) in zip(prompts, prefills, strict=True)]
-    slots_T = torch.cat([slots for slots, _ in new])
-    world.write(slots_T, torch.cat([kv for _, kv in new], 1))
-    if poison is not None:
-        poison([slots for _, slots, _ in decodes + prompts])
-
-    columns = max((len(table) for table, _, _ in decodes), default=0) + spare_columns
-    rows, start = [], len(decodes)
-    for (table, _, _), (context, query) in zip(prompts, prefills, strict=True):
-        rows.append(PrefillRow(start, query, context, torch.tensor(table + [0] * spare_columns)))
-        start += query
-    meta = AttentionMetadata(
-        slots_T=slots_T,
-        num_decode=len(decodes),
-        decode_block_table_RM=torch.tensor([t + [0] * (columns - len(t)) for t, _, _ in decodes], dtype=torch.int64),
-        decode_lengths_R=torch.tensor(decode_lengths, dtype=torch.int64),
-        decode_max_length=max(decode_lengths, default=0),
-        prefills=tuple(rows),
-    )
-    q = world.queries(start)
-    expected = [dense(q[i : i + 1], kv, kv.shape[1] - 1) for i, (_, _, kv) in enumerate(decodes)]
-    expected += [
-        dense(q[row.start : row.start + row.query_length], kv, row.context_length)
-        for row, (_, _, kv) in zip(rows, prompts, strict=True)
-    ]
-    return BACKEND.attend(q, world.cache, LAYER, meta), torch.cat(expected)
+def run(world, decode_lengths, prefills, **kwargs):
+    """Returns (ours, dense)."""
+    q, meta, expected = mixed_batch(world, decode_lengths, prefills, **kwargs)
+    return BACKEND.attend(q, world.cache, LAYER, meta), expected
 
 
 def check(results, tolerance=1e-5):
@@ -107,12 +36,12 @@ def check(results, tolerance=1e-5):
 def test_mixed_batches(seed, decode_lengths, prefills, heads, block_size, spare_columns):
     if not decode_lengths and not prefills:
         decode_lengths = [1]
-    world = World(seed, kv_heads=heads[0], group=heads[1], block_size=block_size, blocks=128)
+    world = PagedRows(seed, kv_heads=heads[0], group=heads[1], block_size=block_size, blocks=128)
     check(run(world, decode_lengths, prefills, spare_columns=spare_columns))
 
 
 def test_the_bound_on_lengths_may_be_loose():
-    world = World(1)
+    world = PagedRows(1)
     table, slots, kv = world.take_row(5)
     world.write(slots, kv)
     q = world.queries(1)
@@ -125,7 +54,7 @@ def test_the_bound_on_lengths_may_be_loose():
 
 
 def test_a_chunked_prompt_equals_the_whole_and_its_decodes():
-    world = World(2)
+    world = PagedRows(2)
     table, slots, kv = world.take_row(13)
     world.write(slots, kv)
     q, table_M = world.queries(13), torch.tensor(table)
@@ -148,21 +77,12 @@ def test_a_chunked_prompt_equals_the_whole_and_its_decodes():
 
 
 def test_nothing_beyond_a_rows_length_reaches_it():
-    world = World(3)
-
-    def poison(rows):
-        kept = torch.cat(rows)
-        for pages in (world.cache.key, world.cache.value):
-            flat = pages[LAYER].flatten(0, 1)
-            values = flat[kept].clone()
-            flat.fill_(float("nan"))
-            flat[kept] = values
-
-    check(run(world, [1, 5, 10], [(3, 6), (0, 2)], spare_columns=2, poison=poison))
+    world = PagedRows(3)
+    check(run(world, [1, 5, 10], [(3, 6), (0, 2)], spare_columns=2, poison=world.poison))
 
 
 def test_a_row_without_keys_gives_zeros_and_leaves_the_others_alone():
-    world = World(4)
+    world = PagedRows(4)
     table, slots, kv = world.take_row(6)
     world.write(slots, kv)
     world.cache.key[LAYER, 0] = float("nan")
@@ -177,7 +97,7 @@ def test_a_row_without_keys_gives_zeros_and_leaves_the_others_alone():
 
 
 def test_layers_do_not_mix_and_null_slots_may_repeat():
-    world = World(5)
+    world = PagedRows(5)
     before = world.cache.key.clone()
     kv = world.random(2, 3, world.kv_heads, world.head_dim)
     world.cache.write(LAYER, kv[0], kv[1], torch.tensor([0, 9, 0]))
@@ -188,8 +108,7 @@ def test_layers_do_not_mix_and_null_slots_may_repeat():
 
 
 def test_bf16():
-    world = World(6, dtype=torch.bfloat16)
-    world.queries = lambda tokens: world.random(tokens, world.heads, world.head_dim).bfloat16()
+    world = PagedRows(6, dtype=torch.bfloat16)
     ours, expected = run(world, [1, 9], [(4, 5), (0, 3)])
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours.double(), expected, rtol=0.02, atol=0.02)
@@ -198,4 +117,4 @@ def test_bf16():
 @pytest.mark.parametrize("decode_lengths", [[], [3]])
 @pytest.mark.parametrize("prefills", [[(0, 1)], [(7, 1), (0, 1)]])
 def test_one_token_prompts(decode_lengths, prefills):
-    check(run(World(7), decode_lengths, prefills))
+    check(run(PagedRows(7), decode_lengths, prefills))

@@ -97,11 +97,11 @@ class Step:
         tokens = self.meta[kind].slots_T.shape[0]
         x_TD = self.x_TD[:tokens]
         cos, sin = self.rotary(self.positions_PT[:, :tokens], x_TD.dtype)
-        hidden = self.layer(x_TD, cos, sin, self.cache, self.meta[kind], TorchPagedAttention())
+        parts = self.layer(x_TD, None, cos, sin, self.cache, self.meta[kind], TorchPagedAttention())
         ids_R = sample(self.logits_RV, self.state, self.rows_R, self.position_R, FLAGS, self.edits)
         observe(self.state, self.rows_R, ids_R[:, None], torch.zeros_like(ids_R), FLAGS)
         top_logprobs(self.logits_RV, ids_R, 3)
-        return hidden, ids_R
+        return sum(parts), ids_R
 
 
 # Width 12 is not a multiple of 16 bytes in bf16, so experts run without grouped_mm.

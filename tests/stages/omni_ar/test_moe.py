@@ -11,7 +11,10 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeThinkerTextSparseMoeBlock,
 )
 
-from omni_ar.layers import SharedExpertMoE, SparseMoE, expert_destination
+from omni.checkpoint import Destination
+from omni_ar.kernels.moe.reference import run_every_expert, run_grouped
+from omni_ar.layers import SharedExpertMoE, SparseMoE, expert_destination, stacked_destinations
+from omni_ar.layers.moe import observe_routing
 
 # (width, intermediate): the second pair is not a multiple of 16 bytes, which grouped_mm refuses.
 SIZES = [(16, 24), (10, 7)]
@@ -37,7 +40,7 @@ def config_fields(width, intermediate, experts, top_k, norm_topk):
 
 def copy_checkpoint(reference, ours):
     """Loads `ours` from the names that a published checkpoint has, each expert's matrices on their own."""
-    parameters = dict(ours.named_parameters())
+    parameters, stacked = dict(ours.named_parameters()), stacked_destinations(ours)
     loaded = set()
     for name, value in reference.state_dict().items():
         if name.startswith("experts."):
@@ -48,8 +51,9 @@ def copy_checkpoint(reference, ours):
                     destination.view(parameters[destination.parameter].data).copy_(piece)
                     loaded.add(destination.parameter)
         else:
-            parameters[name].data.copy_(value)
-            loaded.add(name)
+            place = stacked.get(name, Destination(name))
+            parameters[place.parameter].data[place.index].copy_(value)
+            loaded.add(place.parameter)
     assert loaded == set(parameters)
     return ours.requires_grad_(False)
 
@@ -86,8 +90,8 @@ def test_with_a_shared_expert(width, intermediate):
 
 
 def run_both(moe, x):
-    weight, expert = moe._route(x)
-    return moe._run_grouped(x, weight, expert), moe._run_every_expert(x, weight, expert)
+    given = (x, moe.experts_gate_up, moe.experts_down, *moe.route(x))
+    return run_grouped(*given), run_every_expert(*given)
 
 
 def test_both_ways_of_running_experts_agree():
@@ -109,7 +113,7 @@ def test_in_bf16():
 def test_idle_experts_do_not_matter():
     moe = randomize(SparseMoE(16, 24, 8, 2, True), seed=5)
     x = inputs(6, 16)
-    busy = moe._route(x)[1].unique().tolist()
+    busy = moe.route(x)[1].unique().tolist()
     assert len(busy) < 8
     expected = run_both(moe, x)
     idle = [expert for expert in range(8) if expert not in busy]
@@ -134,6 +138,17 @@ def test_a_token_does_not_depend_on_its_neighbours():
     x = inputs(21, 16)
     alone = torch.cat([moe(x[token : token + 1]) for token in range(21)])
     torch.testing.assert_close(moe(x), alone, rtol=1e-5, atol=1e-6)
+
+
+def test_routing_can_be_observed():
+    moe = randomize(SparseMoE(16, 24, 8, 3, True), seed=8)
+    seen = []
+    with observe_routing(seen.append):
+        moe(inputs(4, 16, seed=1))
+        moe(inputs(2, 16, seed=2))
+    moe(inputs(5, 16))
+    assert [expert.shape for expert in seen] == [(4, 3), (2, 3)]
+    assert torch.equal(seen[0], moe.gate(inputs(4, 16, seed=1)).topk(3).indices)
 
 
 @pytest.mark.parametrize(

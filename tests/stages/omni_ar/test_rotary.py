@@ -13,7 +13,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from omni.errors import ConfigError
-from omni_ar.layers import RotaryEmbedding, apply_rotary
+from omni_ar.kernels.rope.reference import apply_rotary
+from omni_ar.layers import RotaryEmbedding
 
 THETA = 1e6
 SECTIONS = [(128, (24, 20, 20)), (16, (4, 2, 2)), (16, (3, 3, 2)), (8, (2, 1, 1)), (32, (6, 5, 5)), (12, (0, 3, 3))]

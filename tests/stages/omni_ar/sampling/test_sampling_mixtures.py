@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni.rules import LogitsEdit
-from omni_ar.sampling import gumbel, pack_bits
+from omni_ar.sampling import EVERYTHING, flags_of, gumbel, needs, pack_bits, sample
 from support.sampler_bench import SamplerBench, resolved, starting
 from support.sampling_reference import reference_logits, reference_warp
 
@@ -70,6 +70,9 @@ def reference(p, prompt, logits_SV):
     return outputs
 
 
+NEEDS = {name: f"any_{name.lower()}" for name in ("RANDOM", "TOP_K", "TOP_P", "MIN_P", "REPETITION", "PENALTY", "BIAS")}
+NEEDS |= {name: f"any_{name.lower()}" for name in ("FORBIDDEN", "BAD_WORDS", "MIN_TOKENS")}
+NEEDS |= {"COUNTS": "counts", "RECALLS": "recalls"}
 PROMPTS = st.lists(IDS, min_size=1, max_size=6)
 
 
@@ -86,6 +89,24 @@ def test_a_row_gets_what_transformers_gives_it_in_any_company(rows, prompts, see
     for place in range(ROWS):
         assert run(rows, prompts, logits_SRV, [place])[place] == together[place]
         assert reference(rows[place], prompts[place], logits_SRV[:, place]) == together[place]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(parameters(), min_size=ROWS, max_size=ROWS), PROMPTS, st.integers(0, 2**31))
+def test_a_captured_step_need_not_know_what_its_rows_need(rows, prompt, seed):
+    logits_RV = torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+    bench = SamplerBench(VOCAB, ROWS)
+    bench.start([starting(place, p, prompt) for place, p in enumerate(rows)])
+    places = list(range(ROWS))
+    captured_R = sample(logits_RV, bench.state, torch.tensor(places), torch.tensor(places), EVERYTHING)
+    assert captured_R.tolist() == bench.sample(logits_RV, places, places)
+
+
+@given(parameters())
+def test_the_device_is_told_what_the_host_knows(p):
+    bits, flags = needs.needs_of(p), flags_of([p])
+    told = {name: bool(bits & getattr(needs, name)) for name in NEEDS}
+    assert told == {name: getattr(flags, flag) for name, flag in NEEDS.items()}
 
 
 def test_each_feature_changes_tokens():

@@ -1,0 +1,134 @@
+"""What dense decoder layers take beside their attention, and the code predictor, by rows; what each habit of their kernels gives.
+
+    python benchmarks/layers.py
+
+All layers of a model in one CUDA graph, with an attention that gives the queries back. Columns: plain torch; our kernels, one after
+another; overlapping (programmatic dependent launch); and fetching the next weights besides. Medians per layer, for the code
+predictor per frame.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from bench.replay import H200_BANDWIDTH, replayed_seconds
+from omni_ar.attention import AttentionMetadata, KVCache
+from omni_ar.kernels.fetch import nothing_fetched
+from omni_ar.kernels.norm import residual_sum
+from omni_ar.kernels.overlap import kernels_in_turn
+from omni_ar.kernels.select import plain_torch
+from omni_ar.layers import Attention, DecoderConfig, DecoderLayer, GatedMLP, RotaryEmbedding
+from omni_qwen3_omni.code_predictor import CodePredictor
+
+# Layers, width, query heads, key heads, feed-forward width.
+MODELS = {"Qwen3-0.6B": (28, 1024, 16, 8, 3072), "Qwen3-8B": (12, 4096, 32, 8, 12_288)}
+HEAD, EPS = 128, 1e-6
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+Way = Callable[[], AbstractContextManager[None]]
+
+
+class NoAttention:
+    """Gives the queries back: what is left of a layer."""
+
+    name = "none"
+
+    def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
+        return q_THD
+
+
+class Stack:
+    def __init__(self, layers: int, width: int, heads: int, kv_heads: int, inner: int) -> None:
+        on = {"device": "cuda", "dtype": torch.bfloat16}
+        made = [
+            DecoderLayer(
+                Attention(width, heads, kv_heads, HEAD, qk_norm_eps=EPS, layer=0, **on),
+                GatedMLP(width, inner, **on),
+                width=width,
+                norm_eps=EPS,
+                **on,
+            )
+            for _ in range(layers)
+        ]
+        self.layers = nn.ModuleList(made).requires_grad_(False)
+        self.rotary = RotaryEmbedding(HEAD, 1e6)
+        zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device="cuda")  # noqa: E731
+        self.cache = KVCache.allocate(zeros, 1, 16, 16, kv_heads, HEAD, torch.bfloat16)
+        self.width = width
+        self.bytes = sum(parameter.nbytes for parameter in self.layers[0].parameters())
+
+    def run(self, x_TD: Tensor) -> Tensor:
+        places = torch.arange(x_TD.shape[0], device="cuda")
+        meta = AttentionMetadata(places, len(places), places[:, None], places, 1)
+        cos, sin = self.rotary(places[None], x_TD.dtype)
+        delta_TD: Tensor | None = None
+        for layer in self.layers:
+            x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, self.cache, meta, NoAttention())
+        assert delta_TD is not None
+        return residual_sum(x_TD, delta_TD)
+
+    def seconds(self, rows: int) -> float:
+        """Of one layer."""
+        x_TD = torch.randn(rows, self.width, device="cuda", dtype=torch.bfloat16)
+        return replayed_seconds([lambda: self.run(x_TD)]) / len(self.layers)
+
+
+class Predictor:
+    """Greedy frames of the released shape."""
+
+    def __init__(self) -> None:
+        config = DecoderConfig(
+            width=1024,
+            num_layers=5,
+            num_heads=16,
+            num_kv_heads=8,
+            head_dim=HEAD,
+            mlp_width=3072,
+            max_positions=32_768,
+            rope_theta=1e6,
+            rms_norm_eps=EPS,
+        )
+        self.model = CodePredictor(config, 2048, 16, device=torch.device("cuda"), dtype=torch.bfloat16)
+        self.model.requires_grad_(False)
+        self.bytes = 15 * sum(parameter.nbytes for parameter in self.model.model.layers.parameters())
+
+    def seconds(self, rows: int) -> float:
+        """Of one frame."""
+        hidden_RD, code0_RD = torch.randn(2, rows, 1024, device="cuda", dtype=torch.bfloat16)
+        code0_R = torch.zeros(rows, dtype=torch.int64, device="cuda")
+
+        def greedy(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
+            return logits_RV.argmax(-1)
+
+        return replayed_seconds([lambda: self.model.predict(hidden_RD, code0_R, code0_RD, greedy)])
+
+
+def show(name: str, made: Stack | Predictor, rows: Sequence[int], ways: Mapping[str, Way]) -> None:
+    print(f"{name}: floor {made.bytes / H200_BANDWIDTH * 1e6:.2f} us; " + ", ".join(ways))
+    for count in rows:
+        times = []
+        for way in ways.values():
+            with way():
+                times.append(made.seconds(count))
+        print(f"  {count:3d} rows: " + " ".join(f"{time * 1e6:8.2f}" for time in times) + " us", flush=True)
+
+
+@torch.inference_mode()
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    ways: dict[str, Way] = {
+        "torch": plain_torch,
+        "in turn": kernels_in_turn,
+        "overlapping": nothing_fetched,
+        "fetching": nullcontext,
+    }
+    for name, shape in MODELS.items():
+        show(name, Stack(*shape), ROWS, ways)
+    show("code predictor", Predictor(), (1, 8, 32), ways)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""Finds tiles for mixtures of experts on this GPU, checks them against torch, and writes what `omni_ar.kernels.tuning` ships.
+
+    python benchmarks/tune/moe.py --shape thinker --shape talker --out stages/omni_ar/kernels/tuning/nvidia_h200/moe.json
+
+Routing is nearly uniform: tokens and router are random, and every launch has its own tokens and its own copy of the weights, so
+that no launch finds another's weights in L2. Both products are timed alone, launches in a graph; then all of it together, from the
+residual stream to what the experts add to it: a layer but for its attention.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from agreement import refuse_wrong
+from compile_ahead import compile_ahead
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from omni_ar.kernels.linear import linear
+from omni_ar.kernels.moe import reference
+from omni_ar.kernels.moe.combine import combine
+from omni_ar.kernels.moe.experts import Experts, Norm, SharedExpert
+from omni_ar.kernels.moe.few import mix_few, multiply_down_few, multiply_gate_up_few
+from omni_ar.kernels.moe.grouped import multiply_down, multiply_gate_up
+from omni_ar.kernels.moe.grouping import Groups, route_and_group
+from omni_ar.kernels.moe.kernel import mix_grouped
+from omni_ar.kernels.moe.router import Routed, route_few
+from omni_ar.kernels.moe.settings import shape_key
+from omni_ar.kernels.norm import add_rms_norm
+from omni_ar.kernels.select import plain_torch
+
+Config = dict[str, int]
+
+COPY_TBS = 4.3
+LAUNCHES, REPLAYS, COPIES = 8, 7, 2
+ALONE = {"overlap": 0}
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
+FEW_UP_TO, GROUPED_FROM = 16, 4
+
+
+class Shape(NamedTuple):
+    experts: int
+    top_k: int
+    width: int
+    intermediate: int
+    shared: int = 0
+
+    @property
+    def expert_bytes(self) -> int:
+        return 3 * self.width * self.intermediate * 2
+
+
+SHAPES = {"thinker": Shape(128, 8, 2048, 768), "talker": Shape(128, 6, 1024, 384, 768)}
+
+
+def tiles(product: str, names: str, *values: tuple[int, ...]) -> list[Config]:
+    # A row may leave its last values out.
+    return [{f"{product}_{n}": v for n, v in zip(names.split(), row, strict=False)} for row in values]
+
+
+def few_candidates(shape: Shape) -> tuple[list[Config], list[Config]]:
+    whole, row = (1 << (n - 1).bit_length() for n in (shape.width, shape.intermediate))
+    gate = [(1, whole, 1), (1, whole, 2), (2, whole, 2), (2, whole, 4), (4, whole, 4), (8, whole, 8), (4, 512, 1)]
+    part = shape.intermediate & -shape.intermediate  # the power of two in it: no lane idle
+    down = [(1, row, 1), (1, row, 2), (1, row, 4), (2, row, 2), (2, row, 4), (1, part, 1), (2, part, 2), (4, part, 4)]
+    return tiles("gate", "i d warps", *gate), tiles("down", "d i warps", *down)
+
+
+NAMES = "n k stages warps left tma halves"
+# n (of each of two matrices for gate), k, stages, warps, whether weights are the left operand, and come by the copy engine;
+# whether half-full blocks take half a tile (0 where left out).
+GROUPED = {
+    16: (
+        [
+            (32, 128, 3, 4, 1, 0), (32, 128, 4, 4, 1, 0), (32, 256, 3, 4, 1, 0), (64, 64, 5, 4, 1, 0),
+            (32, 128, 3, 4, 1, 1), (32, 128, 4, 4, 1, 1), (32, 256, 3, 4, 1, 1), (64, 128, 3, 4, 1, 1), (32, 64, 7, 4, 1, 1),
+            (64, 64, 5, 4, 1, 1),
+            (16, 128, 4, 4, 0, 0), (32, 128, 3, 4, 0, 0), (32, 128, 4, 4, 0, 0), (32, 256, 3, 8, 0, 0), (32, 128, 4, 4, 0, 1),
+        ],
+        [
+            (64, 128, 3, 4, 1, 0), (64, 128, 4, 4, 1, 0), (64, 256, 3, 4, 1, 0),
+            (64, 128, 3, 4, 1, 1), (64, 128, 4, 4, 1, 1), (64, 256, 3, 4, 1, 1), (128, 128, 3, 4, 1, 1), (128, 64, 5, 4, 1, 1),
+            (32, 128, 4, 4, 0, 0), (32, 256, 3, 4, 0, 0), (64, 128, 4, 4, 0, 0), (64, 128, 4, 4, 0, 1),
+        ],
+    ),
+    32: (
+        [
+            (32, 128, 4, 4, 1, 0), (64, 64, 4, 4, 1, 0), (32, 128, 4, 4, 1, 1), (64, 128, 3, 4, 1, 1), (64, 64, 4, 4, 1, 1),
+            (32, 128, 3, 4, 0, 0),
+        ],
+        [
+            (64, 128, 4, 4, 1, 0), (128, 64, 4, 4, 1, 0), (64, 128, 4, 4, 1, 1), (128, 64, 4, 4, 1, 1), (128, 128, 3, 8, 1, 1),
+            (64, 128, 3, 4, 0, 0),
+        ],
+    ),
+    64: (
+        [
+            (32, 128, 3, 4, 1, 1), (64, 64, 4, 4, 1, 1), (64, 64, 4, 4, 0, 0), (64, 64, 4, 4, 0, 1), (64, 64, 3, 4, 0, 1),
+            (128, 64, 3, 8, 0, 1),
+        ],
+        [
+            (64, 128, 3, 4, 1, 1), (128, 64, 4, 4, 1, 1), (128, 64, 4, 4, 0, 0), (128, 64, 4, 4, 0, 1), (128, 64, 3, 4, 0, 1),
+            (256, 64, 3, 8, 0, 1),
+        ],
+    ),
+    128: (
+        [
+            (64, 64, 3, 8, 0, 1), (128, 64, 3, 8, 0, 1), (128, 64, 4, 8, 0, 1), (128, 64, 4, 8, 0, 1, 1), (64, 64, 3, 8, 0, 1, 1),
+            (64, 64, 4, 8, 0, 1, 1), (128, 64, 3, 8, 0, 1, 1), (64, 128, 2, 8, 0, 1, 1), (64, 64, 3, 4, 0, 1, 1),
+        ],
+        [
+            (128, 64, 3, 8, 0, 1), (256, 64, 3, 8, 0, 1), (256, 64, 4, 8, 0, 1), (256, 64, 4, 8, 0, 1, 1), (128, 64, 3, 8, 0, 1, 1),
+            (128, 64, 4, 8, 0, 1, 1), (256, 64, 3, 8, 0, 1, 1), (128, 128, 2, 8, 0, 1, 1), (128, 64, 3, 4, 0, 1, 1),
+        ],
+    ),
+}  # fmt: skip
+
+
+def block_sizes(rows_per_expert: float) -> list[int]:
+    """Blocks that hold all rows of nearly every expert, while that is cheap."""
+    for limit, sizes in ((6, [16]), (12, [16, 32]), (24, [32, 64]), (48, [32, 64]), (float("inf"), [64, 128])):
+        if rows_per_expert <= limit:
+            return sizes
+    raise ValueError(rows_per_expert)
+
+
+class Bench:
+    """One layer's weights, several times, and routings and inputs of one number of tokens."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.experts = [self._draw_experts() for _ in range(COPIES)]
+        self.norm = Norm(torch.ones(shape.width, device="cuda", dtype=torch.bfloat16), 1e-6)
+
+    def _draw_experts(self) -> Experts:
+        shape = self.shape
+        shared = None
+        if shape.shared:
+            gate_up, down = random(2 * shape.shared, shape.width), random(shape.width, shape.shared)
+            shared = SharedExpert(gate_up, down, random(1, shape.width))
+        weights = (
+            random(shape.experts, shape.width),
+            random(shape.experts, 2 * shape.intermediate, shape.width),
+            random(shape.experts, shape.width, shape.intermediate),
+        )
+        return Experts(*weights, shape.top_k, True, shared)
+
+    def draw(self, tokens: int) -> None:
+        shape = self.shape
+        self.x, self.delta = ([random(tokens, shape.width) for _ in range(LAUNCHES)] for _ in range(2))
+        self.routed = [route_few(*self.given(i)) for i in range(LAUNCHES)]
+        chosen = [routed.logits_TN[:, : shape.experts].topk(shape.top_k).indices for routed in self.routed]
+        self.distinct = statistics.mean(expert.unique().numel() for expert in chosen)
+        slots = shape.top_k + -(-shape.shared // shape.intermediate)
+        self.hidden = random(tokens * slots, shape.intermediate)
+        self.y = random(tokens * shape.top_k, shape.width)
+        self.weight = torch.rand(tokens, shape.top_k, device="cuda")
+
+    def given(self, i: int) -> tuple[Tensor, Tensor, Norm, Experts]:
+        return self.x[i], self.delta[i], self.norm, self.experts[i % COPIES]
+
+    def run(self, i: int, config: Config) -> Tensor:
+        y_TD, _ = (mix_few if config["few"] else mix_grouped)(*self.given(i), config)
+        return y_TD
+
+    def group(self, i: int, block_m: int) -> Groups:
+        shape = self.shape
+        return route_and_group(self.routed[i].logits_TN[:, : shape.experts], shape.top_k, True, block_m)[2]
+
+    def time(self, launch: Callable[[int], object], captured: bool = True) -> float:
+        """Microseconds of one launch, in a graph of several."""
+
+        def launch_all() -> None:
+            for i in range(LAUNCHES):
+                launch(i)
+
+        launch_all()
+        torch.cuda.synchronize()
+        replay: Callable[[], None] = launch_all
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                launch_all()
+            replay = graph.replay
+        replay()
+        times = []
+        for _ in range(REPLAYS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1000 / LAUNCHES)
+        return statistics.median(times)
+
+    def best(
+        self, what: str, candidates: Iterable[Config], launch: Callable[[int, Config], object]
+    ) -> tuple[float, Config]:
+        results = []
+        for config in candidates:
+            try:
+                results.append((self.time(lambda i, config=config: launch(i, config)), config))
+            except (OutOfResources, RuntimeError) as error:  # of shared memory; of the compiler
+                print(f"    {what} {list(config.values())}: {error}")
+        results.sort(key=lambda result: result[0])
+        shown = ", ".join(f"{list(config.values())} {time:.1f}" for time, config in results[:4])
+        print(f"    {what}: {shown} ... {results[-1][0]:.1f} us")
+        return results[0]
+
+
+def random(*size: int) -> Tensor:
+    return torch.randn(size, device="cuda", dtype=torch.bfloat16) * size[-1] ** -0.5
+
+
+def tune_few(bench: Bench) -> Config:
+    gate, down = few_candidates(bench.shape)
+    _, best_gate = bench.best(
+        "few gate", gate, lambda i, c: multiply_gate_up_few(bench.routed[i], bench.experts[i % COPIES], c)
+    )
+    _, best_down = bench.best(
+        "few down", down, lambda i, c: multiply_down_few(bench.hidden, bench.routed[i], bench.experts[i % COPIES], c)
+    )
+    return {"few": 1, **best_gate, **best_down}
+
+
+def tune_grouped(bench: Bench, block_m: int) -> Config:
+    top_k = bench.shape.top_k
+    groups = [bench.group(i, block_m) for i in range(LAUNCHES)]
+    gate, down = GROUPED[block_m]
+    _, best_gate = bench.best(
+        f"m{block_m} gate",
+        tiles("gate", NAMES, *gate),
+        lambda i, c: multiply_gate_up(bench.x[i], bench.experts[i % COPIES].gate_up_EXD, groups[i], top_k, ALONE | c),
+    )
+    hidden = bench.hidden[: bench.y.shape[0]]
+    _, best_down = bench.best(
+        f"m{block_m} down",
+        tiles("down", NAMES, *down),
+        lambda i, c: multiply_down(hidden, bench.experts[i % COPIES].down_EDI, groups[i], ALONE | c),
+    )
+    return {"few": 0, "block_m": block_m, **best_gate, **best_down}
+
+
+def candidate_launches(shape: Shape) -> Iterator[Callable[[], object]]:
+    """A launch of every candidate, alone and overlapping, on the CPU, with two experts in memory."""
+    tokens, width, inner = 16, shape.width, shape.intermediate
+    zeros = lambda *size: torch.zeros(size, dtype=torch.bfloat16)  # noqa: E731
+    shared = None
+    if shape.shared:
+        shared = SharedExpert(zeros(2 * shape.shared, width), zeros(width, shape.shared), zeros(1, width))
+    gate_up, down = zeros(1, 2 * inner, width), zeros(1, width, inner)
+    every = (zeros(shape.experts, width), gate_up, down.expand(shape.experts, -1, -1))
+    experts = Experts(*every, shape.top_k, True, shared)
+    x, hidden = zeros(tokens, width), zeros(tokens * shape.top_k, inner)
+    routed = Routed(x, x, zeros(tokens, shape.experts + bool(shape.shared)))
+    gates, downs = few_candidates(shape)
+    yield from (partial(multiply_gate_up_few, routed, experts, c) for c in gates)
+    yield from (partial(multiply_down_few, hidden, routed, experts, c) for c in downs)
+    for block_m, (gate_rows, down_rows) in GROUPED.items():
+        groups = Groups(torch.zeros(tokens, dtype=torch.int32), torch.zeros(3, 8, dtype=torch.int32), block_m)
+        gates, downs = tiles("gate", NAMES, *gate_rows), tiles("down", NAMES, *down_rows)
+        for overlap in (0, 1):
+            together = {"overlap": overlap}
+            yield from (partial(multiply_gate_up, x, gate_up, groups, shape.top_k, c | together) for c in gates)
+            yield from (partial(multiply_down, hidden, down, groups, c | together) for c in downs)
+
+
+def check(bench: Bench, config: Config) -> float:
+    """The relative error against torch, for inputs of a launch that was not the last to run."""
+    with plain_torch():
+        expected = reference.mix_experts(*bench.given(1))[0].float()
+    difference = bench.run(1, config).float() - expected
+    # A rounded logit may exchange two experts of some token, which is no error, so the median token speaks for all.
+    return refuse_wrong((difference.norm(dim=-1) / expected.norm(dim=-1)).median().item(), config)
+
+
+def tune(bench: Bench, tokens: int) -> tuple[Config, str]:
+    shape = bench.shape
+    bench.draw(tokens)
+    print(f"  {tokens} tokens, {bench.distinct:.1f} distinct experts")
+    configs = []
+    if tokens <= FEW_UP_TO:
+        configs.append(tune_few(bench))
+    if tokens >= GROUPED_FROM:
+        sizes = block_sizes(tokens * shape.top_k / shape.experts)
+        configs += [tune_grouped(bench, size) | {"overlap": overlap} for size in sizes for overlap in (0, 1)]
+    shared_bytes = 3 * shape.width * shape.shared * 2
+    floor = (bench.distinct * shape.expert_bytes + shared_bytes) / COPY_TBS / 1e6
+    timed = []
+    # Whether a kernel comes while the one before drains shows only when they follow one another.
+    for config in configs:
+        error = check(bench, config)
+        timed.append((bench.time(lambda i, config=config: bench.run(i, config)), config))
+        print(
+            f"    all {timed[-1][0]:8.1f} us  {floor / timed[-1][0]:4.0%} of copy  error {error:.4f}  {list(config.values())}"
+        )
+    best, config = min(timed, key=lambda result: result[0])
+    router = bench.experts[0].router_ED
+    beside = {
+        "few router": lambda i: route_few(*bench.given(i)),
+        "norm": lambda i: add_rms_norm(bench.x[i], bench.delta[i], bench.norm.weight_D, 1e-6),
+        "router": lambda i: linear(bench.x[i], router),
+        "routing and grouping": lambda i: bench.group(i, 16),
+        "combine": lambda i: combine(bench.y, bench.weight),
+    }
+    print("    " + ", ".join(f"{name} {bench.time(launch):.1f} us" for name, launch in beside.items()))
+    rate = tokens * (shape.top_k * shape.expert_bytes + shared_bytes) / best / 1e6
+    summary = f"  {tokens:5d} tokens: {best:8.1f} us, floor {floor:7.1f} us, {floor / best:4.0%}, {rate:.0f} TFLOP/s"
+    print(summary)
+    return config, f"{summary}  {list(config.values())}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", action="append", choices=SHAPES, required=True)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    compile_ahead([launch for name in options.shape for launch in candidate_launches(SHAPES[name])])
+    torch.manual_seed(0)
+    table = json.loads(options.out.read_text()) if options.out.exists() else {}
+    summaries: list[str] = []
+    for name in options.shape:
+        shape = SHAPES[name]
+        print(f"{name}: {shape}")
+        bench = Bench(shape)
+        sizes = table.setdefault(shape_key(*shape[:4], torch.bfloat16), {})
+        summaries.append(name)
+        for tokens in options.tokens:
+            sizes[str(tokens)], summary = tune(bench, tokens)
+            summaries.append(summary)
+            options.out.write_text(json.dumps(table, indent=1) + "\n")
+    print(*summaries, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""FlashInfer as a backend, where it is installed.
+
+Shape legend: T tokens, P prefill rows, H query heads, D head width.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import accumulate, cycle
+
+import torch
+from torch import Tensor
+
+from omni.device import Device
+from omni_ar.attention.base import AttentionMetadata, PrefillRow
+from omni_ar.attention.kv_cache import KVCache
+from omni_ar.attention.triton_paged import TritonPagedAttention
+from omni_ar.options import MAX_IN_FLIGHT
+
+_WORKSPACE_BYTES = 128 * 1024 * 1024
+_PLANS = MAX_IN_FLIGHT + 1
+"""Steps whose plans may be under way: a step is launched when the one so many before it has been read."""
+
+_HEAD_DIMS = (64, 128, 256)
+
+
+class FlashInferAttention:
+    """Prefill rows by FlashInfer, decode rows by this project's kernels.
+
+    FlashInfer plans on the host, from exact lengths. Those of prefill rows the host knows, and their steps are not captured. How
+    long a decode row is, only the device knows for certain, and a captured step could not be planned again: decode rows have no
+    plan, so that graphs of them serve rows of any length. One plan serves all layers of a step.
+
+    A plan is copied to the device from host memory of its wrapper's, behind what is launched already. So consecutive steps take
+    wrappers in turn: none is planned again before its last plan has been copied.
+    """
+
+    name = "flashinfer"
+
+    def __init__(self, device: Device) -> None:
+        """Raises ModuleNotFoundError if it is not installed."""
+        workspace = device.zeros((_WORKSPACE_BYTES,), torch.uint8)
+        wrapper = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
+        # What runs in the workspace runs in stream order; what is planned is each wrapper's own.
+        self._wrappers = cycle([wrapper(workspace, "NHD") for _ in range(_PLANS)])
+        self._prefill = next(self._wrappers)
+        self._decode = TritonPagedAttention(device)
+        self._planned: AttentionMetadata | None = None
+
+    @staticmethod
+    def problem(head_dim: int, dtype: torch.dtype) -> tuple[str, str] | None:
+        """What of a stage it cannot serve, and the remedy; None if nothing."""
+        if find_spec("flashinfer") is None:
+            return "FlashInfer is not installed", 'install flashinfer-python, or use "triton"'
+        if dtype not in (torch.bfloat16, torch.float16):
+            return f"FlashInfer does not compute in {dtype}", 'use bfloat16, or "triton"'
+        if head_dim not in _HEAD_DIMS:
+            return f"FlashInfer has no head dimension {head_dim}", 'use "triton"'
+        return None
+
+    def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        if meta.num_decode:
+            self._decode.attend_decodes(q_THD, cache, layer, meta, out_THD)
+        if meta.prefills:
+            if self._planned is not meta:
+                self._plan(q_THD, cache, meta.prefills)
+                self._planned = meta
+            first = meta.num_decode
+            pages = (cache.key[layer], cache.value[layer])
+            self._prefill.run(q_THD[first:].contiguous(), pages, out=out_THD[first:])
+        return out_THD
+
+    def _plan(self, q_THD: Tensor, cache: KVCache, rows: tuple[PrefillRow, ...]) -> None:
+        self._prefill = next(self._wrappers)
+        size = cache.block_size
+        lengths = [row.context_length + row.query_length for row in rows]
+        blocks = [-(-length // size) for length in lengths]
+        self._prefill.plan(
+            _words([0, *accumulate(row.query_length for row in rows)]),
+            _words([0, *accumulate(blocks)]),
+            torch.cat([row.block_table_M[:used] for row, used in zip(rows, blocks, strict=True)]).to(torch.int32),
+            _words([(length - 1) % size + 1 for length in lengths]),
+            q_THD.shape[1],
+            cache.key.shape[3],
+            q_THD.shape[2],
+            size,
+            causal=True,
+            q_data_type=q_THD.dtype,
+            kv_data_type=cache.key.dtype,
+        )
+
+
+def _words(values: list[int]) -> Tensor:
+    """On the host, where a plan is made: a device tensor would be waited for."""
+    return torch.tensor(values, dtype=torch.int32)

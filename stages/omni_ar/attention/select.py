@@ -1,0 +1,43 @@
+"""From a name to an attention backend."""
+
+import torch
+
+from omni.device import Device
+from omni.errors import ConfigError
+from omni_ar.attention.base import AttentionBackend
+from omni_ar.attention.flash_attention import FlashAttention
+from omni_ar.attention.flashinfer import FlashInferAttention
+from omni_ar.attention.torch_paged import TorchPagedAttention
+from omni_ar.attention.triton_paged import TritonPagedAttention
+from omni_ar.model import ArShape
+
+NAMES = ("auto", "torch", "triton", "flash_attention", "flashinfer")
+
+
+def select_backend(
+    stage: str, name: str, device: Device, shape: ArShape, dtype: torch.dtype, block_size: int
+) -> AttentionBackend:
+    """`"auto"` is `"triton"` on a GPU and `"torch"` elsewhere. One backend serves one stage.
+
+    Raises ConfigError for a name that there is not, and for a backend that is not installed or cannot serve the stage.
+    """
+    field, kind = f"{stage}.attention_backend", device.torch_device.type
+    if name not in NAMES:
+        raise ConfigError(field, f"there is no backend {name!r}", f"use one of {', '.join(NAMES)}")
+    # What is only sized, on no device at all, computes nothing.
+    if name == "torch" or kind == "meta" or (name == "auto" and kind != "cuda"):
+        return TorchPagedAttention()
+    if kind != "cuda":
+        raise ConfigError(field, f"{name!r} runs on CUDA devices alone", 'use "auto" or "torch"')
+    if name == "flash_attention":
+        _refuse(field, FlashAttention.problem(shape.head_dim, dtype, block_size))
+        return FlashAttention()
+    if name == "flashinfer":
+        _refuse(field, FlashInferAttention.problem(shape.head_dim, dtype))
+        return FlashInferAttention(device)
+    return TritonPagedAttention(device)
+
+
+def _refuse(field: str, problem: tuple[str, str] | None) -> None:
+    if problem is not None:
+        raise ConfigError(field, *problem)

@@ -1,0 +1,56 @@
+"""The backend of this project's own kernels.
+
+Shape legend: T tokens, H query heads, D head width.
+"""
+
+import torch
+from torch import Tensor
+
+from omni.device import Device
+from omni_ar.attention.base import AttentionMetadata
+from omni_ar.attention.kv_cache import KVCache
+from omni_ar.kernels.attention import attend_decodes, attend_prompts
+
+_ARRIVALS = 8192
+"""Rows times key heads of the largest batch whose last split to arrive adds the parts up. In one beyond, which keeps every SM busy,
+rows are split only if settings say so, and a second kernel adds up."""
+
+
+class TritonPagedAttention:
+    """Two launches at most: one for all decode rows, one for all prefill rows.
+
+    One instance serves one stream: its launches count arrivals in the same memory, one after the other.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: Device) -> None:
+        self._arrivals = device.zeros((_ARRIVALS,), torch.int32)
+
+    def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        if meta.num_decode:
+            self.attend_decodes(q_THD, cache, layer, meta, out_THD)
+        if meta.prefills:
+            assert meta.block_table_NM is not None
+            assert meta.prefill_rows_P4 is not None
+            key, value = cache.key[layer], cache.value[layer]
+            attend_prompts(q_THD, key, value, meta.prefills, meta.block_table_NM, meta.prefill_rows_P4, out_THD)
+        return out_THD
+
+    def attend_decodes(
+        self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata, out_THD: Tensor
+    ) -> None:
+        """The decode rows' part of `attend`, into `out_THD`."""
+        count = meta.num_decode
+        attend_decodes(
+            q_THD[:count],
+            cache.key[layer],
+            cache.value[layer],
+            meta.decode_block_table_RM,
+            meta.decode_lengths_R,
+            meta.decode_max_length,
+            self._arrivals,
+            out_THD[:count],
+        )

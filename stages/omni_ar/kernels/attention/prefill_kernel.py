@@ -1,0 +1,168 @@
+"""Causal attention of prompt chunks over paged keys: one launch for all rows of a step.
+
+A tile holds some tokens of one row and all query heads that share a key head, so that short chunks fill it too.
+
+Shape legend: T tokens, N blocks, B slots per block, M blocks per row, P prompt rows, H query heads, K key and value heads,
+D head width.
+"""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from omni_ar.kernels.attention.settings import PrefillSettings, log2_scale, padded
+
+_ROWS_AT_ONCE = 64
+"""Rows among which a tile looks its own up, at least: as many for most steps, so that few kernels are compiled."""
+
+
+@triton.jit(do_not_specialize=["rows_ptr", "num_rows", "table_stride"])
+def _prefill(
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    table_ptr,
+    rows_ptr,
+    out_ptr,
+    num_rows,
+    table_stride,
+    scale,
+    Q_STRIDE_T: tl.constexpr,
+    Q_STRIDE_H: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    head = tl.program_id(0)
+    # A row's last tiles have the most keys: they start first.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+
+    offs_p = tl.arange(0, BLOCK_P)
+    tiles_p = tl.cdiv(tl.load(rows_ptr + offs_p * 4 + 2, mask=offs_p < num_rows, other=0).to(tl.int32), BLOCK_Q)
+    ends_p = tl.cumsum(tiles_p, 0)
+    mine_p = (tile < ends_p) & (tile >= ends_p - tiles_p)
+    entry = rows_ptr + tl.sum(tl.where(mine_p, offs_p, 0), 0) * 4
+    first = (tile - tl.sum(tl.where(mine_p, ends_p - tiles_p, 0), 0)) * BLOCK_Q
+    table = table_ptr + tl.load(entry) * table_stride
+    start = tl.load(entry + 1)
+    queries = tl.load(entry + 2).to(tl.int32)
+    context = tl.load(entry + 3).to(tl.int32)
+
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    token = first + offs_m // GROUP
+    live_m = (offs_m < BLOCK_Q * GROUP) & (token < queries)
+    live_md = live_m[:, None] & (offs_d < HEAD_DIM)[None, :]
+    query_head = head * GROUP + offs_m % GROUP
+    q_at = ((start + token) * Q_STRIDE_T + query_head * Q_STRIDE_H)[:, None] + offs_d[None, :]
+    q = tl.load(q_ptr + q_at, mask=live_md, other=0.0)
+
+    seen = context + tl.minimum(first + BLOCK_Q, queries)
+    # Tiles of keys that every token of this one sees need no mask.
+    whole = (context + first + 1) // BLOCK_N
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc, total, highest = _attend(
+        acc, total, highest, q, key_ptr, value_ptr, table, head, 0, whole, context + token, seen, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, False,
+    )  # fmt: skip
+    acc, total, highest = _attend(
+        acc, total, highest, q, key_ptr, value_ptr, table, head, whole, tl.cdiv(seen, BLOCK_N), context + token, seen, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, True,
+    )  # fmt: skip
+
+    out_at = (((start + token) * KV_HEADS * GROUP + query_head) * HEAD_DIM)[:, None] + offs_d[None, :]
+    tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=live_md)
+
+
+@triton.jit
+def _attend(
+    acc, total, highest, q, key_ptr, value_ptr, table, head, begin, end, position_m, seen, scale,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Takes key tiles `begin` to `end` in. seen: keys that any token of the tile sees."""
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    for tile in range(begin, end):
+        position_n = tile * BLOCK_N + offs_n
+        if MASKED:
+            live_n = position_n < seen
+            block = tl.load(table + position_n // BLOCK_SIZE, mask=live_n, other=0)
+            # What lies beyond is not loaded: zero weight times NaN would be NaN.
+            live_nd = live_n[:, None] & (offs_d < HEAD_DIM)[None, :]
+        else:
+            block = tl.load(table + position_n // BLOCK_SIZE)
+            live_nd = (offs_d < HEAD_DIM)[None, :]
+        slot = block * BLOCK_SIZE + position_n % BLOCK_SIZE
+        kv_at = ((slot * KV_HEADS + head) * HEAD_DIM)[:, None] + offs_d[None, :]
+        if MASKED or HEAD_DIM != BLOCK_D:
+            k = tl.load(key_ptr + kv_at, mask=live_nd, other=0.0)
+            v = tl.load(value_ptr + kv_at, mask=live_nd, other=0.0)
+        else:
+            k = tl.load(key_ptr + kv_at)
+            v = tl.load(value_ptr + kv_at)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            visible = (position_n[None, :] <= position_m[:, None]) & live_n[None, :]
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1) * scale)
+        shrink = tl.exp2(highest - higher)
+        weights = tl.exp2(scores * scale - higher[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        highest = higher
+    return acc, total, highest
+
+
+def prefill_attention(
+    q_THD: Tensor,
+    key_NBKD: Tensor,
+    value_NBKD: Tensor,
+    table_NM: Tensor,
+    rows_P4: Tensor,
+    query_lengths: Sequence[int],
+    settings: PrefillSettings,
+    out_THD: Tensor,
+) -> None:
+    """Launches the kernel. The last dimension of `q_THD` is dense; key_NBKD, value_NBKD, rows_P4 and out_THD are contiguous."""
+    _, heads, head_dim = q_THD.shape
+    _, block_size, kv_heads, _ = key_NBKD.shape
+    block_q = settings.block_m // (heads // kv_heads)
+    tiles = sum(-(-length // block_q) for length in query_lengths)
+    _prefill[(kv_heads, tiles)](
+        q_THD,
+        key_NBKD,
+        value_NBKD,
+        table_NM,
+        rows_P4,
+        out_THD,
+        len(query_lengths),
+        table_NM.stride(0),
+        log2_scale(head_dim),
+        Q_STRIDE_T=q_THD.stride(0),
+        Q_STRIDE_H=q_THD.stride(1),
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_P=max(_ROWS_AT_ONCE, padded(len(query_lengths))),
+        BLOCK_D=padded(head_dim),
+        BLOCK_M=settings.block_m,
+        BLOCK_N=settings.block_n,
+        num_warps=settings.num_warps,
+        num_stages=settings.num_stages,
+    )

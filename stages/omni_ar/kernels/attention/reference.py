@@ -1,0 +1,55 @@
+"""Paged attention in plain torch: gathers pages, then calls scaled_dot_product_attention.
+
+Shape legend: T tokens, R decode rows, N blocks, B slots per block, M blocks per row, H query heads, K key and value heads,
+G = H / K, D head width, Q query tokens of one row, L keys.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def decode_attention(
+    q_RHD: Tensor, key_NBKD: Tensor, value_NBKD: Tensor, table_RM: Tensor, lengths_R: Tensor, max_length: int
+) -> Tensor:
+    """One token per row, all rows in one gather. max_length: no row is longer."""
+    block_size = key_NBKD.shape[1]
+    table_RM = table_RM[:, : -(-max_length // block_size)]
+    lengths_R1 = lengths_R[:, None]
+    position_L = torch.arange(table_RM.shape[1] * block_size, device=q_RHD.device)
+    beyond_RL = position_L >= lengths_R1
+    k_RKLD, v_RKLD = (_gather_rows(pages, table_RM, beyond_RL) for pages in (key_NBKD, value_NBKD))
+    # A row without keys attends to its first one, which is zeroed: kernels differ in what softmax over nothing gives.
+    attended_RL = position_L < lengths_R1.clamp(min=1)
+    # The G query heads that share a key head stand where query tokens would: no key is repeated.
+    q_RKGD = q_RHD.unflatten(1, (k_RKLD.shape[1], -1))
+    y_RKGD = F.scaled_dot_product_attention(q_RKGD, k_RKLD, v_RKLD, attn_mask=attended_RL[:, None, None])
+    return y_RKGD.flatten(1, 2)
+
+
+def prefill_attention(
+    q_QHD: Tensor, key_NBKD: Tensor, value_NBKD: Tensor, table_M: Tensor, context_length: int
+) -> Tensor:
+    """The Q tokens of one row, behind `context_length` keys of earlier batches."""
+    length = context_length + q_QHD.shape[0]
+    blocks_M = table_M[: -(-length // key_NBKD.shape[1])]
+    k_KLD, v_KLD = (
+        pages.index_select(0, blocks_M).flatten(0, 1)[:length].transpose(0, 1) for pages in (key_NBKD, value_NBKD)
+    )
+    mask_QL = _causal_mask(context_length, length, q_QHD.device) if context_length else None
+    y_HQD = F.scaled_dot_product_attention(
+        q_QHD.transpose(0, 1)[None], k_KLD[None], v_KLD[None], mask_QL, is_causal=mask_QL is None, enable_gqa=True
+    )
+    return y_HQD[0].transpose(0, 1)
+
+
+def _gather_rows(pages_NBKD: Tensor, table_RM: Tensor, beyond_RL: Tensor) -> Tensor:
+    gathered = pages_NBKD.index_select(0, table_RM.flatten())
+    pages_RLKD = gathered.view(*beyond_RL.shape, *pages_NBKD.shape[2:])
+    # A mask weighs stale entries with zero, and zero times NaN is NaN: one request's overflow would reach others.
+    return pages_RLKD.masked_fill_(beyond_RL[..., None, None], 0).transpose(1, 2)
+
+
+def _causal_mask(context_length: int, length: int, device: torch.device) -> Tensor:
+    position_L = torch.arange(length, device=device)
+    return position_L <= position_L[context_length:, None]

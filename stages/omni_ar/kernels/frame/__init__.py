@@ -1,0 +1,35 @@
+"""Attention within a codec frame: sequences of a few tokens, each a row of its own, all of one length.
+
+Shape legend: R rows, n new tokens of each, T = R * n, G positions of a frame, H query heads, K key and value heads, W head width,
+X = (H + 2K) W.
+"""
+
+from torch import Tensor
+
+from omni_ar.kernels.frame import reference
+from omni_ar.kernels.rope import HeadNorms
+from omni_ar.kernels.select import runs_kernel
+
+__all__ = ["attend_frame"]
+
+
+def attend_frame(
+    qkv_TX: Tensor,
+    norms: HeadNorms | None,
+    cos_GW: Tensor,
+    sin_GW: Tensor,
+    start: int,
+    num_heads: int,
+    key_RGKW: Tensor,
+    value_RGKW: Tensor,
+) -> Tensor:
+    """Norms and turns queries and keys, stores keys and values at positions `start` to `start + n - 1`, and attends causally.
+
+    qkv_TX: queries, keys, values of each token; a row's tokens lie together. cos_GW, sin_GW: as `rotary_table` gives them for
+    positions 0 to G - 1. key_RGKW, value_RGKW: contiguous, of the dtype of `qkv_TX`. Returns `[T, H, W]`.
+    """
+    if not runs_kernel(qkv_TX):
+        return reference.attend_frame(qkv_TX, norms, cos_GW, sin_GW, start, num_heads, key_RGKW, value_RGKW)
+    from omni_ar.kernels.frame import kernel
+
+    return kernel.attend_frame(qkv_TX, norms, cos_GW, sin_GW, start, num_heads, key_RGKW, value_RGKW)

@@ -1,0 +1,84 @@
+"""Linear maps, alone or with the norm before them and the activation behind them.
+
+Many rows are a matter for cuBLAS. Fewer are bound by reading the weights and by the number of launches: for the shapes that were
+measured, kernels of our own stream the weights, and norm and activate on the way.
+
+Shape legend: T rows, D inputs, N outputs.
+"""
+
+from torch import Tensor
+
+from omni_ar.kernels.linear import reference
+from omni_ar.kernels.linear.settings import settings
+from omni_ar.kernels.norm import add_rms_norm, rms_norm
+from omni_ar.kernels.select import runs_kernel
+
+__all__ = ["gated_linear", "linear", "linear_parts", "norm_linear"]
+
+
+def linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, `[T, N]`, all of one dtype, accumulated in fp32."""
+    config = settings("linear", x_TD, weight_ND) if runs_kernel(x_TD) else None
+    if config is None:
+        return reference.linear(x_TD, weight_ND, bias_N)
+    from omni_ar.kernels.linear import kernel
+
+    return kernel.linear(x_TD, weight_ND, bias_N, config)
+
+
+def linear_parts(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """As `linear`; where several programs share the width, what each has: `[P, T, N]` in fp32, for `add_rms_norm` to add up."""
+    config = settings("linear", x_TD, weight_ND) if runs_kernel(x_TD) else None
+    if config is None or bias_N is not None or config.get("splits", 1) == 1:
+        return linear(x_TD, weight_ND, bias_N)
+    from omni_ar.kernels.linear import kernel
+
+    return kernel.linear_parts(x_TD, weight_ND, config)
+
+
+def gated_linear(
+    x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None, *, ahead: Tensor | None = None
+) -> Tensor:
+    """`silu(gate) * up`, `[T, N / 2]`, of a linear map whose outputs are gate, then up. Rounded where separate operations would.
+
+    ahead: a contiguous weight that the next product reads, to be fetched meanwhile.
+    """
+    config = settings("gated", x_TD, weight_ND) if runs_kernel(x_TD) else None
+    if config is None:
+        return reference.gated_linear(x_TD, weight_ND, bias_N, ahead)
+    from omni_ar.kernels.linear import kernel
+
+    return kernel.gated_linear(x_TD, weight_ND, bias_N, config)
+
+
+def norm_linear(
+    x_TD: Tensor,
+    delta_TD: Tensor | None,
+    norm_D: Tensor,
+    eps: float,
+    weight_ND: Tensor,
+    bias_N: Tensor | None = None,
+    *,
+    gated: bool = False,
+    ahead: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A residual addition, RMSNorm and a linear map: `(linear(rms_norm(sum)), sum)`.
+
+    sum: `x_TD + delta_TD`, or `x_TD` itself where `delta_TD` is None, which may come in parts (`add_rms_norm`). gated: the outputs
+    are gate, then up, and what comes is `silu(gate) * up`, `[T, N / 2]`. Rounded where separate operations would round. ahead: as
+    for `gated_linear`.
+    """
+    kind = "norm_gated" if gated else "norm_linear"
+    in_parts = delta_TD is not None and delta_TD.ndim == 3
+    config = settings(kind, x_TD, weight_ND) if runs_kernel(x_TD) and not in_parts else None
+    if config is not None:
+        from omni_ar.kernels.linear import kernel
+
+        return kernel.norm_linear(x_TD, delta_TD, norm_D, eps, weight_ND, bias_N, gated, config)
+    if delta_TD is None:
+        normed_TD = rms_norm(x_TD, norm_D, eps, ahead=weight_ND)
+    else:
+        normed_TD, x_TD = add_rms_norm(x_TD, delta_TD, norm_D, eps, ahead=weight_ND)
+    if gated:
+        return gated_linear(normed_TD, weight_ND, bias_N, ahead=ahead), x_TD
+    return linear(normed_TD, weight_ND, bias_N), x_TD

@@ -1,0 +1,14 @@
+"""Linear maps as operations of their own: cuBLAS on a GPU."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from omni_ar.kernels.activation import silu_and_mul
+
+
+def linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None) -> Tensor:
+    return F.linear(x_TD, weight_ND, bias_N)
+
+
+def gated_linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, ahead: Tensor | None = None) -> Tensor:
+    return silu_and_mul(F.linear(x_TD, weight_ND, bias_N), ahead=ahead)

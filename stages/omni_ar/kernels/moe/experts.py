@@ -1,0 +1,37 @@
+"""What a mixture of experts is made of: the arguments that its operations share."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class SharedExpert(NamedTuple):
+    """An expert that every token takes, scaled by `sigmoid(x @ gate.T)`.
+
+    gate_up_XD: `[2 * its intermediate width, D]`, gate rows first. down_DI: `[D, its intermediate width]`. gate_1D: `[1, D]`.
+    """
+
+    gate_up_XD: Tensor
+    down_DI: Tensor
+    gate_1D: Tensor
+
+
+class Experts(NamedTuple):
+    """router_ED: `[E, D]`. gate_up_EXD: `[E, 2I, D]`, gate rows first. down_EDI: `[E, D, I]`. All contiguous and of one dtype.
+
+    norm_topk: whether a token's weights are scaled to sum to 1.
+    """
+
+    router_ED: Tensor
+    gate_up_EXD: Tensor
+    down_EDI: Tensor
+    top_k: int
+    norm_topk: bool
+    shared: SharedExpert | None = None
+
+
+class Norm(NamedTuple):
+    """RMSNorm: weight `[D]`."""
+
+    weight_D: Tensor
+    eps: float

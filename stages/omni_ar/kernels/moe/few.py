@@ -1,0 +1,239 @@
+"""Few rows: every (token, expert) pair on its own, by vector products, with nothing sorted and the routing done on the way.
+
+Memory bound: a program asks for its whole tile of weights before it needs the first of them, and there are several programs to
+each multiprocessor. Tokens that share an expert find its rows in L2, because programs of the same rows run side by side. Each
+program finds its token's experts for itself: that takes less time than waiting for a kernel that does it.
+
+A token's slots are its K experts, then parts of the shared expert, each as wide as a routed one.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from omni_ar.kernels.moe.experts import Experts, Norm
+from omni_ar.kernels.moe.ranking import expert_of, logit_of, next_key, ranking_keys
+from omni_ar.kernels.moe.router import Routed, route_few
+from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
+from omni_ar.kernels.tuning import Config
+
+
+@triton.jit
+def _gate_up_kernel(
+    x_ptr,
+    logits_ptr,
+    gate_up_ptr,
+    shared_ptr,
+    hidden_ptr,
+    x_stride,
+    logits_stride,
+    D: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    E: tl.constexpr,
+    K: tl.constexpr,
+    SHARED: tl.constexpr,
+    E_PAD: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """hidden = silu(gate(x)) * up(x) of one slot and BLOCK_I rows of its expert. SHARED: the shared expert's width."""
+    wait_for_previous(OVERLAP)
+    SLOTS: tl.constexpr = K + (SHARED + I - 1) // I
+    token = (tl.program_id(0) // SLOTS).to(tl.int64)
+    slot = tl.program_id(0) % SLOTS
+    e = tl.arange(0, E_PAD)
+    keys = ranking_keys(tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0), e, E)
+    best = tl.max(keys, axis=0)
+    for _ in range(tl.where(slot < K, slot, 0)):
+        best = next_key(keys, best)
+    weights_ptr = gate_up_ptr + expert_of(best).to(tl.int64) * (2 * I * D)
+    rows = I
+    to_up = I * D
+    if SHARED:
+        first = tl.maximum(slot - K, 0) * I
+        weights_ptr = tl.where(slot < K, weights_ptr, shared_ptr + first * D)
+        rows = tl.where(slot < K, I, tl.minimum(I, SHARED - first))
+        to_up = tl.where(slot < K, I * D, SHARED * D)
+    i = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
+    d = tl.arange(0, BLOCK_D)
+    # Rows past the end are computed and not stored.
+    gate_ptrs = weights_ptr + tl.minimum(i, rows - 1)[:, None] * D + d[None, :]
+    up_ptrs = gate_ptrs + to_up
+    x_ptrs = x_ptr + token * x_stride + d
+    gate_ID = tl.zeros([BLOCK_I, BLOCK_D], tl.float32)
+    up_ID = tl.zeros([BLOCK_I, BLOCK_D], tl.float32)
+    for start in tl.static_range(0, D, BLOCK_D):
+        if start + BLOCK_D <= D:
+            gate = tl.load(gate_ptrs + start, eviction_policy="evict_first")
+            up = tl.load(up_ptrs + start, eviction_policy="evict_first")
+            x = tl.load(x_ptrs + start)
+        else:
+            inside = start + d < D
+            gate = tl.load(gate_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+            up = tl.load(up_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+            x = tl.load(x_ptrs + start, mask=inside, other=0.0)
+        x = x.to(tl.float32)[None, :]
+        gate_ID += gate.to(tl.float32) * x
+        up_ID += up.to(tl.float32) * x
+    # Rounded where a matrix product would have been.
+    dtype = hidden_ptr.dtype.element_ty
+    gate_I = tl.sum(gate_ID, axis=1).to(dtype).to(tl.float32)
+    up_I = tl.sum(up_ID, axis=1).to(dtype).to(tl.float32)
+    silu_I = (gate_I / (1 + tl.exp(-gate_I))).to(dtype).to(tl.float32)
+    tl.store(hidden_ptr + tl.program_id(0).to(tl.int64) * I + i, (silu_I * up_I).to(dtype), mask=i < rows)
+
+
+@triton.jit
+def _down_kernel(
+    hidden_ptr,
+    logits_ptr,
+    down_ptr,
+    shared_ptr,
+    y_ptr,
+    logits_stride,
+    D: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    E: tl.constexpr,
+    K: tl.constexpr,
+    SHARED: tl.constexpr,
+    NORM: tl.constexpr,
+    E_PAD: tl.constexpr,
+    SLOTS_PAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """y_TD: BLOCK_D outputs of one token, summed over its slots, which lie one after another in a tile's rows."""
+    SLOTS: tl.constexpr = K + (SHARED + I - 1) // I
+    token = tl.program_id(0).to(tl.int64)
+    # The router's logits are complete: `_gate_up_kernel` waits for them before it lets this kernel come. So the first weights can
+    # be asked for before the hidden values are there.
+    e = tl.arange(0, E_PAD)
+    logits = tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0)
+    keys = ranking_keys(logits, e, E)
+    best = tl.max(keys, axis=0)
+    largest = logit_of(best)
+    slot_R = tl.arange(0, SLOTS_PAD * BLOCK_D) // BLOCK_D
+    expert_R = tl.zeros([SLOTS_PAD * BLOCK_D], tl.int32) + expert_of(best)
+    weight_R = tl.zeros([SLOTS_PAD * BLOCK_D], tl.float32) + 1.0
+    total = largest - largest + 1.0
+    for k in tl.static_range(1, K):
+        best = next_key(keys, best)
+        weight = tl.exp(logit_of(best) - largest)
+        expert_R = tl.where(slot_R == k, expert_of(best), expert_R)
+        weight_R = tl.where(slot_R == k, weight, weight_R)
+        total += weight
+    if not NORM:
+        total = tl.sum(tl.where(e < E, tl.exp(logits.to(tl.float32) - largest), 0.0), axis=0)
+    weight_R = weight_R / total
+
+    d_R = tl.program_id(1) * BLOCK_D + tl.arange(0, SLOTS_PAD * BLOCK_D) % BLOCK_D
+    row_R = tl.minimum(d_R, D - 1)
+    weights_R = down_ptr + (expert_R.to(tl.int64) * D + row_R) * I
+    if SHARED:
+        gate = tl.load(logits_ptr + token * logits_stride + E).to(tl.float32)
+        weight_R = tl.where(slot_R < K, weight_R, 1 / (1 + tl.exp(-gate)))
+        weights_R = tl.where(slot_R < K, weights_R, shared_ptr + row_R * SHARED + tl.maximum(slot_R - K, 0) * I)
+    if I % 16 == 0 and SHARED % 16 == 0:
+        weights_R = tl.multiple_of(weights_R, 16)  # which a choice between two matrices hides from the compiler
+    i = tl.arange(0, BLOCK_I)
+    down_ptrs = weights_R[:, None] + i[None, :]
+    hidden_ptrs = hidden_ptr + (token * SLOTS + slot_R)[:, None] * I + i[None, :]
+    inside = _inside(slot_R, i, I, K, SHARED, SLOTS)
+    down = tl.load(down_ptrs, mask=inside, other=0.0, eviction_policy="evict_first")
+    wait_for_previous(OVERLAP)
+    y_RI = tl.zeros([SLOTS_PAD * BLOCK_D, BLOCK_I], tl.float32)
+    for start in tl.static_range(0, I, BLOCK_I):
+        if start > 0:
+            inside = _inside(slot_R, start + i, I, K, SHARED, SLOTS)
+            down = tl.load(down_ptrs + start, mask=inside, other=0.0, eviction_policy="evict_first")
+        hidden = tl.load(hidden_ptrs + start, mask=inside, other=0.0)
+        y_RI += down.to(tl.float32) * hidden.to(tl.float32)
+    y_R = tl.where(slot_R < SLOTS, tl.sum(y_RI, axis=1) * weight_R, 0.0)
+    y_D = tl.sum(tl.reshape(y_R, [SLOTS_PAD, BLOCK_D]), axis=0)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    tl.store(y_ptr + token * D + d, y_D.to(y_ptr.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def _inside(slot_R, i, I: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr, SLOTS: tl.constexpr):  # noqa: E741
+    """Which columns of which slots there are. A mask that hangs on the slot and the column apart leaves loads wide."""
+    inside = (slot_R < SLOTS)[:, None] & (i < I)[None, :]
+    if SHARED % I:
+        inside = inside & ((slot_R < K)[:, None] | ((slot_R - K)[:, None] * I + i[None, :] < SHARED))
+    return inside
+
+
+def multiply_gate_up_few(routed: Routed, experts: Experts, config: Config) -> Tensor:
+    """`silu(gate(x)) * up(x)` of each slot, `[T * slots, I]`.
+
+    config: a tile's `gate_i` rows and `gate_d` columns, and `gate_warps`.
+    """
+    tokens, width = routed.normed_TD.shape
+    count, _, intermediate = experts.down_EDI.shape
+    shared = 0 if experts.shared is None else experts.shared.down_DI.shape[1]
+    slots = experts.top_k + triton.cdiv(shared, intermediate)
+    hidden_SI = routed.normed_TD.new_empty(tokens * slots, intermediate)
+    # Slots first: tokens that share an expert's rows read them within microseconds of one another.
+    _gate_up_kernel[(tokens * slots, triton.cdiv(intermediate, config["gate_i"]))](
+        routed.normed_TD,
+        routed.logits_TN,
+        experts.gate_up_EXD,
+        experts.gate_up_EXD if experts.shared is None else experts.shared.gate_up_XD,
+        hidden_SI,
+        routed.normed_TD.stride(0),
+        routed.logits_TN.stride(0),
+        D=width,
+        I=intermediate,
+        E=count,
+        K=experts.top_k,
+        SHARED=shared,
+        E_PAD=triton.next_power_of_2(count),
+        BLOCK_I=config["gate_i"],
+        BLOCK_D=config["gate_d"],
+        **overlap_options(overlaps(hidden_SI)),
+        num_warps=config["gate_warps"],
+    )
+    return hidden_SI
+
+
+def multiply_down_few(hidden_SI: Tensor, routed: Routed, experts: Experts, config: Config) -> Tensor:
+    """The weighted sum of `down(hidden)`, `[T, D]`.
+
+    config: a tile's `down_d` rows and `down_i` columns of every slot, and `down_warps`.
+    """
+    tokens = routed.logits_TN.shape[0]
+    count, width, intermediate = experts.down_EDI.shape
+    shared = 0 if experts.shared is None else experts.shared.down_DI.shape[1]
+    y_TD = hidden_SI.new_empty(tokens, width)
+    _down_kernel[(tokens, triton.cdiv(width, config["down_d"]))](
+        hidden_SI,
+        routed.logits_TN,
+        experts.down_EDI,
+        experts.down_EDI if experts.shared is None else experts.shared.down_DI,
+        y_TD,
+        routed.logits_TN.stride(0),
+        D=width,
+        I=intermediate,
+        E=count,
+        K=experts.top_k,
+        SHARED=shared,
+        NORM=experts.norm_topk,
+        E_PAD=triton.next_power_of_2(count),
+        SLOTS_PAD=triton.next_power_of_2(hidden_SI.shape[0] // tokens),
+        BLOCK_D=config["down_d"],
+        BLOCK_I=config["down_i"],
+        **overlap_options(overlaps(hidden_SI)),
+        num_warps=config["down_warps"],
+    )
+    return y_TD
+
+
+def mix_few(
+    x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts, config: Config
+) -> tuple[Tensor, Tensor]:
+    """As `mix_experts`. config: what both products take."""
+    routed = route_few(x_TD, delta_TD, norm, experts)
+    hidden_SI = multiply_gate_up_few(routed, experts, config)
+    return multiply_down_few(hidden_SI, routed, experts, config), routed.sum_TD

@@ -1,0 +1,312 @@
+"""Rows grouped by expert: two grouped matrix products that read each expert's weights once for each block of rows.
+
+For few rows an expert the products are bound by memory, and the weights are best the left operand: tensor cores take 64 rows of
+weights at a time, against 16 tokens. For many, tokens are on the left.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from omni_ar.kernels.moe.grouping import Groups
+from omni_ar.kernels.overlap import overlap_options, wait_for_previous
+from omni_ar.kernels.tuning import Config
+
+
+@triton.jit
+def _product(
+    row_ptrs,
+    row_inside,
+    weights,
+    matrix,
+    column,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MATRICES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WEIGHTS_LEFT: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """[BLOCK_M, MATRICES * BLOCK_N] = rows @ weights.T over WIDTH, accumulated in float32.
+
+    row_ptrs: the start of each row. weights: matrices `[COLUMNS, WIDTH]` one after another, a pointer or a descriptor; those from
+    `matrix` on are multiplied with, BLOCK_N rows of each from `column` on, as one operand.
+    """
+    WEIGHT_ROWS: tl.constexpr = MATRICES * BLOCK_N
+    k = tl.arange(0, BLOCK_K)
+    if not TMA:
+        n = tl.arange(0, WEIGHT_ROWS)
+        # Rows past the last are computed twice and not stored.
+        row = (matrix + n // BLOCK_N).to(tl.int64) * COLUMNS + tl.minimum(column + n % BLOCK_N, COLUMNS - 1)
+        weight_ptrs = weights + row * WIDTH
+    acc = tl.zeros([WEIGHT_ROWS, BLOCK_M] if WEIGHTS_LEFT else [BLOCK_M, WEIGHT_ROWS], tl.float32)
+    for start in range(0, WIDTH, BLOCK_K):
+        inside = start + k < WIDTH
+        x_inside = row_inside[:, None] if WIDTH % BLOCK_K == 0 else row_inside[:, None] & inside[None, :]
+        x = tl.load(row_ptrs[:, None] + (start + k)[None, :], mask=x_inside, other=0.0)
+        if TMA:
+            w = weights.load([matrix, column, start]).reshape(WEIGHT_ROWS, BLOCK_K)
+        elif WIDTH % BLOCK_K == 0:
+            w = tl.load(weight_ptrs[:, None] + (start + k)[None, :])
+        else:
+            w = tl.load(weight_ptrs[:, None] + (start + k)[None, :], mask=inside[None, :], other=0.0)
+        if WEIGHTS_LEFT:
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    if WEIGHTS_LEFT:
+        acc = tl.trans(acc)
+    return acc
+
+
+@triton.jit
+def _gate_up_tile(
+    x_ptr,
+    gate_up,
+    pair_ptr,
+    hidden_ptr,
+    expert,
+    start,
+    end,
+    column,
+    D: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WEIGHTS_LEFT: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    position = start + tl.arange(0, BLOCK_M)
+    inside = position < end
+    token = tl.load(pair_ptr + position, mask=inside, other=0) // K
+    acc = _product(
+        x_ptr + token.to(tl.int64) * D,
+        inside,
+        gate_up,
+        expert * 2,
+        column,
+        D,
+        I,
+        2,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        WEIGHTS_LEFT,
+        TMA,
+    )
+    # Rounded where separate products would have been.
+    dtype = hidden_ptr.dtype.element_ty
+    gate, up = acc.to(dtype).reshape(BLOCK_M, 2, BLOCK_N).permute(0, 2, 1).split()
+    gate = gate.to(tl.float32)
+    silu = (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    i = column + tl.arange(0, BLOCK_N)
+    hidden_ptrs = hidden_ptr + position.to(tl.int64)[:, None] * I + i[None, :]
+    tl.store(hidden_ptrs, (silu * up.to(tl.float32)).to(dtype), mask=inside[:, None] & (i < I)[None, :])
+
+
+@triton.jit
+def _down_tile(
+    hidden_ptr,
+    down,
+    pair_ptr,
+    y_ptr,
+    expert,
+    start,
+    end,
+    column,
+    D: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WEIGHTS_LEFT: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    position = start + tl.arange(0, BLOCK_M)
+    inside = position < end
+    acc = _product(
+        hidden_ptr + position.to(tl.int64) * I,
+        inside,
+        down,
+        expert,
+        column,
+        I,
+        D,
+        1,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        WEIGHTS_LEFT,
+        TMA,
+    )
+    d = column + tl.arange(0, BLOCK_N)
+    pair = tl.load(pair_ptr + position, mask=inside, other=0)
+    y_ptrs = y_ptr + pair.to(tl.int64)[:, None] * D + d[None, :]
+    tl.store(y_ptrs, acc.to(y_ptr.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["B"])
+def _gate_up_kernel(
+    x_ptr,
+    gate_up,
+    pair_ptr,
+    block_ptr,
+    hidden_ptr,
+    B,
+    D: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WEIGHTS_LEFT: tl.constexpr,
+    TMA: tl.constexpr,
+    HALVES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """hidden_SI, in sorted order, = silu(gate(x)) * up(x): BLOCK_N columns of one block of rows."""
+    wait_for_previous(OVERLAP)
+    columns: tl.constexpr = (I + BLOCK_N - 1) // BLOCK_N
+    # Columns first: programs that run side by side read one expert's weights in order.
+    block = tl.program_id(0) // columns
+    column = tl.program_id(0) % columns * BLOCK_N
+    expert = tl.load(block_ptr + block)
+    if expert < 0:
+        return
+    start = tl.load(block_ptr + B + block)
+    end = tl.load(block_ptr + 2 * B + block)
+    if HALVES:
+        if end - start <= BLOCK_M // 2:
+            _gate_up_tile(
+                x_ptr, gate_up, pair_ptr, hidden_ptr, expert, start, end, column,
+                D, I, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, WEIGHTS_LEFT, TMA,
+            )  # fmt: skip
+        else:
+            _gate_up_tile(
+                x_ptr, gate_up, pair_ptr, hidden_ptr, expert, start, end, column,
+                D, I, K, BLOCK_M, BLOCK_N, BLOCK_K, WEIGHTS_LEFT, TMA,
+            )  # fmt: skip
+    else:
+        _gate_up_tile(
+            x_ptr, gate_up, pair_ptr, hidden_ptr, expert, start, end, column,
+            D, I, K, BLOCK_M, BLOCK_N, BLOCK_K, WEIGHTS_LEFT, TMA,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["B"])
+def _down_kernel(
+    hidden_ptr,
+    down,
+    pair_ptr,
+    block_ptr,
+    y_ptr,
+    B,
+    D: tl.constexpr,
+    I: tl.constexpr,  # noqa: E741
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WEIGHTS_LEFT: tl.constexpr,
+    TMA: tl.constexpr,
+    HALVES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """y_SD, in the order of pairs: BLOCK_N columns of one block of rows."""
+    wait_for_previous(OVERLAP)
+    columns: tl.constexpr = (D + BLOCK_N - 1) // BLOCK_N
+    block = tl.program_id(0) // columns
+    column = tl.program_id(0) % columns * BLOCK_N
+    expert = tl.load(block_ptr + block)
+    if expert < 0:
+        return
+    start = tl.load(block_ptr + B + block)
+    end = tl.load(block_ptr + 2 * B + block)
+    if HALVES:
+        if end - start <= BLOCK_M // 2:
+            _down_tile(
+                hidden_ptr, down, pair_ptr, y_ptr, expert, start, end, column,
+                D, I, BLOCK_M // 2, BLOCK_N, BLOCK_K, WEIGHTS_LEFT, TMA,
+            )  # fmt: skip
+        else:
+            _down_tile(
+                hidden_ptr, down, pair_ptr, y_ptr, expert, start, end, column,
+                D, I, BLOCK_M, BLOCK_N, BLOCK_K, WEIGHTS_LEFT, TMA,
+            )  # fmt: skip
+    else:
+        _down_tile(
+            hidden_ptr, down, pair_ptr, y_ptr, expert, start, end, column,
+            D, I, BLOCK_M, BLOCK_N, BLOCK_K, WEIGHTS_LEFT, TMA,
+        )  # fmt: skip
+
+
+def _operand(weights: Tensor, matrices: int, config: Config, product: str) -> Tensor | TensorDescriptor:
+    """What a kernel reads weights through: of each expert, so many matrices one after another."""
+    if not config[f"{product}_tma"]:
+        return weights
+    experts, rows, columns = weights.shape
+    view = weights.view(experts * matrices, rows // matrices, columns)
+    return TensorDescriptor.from_tensor(view, [matrices, config[f"{product}_n"], config[f"{product}_k"]])
+
+
+def multiply_gate_up(x_TD: Tensor, gate_up_EXD: Tensor, groups: Groups, top_k: int, config: Config) -> Tensor:
+    """`silu(gate(x)) * up(x)` of each pair, `[S, I]` in sorted order.
+
+    config: tiles `gate_n` of I and `gate_k` of D, `gate_stages`, `gate_warps`; `overlap`: whether the kernel comes while the one
+    before it still runs; `gate_left`: weights are the left operand; `gate_tma`: the copy engine brings the weights, whose rows must
+    be multiples of 16 bytes; `gate_halves` (0 if missing): blocks that are at most half full take half a tile.
+    """
+    intermediate = gate_up_EXD.shape[1] // 2
+    hidden_SI = torch.empty(groups.pair_S.shape[0], intermediate, dtype=x_TD.dtype, device=x_TD.device)
+    blocks = groups.block_3B.shape[1]
+    _gate_up_kernel[(blocks * triton.cdiv(intermediate, config["gate_n"]),)](
+        x_TD,
+        _operand(gate_up_EXD, 2, config, "gate"),
+        *groups[:2],
+        hidden_SI,
+        blocks,
+        D=x_TD.shape[1],
+        I=intermediate,
+        K=top_k,
+        BLOCK_M=groups.block_m,
+        BLOCK_N=config["gate_n"],
+        BLOCK_K=config["gate_k"],
+        WEIGHTS_LEFT=config["gate_left"] > 0,
+        TMA=config["gate_tma"] > 0,
+        HALVES=config.get("gate_halves", 0) > 0,
+        **overlap_options(config["overlap"]),
+        num_stages=config["gate_stages"],
+        num_warps=config["gate_warps"],
+    )
+    return hidden_SI
+
+
+def multiply_down(hidden_SI: Tensor, down_EDI: Tensor, groups: Groups, config: Config) -> Tensor:
+    """`down(hidden)` of each pair, `[S, D]` in the order of pairs. config: likewise, `down_n` of D and `down_k` of I."""
+    width, intermediate = down_EDI.shape[1:]
+    y_SD = torch.empty(hidden_SI.shape[0], width, dtype=hidden_SI.dtype, device=hidden_SI.device)
+    blocks = groups.block_3B.shape[1]
+    _down_kernel[(blocks * triton.cdiv(width, config["down_n"]),)](
+        hidden_SI,
+        _operand(down_EDI, 1, config, "down"),
+        *groups[:2],
+        y_SD,
+        blocks,
+        D=width,
+        I=intermediate,
+        BLOCK_M=groups.block_m,
+        BLOCK_N=config["down_n"],
+        BLOCK_K=config["down_k"],
+        WEIGHTS_LEFT=config["down_left"] > 0,
+        TMA=config["down_tma"] > 0,
+        HALVES=config.get("down_halves", 0) > 0,
+        **overlap_options(config["overlap"]),
+        num_stages=config["down_stages"],
+        num_warps=config["down_warps"],
+    )
+    return y_SD

@@ -1,0 +1,41 @@
+"""Root mean square normalization, alone and together with the residual addition before it."""
+
+from torch import Tensor
+
+from omni_ar.kernels.norm import reference
+from omni_ar.kernels.select import runs_kernel
+
+__all__ = ["add_rms_norm", "residual_sum", "rms_norm"]
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, *, ahead: Tensor | None = None) -> Tensor:
+    """Scales every `x[..., :]` to a root mean square of 1, in fp32, and by `weight_D`.
+
+    x: `[..., D]`, any float dtype, its last dimension contiguous. Returns the same shape and dtype, contiguous.
+    ahead: a contiguous weight that the next product reads, to be fetched meanwhile.
+    """
+    if not runs_kernel(x):
+        return reference.rms_norm(x, weight_D, eps)
+    from omni_ar.kernels.norm import kernel
+
+    return kernel.rms_norm(x, weight_D, eps, ahead)
+
+
+def add_rms_norm(
+    x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float, *, ahead: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A residual addition and the norm that follows it: `(rms_norm(sum), sum)`, both `[T, D]`.
+
+    sum: `x_TD + delta_TD`, rounded to the dtype of `x_TD` before it is normed. delta_TD: of the same dtype, or in fp32 parts
+    `[P, T, D]`, whose sum is rounded first. ahead: as for `rms_norm`.
+    """
+    if not runs_kernel(x_TD):
+        return reference.add_rms_norm(x_TD, delta_TD, weight_D, eps)
+    from omni_ar.kernels.norm import kernel
+
+    return kernel.add_rms_norm(x_TD, delta_TD, weight_D, eps, ahead)
+
+
+def residual_sum(x_TD: Tensor, delta_TD: Tensor) -> Tensor:
+    """`x_TD + delta_TD`, `[T, D]`; delta_TD: as for `add_rms_norm`."""
+    return reference.residual_sum(x_TD, delta_TD)

@@ -1,0 +1,62 @@
+"""Rotary positions: the table of a batch, and what a layer does to its queries, keys and values before attention.
+
+Shape legend: T tokens, P position axes, W head width, F = W / 2 frequencies, H query heads, K key and value heads, X = (H + 2K) W,
+N blocks of B slots.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from omni_ar.kernels.rope import reference
+from omni_ar.kernels.select import runs_kernel
+
+__all__ = ["HeadNorms", "qk_norm_rope_write", "rotary_table"]
+
+
+class HeadNorms(NamedTuple):
+    """RMSNorm over each query and key head: weights `[W]`."""
+
+    query_W: Tensor
+    key_W: Tensor
+    eps: float
+
+
+def rotary_table(
+    positions_PT: Tensor, frequency_F: Tensor, axis_F: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of `position * frequency`, angles in fp32: `[T, W]` each of `dtype`, both halves of a row alike.
+
+    positions_PT: int64. frequency_F: fp32. axis_F: int64, the axis whose position turns each frequency; None for axis 0.
+    """
+    if not runs_kernel(positions_PT):
+        return reference.rotary_table(positions_PT, frequency_F, axis_F, dtype)
+    from omni_ar.kernels.rope import kernel
+
+    return kernel.rotary_table(positions_PT, frequency_F, axis_F, dtype)
+
+
+def qk_norm_rope_write(
+    qkv_TX: Tensor,
+    norms: HeadNorms | None,
+    cos_TW: Tensor,
+    sin_TW: Tensor,
+    num_heads: int,
+    key_NBKW: Tensor,
+    value_NBKW: Tensor,
+    slots_T: Tensor,
+    *,
+    ahead: Tensor | None = None,
+) -> Tensor:
+    """Norms and turns the queries and keys of `qkv_TX` (queries, keys, values) and stores keys and values in their slots.
+
+    norms: None leaves heads unscaled. cos_TW, sin_TW: as `rotary_table` gives them. key_NBKW, value_NBKW: one layer's contiguous
+    pages, of the dtype of `qkv_TX`; slots_T: int64, slot s is offset s % B of block s // B; null slots may repeat.
+    ahead: a contiguous weight that the next product reads, to be fetched meanwhile. Returns the queries, `[T, H, W]`, contiguous.
+    """
+    if not runs_kernel(qkv_TX):
+        return reference.qk_norm_rope_write(qkv_TX, norms, cos_TW, sin_TW, num_heads, key_NBKW, value_NBKW, slots_T)
+    from omni_ar.kernels.rope import kernel
+
+    return kernel.qk_norm_rope_write(qkv_TX, norms, cos_TW, sin_TW, num_heads, key_NBKW, value_NBKW, slots_T, ahead)

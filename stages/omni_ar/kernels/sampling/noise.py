@@ -1,0 +1,59 @@
+"""The Gumbel noise of `omni_ar.sampling.rng`, from the same bits: Philox4x32-10, whose words are those of four ids."""
+
+import triton
+import triton.language as tl
+
+_LOW32 = tl.constexpr(0xFFFFFFFF)
+_LARGEST = tl.constexpr(1.0 - 2.0**-24)
+_STEP = tl.constexpr(2.0**-32)
+_HALF_STEP = tl.constexpr(2.0**-33)
+
+
+@triton.jit
+def draw_key(seed_ptr, sample_index_ptr, row, position, use):
+    """What names a row's draw, next to the id: the last three words of the counter, and the key's two."""
+    seed = tl.load(seed_ptr + row)
+    index = tl.load(sample_index_ptr + row)
+    low, high = (seed & _LOW32).to(tl.uint64), ((seed >> 32) & _LOW32).to(tl.uint64)
+    return position.to(tl.uint32), index.to(tl.uint32), use.to(tl.uint32), low, high
+
+
+@triton.jit
+def _philox(c0, c1, c2, c3, k0, k1):
+    """The counter's words are uint32, the key's are uint64 below 2 ** 32."""
+    for _ in tl.static_range(10):
+        # One wide multiplication gives both halves of a product.
+        first = c0.to(tl.uint64) * 0xD2511F53
+        second = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (second >> 32).to(tl.uint32) ^ c1 ^ k0.to(tl.uint32)
+        c2 = (first >> 32).to(tl.uint32) ^ c3 ^ k1.to(tl.uint32)
+        c1 = (second & _LOW32).to(tl.uint32)
+        c3 = (first & _LOW32).to(tl.uint32)
+        k0 = (k0 + 0x9E3779B9) & _LOW32
+        k1 = (k1 + 0xBB67AE85) & _LOW32
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _gumbel(word):
+    u = tl.minimum(word.to(tl.float32) * _STEP + _HALF_STEP, _LARGEST)
+    # -log1p(-u): the logarithm of the rounded 1 - u, times what rounding did to u.
+    rest = 1.0 - u
+    taken = tl.where(rest == 1.0, 1.0, 1.0 - rest)
+    return -tl.log(tl.where(rest == 1.0, u, -tl.log(rest) * (u / taken)))
+
+
+@triton.jit
+def noise_of(ids, position, index, use, k0, k1):
+    """Noise of any ids. Four times the work of `noise_of_all`."""
+    a, b, c, d = _philox((ids >> 2).to(tl.uint32), position, index, use, k0, k1)
+    place = ids & 3
+    return _gumbel(tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d))))
+
+
+@triton.jit
+def noise_of_all(start, position, index, use, k0, k1, COUNT: tl.constexpr):
+    """Noise of COUNT ids from `start` on, a multiple of 4."""
+    quad = (start // 4 + tl.arange(0, COUNT // 4)).to(tl.uint32)
+    a, b, c, d = _philox(quad, position, index, use, k0, k1)
+    return _gumbel(tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [COUNT]))

@@ -1,0 +1,34 @@
+"""fp32 values as integers of the same order, and values with their ids as one integer: what selection and argmax compare."""
+
+import triton
+import triton.language as tl
+
+LOWEST = tl.constexpr(-2139095041)
+"""The key of minus infinity."""
+
+NOTHING = tl.constexpr(-(2**63))
+"""Less than every rank."""
+
+
+@triton.jit
+def key_of(x):
+    """int32 of the order of fp32. Both zeros are one: they are equal, and the lower id wins."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def value_of(key):
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rank_of(x, ids):
+    """int64 whose maximum is the largest value; of equal ones, the lowest id's."""
+    return (key_of(x).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+
+
+@triton.jit
+def id_of(rank):
+    """The id; -1 if its value is minus infinity, or nothing has a rank."""
+    return tl.where((rank >> 32) <= LOWEST, -1, 0x7FFFFFFF - (rank & 0x7FFFFFFF))

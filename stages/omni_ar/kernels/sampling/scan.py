@@ -1,0 +1,101 @@
+"""Part one for a wide vocabulary: what a row's rules make of its logits, by blocks of ids.
+
+Of a row that is greedy, or random without top-k, top-p and min-p, each block leaves its best. Of others it leaves the values, and
+the maximum of each segment of them: few segments hold all that is kept. Blocks are the same for any number of rows, as sums are.
+"""
+
+import triton
+import triton.language as tl
+
+from omni_ar.kernels.sampling.bits import RANDOM, SELECTS
+from omni_ar.kernels.sampling.noise import draw_key, noise_of_all
+from omni_ar.kernels.sampling.order import rank_of
+from omni_ar.kernels.sampling.rules import ruled
+
+
+@triton.jit(do_not_specialize=["use", "position_stride"], do_not_specialize_on_alignment=["rows_ptr", "position_ptr"])
+def scan(
+    logits_ptr,
+    logits_stride,
+    rows_ptr,
+    position_ptr,
+    position_stride,
+    needs_ptr,
+    temperature_ptr,
+    seed_ptr,
+    sample_index_ptr,
+    repetition_ptr,
+    seen_ptr,
+    frequency_ptr,
+    presence_ptr,
+    counts_ptr,
+    bias_ids_ptr,
+    biases_ptr,
+    forbidden_ptr,
+    bad_words_ptr,
+    recent_ptr,
+    min_tokens_ptr,
+    stop_ids_ptr,
+    work_ptr,
+    segments_ptr,
+    best_ptr,
+    weight_ptr,
+    use,
+    vocab,
+    BY_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEGMENT: tl.constexpr,
+):
+    """One program per block and row of the batch; whose rows these are, and their parameters: see `kernel._inputs`.
+
+    work: fp32 `[R, vocab]`, a row's values after rules and temperature. segments: fp32 `[R, blocks * BLOCK / SEGMENT]`, the maximum
+    of each segment. weight: fp32 `[R, blocks]`, what a block's values weigh, relative to its own maximum. best: int64
+    `[R, blocks]`, `rank_of` its best. Of a row, the first three are made or the last one is; rules that name ids write to `work`
+    besides.
+    """
+    block, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = tl.load(rows_ptr + place)
+    needs = tl.load(needs_ptr + row).to(tl.int32)
+    position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride)
+    start = block * BLOCK
+    ids = start + tl.arange(0, BLOCK)
+    inside = ids < vocab
+    x = tl.load(logits_ptr + place * logits_stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    work_row_ptr = work_ptr + place * vocab
+    x = ruled(
+        x,
+        start,
+        row,
+        needs,
+        position,
+        work_row_ptr,
+        repetition_ptr,
+        seen_ptr,
+        frequency_ptr,
+        presence_ptr,
+        counts_ptr,
+        bias_ids_ptr,
+        biases_ptr,
+        forbidden_ptr,
+        bad_words_ptr,
+        recent_ptr,
+        min_tokens_ptr,
+        stop_ids_ptr,
+        vocab,
+        BLOCK,
+    )
+    if (needs & RANDOM) != 0:
+        x = tl.div_rn(x, tl.load(temperature_ptr + row))
+    blocks = tl.num_programs(0)
+    if ((needs & RANDOM) != 0) & ((needs & SELECTS) != 0):
+        tl.store(work_row_ptr + ids, x, mask=inside)
+        largest = tl.max(tl.reshape(x, [BLOCK // SEGMENT, SEGMENT]), axis=1)
+        tl.store(segments_ptr + (place * blocks + block) * (BLOCK // SEGMENT) + tl.arange(0, BLOCK // SEGMENT), largest)
+        most = tl.max(largest)
+        weight = tl.sum(tl.exp(x - tl.where(most == float("-inf"), 0.0, most)))
+        tl.store(weight_ptr + place * blocks + block, weight)
+    else:
+        if (needs & RANDOM) != 0:
+            counter, index, purpose, k0, k1 = draw_key(seed_ptr, sample_index_ptr, row, position, use)
+            x += noise_of_all(start, counter, index, purpose, k0, k1, BLOCK)
+        tl.store(best_ptr + place * blocks + block, tl.max(rank_of(x, ids)))

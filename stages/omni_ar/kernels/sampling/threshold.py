@@ -1,0 +1,69 @@
+"""Thresholds by bisection over the keys of values: exact, without a sort.
+
+Values are held by one program. Keys are as `key_of` makes them; `most` is the largest value. After some steps the ends are moved to
+keys that there are: where many values are equal, bisection would go on to the last bit.
+"""
+
+import triton
+import triton.language as tl
+
+from omni_ar.kernels.sampling.order import LOWEST, key_of, value_of
+
+# Logits end within so much of the largest, mostly; and where they do, averaging values converges sooner than averaging keys does.
+_REACH = tl.constexpr(32.0)
+_BY_VALUE = tl.constexpr(20)
+_PLAIN = tl.constexpr(11)
+_ABOVE_ALL = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def between(low, high, step):
+    """A key between two keys that are at least 2 apart, to bisect at next."""
+    average = tl.where(step == 0, value_of(high) - _REACH, 0.5 * value_of(low) + 0.5 * value_of(high))
+    middle = tl.where(step < _BY_VALUE, key_of(average), (low & high) + ((low ^ high) >> 1))
+    return tl.minimum(tl.maximum(middle, low + 1), high - 1)
+
+
+@triton.jit
+def kth_largest(key, most, k):
+    """A key that the k largest reach, with those that tie with the last of them, and no others do. More than k are possible."""
+    low = tl.full([], LOWEST + 1, tl.int32)
+    high = key_of(most) + 1
+    step = tl.full([], 0, tl.int32)
+    while low + 1 < high:
+        middle = between(low, high, step)
+        count = tl.sum((key >= middle).to(tl.int32))
+        enough = count >= k
+        if step >= _PLAIN:
+            middle = _nearest(key, middle, enough)
+        low = tl.where(enough, middle, low)
+        high = tl.where(count == k, low + 1, tl.where(enough, high, middle))
+        step += 1
+    return low
+
+
+@triton.jit
+def nucleus(key, weight, low, most, outside, allowed):
+    """The largest key below which there is at most `allowed`: `outside`, and the weight of those from `low` on."""
+    high = key_of(most) + 1
+    step = tl.full([], 0, tl.int32)
+    while low + 1 < high:
+        middle = between(low, high, step)
+        fits = outside + tl.sum(tl.where(key < middle, weight, 0.0)) <= allowed
+        if step >= _PLAIN:
+            middle = _nearest(key, middle, fits)
+        low = tl.where(fits, middle, low)
+        high = tl.where(fits, high, middle)
+        step += 1
+    return low
+
+
+@triton.jit
+def _nearest(key, middle, up):
+    """Up: the first key from `middle` on. Down: the first after the last one below it. The same values are on each side of it."""
+    nearest = middle
+    if up:  # noqa: SIM108 - a branch, not a choice of two values that are both made
+        nearest = tl.min(tl.where(key >= middle, key, _ABOVE_ALL))
+    else:
+        nearest = tl.max(tl.where(key < middle, key, LOWEST)) + 1
+    return nearest

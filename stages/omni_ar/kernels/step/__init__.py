@@ -1,0 +1,67 @@
+"""What a decode step does besides computing: a handful of words per row, in one launch for each phase.
+
+`omni_ar.run.phases` says what these do to the state. Shape legend: R rows of the batch, W handoff words, G code groups, D width.
+"""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from omni_ar.kernels.select import runs_kernel
+from omni_ar.kernels.step import reference
+
+if TYPE_CHECKING:
+    from omni_ar.run.state import RowState, StepBuffers
+    from omni_ar.sampling import SamplingFlags
+
+__all__ = ["accept_tokens", "frame_inputs", "place_frames", "post_update", "prepare_decodes"]
+
+
+def prepare_decodes(state: "RowState", rows_R: Tensor, block_size: int, out: "StepBuffers", max_blocks: int) -> None:
+    """Inputs of decode rows. The kernel copies as much of a row's table as its length needs; the rest stays, blocks too."""
+    if not runs_kernel(rows_R):
+        return reference.prepare_decodes(state, rows_R, block_size, out, max_blocks)
+    from omni_ar.kernels.step import kernel
+
+    return kernel.prepare_decodes(state, rows_R, block_size, out, max_blocks)
+
+
+def accept_tokens(state: "RowState", rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None = None) -> None:
+    """Takes sampled ids as the rows' newest, and evaluates stops. Drafts have no kernel."""
+    if not runs_kernel(rows_R) or out_RW.shape[1] > 3 or offered_R is not None:
+        return reference.accept_tokens(state, rows_R, out_RW, offered_R)
+    from omni_ar.kernels.step import kernel
+
+    return kernel.accept_tokens(state, rows_R, out_RW)
+
+
+def post_update(
+    state: "RowState", rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, drafts: int, flags: "SamplingFlags"
+) -> None:
+    """Counts tokens. The kernel reads what a row needs from its state, whatever `flags` say; drafts have no kernel."""
+    if not runs_kernel(rows_R) or drafts:
+        return reference.post_update(state, rows_R, accepted_RW, advance_R, drafts, flags)
+    from omni_ar.kernels.step import kernel
+
+    return kernel.post_update(state, rows_R, accepted_RW, advance_R)
+
+
+def frame_inputs(state: "RowState", rows_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row: its newest token, and which frame of its request that token begins. int64 `[R]` both."""
+    if not runs_kernel(rows_R):
+        return reference.frame_inputs(state, rows_R)
+    from omni_ar.kernels.step import kernel
+
+    return kernel.frame_inputs(state, rows_R)
+
+
+def place_frames(
+    state: "RowState", rows_R: Tensor, codes_RG: Tensor, next_RD: Tensor, block_size: int, code_pages: Tensor
+) -> None:
+    """Puts frames into the page slots of their tokens, or of the null block if the row is over, and what they add to the next input
+    into the state. code_pages: int64 `[blocks, block_size, G]`."""
+    if not runs_kernel(rows_R):
+        return reference.place_frames(state, rows_R, codes_RG, next_RD, block_size, code_pages)
+    from omni_ar.kernels.step import kernel
+
+    return kernel.place_frames(state, rows_R, codes_RG, next_RD, block_size, code_pages)

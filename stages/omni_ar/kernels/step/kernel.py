@@ -1,0 +1,110 @@
+"""The small phases of a step: launches of their kernels."""
+
+import torch
+import triton
+from torch import Tensor
+
+from omni_ar.kernels.step.accept import accept_rows, update_row
+from omni_ar.kernels.step.frames import place_frame, read_rows
+from omni_ar.kernels.step.prepare import prepare_row
+from omni_ar.run.state import RowState, StepBuffers
+
+# Rows that one program takes at once, where one program takes all.
+_ROWS = 64
+
+
+def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
+    width = state.next_codes.shape[1]
+    prepare_row[(rows_R.shape[0],)](
+        rows_R,
+        state.words,
+        state.block_table,
+        state.next_codes,
+        out.ids_N,
+        out.lengths_N,
+        out.slots_T,
+        out.positions_PT,
+        out.positions_PT.stride(0),
+        out.table_NM,
+        out.codes_ND,
+        max_blocks,
+        AXES=out.positions_PT.shape[0],
+        TABLE=state.block_table.shape[1],
+        BLOCK_SIZE=block_size,
+        WIDTH=width,
+        BLOCK_D=_padded(width),
+        num_warps=4,
+    )
+
+
+def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
+    rows = rows_R.shape[0]
+    accept_rows[(1,)](
+        rows_R,
+        state.words,
+        state.sampling.stop_ids,
+        out_RW,
+        out_RW.stride(0),
+        state.handoff,
+        state.handoff.stride(0),
+        state.handoff.stride(1),
+        state.counter,
+        rows,
+        RING=state.handoff.shape[0],
+        BLOCK_R=min(_padded(rows), _ROWS),
+        num_warps=4,
+    )
+
+
+def post_update(state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor) -> None:
+    sampling = state.sampling
+    # One warp, which is in step with itself: it shifts `recent` in place.
+    update_row[(rows_R.shape[0],)](
+        rows_R,
+        state.words,
+        accepted_RW,
+        accepted_RW.stride(0),
+        advance_R,
+        sampling.needs,
+        sampling.seen.view(torch.uint8),
+        sampling.counts,
+        sampling.recent,
+        SEEN=sampling.seen.shape[1],
+        num_warps=1,
+    )
+
+
+def frame_inputs(state: RowState, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+    rows = rows_R.shape[0]
+    last_R, position_R = torch.empty_like(rows_R), torch.empty_like(rows_R)
+    read_rows[(triton.cdiv(rows, _ROWS),)](rows_R, state.words, last_R, position_R, rows, BLOCK_R=_ROWS, num_warps=1)
+    return last_R, position_R
+
+
+def place_frames(
+    state: RowState, rows_R: Tensor, codes_RG: Tensor, next_RD: Tensor, block_size: int, code_pages: Tensor
+) -> None:
+    groups, width = codes_RG.shape[1], next_RD.shape[1]
+    place_frame[(rows_R.shape[0],)](
+        rows_R,
+        state.words,
+        state.block_table,
+        codes_RG,
+        codes_RG.stride(0),
+        codes_RG.stride(1),
+        next_RD,
+        next_RD.stride(0),
+        code_pages,
+        state.next_codes,
+        TABLE=state.block_table.shape[1],
+        BLOCK_SIZE=block_size,
+        GROUPS=groups,
+        BLOCK_G=_padded(groups),
+        WIDTH=width,
+        BLOCK_D=_padded(width),
+        num_warps=4,
+    )
+
+
+def _padded(size: int) -> int:
+    return 1 << (max(size, 1) - 1).bit_length()

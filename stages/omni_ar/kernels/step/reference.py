@@ -1,0 +1,85 @@
+"""The small phases of a step in plain torch. Shape legend: R rows, K ids of a row, W handoff words, G code groups, D width."""
+
+import torch
+from torch import Tensor
+
+from omni_ar.run.state import ACTIVE, DELTA, FULL, LAST, LENGTH, OUTPUTS, RUNNING, STOPPED, RowState, StepBuffers
+from omni_ar.sampling import SamplingFlags, observe
+
+
+def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
+    count = rows_R.shape[0]
+    words_RC = state.words.index_select(0, rows_R)
+    kept, active = words_RC[:, LENGTH], words_RC[:, ACTIVE]
+    table = state.block_table.index_select(0, rows_R)
+    block = table.gather(1, (kept // block_size)[:, None]).squeeze(1)
+    if state.next_codes.shape[1]:
+        torch.index_select(state.next_codes, 0, rows_R, out=out.codes_ND[:count])
+    out.ids_N[:count].copy_(words_RC[:, LAST])
+    # A stopped row writes to the null block's slots, and attends to what it has.
+    torch.add(kept, active, out=out.lengths_N[:count])
+    torch.mul(block * block_size + kept % block_size, active, out=out.slots_T[:count])
+    out.table_NM[:count, :max_blocks].copy_(table[:, :max_blocks])
+    out.positions_PT[:, :count].copy_(kept + words_RC[:, DELTA])
+
+
+def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None) -> None:
+    words_RC = state.words.index_select(0, rows_R)
+    last_R, _, _, outputs_R, limit_R, active_R, _, _ = words_RC.unbind(1)
+    status_R, count_R, *ids = out_RW.unbind(1)
+    stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
+    if len(ids) == 1:
+        count_R.copy_(active_R)
+        last_R.copy_(ids[0])
+    else:
+        torch.mul(_accepted(outputs_R, limit_R, stop_RS, out_RW[:, 2:], offered_R), active_R, out=count_R)
+        last_R.copy_(out_RW[:, 2:].gather(1, (count_R[:, None] - 1).clamp(min=0)).squeeze(1))
+    outputs_R.add_(count_R)
+    # Stop ids are padded with -1: a row for which nothing was possible stops too.
+    stopped_R = (stop_RS == last_R[:, None]).any(1)
+    status_R.copy_(torch.where(stopped_R, STOPPED, (outputs_R >= limit_R) * FULL))
+    active_R.mul_(status_R == RUNNING)
+    last_R.clamp_(min=0)
+    state.words.index_copy_(0, rows_R, words_RC)
+    slot = state.counter % state.handoff.shape[0]
+    state.handoff[:, : rows_R.shape[0]].index_copy_(0, slot, out_RW[None])
+    state.counter.add_(1)
+
+
+def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RK: Tensor, offered_R: Tensor | None) -> Tensor:
+    """How many ids of each row count: up to the first that is a stop id, or the last that the row has room for."""
+    place_K = torch.arange(1, ids_RK.shape[1] + 1, device=ids_RK.device)
+    over_RK = (ids_RK[:, :, None] == stop_RS[:, None]).any(2) | (outputs_R[:, None] + place_K >= limit_R[:, None])
+    if offered_R is not None:
+        over_RK = over_RK | (place_K >= offered_R[:, None])
+    # The first place at which the row is over; the last one if it never is.
+    return torch.where(over_RK, place_K, ids_RK.shape[1]).amin(1)
+
+
+def post_update(
+    state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags
+) -> None:
+    count_R = accepted_RW[:, 1]
+    if drafts:
+        live_R = count_R > 0
+        kept_R = (advance_R - (1 + drafts - count_R)) * live_R
+    else:
+        kept_R = advance_R * count_R
+    state.column(LENGTH).index_add_(0, rows_R, kept_R)
+    observe(state.sampling, rows_R, accepted_RW[:, 2:], count_R, flags)
+
+
+def frame_inputs(state: RowState, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+    words_RC = state.words.index_select(0, rows_R)
+    return words_RC[:, LAST], words_RC[:, OUTPUTS] - 1
+
+
+def place_frames(
+    state: RowState, rows_R: Tensor, codes_RG: Tensor, next_RD: Tensor, block_size: int, code_pages: Tensor
+) -> None:
+    words_RC = state.words.index_select(0, rows_R)
+    at_R = words_RC[:, LENGTH]
+    block_R = state.block_table.index_select(0, rows_R).gather(1, (at_R // block_size)[:, None]).squeeze(1)
+    slots_R = (block_R * block_size + at_R % block_size) * words_RC[:, ACTIVE]
+    code_pages.flatten(0, 1).index_copy_(0, slots_R, codes_RG)
+    state.next_codes.index_copy_(0, rows_R, next_RD)

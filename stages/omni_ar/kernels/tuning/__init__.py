@@ -1,0 +1,5 @@
+"""Launch settings that were measured, shipped with the package: nothing is tuned at start."""
+
+from omni_ar.kernels.tuning.table import Config, tuned
+
+__all__ = ["Config", "tuned"]

@@ -1,0 +1,145 @@
+"""The attention kernels against brute-force attention in float64: tiny under the interpreter, and random shapes on a GPU."""
+
+import random
+
+import pytest
+import torch
+
+from omni_ar.attention import TritonPagedAttention
+from omni_ar.kernels.attention import decode_kernel, prefill_kernel
+from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
+from support.paged_rows import LAYER, PagedRows, mixed_batch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+PREFILL = PrefillSettings(block_m=16, block_n=16, num_warps=4, num_stages=1)
+
+
+def decode_settings(splits, fused=True):
+    return DecodeSettings(block_n=16, splits=splits, fused=fused, num_warps=4, num_stages=1)
+
+
+def attend(world, q, meta, decode, prefill=PREFILL):
+    """What the kernels give, called as on a GPU. Everything that they do not write stays NaN."""
+    key, value, count = world.cache.key[LAYER], world.cache.value[LAYER], meta.num_decode
+    out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
+    arrivals = torch.zeros(64, dtype=torch.int32, device=q.device)
+    if count:
+        table, lengths = meta.decode_block_table_RM, meta.decode_lengths_R
+        decode_kernel.decode_attention(q[:count], key, value, table, lengths, arrivals, decode, out[:count])
+    if meta.prefills:
+        lengths = [row.query_length for row in meta.prefills]
+        rows = meta.prefill_rows_P4
+        prefill_kernel.prefill_attention(q, key, value, meta.block_table_NM, rows, lengths, prefill, out)
+    assert not arrivals.any()
+    return out
+
+
+def check(ours, expected):
+    """Within the rounding of the result, and close in all: one wrong key would show."""
+    tolerance = TOLERANCE[ours.dtype]
+    torch.testing.assert_close(ours.double(), expected, rtol=tolerance, atol=tolerance)
+    if expected.any():
+        assert (ours - expected).norm() / expected.norm() < tolerance / 2
+
+
+@pytest.mark.parametrize(
+    ("splits", "fused", "decodes", "prefills", "shape"),
+    [
+        pytest.param(1, True, [1, 16, 17], [(0, 5)], {"head_dim": 16, "block_size": 16}, id="one split"),
+        pytest.param(4, True, [0, 3, 35], [], {"head_dim": 16, "block_size": 8}, id="splits"),
+        pytest.param(4, False, [70, 0, 33], [], {"head_dim": 16, "block_size": 8}, id="a kernel that adds up"),
+        pytest.param(2, True, [40], [(7, 1), (0, 1)], {"kv_heads": 1, "group": 1}, id="one head"),
+        pytest.param(2, True, [], [(0, 20), (30, 3), (5, 18)], {"group": 4, "head_dim": 24}, id="chunks"),
+        pytest.param(2, True, [5], [(9, 3)], {"kv_heads": 1, "group": 11}, id="many heads on one"),
+        pytest.param(2, True, [20, 1], [(3, 9)], {"group": 3, "head_dim": 20, "block_size": 3}, id="odd sizes"),
+    ],
+)
+def test_kernels(splits, fused, decodes, prefills, shape):
+    world = PagedRows(splits, device=DEVICE, **shape)
+    q, meta, expected = mixed_batch(world, decodes, prefills, spare_columns=2, poison=world.poison)
+    check(attend(world, q, meta, decode_settings(splits, fused)), expected)
+
+
+def test_queries_may_be_a_part_of_something_wider():
+    world = PagedRows(1, device=DEVICE)
+    q, meta, expected = mixed_batch(world, [9], [(2, 3)])
+    wide = torch.full((q.shape[0], 3 * q.shape[1], q.shape[2]), float("nan"), device=q.device)
+    wide[:, : q.shape[1]] = q
+    check(attend(world, wide[:, : q.shape[1]], meta, decode_settings(2)), expected)
+
+
+def test_splits_add_up_to_the_same_in_every_run():
+    world = PagedRows(2, device=DEVICE)
+    q, meta, _ = mixed_batch(world, [50, 33], [])
+    runs = [attend(world, q, meta, decode_settings(4, fused)) for fused in (True, True, False)]
+    assert torch.equal(runs[0], runs[1])
+    torch.testing.assert_close(runs[0], runs[2], rtol=1e-6, atol=1e-6)
+
+
+HEAD_DIMS = [16, 64, 80, 96, 128, 192, 256]
+HEADS = [(1, 1), (8, 2), (4, 8), (2, 8), (1, 16), (2, 3), (1, 24)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_random_shapes(dtype, head_dim, omni_device):
+    """The backend with the settings that it would choose."""
+    chance = random.Random(f"{dtype}{head_dim}")
+    kv_heads, group = chance.choice(HEADS)
+    block_size = chance.choice([5, 8, 16, 16, 32, 64])
+    for seed in range(8):
+        longest = chance.choice([3, 40, 300, 3000])
+        lengths = [chance.randint(0, longest) for _ in range(chance.choice([0, 1, 30]))]
+        chunks = [(chance.choice([0, chance.randint(1, longest)]), chance.randint(1, longest)) for _ in range(seed % 4)]
+        if not lengths and not chunks:
+            lengths = [longest]
+        blocks = 2 + sum(-(-length // block_size) for length in [*lengths, *(sum(chunk) for chunk in chunks)])
+        world = PagedRows(seed, kv_heads, group, head_dim, block_size, blocks, dtype, "cuda")
+        q, meta, expected = mixed_batch(world, lengths, chunks, spare_columns=seed % 3 * 50, poison=world.poison)
+        backend = TritonPagedAttention(omni_device)
+        ours = backend.attend(q, world.cache, LAYER, meta)
+        check(ours, expected)
+        assert torch.equal(backend.attend(q, world.cache, LAYER, meta), ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_long_contexts(dtype, rows, omni_device):
+    lengths = [65_000, 1, 32_768][:rows]
+    world = PagedRows(rows, 2, 8, 128, 16, 2 + sum(-(-length // 16) for length in lengths) + 700, dtype, "cuda")
+    q, meta, expected = mixed_batch(world, lengths, [(11_000, 40)][: rows - 1], poison=world.poison)
+    check(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_a_captured_step_reads_lengths_and_tables_when_it_is_replayed(rows, omni_device):
+    chance = random.Random(rows)
+    world = PagedRows(0, 4, 8, 128, 16, 1 + rows * 40, torch.bfloat16, "cuda")
+    q, meta, _ = mixed_batch(world, [1] * rows, [], spare_columns=36)
+    backend = TritonPagedAttention(omni_device)
+    backend.attend(q, world.cache, LAYER, meta)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backend.attend(q, world.cache, LAYER, meta)
+    for _ in range(4):
+        taken = PagedRows(1, 4, 8, 128, 16, 1 + rows * 40, torch.bfloat16, "cuda")
+        taken.cache = world.cache
+        lengths = [chance.choice([0, 1, chance.randint(2, 590)]) for _ in range(rows)]
+        new_q, new, expected = mixed_batch(taken, lengths, [])
+        q.copy_(new_q)
+        meta.decode_lengths_R.copy_(new.decode_lengths_R)
+        meta.decode_block_table_RM.zero_()
+        meta.decode_block_table_RM[:, : new.decode_block_table_RM.shape[1]] = new.decode_block_table_RM
+        graph.replay()
+        check(captured, expected)
+
+
+@pytest.fixture
+def omni_device():
+    from omni.device import open_device
+
+    return open_device("cuda:0")

@@ -1,0 +1,335 @@
+"""Kernels of mixtures of experts against brute force in float64: under the interpreter, and on a GPU at many random shapes."""
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from omni_ar.kernels.moe.combine import combine
+from omni_ar.kernels.moe.experts import Experts, Norm, SharedExpert
+from omni_ar.kernels.moe.few import mix_few
+from omni_ar.kernels.moe.grouped import multiply_down, multiply_gate_up
+from omni_ar.kernels.moe.grouping import route_and_group
+from omni_ar.kernels.moe.kernel import mix_experts, mix_grouped
+from omni_ar.kernels.moe.settings import default_settings
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Largest error as a share of the largest result.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+CLOSE = {torch.float32: 1e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def few(gate_i=4, gate_d=16, down_d=4, down_i=8):
+    return {
+        "gate_i": gate_i,
+        "gate_d": gate_d,
+        "gate_warps": 4,
+        "down_d": down_d,
+        "down_i": down_i,
+        "down_warps": 4,
+    }
+
+
+def grouped(block_m=16, n=16, k=16, left=0, stages=2, warps=4, tma=0, halves=0, overlap=0):
+    tile = {"n": n, "k": k, "stages": stages, "warps": warps, "left": left, "tma": tma, "halves": halves}
+    return {"block_m": block_m, "overlap": overlap} | {
+        f"{product}_{key}": v for product in ("gate", "down") for key, v in tile.items()
+    }
+
+
+class Case:
+    """Random weights and tokens, routed as asked or at random, and what float64 makes of them one pair at a time."""
+
+    def __init__(self, tokens, width, intermediate, experts, top_k, seed=0, dtype=torch.float32, routing=None):
+        generator = torch.Generator(DEVICE).manual_seed(seed)
+        draw = lambda *shape: torch.randn(shape, generator=generator, device=DEVICE)  # noqa: E731
+        x_TD = draw(tokens, width)
+        gate_up_EXD = draw(experts, 2 * intermediate, width) * width**-0.5
+        down_EDI = draw(experts, width, intermediate) * intermediate**-0.5
+        self.logits_TE, self.top_k = draw(tokens, experts), top_k
+        if routing is not None:
+            self.logits_TE.scatter_add_(1, routing.to(DEVICE), torch.full(routing.shape, 20.0, device=DEVICE))
+        self.x_TD, self.gate_up_EXD, self.down_EDI = (t.to(dtype) for t in (x_TD, gate_up_EXD, down_EDI))
+
+    def expected(self):
+        x_TD, gate_up_EXD, down_EDI = (t.double() for t in (self.x_TD, self.gate_up_EXD, self.down_EDI))
+        weight_TK, expert_TK = self.logits_TE.double().softmax(-1).topk(self.top_k)
+        weight_TK = weight_TK / weight_TK.sum(-1, keepdim=True)
+        y_TD = torch.zeros_like(x_TD)
+        for expert in range(down_EDI.shape[0]):
+            token, k = (expert_TK == expert).nonzero(as_tuple=True)
+            out = gated(x_TD[token], gate_up_EXD[expert], down_EDI[expert])
+            y_TD.index_add_(0, token, out * weight_TK[token, k][:, None])
+        return y_TD
+
+    def run(self, config):
+        weight_TK, _, groups = route_and_group(self.logits_TE, self.top_k, True, config["block_m"])
+        hidden_SI = multiply_gate_up(self.x_TD, self.gate_up_EXD, groups, self.top_k, config)
+        return combine(multiply_down(hidden_SI, self.down_EDI, groups, config), weight_TK, config["overlap"])
+
+    def check(self, config):
+        y_TD, expected = self.run(config), self.expected()
+        assert y_TD.dtype == self.x_TD.dtype
+        error = (y_TD.double() - expected).abs().max() / expected.abs().max()
+        assert error < TOLERANCE[y_TD.dtype]
+
+
+class Mixture:
+    """A random mixture on its own, and what float64 makes of it with the experts that the router's logits, rounded, choose."""
+
+    def __init__(
+        self, tokens, width, intermediate, experts, top_k, shared=0, norm_topk=True, seed=0, dtype=torch.float32
+    ):
+        generator = torch.Generator(DEVICE).manual_seed(seed)
+        draw = lambda *shape: torch.randn(shape, generator=generator, device=DEVICE)  # noqa: E731
+        weight = lambda *shape: (draw(*shape) * shape[-1] ** -0.5).to(dtype)  # noqa: E731
+        self.x_TD, self.delta_TD = draw(tokens, width).to(dtype), draw(tokens, width).to(dtype)
+        self.norm = Norm(draw(width).to(dtype), 1e-6)
+        own = (weight(2 * shared, width), weight(width, shared), weight(1, width)) if shared else ()
+        weights = (
+            weight(experts, width),
+            weight(experts, 2 * intermediate, width),
+            weight(experts, width, intermediate),
+        )
+        self.experts = Experts(*weights, top_k, norm_topk, SharedExpert(*own) if shared else None)
+
+    def check(self, run, *config):
+        self._check(run(self.x_TD, self.delta_TD, self.norm, self.experts, *config), self.x_TD + self.delta_TD)
+        normed_TD = self._normed(self.x_TD).to(self.x_TD.dtype)
+        self._check(run(self.x_TD, None, self.norm, self.experts, *config), self.x_TD)
+        self._check(run(normed_TD, None, None, self.experts, *config), normed_TD, normed_TD)
+
+    def _normed(self, x_TD):
+        x_TD = x_TD.double()
+        return x_TD * (x_TD.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt() * self.norm.weight_D.double()
+
+    def _check(self, got, sum_TD, normed_TD=None):
+        y_TD, got_sum_TD = got
+        assert torch.equal(got_sum_TD, sum_TD)
+        assert y_TD.dtype == sum_TD.dtype
+        dtype, experts = sum_TD.dtype, self.experts
+        x_TD = (self._normed(sum_TD).to(dtype) if normed_TD is None else normed_TD).double()
+        weight_TE = torch.zeros_like(logits_TE := x_TD @ experts.router_ED.double().T)
+        share_TK, expert_TK = logits_TE.softmax(-1).topk(experts.top_k)
+        share_TK = share_TK / share_TK.sum(-1, keepdim=True) if experts.norm_topk else share_TK
+        weight_TE.scatter_(1, expert_TK, share_TK)
+        expected = sum(
+            weight_TE[:, expert, None] * gated(x_TD, gate_up.double(), down.double())
+            for expert, (gate_up, down) in enumerate(zip(experts.gate_up_EXD, experts.down_EDI, strict=True))
+        )
+        if experts.shared is not None:
+            gate_up, down, gate = (t.double() for t in experts.shared)
+            expected = expected + (x_TD @ gate.T).sigmoid() * gated(x_TD, gate_up, down)
+        error_T = (y_TD.double() - expected).abs().amax(-1) / expected.abs().max()
+        # Rounding the logits may exchange two experts that are as good as equal, which is no error.
+        best_TE = logits_TE.sort(-1, descending=True).values
+        close = (best_TE[:, experts.top_k - 1] - best_TE[:, min(experts.top_k, best_TE.shape[1] - 1)]) < CLOSE[dtype]
+        close &= experts.top_k < best_TE.shape[1]
+        assert close.double().mean() < 0.75 or len(close) < 3
+        assert (error_T[~close] < TOLERANCE[dtype]).all()
+
+
+def gated(x_TD, gate_up_XD, down_DI):
+    gate, up = (x_TD @ gate_up_XD.T).chunk(2, -1)
+    return (gate * gate.sigmoid() * up) @ down_DI.T
+
+
+MIXTURES = [
+    {"tokens": 1, "width": 16, "intermediate": 8, "experts": 4, "top_k": 2},
+    {"tokens": 3, "width": 20, "intermediate": 13, "experts": 6, "top_k": 3, "norm_topk": False, "shared": 30},
+    {"tokens": 2, "width": 32, "intermediate": 24, "experts": 1, "top_k": 1},
+    {"tokens": 5, "width": 17, "intermediate": 8, "experts": 3, "top_k": 3, "shared": 16},
+]
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_mixtures_of_few_rows(mixture):
+    Mixture(**mixture).check(mix_few, few())
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_mixtures_of_grouped_rows(mixture):
+    Mixture(**mixture).check(mix_grouped, grouped())
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 5])
+def test_mixtures_by_the_default_of_an_unmeasured_shape(tokens):
+    Mixture(tokens, 16, 8, 4, 2, shared=12).check(mix_experts)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize(
+    ("tokens", "width", "intermediate", "experts", "top_k"),
+    [(1, 16, 8, 4, 2), (21, 20, 13, 6, 3), (40, 32, 24, 2, 1), (7, 33, 17, 3, 3)],
+)
+def test_grouped_rows(left, tokens, width, intermediate, experts, top_k):
+    Case(tokens, width, intermediate, experts, top_k).check(grouped(left=left))
+
+
+def test_blocks_that_are_not_half_full():
+    routing = torch.tensor([[0]] * 18 + [[1]] * 30 + [[2]] * 3)
+    Case(51, 16, 8, 4, 1, routing=routing).check(grouped(block_m=32, halves=1))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_weights_through_the_copy_engine(left):
+    Case(21, 24, 12, 6, 3).check(grouped(left=left, tma=1))
+
+
+def test_one_expert_takes_every_token():
+    Case(19, 16, 8, 5, 1, routing=torch.full((19, 1), 3)).check(grouped())
+
+
+def test_idle_experts_are_not_read():
+    case = Case(9, 16, 8, 6, 2, routing=torch.tensor([[1, 4]] * 9))
+    expected = case.expected()
+    for idle in (0, 2, 3, 5):
+        case.gate_up_EXD[idle] = float("nan")
+        case.down_EDI[idle] = float("nan")
+    for config in (grouped(), grouped(left=1)):
+        torch.testing.assert_close(case.run(config).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "experts", "block_m"),
+    [((7, 3), 5, 16), ((60, 2), 3, 16), ((1, 1), 8, 16), ((1, 6), 6, 32), ((70, 2), 4, 64), ((130, 1), 2, 64)],
+)
+def test_grouping(pairs, experts, block_m):
+    logits_TE = torch.randn(pairs[0], experts, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    weight_TK, expert_TK, groups = route_and_group(logits_TE, pairs[1], True, block_m)
+    check_routing(logits_TE, weight_TK, expert_TK, True)
+    expert_TK = expert_TK.cpu()
+    order = expert_TK.flatten().argsort(stable=True)
+    assert torch.equal(groups.pair_S.cpu().long(), order)
+    blocks = []
+    for expert in range(experts):
+        of = (expert_TK.flatten()[order] == expert).nonzero().flatten().tolist()
+        blocks += [(expert, start, of[-1] + 1) for start in of[::block_m]]
+    block_3B = groups.block_3B.cpu()
+    assert [tuple(b) for b in block_3B.T[: len(blocks)].tolist()] == blocks
+    assert (block_3B[0, len(blocks) :] == -1).all()
+
+
+@pytest.mark.parametrize("norm_topk", [True, False])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(3, 8, 2), (2, 6, 6), (1, 1, 1), (4, 13, 5)])
+def test_routing(norm_topk, tokens, experts, top_k):
+    logits_TE = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(2)) * 3
+    weight_TK, expert_TK, _ = route_and_group(logits_TE.to(DEVICE), top_k, norm_topk, 16)
+    check_routing(logits_TE, weight_TK, expert_TK, norm_topk)
+
+
+def check_routing(logits_TE, weight_TK, expert_TK, norm_topk):
+    top_k = expert_TK.shape[1]
+    expected, order = logits_TE.cpu().double().softmax(-1).sort(-1, descending=True)
+    expected = expected[:, :top_k]
+    if norm_topk:
+        expected = expected / expected.sum(-1, keepdim=True)
+    assert torch.equal(expert_TK.cpu().long(), order[:, :top_k])
+    assert weight_TK.dtype == torch.float32
+    torch.testing.assert_close(weight_TK.cpu().double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_ties_go_to_the_lowest_expert():
+    logits_TE = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 1.0]])
+    assert route_and_group(logits_TE.to(DEVICE), 4, True, 16)[1].tolist() == [[1, 2, 4, 0]]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_experts_of_meaningless_logits_exist():
+    logits_TE = torch.full((2, 5), float("nan"))
+    logits_TE[1, 1:] = float("-inf")
+    _, expert_TK, _ = route_and_group(logits_TE.to(DEVICE), 3, True, 16)
+    assert ((expert_TK >= 0) & (expert_TK < 5)).all()
+
+
+SHARED_DTYPES = [
+    torch.float32,
+    *(pytest.param(half, marks=pytest.mark.gpu) for half in (torch.bfloat16, torch.float16)),
+]
+
+
+@pytest.mark.parametrize("dtype", SHARED_DTYPES)
+@pytest.mark.parametrize(("tokens", "width"), [(3, 16), (1, 1), (5, 300)])
+def test_adding_the_shared_expert(tokens, width, dtype):
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(shape, generator=generator).to(DEVICE, dtype)  # noqa: E731
+    y_TKD, shared_TD, x_TD, gate_1D = draw(tokens, 3, width), draw(tokens, width), draw(tokens, width), draw(1, width)
+    weight_TK = torch.rand(tokens, 3, generator=generator).to(DEVICE)
+    given = [tensor.double() for tensor in (y_TKD, weight_TK, shared_TD, x_TD, gate_1D)]
+    out_TD = combine(y_TKD.flatten(0, 1), weight_TK, 0, (shared_TD, x_TD, gate_1D))
+    y_TKD, weight_TK, shared_TD, x_TD, gate_1D = given
+    expected = (y_TKD * weight_TK[..., None]).sum(1) + (x_TD @ gate_1D.T).sigmoid() * shared_TD
+    assert out_TD.dtype == dtype
+    assert (out_TD.double() - expected).abs().max() / expected.abs().max() < TOLERANCE[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(9))
+def test_random_shapes(seed):
+    rng = random.Random(seed)
+    dtype = list(TOLERANCE)[seed % 3]
+    experts = rng.choice([1, 3, 8, 17, 64, 128])
+    top_k = rng.randint(1, min(8, experts))
+    width, intermediate = rng.choice([64, 129, 256, 520, 1024]), rng.choice([8, 33, 96, 384])
+    tma = int(width % 8 == 0 and intermediate % 8 == 0 and dtype != torch.float32)
+    tiles = [
+        {"block_m": rng.choice([16, 32, 64]), "n": rng.choice([32, 64]), "k": 32, "left": left, "tma": tma * overlap}
+        | {"overlap": overlap}
+        for left in (0, 1)
+        for overlap in (0, 1)
+    ]
+    tiles.append({"block_m": 128, "n": 64, "k": 32, "halves": 1, "tma": tma, "warps": 8})
+    for tokens in (1, 2, rng.randint(3, 16), rng.randint(17, 90), rng.randint(91, 400)):
+        case = Case(tokens, width, intermediate, experts, top_k, seed, dtype)
+        for tile in tiles:
+            case.check(grouped(**tile))
+        mixture = Mixture(tokens, width, intermediate, experts, top_k, rng.choice([0, 100]), True, seed, dtype)
+        mixture.check(mix_experts)
+        if tokens <= 16:
+            mixture.check(mix_few, few(8, 256, 2, 128))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16, 32, 33, 64, 128, 256, 512, 1000, 2048])
+@pytest.mark.parametrize(("width", "intermediate", "top_k"), [(2048, 768, 8), (1024, 384, 6)])
+def test_released_shapes(tokens, width, intermediate, top_k):
+    case = Case(tokens, width, intermediate, 128, top_k, dtype=torch.bfloat16)
+    case.check(default_settings(max(tokens, 5), 128, top_k, width, intermediate, torch.bfloat16))
+    del case
+    mixture = Mixture(tokens, width, intermediate, 128, top_k, 768 if width == 1024 else 0, dtype=torch.bfloat16)
+    mixture.check(mix_experts)
+    if tokens <= 16:
+        mixture.check(mix_few, few(2, width, 1, 1024))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 8, 40, 300])
+def test_the_same_bits_every_time(tokens):
+    mixture = Mixture(tokens, 512, 256, 32, 4, 384, dtype=torch.bfloat16)
+    given = (mixture.x_TD, mixture.delta_TD, mixture.norm, mixture.experts)
+    first, _ = mix_experts(*given)
+    assert all(torch.equal(mix_experts(*given)[0], first) for _ in range(20))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("tokens", [1, 8, 40, 300])
+def test_captured(tokens, overlap):
+    mixture = Mixture(tokens, 256, 128, 32, 4, 128, dtype=torch.bfloat16)
+    given = (mixture.x_TD, mixture.delta_TD, mixture.norm, mixture.experts)
+
+    def step():
+        few_TD, _ = mix_few(*given, few(8, 256, 2, 128))
+        grouped_TD, _ = mix_grouped(*given, grouped(n=32, k=64, left=1, stages=3, tma=1, overlap=overlap))
+        return few_TD, grouped_TD
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(10):
+        mixture.x_TD.copy_(torch.randn_like(mixture.x_TD))
+        graph.replay()
+        assert all(torch.equal(got, expected) for got, expected in zip(captured, step(), strict=True))

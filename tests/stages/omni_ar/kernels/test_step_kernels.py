@@ -1,0 +1,194 @@
+"""The small phases of a step: what their kernels leave in the state, against the phases in plain torch."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from omni.device.cpu import CpuDevice
+from omni_ar.kernels.step import kernel, reference
+from omni_ar.options import ArOptions
+from omni_ar.run.limits import Limits
+from omni_ar.run.state import ACTIVE, DELTA, GENERATION, LAST, LENGTH, LIMIT, OUTPUTS, RowState, StepBuffers
+from omni_ar.sampling import EVERYTHING
+from support.sampling_kernels import state_of
+from support.small_codec import SmallCodec
+from support.small_text import SmallText
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+ROWS, VOCAB, BLOCK_SIZE = 9, 37, 4
+STOPS = (3, 7)
+LENGTHS = (0, 1, 3, 4, 5, 8, 22, 23, 24)
+"""The last has no room for another token."""
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.5},
+    {"frequency_penalty": 0.5},
+    {"bad_words_ids": ((1, 2), (4,))},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.5, "bad_words_ids": ((5, 6),)},
+]
+
+
+class Bench:
+    """A stage's state with rows of all kinds, the null row last, and the same on a device."""
+
+    def __init__(self, codec: bool, device: str) -> None:
+        self.model = SmallCodec(codes=VOCAB) if codec else SmallText(vocab=VOCAB)
+        options = ArOptions(max_num_seqs=ROWS, max_model_len=24, block_size=BLOCK_SIZE)
+        self.limits = Limits.of("text", options, self.model.shape)
+        self.generator = torch.Generator().manual_seed(3)
+        self.state = self._state()
+        self.buffers = StepBuffers.allocate(CpuDevice(), self.model, self.limits, torch.float32)
+        self.there = on_device(self.state, device)
+        self.buffers_there = on_device(self.buffers, device)
+        self.device = device
+
+    def _state(self) -> RowState:
+        state = RowState.allocate(CpuDevice(), self.model, self.limits, torch.float32)
+        for row, length in enumerate(LENGTHS):
+            outputs = row % 4
+            words = {LAST: row, LENGTH: length, DELTA: row - 3, OUTPUTS: outputs, LIMIT: outputs + 1 + row % 3}
+            for column, value in (words | {ACTIVE: length < 24 and row != 4, GENERATION: 5}).items():
+                state.words[row, column] = value
+        state.block_table[:ROWS] = torch.randint(1, 50, (ROWS, self.limits.max_blocks), generator=self.generator)
+        state.next_codes.copy_(torch.randn(state.next_codes.shape, generator=self.generator))
+        sampling = state_of(VOCAB, [{**ASKED[row % 5], "stop_token_ids": STOPS} for row in range(ROWS)], (1, 2, 3))
+        for name in ("needs", "stop_ids", "seen", "counts", "recent"):
+            getattr(state.sampling, name)[:ROWS] = getattr(sampling, name)
+        return state
+
+    def rows(self, *rows: int) -> tuple[Tensor, Tensor]:
+        here = torch.tensor(rows)
+        return here, here.to(self.device)
+
+    def check(self) -> None:
+        """The null row is nobody's."""
+        for (name, here), (_, there) in zip(tensors(self.state), tensors(self.there), strict=True):
+            if name not in ("counter", "handoff"):
+                here, there = here[:ROWS], there[:ROWS]
+            if name.endswith(("seen", "counts")):
+                here, there = here[:, :VOCAB], there[:, :VOCAB]
+            assert torch.equal(there.cpu(), here), name
+
+
+def tensors(of: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
+    found = []
+    for field in dataclasses.fields(of):
+        value = getattr(of, field.name)
+        if isinstance(value, Tensor):
+            found.append((prefix + field.name, value))
+        elif dataclasses.is_dataclass(value):
+            found += tensors(value, f"{field.name}.")
+    return found
+
+
+def on_device(of: Any, device: str) -> Any:
+    """A copy there."""
+    copies = {}
+    for field in dataclasses.fields(of):
+        value = getattr(of, field.name)
+        if isinstance(value, Tensor):
+            copies[field.name] = value.clone().to(device)
+        elif dataclasses.is_dataclass(value):
+            copies[field.name] = on_device(value, device)
+    return dataclasses.replace(of, **copies)
+
+
+BATCHES = [(0,), (6, 2, 8, 4, 1, 0, 7, 5, 3), (3, 1, ROWS, ROWS)]
+"""The last is padded with null rows."""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("codec", [False, True])
+def test_inputs_of_decode_rows(device: str, batch: tuple[int, ...], codec: bool):
+    bench = Bench(codec, device)
+    (rows_R, rows_there), count = bench.rows(*batch), len(batch)
+    # The reference looks for the block of a row whose table is full and that is over.
+    bench.state.words[8, LENGTH] = bench.there.words[8, LENGTH] = 23 if 8 in batch else 24
+    reference.prepare_decodes(bench.state, rows_R, BLOCK_SIZE, bench.buffers, bench.limits.max_blocks)
+    kernel.prepare_decodes(bench.there, rows_there, BLOCK_SIZE, bench.buffers_there, bench.limits.max_blocks)
+    here, there = bench.buffers, bench.buffers_there
+    for name, one, other in (
+        ("ids", here.ids_N[:count], there.ids_N[:count]),
+        ("lengths", here.lengths_N[:count], there.lengths_N[:count]),
+        ("slots", here.slots_T[:count], there.slots_T[:count]),
+        ("positions", here.positions_PT[:, :count], there.positions_PT[:, :count]),
+        ("codes", here.codes_ND[:count], there.codes_ND[:count]),
+    ):
+        assert torch.equal(other.cpu(), one), name
+    for place, length in enumerate(here.lengths_N[:count].tolist()):
+        used = -(-length // BLOCK_SIZE)
+        assert torch.equal(there.table_NM[place, :used].cpu(), here.table_NM[place, :used])
+    bench.check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_that_is_over_and_fills_its_table_writes_to_the_null_block(device: str):
+    bench = Bench(False, device)
+    kernel.prepare_decodes(bench.there, bench.rows(8)[1], BLOCK_SIZE, bench.buffers_there, bench.limits.max_blocks)
+    assert bench.buffers_there.slots_T[0] == 0
+    assert bench.buffers_there.lengths_N[0] == 24
+    assert torch.equal(bench.buffers_there.table_NM[0].cpu(), bench.state.block_table[8])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_tokens_and_what_they_count(device: str, batch: tuple[int, ...]):
+    bench = Bench(False, device)
+    rows_R, rows_there = bench.rows(*batch)
+    for step in range(5):  # which goes round the handoff's ring
+        ids_R = torch.randint(-1, 9, rows_R.shape, generator=bench.generator)
+        ids_R[rows_R == ROWS] = 0
+        out_RW = torch.stack([torch.full_like(ids_R, 99), torch.full_like(ids_R, 99), ids_R], 1)
+        out_there = out_RW.to(bench.device)
+        reference.accept_tokens(bench.state, rows_R, out_RW, None)
+        kernel.accept_tokens(bench.there, rows_there, out_there)
+        assert torch.equal(out_there.cpu(), out_RW)
+        bench.check()
+        advance_R = torch.full_like(ids_R, 1 + step % 2)
+        reference.post_update(bench.state, rows_R, out_RW, advance_R, 0, EVERYTHING)
+        kernel.post_update(bench.there, rows_there, out_there, advance_R.to(bench.device))
+        # What a row does not need, its kernel does not keep.
+        keep_needed(bench.state, bench.there)
+        bench.check()
+
+
+def keep_needed(here: RowState, there: RowState) -> None:
+    for row in range(ROWS):
+        asked = ASKED[row % 5]
+        for name, wanted in (
+            ("seen", "repetition_penalty" in asked),
+            ("counts", bool(asked.keys() & {"frequency_penalty", "presence_penalty"})),
+            ("recent", any(len(word) > 1 for word in asked.get("bad_words_ids", ()))),
+        ):
+            if not wanted:
+                getattr(here.sampling, name)[row] = getattr(there.sampling, name)[row].cpu()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_frames(device: str, batch: tuple[int, ...]):
+    bench = Bench(True, device)
+    rows_R, rows_there = bench.rows(*batch)
+    bench.state.words[8, LENGTH] = bench.there.words[8, LENGTH] = 23
+    for one, other in zip(
+        reference.frame_inputs(bench.state, rows_R), kernel.frame_inputs(bench.there, rows_there), strict=True
+    ):
+        assert torch.equal(other.cpu(), one)
+    groups, width = 3, bench.state.next_codes.shape[1]
+    codes_RG = torch.randint(0, VOCAB, (len(batch), groups), generator=bench.generator)
+    next_RD = torch.randn(len(batch), width, generator=bench.generator)
+    pages = torch.zeros(51, BLOCK_SIZE, groups, dtype=torch.int64)
+    pages_there = pages.to(bench.device)
+    reference.place_frames(bench.state, rows_R, codes_RG, next_RD, BLOCK_SIZE, pages)
+    kernel.place_frames(
+        bench.there, rows_there, codes_RG.to(bench.device), next_RD.to(bench.device), BLOCK_SIZE, pages_there
+    )
+    # The null block is nobody's.
+    assert torch.equal(pages_there[1:].cpu(), pages[1:])
+    assert bool(pages[1:].any()) == any(row not in (4, 8, ROWS) for row in batch)
+    bench.check()

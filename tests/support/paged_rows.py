@@ -1,0 +1,120 @@
+"""Rows of a paged cache whose keys and values are known, and attention over them by brute force in float64.
+
+Shape legend: T tokens, Q query tokens of one row, L keys, H query heads, K key and value heads, D head width.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow
+
+LAYERS, LAYER = 2, 1
+
+
+class PagedRows:
+    """A cache of noise, and rows whose true keys and values are kept beside it in order."""
+
+    def __init__(
+        self, seed, kv_heads=2, group=3, head_dim=8, block_size=4, blocks=64, dtype=torch.float32, device="cpu"
+    ):
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.kv_heads, self.heads, self.head_dim = kv_heads, kv_heads * group, head_dim
+        self.block_size, self.dtype, self.device = block_size, dtype, device
+        allocate = lambda shape, dtype: self.random(*shape).to(dtype)  # noqa: E731
+        self.cache = KVCache.allocate(allocate, LAYERS, blocks, block_size, kv_heads, head_dim, dtype)
+        self.free = (torch.randperm(blocks - 1, generator=self.generator, device=device) + 1).tolist()
+
+    def random(self, *shape):
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    def words(self, values):
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def take_row(self, length):
+        """A block table for `length` keys, a slot for each, and the keys and values `[2, length, K, D]`."""
+        table = [self.free.pop() for _ in range(-(-length // self.block_size))]
+        position = torch.arange(length, device=self.device)
+        slots = self.words(table)[position // self.block_size] * self.block_size + position % self.block_size
+        return table, slots, self.random(2, length, self.kv_heads, self.head_dim).to(self.dtype)
+
+    def write(self, slots, kv):
+        self.cache.write(LAYER, kv[0], kv[1], slots)
+
+    def queries(self, tokens):
+        return self.random(tokens, self.heads, self.head_dim).to(self.dtype)
+
+    def poison(self, kept_slots: Sequence[Tensor]) -> None:
+        """Makes everything NaN but what stands in these slots."""
+        kept = torch.cat(list(kept_slots))
+        for pages in (self.cache.key, self.cache.value):
+            flat = pages[LAYER].flatten(0, 1)
+            values = flat[kept].clone()
+            flat.fill_(float("nan"))
+            flat[kept] = values
+
+
+def dense(q_QHD: Tensor, kv: Tensor, context: int) -> Tensor:
+    """Query i sees keys 0 to context + i. In float64."""
+    q, (keys, values) = q_QHD.double(), kv.double()
+    group = q.shape[1] // keys.shape[1]
+    q_QKGD = q.unflatten(1, (-1, group))
+    scores = torch.einsum("qkgd,lkd->kgql", q_QKGD, keys) / q.shape[2] ** 0.5
+    position_L = torch.arange(keys.shape[0], device=q.device)
+    seen_QL = position_L <= context + torch.arange(q.shape[0], device=q.device)[:, None]
+    weights = torch.exp(scores).masked_fill(~seen_QL, 0.0)
+    y_QKGD = torch.einsum("kgql,lkd->qkgd", weights / weights.sum(-1, keepdim=True), values)
+    return y_QKGD.flatten(1, 2)
+
+
+def mixed_batch(
+    world: PagedRows,
+    decode_lengths: Sequence[int],
+    prefills: Sequence[tuple[int, int]],
+    *,
+    spare_columns: int = 0,
+    poison: Callable[[Sequence[Tensor]], None] | None = None,
+) -> tuple[Tensor, AttentionMetadata, Tensor]:
+    """Writes one batch into the cache. prefills: (context, query) lengths. Returns queries, metadata and the expected result.
+
+    Rows of length 0 have a null block table, as those have that pad a batch.
+    """
+    decodes = [world.take_row(length) for length in decode_lengths]
+    prompts = [world.take_row(context + query) for context, query in prefills]
+    written = [(slots, kv) for _, slots, kv in decodes + prompts]
+    for slots, kv in written:
+        world.write(slots, kv)
+    if poison is not None:
+        poison([slots for slots, _ in written])
+    columns = max((len(table) for table, _, _ in decodes + prompts), default=0) + spare_columns
+    tables = [table + [0] * (columns - len(table)) for table, _, _ in prompts + decodes]
+    table_NM = world.words(tables).view(len(tables), columns)
+    rows, start = [], len(decodes)
+    for index, (context, query) in enumerate(prefills):
+        rows.append(PrefillRow(start, query, context, table_NM[index]))
+        start += query
+    slots_T = [slots[-1:] if len(slots) else world.words([0]) for _, slots, _ in decodes]
+    slots_T += [slots[context:] for (_, slots, _), (context, _) in zip(prompts, prefills, strict=True)]
+    meta = AttentionMetadata(
+        slots_T=torch.cat(slots_T),
+        num_decode=len(decodes),
+        decode_block_table_RM=table_NM[len(prompts) :],
+        decode_lengths_R=world.words(list(decode_lengths)),
+        decode_max_length=max(decode_lengths, default=0) + spare_columns * world.block_size,
+        prefills=tuple(rows),
+        block_table_NM=table_NM,
+        prefill_rows_P4=world.words(
+            [[i, row.start, row.query_length, row.context_length] for i, row in enumerate(rows)]
+        ).view(-1, 4),
+    )
+    q = world.queries(start)
+    expected = [
+        dense(q[i : i + 1], kv, len(slots) - 1) if len(slots) else torch.zeros_like(q[i : i + 1], dtype=torch.float64)
+        for i, (_, slots, kv) in enumerate(decodes)
+    ]
+    expected += [
+        dense(q[row.start : row.start + row.query_length], kv, row.context_length)
+        for row, (_, _, kv) in zip(rows, prompts, strict=True)
+    ]
+    return q, meta, torch.cat(expected)
