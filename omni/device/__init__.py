@@ -1,9 +1,11 @@
 """Devices: the only way to touch device memory."""
 
 from omni.device.allocations import AllocationCount
-from omni.device.base import COMPLETED, Device, Event, Phase, Stream
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, Phase, Stream
+from omni.device.bucket import Bucket, bucket_of, declare_buckets
 from omni.device.download import Downloader
 from omni.device.host_work import HostTask, HostWorker
+from omni.device.observer import DeviceTimer, LaunchObserver, ObservedStream, Stamp
 from omni.device.ring import HostRing, HostSlot
 from omni.device.select import name_device, open_device
 from omni.device.sync import SyncCheck, SyncGuard, host_waits, sync_guard
@@ -13,21 +15,30 @@ from omni.device.upload import Span, Upload, Uploader
 __all__ = [
     "COMPLETED",
     "AllocationCount",
+    "Bucket",
     "Device",
+    "DeviceTimer",
     "Downloader",
     "Event",
+    "Graph",
     "HostRing",
     "HostSlot",
     "HostTask",
     "HostWorker",
+    "Launch",
+    "LaunchObserver",
+    "ObservedStream",
     "Phase",
     "Span",
+    "Stamp",
     "Stream",
     "SyncCheck",
     "SyncGuard",
     "SyncPoint",
     "Upload",
     "Uploader",
+    "bucket_of",
+    "declare_buckets",
     "host_waits",
     "may_sync",
     "name_device",

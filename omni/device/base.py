@@ -5,19 +5,50 @@ closure of the simulated device, so code on the host side of it must not read or
 allocates through the device, slices views, and hands buffers to phases.
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 
 from omni.device.allocations import AllocationCount
 from omni.device.host_work import HostWorker, ThreadWorker
+from omni.device.observer import DeviceTimer, LaunchObserver
 from omni.device.sync_points import SyncPoint, may_sync
 
 Phase = Callable[..., None]
 """A function over preallocated buffers that returns nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A phase and its buffers, to be launched or captured."""
+
+    phase: Phase
+    buffers: tuple[object, ...]
+
+    @classmethod
+    def of(cls, phase: Phase, *buffers: object) -> "Launch":
+        """The launch of `phase(*buffers)`."""
+        return cls(phase, buffers)
+
+
+class Graph(Protocol):
+    """Launches that were captured together, on the buffers they were captured with."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchList:
+    """The graph of a device that captures nothing: its launches, to be made one after the other."""
+
+    name: str
+    launches: tuple[Launch, ...]
 
 
 class Event(Protocol):
@@ -52,6 +83,7 @@ class HostObserver(Protocol):
         ...
 
 
+_NOTHING = nullcontext()
 COMPLETED: Event = _Completed()
 """The event of data that was ready from the start (host data)."""
 
@@ -59,11 +91,16 @@ COMPLETED: Event = _Completed()
 class Device(ABC):
     """One accelerator, or the CPU standing in for one. Used by one engine loop, from one thread."""
 
+    captures: ClassVar[bool] = False
+    """Whether captured launches cost the host less than the same launches one by one."""
+
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self.launching: str | None = None
         """Name of the phase being launched, or None: what a guard asks whether device memory may be touched now."""
         self.host_observer: HostObserver | None = None
+        self.launch_observer: LaunchObserver | None = None
+        """Is told of launches; to see the phases of graphs it must be there when they are captured."""
 
     @abstractmethod
     def stream(self, name: str, *, priority: int = 0) -> Stream:
@@ -112,6 +149,9 @@ class Device(ABC):
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         """Enqueues `phase(*buffers)` on `stream`. What the phase raises on the host propagates."""
         outer, self.launching = self.launching, phase.__name__
+        observer = self.launch_observer
+        if observer is not None:
+            observer.begin(stream, phase.__name__)
         try:
             with self._on(stream):
                 phase(*buffers)
@@ -120,6 +160,51 @@ class Device(ABC):
             raise
         finally:
             self.launching = outer
+            if observer is not None:
+                observer.end()
+
+    def enqueue(self, stream: Stream, launches: Iterable[Launch]) -> None:
+        """Launches all of them, in order."""
+        for launch in launches:
+            self.launch(stream, launch.phase, *launch.buffers)
+
+    def host_span(self, stream: Stream, name: str, **numbers: int) -> AbstractContextManager[object]:
+        """While entered, the host does `name` for the stage of `stream`: for whoever observes launches.
+
+        numbers: what is to be known of it. What is launched meanwhile belongs to the step `numbers["step"]`.
+        """
+        return _NOTHING if self.launch_observer is None else self.launch_observer.host_span(stream, name, numbers)
+
+    def host_time(self) -> int:
+        """Now, for `host_did`: nanoseconds of `perf_counter_ns`. 0 while nobody observes launches."""
+        return 0 if self.launch_observer is None else time.perf_counter_ns()
+
+    def host_did(self, stream: str, name: str, since: int, **numbers: int) -> None:
+        """As a `host_span` from `since` until now, for work of which only its end tells whether there was any. What was launched
+        meanwhile is not of its step.
+
+        stream: the name of a stream, or of no stream for work that is of no stage.
+        """
+        if self.launch_observer is not None:
+            self.launch_observer.host_did(stream, name, since, numbers)
+
+    def timer(self) -> DeviceTimer | None:
+        """Tells when launched phases ran; None where they run when they are launched."""
+        return None
+
+    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        """Makes one graph of launches on `stream`, for `replay` there; for start-up only.
+
+        The phases may run meanwhile, once or more, so their buffers hold valid input, and what they write is worth nothing. Memory
+        that they allocate is the graph's; graphs of one stream share it, so those of two streams may run at the same time, and
+        what is to outlive a step is in buffers that were there before.
+        """
+        return LaunchList(name, tuple(launches))
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        """Enqueues what `capture` captured, on the same buffers."""
+        assert isinstance(graph, LaunchList)
+        self.enqueue(stream, graph.launches)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
         """Uninitialised device memory for use on `stream` alone: once let go of, it may be handed out again on that stream

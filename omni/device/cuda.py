@@ -1,20 +1,30 @@
 """A CUDA device: torch streams and events."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
-from omni.device.base import COMPLETED, Device, Event, Stream
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, Stream
+from omni.device.cuda_timer import CudaTimer
+from omni.device.observer import ObservedStream
 from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
+
+_capturing = threading.Lock()
+"""One capture at a time in the process, whatever the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaStream:
+    """pool: of the memory that graphs captured on the stream share."""
+
     name: str
     raw: torch.cuda.Stream
+    pool: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +35,25 @@ class CudaEvent:
         return bool(self.raw.query())
 
 
+@dataclass(frozen=True, slots=True)
+class CudaGraph:
+    """parts: replayed in order; of one phase each where somebody watches phases, else one."""
+
+    name: str
+    parts: tuple[tuple[str, torch.cuda.CUDAGraph], ...]
+
+
 class CudaDevice(Device):
+    captures: ClassVar[bool] = True
+
     def __init__(self, index: int = 0) -> None:
         super().__init__(torch.device("cuda", index))
+        self.entered = torch.cuda.default_stream(index)
+        """Where work goes now."""
 
     def stream(self, name: str, *, priority: int = 0) -> CudaStream:
-        return CudaStream(name, torch.cuda.Stream(self.torch_device, priority=priority))
+        raw = torch.cuda.Stream(self.torch_device, priority=priority)
+        return CudaStream(name, raw, torch.cuda.graph_pool_handle())
 
     def record(self, stream: Stream) -> Event:
         assert isinstance(stream, CudaStream)
@@ -44,6 +67,53 @@ class CudaDevice(Device):
         assert isinstance(stream, CudaStream)
         assert isinstance(event, CudaEvent)
         stream.raw.wait_event(event.raw)
+
+    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        """Runs the launches once, uncaptured: kernels are compiled then, and libraries take their buffers."""
+        assert isinstance(stream, CudaStream)
+        with _capturing, may_sync(SyncPoint.CAPTURE):
+            self.synchronize()  # what the buffers hold was written on other streams
+            self.enqueue(stream, launches)
+            self.synchronize()
+            parts = tuple((part, self._captured(stream, of)) for part, of in self._parts(name, launches))
+        return CudaGraph(name, parts)
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        assert isinstance(stream, CudaStream)
+        assert isinstance(graph, CudaGraph)
+        observer = self.launch_observer
+        with self._on(stream):
+            for phase, part in graph.parts:
+                if observer is not None:
+                    observer.begin(stream, phase)
+                part.replay()
+                if observer is not None:
+                    observer.end()
+
+    def _parts(self, name: str, launches: Sequence[Launch]) -> list[tuple[str, Sequence[Launch]]]:
+        if self.launch_observer is None:
+            return [(name, launches)]
+        return [(launch.phase.__name__, [launch]) for launch in launches]
+
+    def _captured(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with self._on(stream):
+            # Thread-local: another thread may allocate meanwhile.
+            graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
+            try:
+                for launch in launches:
+                    with self._phase(launch.phase):
+                        launch.phase(*launch.buffers)
+            except Exception as error:
+                with suppress(RuntimeError):  # it is no graph any more: what was wrong is known better here
+                    graph.capture_end()
+                error.add_note(f"in phase {launch.phase.__name__}, while it was captured")
+                raise
+            graph.capture_end()
+        return graph
+
+    def timer(self) -> CudaTimer:
+        return CudaTimer(self.torch_device, _raw)
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
@@ -77,4 +147,31 @@ class CudaDevice(Device):
 
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         assert isinstance(stream, CudaStream)
-        return torch.cuda.stream(stream.raw)
+        return _Entered(self, stream.raw)
+
+
+class _Entered:
+    """Work goes to a stream while this is entered. As `torch.cuda.stream`, which asks so much first that every launch feels it:
+    what was entered before, the device knows, since one thread at a time uses it."""
+
+    __slots__ = ("_device", "_outer", "_raw")
+
+    def __init__(self, device: CudaDevice, raw: torch.cuda.Stream) -> None:
+        self._device = device
+        self._raw = raw
+        self._outer = device.entered
+
+    def __enter__(self) -> None:
+        if self._raw is not self._outer:
+            self._device.entered = self._raw
+            torch.cuda.set_stream(self._raw)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._raw is not self._outer:
+            self._device.entered = self._outer
+            torch.cuda.set_stream(self._outer)
+
+
+def _raw(stream: ObservedStream) -> torch.cuda.Stream:
+    assert isinstance(stream, CudaStream)
+    return stream.raw

@@ -9,15 +9,12 @@ from enum import Enum
 class SyncPoint(Enum):
     """The value is the reason."""
 
-    LOAD = "weights and zeroed buffers are written on the default stream, which no stage's stream waits for"
+    LOAD = "weights and zeroed buffers are written on streams that no stage's stream waits for; once, at start"
+    CAPTURE = "a graph is captured when nothing of its first run is left; only before the engine takes requests"
     MEASURE = "what a step takes is known when it is over; only before the engine takes requests"
     FREE_MEMORY = "what work under way still uses is not free; only before the engine takes requests"
     CLOSE = "memory goes back when nothing uses it any more; the engine takes no requests then"
-    MEDIA_UPLOAD = (
-        "features come from the front end in pageable memory, which the driver takes a copy of before it goes on"
-    )
     TABLES = "constant tables are made on the host and move at their first use on a device, once in the life of a model"
-    ENCODE = "towers that are transformers' own ask the device for lengths; once per batch of media, never per token"
 
 
 class _Allowed(threading.local):

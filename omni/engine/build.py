@@ -23,6 +23,7 @@ from omni.pipeline import Pipeline, validate
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker
+from omni.timeline.file import TimelineFile
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -101,9 +102,9 @@ def check_formats(dtype: str, load_format: str) -> None:
 
 
 def load_stages(
-    plan: Plan, checkpoint: Checkpoint, device: Device, dtype: str, load_format: str
+    plan: Plan, checkpoint: Checkpoint, device: Device, dtype: str, load_format: str, graphs: bool = False
 ) -> dict[str, LoadedStage]:
-    """Loads every stage's weights onto `device`, in the pipeline's order.
+    """Loads every stage's weights onto `device`, in the pipeline's order. graphs: whether stages that start capture their steps.
 
     On `omni.device.meta.MetaDevice` with load format `"dummy"` no weight is read and no memory taken: that gives the footprints.
     Raises ConfigError and CheckpointError.
@@ -113,11 +114,11 @@ def load_stages(
     with torch.inference_mode():
         for stage in plan.pipeline.order():
             context = StageContext(
-                stage, stage.options, checkpoint, device, _DTYPES[dtype], load_format, plan.processors
+                stage, stage.options, checkpoint, device, _DTYPES[dtype], load_format, plan.processors, graphs
             )
             with _room_for(stage.name, "its weights", device):
                 loaded[stage.name] = plan.kinds[stage.name].load(context)
-    # Weights and zeroed buffers were written on the default stream, which the stages' streams do not wait for.
+    # Zeroed buffers and random weights were written on the default stream, which the stages' streams do not wait for.
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
     return loaded
@@ -130,7 +131,9 @@ def build_engine(
     assert options.dtype is not None, "the caller chose it for the device"
     connectors = {edge.name: open_connector(edge, plugins, device) for edge in plan.pipeline.edges}
     budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device))
-    loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format)
+    timeline = _timeline(options.timeline, device, plan.pipeline)
+    graphs = device.captures if options.graphs is None else options.graphs
+    loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format, graphs)
     memory = _divide(loaded, device, budget)
     workers: dict[str, StageWorker] = {}
     with torch.inference_mode():
@@ -142,7 +145,13 @@ def build_engine(
     transfer = device.stream("transfer")
     admission = Admission(options.max_active_requests, options.max_waiting_requests)
     orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer, admission)
-    return Engine(device, orchestrator, workers, connectors, memory)
+    if timeline is not None:
+        timeline.start()
+    return Engine(device, orchestrator, workers, connectors, memory, timeline)
+
+
+def _timeline(path: str | None, device: Device, pipeline: Pipeline) -> TimelineFile | None:
+    return None if path is None else TimelineFile(path, device, tuple(stage.name for stage in pipeline.order()))
 
 
 def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None) -> dict[str, StageMemory]:
@@ -169,6 +178,11 @@ def _room_for(stage: str, what: str, device: Device) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        notes: list[str] = vars(error).get("__notes__", [])
+        if any("captured" in note for note in notes):
+            problem = f"stage {stage!r} cannot be captured: {error} ({', '.join(notes)})"
+            remedy = "make the phase ask nothing of the device, or run without graphs (--eager, engine.graphs=false)"
+            raise ConfigError("engine.graphs", problem, remedy) from error
         # The CPU's allocator raises no exception of its own.
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
             raise

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -16,9 +16,12 @@ from omni.engine.request import EngineRequest, RequestFailed, Sink
 from omni.errors import OmniError, StageError
 from omni.sampling_params import SamplingParams
 from omni.stage import StageUsage, StageWorker
+from omni.timeline.file import TimelineFile
 
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001
+_LANE = "engine"
+"""Where a timeline shows whose turn it is on the loop's thread: a stage's worker, or what routes between them."""
 _CLOSED = StageError("engine", "closing", "the engine was closed")
 
 
@@ -35,6 +38,7 @@ class Engine:
         workers: Mapping[str, StageWorker],
         connectors: Mapping[str, Connector],
         memory: Mapping[str, StageMemory],
+        timeline: TimelineFile | None = None,
     ) -> None:
         self.memory = memory
         """What each stage takes of the device's memory, as divided at the start."""
@@ -42,6 +46,7 @@ class Engine:
         self._orchestrator = orchestrator
         self._workers = workers
         self._connectors = connectors
+        self._timeline = timeline
         self._commands: deque[tuple[EngineRequest, Sink] | tuple[str, OmniError]] = deque()
         self._wake = threading.Event()
         self._gate = threading.Lock()
@@ -109,6 +114,8 @@ class Engine:
             worker.close()
         for connector in self._connectors.values():
             connector.close()
+        if self._timeline is not None:
+            self._timeline.close()
 
     def _drain(self) -> None:
         """Lets stages take the aborts of the last requests, so that each gives back what another lent it."""
@@ -119,9 +126,16 @@ class Engine:
     def tick(self) -> bool:
         """One round: commands, every worker, the orchestrator. Returns whether anything happened."""
         moved = self._take_commands()
-        for worker in self._workers.values():
-            moved |= worker.tick()
-        return self._orchestrator.tick() or moved
+        for name, worker in self._workers.items():
+            moved |= self._turn(name, worker.tick)
+        return self._turn("route", self._orchestrator.tick) or moved
+
+    def _turn(self, name: str, tick: Callable[[], bool]) -> bool:
+        since = self._device.host_time()
+        moved = tick()
+        if moved:
+            self._device.host_did(_LANE, name, since)
+        return moved
 
     def _take_commands(self) -> bool:
         moved = bool(self._commands)
@@ -161,6 +175,8 @@ class Engine:
                 self._wake.wait()
                 self._wake.clear()
             else:
+                if self._timeline is not None:
+                    self._timeline.poll()
                 # Work is on the device. Spinning keeps the launch gap short; a long wait must not burn a core.
                 time.sleep(0 if time.perf_counter() - since < _SPIN_SECONDS else _NAP_SECONDS)
 

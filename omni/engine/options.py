@@ -9,7 +9,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: `"cpu"`, `"cuda"` or `"cuda:N"`; None takes the first CUDA device if there is one, else the CPU.
     dtype: of weights and activations; None is float32 on the CPU and bfloat16 elsewhere.
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
+    graphs: whether stages capture their steps at start and replay them; None does where that is faster, on a CUDA device.
     memory_bytes: device memory that the stages share; None takes what is free on a CUDA device, and sets no bound on the CPU.
+    timeline: a file that gets the timeline of everything that the stages launch, written when the engine closes; None records none.
     max_active_requests: requests that are at the stages at once; more wait on the host.
     max_waiting_requests: requests that may wait; more are refused.
     """
@@ -17,7 +19,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: str | None = None
     dtype: str | None = None
     load_format: str = "auto"
+    graphs: bool | None = None
     memory_bytes: int | None = None
+    timeline: str | None = None
     max_active_requests: int = 256
     max_waiting_requests: int = 10_000
 

@@ -6,6 +6,7 @@ from omni.stage.footprint import Footprint, module_bytes
 from omni.stage.lease import Hold, Lease, lend
 from omni.stage.loaded import PlainStage
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
+from omni.stage.progress import capture_progress
 from omni.stage.rehearsal import rehearse
 from omni.stage.worker import MailboxWorker, release
 
@@ -32,6 +33,7 @@ __all__ = [
     "StageUsage",
     "StageWorker",
     "build_model",
+    "capture_progress",
     "lend",
     "module_bytes",
     "rehearse",

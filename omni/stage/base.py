@@ -26,6 +26,7 @@ class StageContext:
 
     options: the stage's options after overrides, an instance of its kind's options struct.
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
+    graphs: whether the stage captures its steps at start.
     logits_processors: by name, those that plugins bring; a kind that samples lets requests ask for them.
     """
 
@@ -36,6 +37,7 @@ class StageContext:
     dtype: torch.dtype
     load_format: str
     logits_processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
+    graphs: bool = False
 
 
 class StageWorker(Protocol):

@@ -1,9 +1,13 @@
 """Stage kind `"ar"`."""
 
+from omni.device import declare_buckets
 from omni.stage import StageContext, build_model
+from omni_ar.buckets import BUCKETS
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
+
+declare_buckets(BUCKETS)
 
 
 class ArStageKind:

@@ -1,8 +1,9 @@
 """An autoregressive stage that is loaded, and has no KV blocks yet."""
 
+from omni.batch_sizes import captured_sizes
 from omni.device import AllocationCount
-from omni.stage import Footprint, StageContext, module_bytes
-from omni_ar.attention import TorchPagedAttention
+from omni.stage import Footprint, StageContext, capture_progress, module_bytes
+from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
@@ -40,9 +41,7 @@ class LoadedAr:
         worker.close()
 
     def measure(self) -> int:
-        peak = self._context.device.measure_peak(
-            lambda: run_largest_steps(self._runner, self._model.shape, self._limits)
-        )
+        peak = self._context.device.measure_peak(self._run_largest_steps)
         # The old one's memory goes first: there may not be room for both.
         del self._runner
         self._runner = self._new_runner()
@@ -50,13 +49,30 @@ class LoadedAr:
 
     def start(self, pages: int) -> ArWorker:
         self._runner.allocate(pages)
+        if self._context.graphs:
+            self._runner.capture(capture_progress(self._context.stage.name, self._captured_sizes()))
         return self._new_worker(pages)
+
+    def _run_largest_steps(self) -> None:
+        run_largest_steps(self._runner, self._model.shape, self._limits)
+        if self._context.graphs:
+            self._runner.capture(self._captured_sizes()[:1])  # the others fit where it was
+
+    def _captured_sizes(self) -> tuple[int, ...]:
+        return captured_sizes(self._options.graph_batch_sizes, self._limits.rows)
 
     def _new_runner(self) -> Runner:
         """With the null block alone."""
         context = self._context
         name, priority = context.stage.name, context.stage.priority
-        backend = TorchPagedAttention()
+        backend = select_backend(
+            name,
+            self._options.attention_backend,
+            context.device,
+            self._model.shape,
+            context.dtype,
+            self._limits.block_size,
+        )
         runner = Runner(
             name,
             context.device,

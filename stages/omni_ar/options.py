@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from omni.batch_sizes import check_sizes
 from omni.errors import CheckpointError, InputError
 from omni.sampling_params import SamplingParams
 
@@ -72,6 +73,9 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         `max_num_seqs` requests of full length.
     max_num_batched_tokens: tokens of one step: every row that decodes, and chunks of prompts with what is left, at least one.
     max_in_flight: steps that are launched before the tokens of the first of them are read; 1 waits for each step's tokens.
+    graph_batch_sizes: numbers of rows whose decode steps are captured at start, where graphs are on (`engine.graphs`); a batch of
+        fewer rows is padded to the next, one of more runs uncaptured. None takes sizes up to `max_num_seqs`.
+    attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or `"flashinfer"`, the last two where installed.
     prefix_cache: keep the blocks of what has been computed, for prompts that begin alike.
     sampling: defaults for what a request leaves open.
     """
@@ -82,6 +86,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_blocks: int | None = None
     max_num_batched_tokens: int = 2048
     max_in_flight: int = 2
+    graph_batch_sizes: tuple[int, ...] | None = None
+    attention_backend: str = "auto"
     prefix_cache: bool = True
     sampling: SamplingParams = GREEDY
 
@@ -92,6 +98,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")
         if not 1 <= self.max_in_flight <= MAX_IN_FLIGHT:
             raise ValueError(f"max_in_flight must be at least 1, at most {MAX_IN_FLIGHT}")
+        check_sizes(self.graph_batch_sizes, self.max_num_seqs)
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
         try:

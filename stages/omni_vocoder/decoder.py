@@ -9,7 +9,7 @@ Steps use the buffers in turn and are read in order: while fewer than `MAX_IN_FL
 the device is done with what a failed step may have launched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Event, HostSlot, Stream, Uploader
+from omni.device import Device, Event, HostSlot, Launch, Span, Stream, Uploader
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.frames import FrameStore
+from omni_vocoder.graphs import Chunk, ChunkGraphs
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.request import VocoderRequest
 
@@ -31,12 +32,13 @@ MAX_IN_FLIGHT = 2
 class PreparedStep:
     """A chunk of several rows whose inputs are on their way to the device. Nothing of their state is lost if it goes no further.
 
+    padded: the captured batch that may stand for this one; None if there is none.
     rows_B, places_BN: int64, valid until the next preparation.
     """
 
     requests: tuple[VocoderRequest, ...]
-    frames: int
-    first: bool
+    chunk: Chunk
+    padded: int | None
     rows_B: Tensor
     places_BN: Tensor
 
@@ -70,17 +72,33 @@ class Decoder:
         sizes: ChunkSizes,
     ) -> None:
         words = rows * (1 + sizes.largest)
+        self._null_row = rows  # pads a batch, with frame 0 of the ring
         samples = rows * max(model.samples(sizes.first, True), model.samples(sizes.later, False))
         self._device = device
         self._stream = stream
         self._copy_stream = copy_stream
         self._model = model
         self._store = store
-        self._state = model.new_state(rows)
+        self._state = model.new_state(rows + 1)
         self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
         self._wav = device.zeros((MAX_IN_FLIGHT, samples), torch.float32)
         self._slots = [HostSlot(device, (samples,), torch.float32) for _ in range(MAX_IN_FLIGHT)]
         self._steps = 0
+        self._chunks = (Chunk(sizes.first, True), Chunk(sizes.later, False))
+        self._graphs = ChunkGraphs(stream.name)
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Captures chunks of these numbers of rows. At start, before there are requests. sizes: best the largest first."""
+        for size in sizes:
+            for chunk in self._chunks:
+                # As `prepare` lays them out in its upload.
+                rows_B, places_BN = Span(0, (size,)), Span(size, (size, chunk.frames))
+                views = self._upload.view(rows_B), self._upload.view(places_BN)
+                self._device.launch(self._stream, set_null_rows, *views, self._null_row)
+                for turn in range(MAX_IN_FLIGHT):
+                    decode = [self._decode(chunk, *views, turn)]
+                    name = f"{self._stream.name}-{chunk.frames}-frames-{size}"
+                    self._graphs.add(size, chunk, turn, self._device.capture(self._stream, name, decode))
 
     @property
     def ready(self) -> bool:
@@ -90,28 +108,38 @@ class Decoder:
 
     def prepare(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
         """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. May be tried again if it fails."""
-        rows = np.array([request.row for request in requests], np.int64)
-        places = np.stack([self._store.places(request, 0, frames) for request in requests])
+        count, chunk = len(requests), Chunk(frames, first)
+        padded = self._graphs.padded(count, chunk)
+        rows, places = np.full(padded or count, self._null_row), np.zeros((padded or count, frames), np.int64)
+        rows[:count] = [request.row for request in requests]
+        places[:count] = [self._store.places(request, 0, frames) for request in requests]
         rows_B, places_BN = self._upload.send([rows, places])
         if first:
             self._device.launch(self._stream, reset_rows, self._model, self._state, rows_B)
-        return PreparedStep(tuple(requests), frames, first, rows_B, places_BN)
+        return PreparedStep(tuple(requests), chunk, padded, rows_B, places_BN)
 
     def launch(self, prepared: PreparedStep) -> DecodeStep:
         """Enqueues the decoding, which moves the rows' state on. Changes no request."""
-        count, first = len(prepared.requests), prepared.first
-        samples = self._model.samples(prepared.frames, first)
-        turn = self._steps % MAX_IN_FLIGHT
-        wav_BS = self._wav[turn, : count * samples].view(count, samples)
-        ring_RCG, rows_B, places_BN = self._store.ring_RCG, prepared.rows_B, prepared.places_BN
-        self._device.launch(
-            self._stream, decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, first, wav_BS
-        )
+        chunk, count, turn = prepared.chunk, len(prepared.requests), self._steps % MAX_IN_FLIGHT
+        if prepared.padded is not None:
+            self._device.replay(self._stream, self._graphs.get(prepared.padded, chunk, turn))
+        else:
+            self._device.enqueue(self._stream, [self._decode(chunk, prepared.rows_B, prepared.places_BN, turn)])
         decoded = self._device.record(self._stream)
-        step = self._download(prepared.requests, prepared.frames, samples, wav_BS, decoded, turn)
+        samples = self._model.samples(chunk.frames, chunk.first)
+        wav_BS = self._wav_of(chunk, count, turn)
+        step = self._download(prepared.requests, chunk.frames, samples, wav_BS, decoded, turn)
         # A step that failed takes no turn: its buffers are the next one's.
         self._steps += 1
         return step
+
+    def _decode(self, chunk: Chunk, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
+        wav_BS, ring_RCG = self._wav_of(chunk, rows_B.shape[0], turn), self._store.ring_RCG
+        return Launch.of(decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, chunk.first, wav_BS)
+
+    def _wav_of(self, chunk: Chunk, count: int, turn: int) -> Tensor:
+        samples = self._model.samples(chunk.frames, chunk.first)
+        return self._wav[turn, : count * samples].view(count, samples)
 
     def _download(
         self,
@@ -133,6 +161,12 @@ class Decoder:
         return DecodeStep(tuple(requests), frames, samples, slot, ready)
 
 
+def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
+    """Inputs of a batch of nothing."""
+    rows_B.fill_(null_row)
+    places_BN.zero_()
+
+
 def reset_rows(model: VocoderModel[StateT], state: StateT, rows_B: Tensor) -> None:
     model.reset(state, rows_B)
 
@@ -146,6 +180,13 @@ def decode_frames(
     first: bool,
     wav_BS: Tensor,
 ) -> None:
+    """Writes the samples of a chunk of each row of a batch, and moves their state on.
+
+    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, frames that wait, `C` of each row. places_BN:
+    int64, where the chunks' frames are, in the ring seen as `[R * C, G]`. rows_B: int64, which rows of `state` these are.
+    first: whether the chunks are the first of their requests. wav_BS: fp32, is written. Raises ValueError if the model gives
+    another shape.
+    """
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
     decoded_BS = model.decode(codes_BNG, state, rows_B, first)
     if decoded_BS.shape != wav_BS.shape:

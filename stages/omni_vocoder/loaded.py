@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
+from omni.batch_sizes import captured_sizes
 from omni.device import COMPLETED, AllocationCount
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
-from omni.stage import Ended, Feed, Footprint, Inbound, Open, StageContext, module_bytes, rehearse
+from omni.stage import Ended, Feed, Footprint, Inbound, Open, StageContext, capture_progress, module_bytes, rehearse
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.model import VocoderModel
@@ -32,7 +33,13 @@ class LoadedVocoder:
 
     def measure(self) -> int:
         name, device, messages = self._context.stage.name, self._context.device, self._all_rows()
-        peak = device.measure_peak(lambda: rehearse(name, self._worker, device, messages))
+
+        def run_largest_chunks() -> None:
+            rehearse(name, self._worker, device, messages)
+            if self._context.graphs:
+                self._worker.capture(self._captured_sizes()[:1])  # the others fit where it was
+
+        peak = device.measure_peak(run_largest_chunks)
         # A new worker counts from 0. The old one's memory goes first: there may not be room for both.
         self._worker.close()
         del self._worker
@@ -40,7 +47,12 @@ class LoadedVocoder:
         return peak
 
     def start(self, pages: int) -> VocoderWorker:
+        if self._context.graphs:
+            self._worker.capture(capture_progress(self._context.stage.name, self._captured_sizes()))
         return self._worker
+
+    def _captured_sizes(self) -> tuple[int, ...]:
+        return captured_sizes(self._options.graph_batch_sizes, self._options.max_num_seqs)
 
     def _new_worker(self) -> VocoderWorker:
         stage = self._context.stage

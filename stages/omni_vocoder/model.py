@@ -15,7 +15,7 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
     """Turns code frames into samples chunk by chunk, with state carried from chunk to chunk.
 
     The chunks of one request, concatenated, are the same samples however its frames were cut into chunks. `reset` and
-    `decode` run inside device phases: no synchronization, no control flow on tensor values.
+    `decode` run inside device phases, which may be captured: no synchronization, no control flow on tensor values.
     """
 
     @property
@@ -45,8 +45,9 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
     def decode(self, codes_BNG: Tensor, state: StateT, rows_B: Tensor, first: bool) -> Tensor:
         """The next samples `[B, S]`, any float dtype, in [-1, 1]; S is `samples(N, first)`.
 
-        codes_BNG: int64, the next frames of each row. rows_B: int64, distinct. first: whether these are the rows' first
-        frames since `reset`. A row's samples must not depend on the other rows.
+        codes_BNG: int64, the next frames of each row. rows_B: int64, distinct, but that one may stand there several
+        times if it pads the batch: with the same codes, and read by nobody. first: whether these are the rows' first frames since
+        `reset`. A row's samples must not depend on the other rows.
         """
 
     @abstractmethod

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from omni.batch_sizes import check_sizes
+
 _MOST = 2**16
 
 
@@ -11,13 +13,19 @@ class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_num_seqs: requests that speak at once.
     first_chunk_frames: codec frames of a request's first chunk: fewer are heard sooner.
     chunk_frames: codec frames of every later chunk: more cost less per frame.
+    graph_batch_sizes: numbers of rows whose chunks are captured at start, where graphs are on (`engine.graphs`). A batch of fewer
+        rows is padded to the next; one of more, and chunks of another size at the end of a request, run uncaptured. None takes
+        sizes up to `max_num_seqs`.
     """
 
     max_num_seqs: int = 16
     first_chunk_frames: int = 10
     chunk_frames: int = 25
+    graph_batch_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, value in msgspec.structs.asdict(self).items():
+        check_sizes(self.graph_batch_sizes, self.max_num_seqs)
+        for name in ("max_num_seqs", "first_chunk_frames", "chunk_frames"):
+            value = msgspec.structs.asdict(self)[name]
             if not 1 <= value <= _MOST:
                 raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")

@@ -1,7 +1,7 @@
 """The stage worker: takes frames out of the producer's memory, decodes chunks, gives samples to the host."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -38,6 +38,10 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         self._decoder = Decoder(device, stream, copy_stream, model, self._store, rows, self._sizes)
         self._in_flight: deque[DecodeStep] = deque()
         self._totals = {"steps": 0, "frames": 0, "samples": 0}
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Captures chunks of these numbers of rows. At start."""
+        self._decoder.capture(sizes)
 
     def usage(self) -> StageUsage:
         return {

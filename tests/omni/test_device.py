@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni.device import COMPLETED, Device, HostRing, open_device
+from omni.device import COMPLETED, Device, HostRing, Launch, open_device
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
 from support.queued_device import QueuedDevice
@@ -41,6 +41,24 @@ def test_what_a_phase_raises_says_which_phase_and_leaves_the_device_usable():
     assert device.launching is None
     device.launch(stream, add_one, rows)
     assert rows.tolist() == [1, 1]
+
+
+def test_a_graph_replays_its_launches_in_order_on_the_buffers_it_was_captured_with():
+    device = CpuDevice()
+    stream, rows = device.stream("s"), torch.zeros(2)
+
+    def double(rows: torch.Tensor) -> None:
+        assert device.launching == "double"
+        rows.mul_(2)
+
+    with torch.inference_mode():
+        graph = device.capture(stream, "both", [Launch.of(add_one, rows), Launch.of(double, rows)])
+        rows.fill_(3)
+        device.replay(stream, graph)
+        assert rows.tolist() == [8, 8]
+        device.replay(stream, graph)
+    assert rows.tolist() == [18, 18]
+    assert graph.name == "both"
 
 
 def test_allocations_are_what_they_say():

@@ -1,10 +1,7 @@
 """What the stage kinds run to measure their memory."""
 
-from collections.abc import Mapping, Sequence
-
 import pytest
 import torch
-from torch import Tensor
 
 from omni.checkpoint import Checkpoint
 from omni.device.cpu import CpuDevice
@@ -19,6 +16,7 @@ from omni_qwen3_omni.encoders import build_audio, build_vision
 from omni_qwen3_omni.tiny import write_tiny
 from omni_vocoder.loaded import LoadedVocoder
 from omni_vocoder.options import VocoderOptions
+from support.encode import encode
 from support.fake_stage import FakeWorker
 from support.tower import Tower
 from support.wavemaker import WaveMaker
@@ -42,11 +40,6 @@ class SmallItems(Tower):
     def __init__(self, longest: int) -> None:
         super().__init__()
         self.longest = longest
-        self.lengths: list[list[int]] = []
-
-    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
-        self.lengths.append([item["x"].shape[0] for item in items])
-        return super().encode(items)
 
     def largest_item(self, length: int) -> SampleItem:
         return super().largest_item(min(length, self.longest))
@@ -63,7 +56,7 @@ def test_an_encoder_is_measured_on_one_batch_as_full_as_its_options_allow(
     loaded = LoadedEncoder(_context(checkpoint, "encoder", options), model)
     assert loaded.footprint.fixed == 112_345
     peak = loaded.measure()
-    assert model.lengths == [batch]
+    assert model.segments == [tuple(batch)]
     # Running sums, doubled features, and what they are made of, four floats per embedding.
     assert peak >= 2 * sum(batch) * 4 * 4
     worker = loaded.start(0)
@@ -98,8 +91,7 @@ def test_the_largest_picture_is_as_large_as_the_processor_leaves_it(
 
 def _check_item(model: EncoderModel, length: int, expected: int) -> None:
     sample = model.largest_item(length)
-    with torch.inference_mode():
-        (outputs,) = model.encode([sample.features])
+    (outputs,) = encode(model, [sample.features])
     assert sample.length == outputs["embeddings"].shape[0] == expected
 
 

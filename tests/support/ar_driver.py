@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omni.batch_sizes import captured_sizes
 from omni.chunks import TokenChunk
 from omni.connector import Ref
 from omni.device import COMPLETED, Device, Stream
@@ -15,7 +16,7 @@ from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
-from omni_ar.attention import TorchPagedAttention
+from omni_ar.attention import AttentionBackend, TorchPagedAttention
 from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, StepInputs, TokenHidden
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
@@ -210,14 +211,21 @@ class ArDriver(ArWorkerDriver):
         device: Device | None = None,
         options: ArOptions | None = None,
         source: SourceFactory | None = None,
+        captured: bool = False,
+        backend: AttentionBackend | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        """captured: whether decode steps are, in `graph_batch_sizes`. backend: None takes that of plain torch."""
         device = device or CpuDevice()
         options = options or ArOptions(max_num_seqs=4, block_size=4)
         limits = Limits.of("text", options, model.shape)
         with torch.inference_mode():
-            runner = Runner("ar", device, model, TorchPagedAttention(), limits, torch.float32, 0, source=source)
+            backend = backend or TorchPagedAttention()
+            runner = Runner("ar", device, model, backend, limits, dtype, 0, source=source)
             blocks = options.num_blocks or limits.rows * limits.max_blocks
             runner.allocate(blocks)
+            if captured:
+                runner.capture(captured_sizes(options.graph_batch_sizes, limits.rows))
             worker = ArWorker("text", runner, model.shape, limits, options, blocks)
         super().__init__(worker, device, runner.stream)
 

@@ -13,20 +13,20 @@ ROOMY = 400
 @dataclass(frozen=True, slots=True)
 class Cell:
     """in_flight: steps. few_blocks: so few that requests are preempted. tiny_budget: a few tokens a step. cached: prefix cache.
-    asked: name of the parameters that are tested."""
+    captured: steps replay what was captured. asked: name of the parameters that are tested."""
 
     in_flight: int
     few_blocks: bool
     tiny_budget: bool
     cached: bool
+    captured: bool
     asked: str
 
     def __str__(self) -> str:
         blocks = "few blocks" if self.few_blocks else "any pool"
         budget = "tiny budget" if self.tiny_budget else "any budget"
-        return (
-            f"{self.asked}, {self.in_flight} in flight, {blocks}, {budget}, {'cached' if self.cached else 'not cached'}"
-        )
+        cache, how = "cached" if self.cached else "not cached", "captured" if self.captured else "eager"
+        return f"{self.asked}, {self.in_flight} in flight, {blocks}, {budget}, {cache}, {how}"
 
     @property
     def seed(self) -> int:
@@ -44,6 +44,7 @@ class Cell:
                 "num_blocks": blocks if self.few_blocks else ROOMY,
                 "max_num_batched_tokens": 5 if self.tiny_budget else 2048,
                 "prefix_cache": self.cached,
+                "graph_batch_sizes": None if self.captured else (),
                 "max_num_seqs": 6,
             }.items()
         }
@@ -52,7 +53,7 @@ class Cell:
 def product(asked: Sequence[str]) -> list[Cell]:
     """Every cell."""
     truth = (False, True)
-    return [Cell(*values) for values in itertools.product((1, 2, 4), truth, truth, truth, asked)]
+    return [Cell(*values) for values in itertools.product((1, 2, 4), truth, truth, truth, truth, asked)]
 
 
 def pairs(cell: Cell) -> set[tuple[int, object, int, object]]:

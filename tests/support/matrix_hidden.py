@@ -55,7 +55,7 @@ class HiddenFamily(Family):
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
         plan = resolve_pipeline(self._checkpoint, self._plugins, [Layer("test", settings)])
-        return build_engine(plan, self._checkpoint, self._plugins, device, EngineOptions(dtype="float32"))
+        return build_engine(plan, self._checkpoint, self._plugins, device, EngineOptions(dtype="float32", graphs=True))
 
     def few(self, asked: str) -> Mapping[str, int]:
         return {WRITER: blocks_for_one(max(map(len, self.ids)), self.sets[asked][WRITER])}

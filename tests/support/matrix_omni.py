@@ -75,7 +75,7 @@ class OmniFamily(Family):
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
         pipeline = resolve_pipeline(self._checkpoint, self._plugins, [Layer("test", settings)]).pipeline
         plan = check_pipeline(with_tap(pipeline), self._plugins)
-        return build_engine(plan, self._checkpoint, self._plugins, device, EngineOptions(dtype="float32"))
+        return build_engine(plan, self._checkpoint, self._plugins, device, EngineOptions(dtype="float32", graphs=True))
 
     def few(self, asked: str) -> Mapping[str, int]:
         prompts = {"thinker": [one.prompt_tokens for one in self._prepared], "talker": self._talker_prompts}

@@ -58,6 +58,7 @@ def ar_knobs(stage: str, block_size: int, roomy: int, few: int) -> Knobs:
     """Settings of an autoregressive stage. few: blocks, enough for the longest request alone."""
     return {
         f"{stage}.max_in_flight": (1, 2, 4, 8),
+        f"{stage}.graph_batch_sizes": ((), None, (1,)),
         f"{stage}.block_size": (block_size,),
         f"{stage}.num_blocks": (roomy, few, few, few + 3),
         f"{stage}.max_num_batched_tokens": (2048, 3, 9),
@@ -107,7 +108,7 @@ class HiddenWorld:
         options = dict(settings)
         checkpoint, plugins = Checkpoint(self._folders[str(options.pop(_PAUSES))]), hidden_plugins()
         plan = resolve_pipeline(checkpoint, plugins, [Layer("test", options)])
-        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32"))
+        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
         length = (1, 4, 9, 17, 12, 21)[content % 6]
@@ -138,6 +139,7 @@ class CodecWorld:
         **ar_knobs(SPEAKER, 3, 100, 10),
         "voice.max_num_seqs": (3, 1),
         "voice.chunk_frames": (3, 1),
+        "voice.graph_batch_sizes": ((), None, (1,)),
         "echo.max_num_seqs": (3, 1, 1),
         "clerk.every": (1, 6),
     }
@@ -152,7 +154,7 @@ class CodecWorld:
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
         checkpoint, plugins = Checkpoint(self._folder), codec_plugins()
         plan = resolve_pipeline(checkpoint, plugins, [Layer("test", settings)])
-        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32"))
+        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
         length = (1, 4, 9, 14, 6)[content % 5]

@@ -123,8 +123,9 @@ class OmniEngine:
         device: str | Device = "cpu",
         memory_bytes: int | None = None,
         change: Callable[[Plan], Plan] = lambda plan: plan,
+        graphs: bool | None = None,
     ) -> None:
-        """change: of the checked plan, before anything is built."""
+        """change: of the checked plan, before anything is built. graphs: as in `EngineOptions`."""
         self.folder = folder
         checkpoint, plugins = Checkpoint(folder), in_tree_plugins()
         pipeline = resolve_pipeline(checkpoint, plugins, [Layer("test", overrides or {})]).pipeline
@@ -132,7 +133,7 @@ class OmniEngine:
         plan = change(check_pipeline(with_tap(pipeline) if speaks else pipeline, plugins))
         self.device = open_device(device) if isinstance(device, str) else device
         self.frontend = build_frontend(checkpoint)
-        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
+        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes, graphs=graphs)
         self.engine: Engine = build_engine(plan, checkpoint, plugins, self.device, options)
         self.most_rows: dict[str, int] = {}
         self.waited = False

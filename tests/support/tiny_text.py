@@ -83,11 +83,12 @@ class TextEngine:
         overrides: Mapping[str, object] | None = None,
         device: Device | None = None,
         memory_bytes: int | None = None,
+        graphs: bool | None = None,
     ) -> None:
         self.plugins = load_plugins(own_entry_points("ar", "local", "text"))
         checkpoint = Checkpoint(folder)
         self.plan = resolve_pipeline(checkpoint, self.plugins, [Layer("test", overrides or {})])
-        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
+        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes, graphs=graphs)
         self.engine: Engine = build_engine(self.plan, checkpoint, self.plugins, device or CpuDevice(), options)
 
     def submit(self, request_id: str, ids: Sequence[int], **sampling: object) -> TextRecorder:

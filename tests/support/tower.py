@@ -1,36 +1,59 @@
 """A tiny encoder whose batches are recorded."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from omni_encoder.model import EncoderModel, SampleItem
+from omni_encoder.plan import EncodePlan, EncoderInput
 
 POISON = -1.0
 """A feature that `Tower` cannot stand."""
 
 
 class Tower(EncoderModel):
-    """Running sums and doubled features, computed for the whole batch at once; refuses `POISON`."""
+    """Running sums and doubled features of each item, computed for the whole batch at once; refuses `POISON`.
 
-    host_inputs: ClassVar[frozenset[str]] = frozenset({"grid"})
+    batches: items of each batch that was planned. encoded: embeddings of each batch that was encoded, its padding too. segments:
+    those of each that was not padded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[int] = []
+        self.encoded: list[int] = []
+        self.segments: list[tuple[int, ...]] = []
 
-    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
-        self.batches.append(len(items))
-        if any(bool((item["x"] == POISON).any()) for item in items):
+    def padded_length(self, items: Sequence[Mapping[str, Tensor]]) -> int | None:
+        return sum(item["x"].shape[0] for item in items)
+
+    def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
+        features = [item["x"] for item in items]
+        if items:
+            self.batches.append(len(items))
+        if any((feature.numpy() == POISON).any() for feature in features):
             raise ValueError("poisoned")
-        lengths = [item["x"].shape[0] for item in items]
-        doubled = torch.cat([item["x"] for item in items]) * 2
-        return [
-            {"sum": item["x"].cumsum(0), "doubled": part}
-            for item, part in zip(items, doubled.split(lengths), strict=True)
-        ]
+        sizes = tuple(feature.shape[0] for feature in features)
+        rows = sum(sizes) if length is None else length
+        owners = np.full(rows, -1)
+        owners[: sum(sizes)] = np.repeat(np.arange(len(sizes)), sizes)
+        inputs = {
+            "x": EncoderInput((rows, *features[0].shape[1:]) if items else (rows,), torch.float32, tuple(features)),
+            "owners": EncoderInput.of(owners),
+        }
+        return EncodePlan(inputs, sizes, None if length is not None else sizes)
+
+    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
+        """By a mask where the batch is padded, by its parts where it is not."""
+        x, owners = inputs["x"], inputs["owners"]
+        self.encoded.append(x.shape[0])
+        if segments is not None:
+            self.segments.append(segments)
+            return {"sum": torch.cat([part.cumsum(0) for part in x.split(segments)]), "doubled": x * 2}
+        before = (owners[:, None] == owners).tril().to(x.dtype)
+        return {"sum": before @ x, "doubled": x * 2}
 
     def largest_item(self, length: int) -> SampleItem:
         return SampleItem(length, {"x": torch.zeros(length, 4), "grid": torch.zeros(3, dtype=torch.int64)})

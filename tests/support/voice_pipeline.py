@@ -13,6 +13,7 @@ from omni.stage import StageContext
 from omni_encoder.inputs import Encoded
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
+from omni_encoder.plan import EncodePlan, EncoderInput
 from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from support.wavemaker import WaveMaker
@@ -21,10 +22,16 @@ from support.wavemaker import WaveMaker
 class Coder(EncoderModel):
     """Features are codes already: it adds one."""
 
-    def encode(self, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Mapping[str, Tensor]]:
-        if any(bool((item["codes"] < 0).any()) for item in items):
+    def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
+        assert length is None
+        codes = tuple(item["codes"] for item in items)
+        sizes = tuple(part.shape[0] for part in codes)
+        return EncodePlan({"codes": EncoderInput((sum(sizes), 2), torch.int64, codes)}, sizes, sizes)
+
+    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
+        if bool((inputs["codes"] < 0).any()):
             raise ValueError("negative")
-        return [{"codes": item["codes"] + 1} for item in items]
+        return {"codes": inputs["codes"] + 1}
 
     def largest_item(self, length: int) -> SampleItem:
         return SampleItem(length, {"codes": torch.zeros(length, 2, dtype=torch.int64)})

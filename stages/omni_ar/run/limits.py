@@ -39,6 +39,11 @@ class Limits:
     step_ids: int = 1
 
     @property
+    def null_row(self) -> int:
+        """The row that pads a batch: over before it began, without blocks. It may stand in a batch several times."""
+        return self.rows
+
+    @property
     def ring(self) -> int:
         # One more than may be unread, for the step that is being launched.
         return self.max_in_flight + 1
@@ -55,8 +60,9 @@ class Limits:
         # Per token of a chunk: columns or step columns, positions, id, slot, segment index, payload index and slot; and, to be
         # scored, its index and the id after it.
         per_token = len(shape.prompt_columns) + len(shape.step_columns) + shape.position_axes + 7
-        # Per row that decodes: row, last, advance, step columns, a block's place and number, payload index and slot.
-        per_row = 7 + len(shape.step_columns)
+        # Per row that decodes: row, last, advance, step columns, a block's place and number, payload index and slot; and of a
+        # chunk, of which there may be as many, what attention must know.
+        per_row = 11 + len(shape.step_columns)
         # Per row that starts: its row, words and blocks, and what sampling sets up.
         per_start = 16 + max_blocks + start_words(shape.vocab_size, length, processors)
         starts = min(rows, MAX_STARTS)

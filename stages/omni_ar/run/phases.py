@@ -10,26 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from omni_ar.kernels import step
+from omni_ar.kernels.sampling import fused_sample
+from omni_ar.kernels.select import runs_kernel
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.state import (
-    ACTIVE,
-    DELTA,
-    FULL,
-    LAST,
-    LENGTH,
-    OUTPUTS,
-    RUNNING,
-    STOPPED,
-    RowState,
-    StepBuffers,
-)
+from omni_ar.run.state import OUTPUTS, RowState, StepBuffers
 from omni_ar.sampling import (
     SamplingFlags,
     SamplingStart,
     StepEdits,
     draw,
-    observe,
     sample,
     start_sampling,
     top_logprobs,
@@ -43,6 +34,13 @@ def start_rows(state: RowState, rows_n: Tensor, words_nC: Tensor, table_nM: Tens
     start_sampling(state.sampling, sampling)
 
 
+def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, columns_SB: Tensor) -> None:
+    """Inputs of a batch of nothing."""
+    rows_B.fill_(null_row)
+    advance_B.fill_(1)
+    columns_SB.zero_()
+
+
 def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
     """Adds blocks to rows' tables. grown_2k: place in the flattened table, block."""
     block_table.view(-1).index_copy_(0, grown_2k[0], grown_2k[1])
@@ -50,19 +48,7 @@ def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
 
 def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
     """Inputs of decode rows, from device state alone: token, position, slot, keys to attend."""
-    count = rows_R.shape[0]
-    words_RC = state.words.index_select(0, rows_R)
-    kept, active = words_RC[:, LENGTH], words_RC[:, ACTIVE]
-    table = state.block_table.index_select(0, rows_R)
-    block = table.gather(1, (kept // block_size)[:, None]).squeeze(1)
-    if state.next_codes.shape[1]:
-        torch.index_select(state.next_codes, 0, rows_R, out=out.codes_ND[:count])
-    out.ids_N[:count].copy_(words_RC[:, LAST])
-    # A stopped row writes to the null block's slots, and attends to what it has.
-    torch.add(kept, active, out=out.lengths_N[:count])
-    torch.mul(block * block_size + kept % block_size, active, out=out.slots_T[:count])
-    out.table_NM[:count, :max_blocks].copy_(table[:, :max_blocks])
-    out.positions_PT[:, :count].copy_(kept + words_RC[:, DELTA])
+    step.prepare_decodes(state, rows_R, block_size, out, max_blocks)
 
 
 def place_chunks(positions_PT: Tensor, slots_T: Tensor, chunk_positions_PT: Tensor, chunk_slots_T: Tensor) -> None:
@@ -84,31 +70,60 @@ def restore_frames(
 class Kept:
     """Hidden states that outlive the forward.
 
-    last_R: index into the batch of each sampled row's last token, and `hidden_RD` where its state goes.
+    last_R: index into the batch of each sampled row's last token, None where the batch is these tokens; `hidden_RD` is where their
+    states go.
     scored_s: index of prompt tokens that are to be scored, and `scored_sD` where theirs go; None if there are none.
     """
 
-    last_R: Tensor
+    last_R: Tensor | None
     hidden_RD: Tensor
     scored_s: Tensor | None = None
     scored_sD: Tensor | None = None
 
 
-def run_forward(
-    model: ArModel, nexts: Sequence[NextTokens], prompts: PromptTokens | None, batch: Batch, kept: Kept
-) -> None:
-    """Embeds the batch, runs the backbone and keeps the hidden states that sampling needs."""
+class Embedded:
+    """Input embeddings on their way from one phase to the next, `[T, D]`."""
+
+    __slots__ = ("_x_TD",)
+
+    def __init__(self) -> None:
+        self._x_TD: Tensor | None = None
+
+    def put(self, x_TD: Tensor) -> None:
+        self._x_TD = x_TD
+
+    def take(self) -> Tensor:
+        """Lets go of them: the forward need not keep its input."""
+        x_TD, self._x_TD = self._x_TD, None
+        assert x_TD is not None
+        return x_TD
+
+
+def embed_inputs(model: ArModel, nexts: Sequence[NextTokens], prompts: PromptTokens | None, out: Embedded) -> None:
+    """Input embeddings of the batch."""
     parts = [model.embed_next(tokens) for tokens in nexts]
     if prompts is not None:
         parts.append(model.embed_prompt(prompts))
-    hidden_TD = model(parts[0] if len(parts) == 1 else torch.cat(parts), batch)
-    torch.index_select(hidden_TD, 0, kept.last_R, out=kept.hidden_RD)
+    out.put(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+
+def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: Kept) -> None:
+    """Runs the backbone and keeps the hidden states that sampling needs."""
+    hidden_TD = model(embedded.take(), batch)
+    if kept.last_R is None:
+        kept.hidden_RD.copy_(hidden_TD)
+    else:
+        torch.index_select(hidden_TD, 0, kept.last_R, out=kept.hidden_RD)
     if kept.scored_s is not None:
         torch.index_select(hidden_TD, 0, kept.scored_s, out=kept.scored_sD)
 
 
 def compute_logits(model: ArModel, hidden_RD: Tensor, logits_RV: Tensor) -> None:
-    logits_RV.copy_(model.logits(hidden_RD))
+    """Raises ValueError for a model whose logits are not what its shape says: rounding them would be silent."""
+    given_RV = model.logits(hidden_RD)
+    if given_RV.dtype != logits_RV.dtype:
+        raise ValueError(f"the model gave {given_RV.dtype} logits, not {logits_RV.dtype}: see ArShape.logits_dtype")
+    logits_RV.copy_(given_RV)
 
 
 def sample_rows(
@@ -121,6 +136,10 @@ def sample_rows(
     ids_R: Tensor,
 ) -> None:
     """Draws a token per row; -1 where none is possible."""
+    if edits is None and not flags.processors and runs_kernel(logits_RV):
+        # The kernel gathers the rows' positions itself, and writes where the ids belong.
+        fused_sample(logits_RV, state.sampling, rows_R, state.column(OUTPUTS), by_row=True, out_R=ids_R)
+        return
     position_R = state.column(OUTPUTS).index_select(0, rows_R)
     ids_R.copy_(sample(logits_RV, state.sampling, rows_R, position_R, flags, edits, processors))
 
@@ -132,36 +151,7 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Te
     the first that ends the row. A row that was over before accepts none. offered_R: how many of a row's K ids count, at least 1;
     None if all do.
     """
-    words_RC = state.words.index_select(0, rows_R)
-    last_R, _, _, outputs_R, limit_R, active_R, _, _ = words_RC.unbind(1)
-    status_R, count_R, *ids = out_RW.unbind(1)
-    stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
-    if len(ids) == 1:
-        count_R.copy_(active_R)
-        last_R.copy_(ids[0])
-    else:
-        torch.mul(_accepted(outputs_R, limit_R, stop_RS, out_RW[:, 2:], offered_R), active_R, out=count_R)
-        last_R.copy_(out_RW[:, 2:].gather(1, (count_R[:, None] - 1).clamp(min=0)).squeeze(1))
-    outputs_R.add_(count_R)
-    # Stop ids are padded with -1: a row for which nothing was possible stops too.
-    stopped_R = (stop_RS == last_R[:, None]).any(1)
-    status_R.copy_(torch.where(stopped_R, STOPPED, (outputs_R >= limit_R) * FULL))
-    active_R.mul_(status_R == RUNNING)
-    last_R.clamp_(min=0)
-    state.words.index_copy_(0, rows_R, words_RC)
-    slot = state.counter % state.handoff.shape[0]
-    state.handoff[:, : rows_R.shape[0]].index_copy_(0, slot, out_RW[None])
-    state.counter.add_(1)
-
-
-def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RK: Tensor, offered_R: Tensor | None) -> Tensor:
-    """How many ids of each row count: up to the first that is a stop id, or the last that the row has room for."""
-    place_K = torch.arange(1, ids_RK.shape[1] + 1, device=ids_RK.device)
-    over_RK = (ids_RK[:, :, None] == stop_RS[:, None]).any(2) | (outputs_R[:, None] + place_K >= limit_R[:, None])
-    if offered_R is not None:
-        over_RK = over_RK | (place_K >= offered_R[:, None])
-    # The first place at which the row is over; the last one if it never is.
-    return torch.where(over_RK, place_K, ids_RK.shape[1]).amin(1)
+    step.accept_tokens(state, rows_R, out_RW, offered_R)
 
 
 def set_counter(counter: Tensor, turn: int) -> None:
@@ -181,19 +171,12 @@ def post_update(
     advance_R: tokens that the forward ran for each row. drafts: how many of them, at the end, were drafts; those that were not
     accepted are taken back.
     """
-    count_R = accepted_RW[:, 1]
-    if drafts:
-        live_R = count_R > 0
-        kept_R = (advance_R - (1 + drafts - count_R)) * live_R
-    else:
-        kept_R = advance_R * count_R
-    state.column(LENGTH).index_add_(0, rows_R, kept_R)
-    observe(state.sampling, rows_R, accepted_RW[:, 2:], count_R, flags)
+    step.post_update(state, rows_R, accepted_RW, advance_R, drafts, flags)
 
 
 def score_tokens(logits_RV: Tensor, accepted_RW: Tensor, count: int, scores_RW: Tensor) -> None:
     """Log-probabilities of the tokens that were sampled, and of the `count` likeliest."""
-    _write_scores(logits_RV, accepted_RW[:, 2].clamp(min=0), count, scores_RW)
+    _write_scores(logits_RV.float(), accepted_RW[:, 2].clamp(min=0), count, scores_RW)
 
 
 def score_prompt(model: ArModel, hidden_sD: Tensor, ids_s: Tensor, count: int, at_once: int, scores_sW: Tensor) -> None:
@@ -225,16 +208,12 @@ def predict_codes(
     code_pages: Tensor,
 ) -> None:
     """The frame that each sampled token begins, into the page slot of that token, and its part of the next input."""
-    words_RC = state.words.index_select(0, rows_R)
     # The count has this step's token already, so it is one past the position that sampling drew with.
-    position_R, at_R = words_RC[:, OUTPUTS] - 1, words_RC[:, LENGTH]
+    last_R, position_R = step.frame_inputs(state, rows_R)
 
     def draw_code(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
         return draw(logits_RV, state.sampling, rows_R, position_R, group, top_k, top_p, any_random)
 
-    frame = model.predict_codes(hidden_RD, words_RC[:, LAST], draw_code)
-    block_R = state.block_table.index_select(0, rows_R).gather(1, (at_R // block_size)[:, None]).squeeze(1)
+    frame = model.predict_codes(hidden_RD, last_R, draw_code)
     # The token that ends a row has no frame, and what the row is left with nobody reads.
-    slots_R = (block_R * block_size + at_R % block_size) * words_RC[:, ACTIVE]
-    code_pages.flatten(0, 1).index_copy_(0, slots_R, frame.codes_RG)
-    state.next_codes.index_copy_(0, rows_R, frame.next_RD)
+    step.place_frames(state, rows_R, frame.codes_RG, frame.next_RD, block_size, code_pages)

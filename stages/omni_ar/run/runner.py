@@ -1,32 +1,25 @@
 """The runner: `execute_model` up to the hidden states, `sample_tokens` from there, split at the token point."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from omni.device import Device, Event, Stream, Uploader
-from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
-from omni_ar.model import ArModel, Batch, NextTokens, PayloadSink, PlacedSegment, PromptTokens
+from omni.device import Device, Event, Graph, Launch, Stream, Uploader
+from omni_ar.attention import AttentionBackend
+from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
+from omni_ar.run.forward import Forward
+from omni_ar.run.graphs import CapturedStep, StepGraphs
 from omni_ar.run.limits import Limits
-from omni_ar.run.pack import PackedChunks, PackedSegment, PackedStarts, PackedStep, pack_step, scored_positions
+from omni_ar.run.pack import PackedChunks, PackedStarts, PackedStep, captured_spans, pack_step, scored_positions
 from omni_ar.run.pages import Pages
-from omni_ar.run.phases import (
-    Kept,
-    extend_tables,
-    place_chunks,
-    predict_codes,
-    prepare_decodes,
-    restore_frames,
-    run_forward,
-    start_rows,
-)
-from omni_ar.run.plan import Chunk, StepPlan
+from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
+from omni_ar.run.plan import StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
-from omni_ar.run.state import RowState, StepBuffers, next_width
+from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
@@ -62,12 +55,13 @@ class Runner:
         self.stream = device.stream(name, priority=priority)
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
         self._model = model
-        self._backend = backend
         self._limits = limits
         self._dtype = dtype
         self._processors = processors
         self._state = RowState.allocate(device, model, limits, dtype, processors)
         self._buffers = StepBuffers.allocate(device, model, limits, dtype)
+        self._forward = Forward(device, self.stream, model, backend, limits, dtype, self._state, self._buffers)
+        self._graphs = StepGraphs(name)
         self._pages: Pages | None = None
         # One more than steps in flight: a step that fails half-way may leave a copy behind.
         self._uploader = Uploader(device, self.stream, limits.upload_words, limits.ring + 1)
@@ -82,7 +76,20 @@ class Runner:
     def allocate(self, num_blocks: int) -> None:
         """Allocates KV and payload pages, the null block besides; replaces those that were there."""
         self._pages = None  # the old ones go before the new ones come
+        self._graphs.clear()  # they are of the old ones
         self._pages = Pages.allocate(self.device, self._model, num_blocks, self._limits.block_size, self._dtype)
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Captures decode steps of these numbers of rows, on the pages that there are: from then on steps of up to as many rows
+        replay them. At start, before there are requests. sizes: best the largest first."""
+        columns, launch = len(self._model.shape.step_columns), self.device.launch
+        for size in sizes:
+            rows_B, advance_B, columns_SB = map(self._uploader.view, captured_spans(size, columns))
+            launch(self.stream, set_null_rows, rows_B, self._limits.null_row, advance_B, columns_SB)
+            decode = self._forward.decodes(rows_B, columns_SB, self._limits.max_blocks, self.pages)
+            graph = self.device.capture(self.stream, f"{self._graphs.name}-decode-{size}", decode)
+            self.source.capture(rows_B, advance_B)
+            self._graphs[size] = CapturedStep(graph, self._capture_codes(rows_B))
 
     @property
     def pages(self) -> Pages:
@@ -112,21 +119,31 @@ class Runner:
         self.source.begin(plan.step)
         self._scorer.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
-        packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows))
+        padded = self._graphs.padded(len(rows))
+        packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded)
         view, launch = self._uploader.view, self.device.launch
-        rows_R = view(packed.rows)
         if packed.starts is not None:
             self._start(packed.starts)
         if packed.grown is not None:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.grown))
-        hidden_RD = self._buffers.hidden[plan.step % self._limits.ring, : len(rows)]
         scores = self._prompt_scores(plan, packed.chunks)
-        self._forward(plan, packed, rows_R, hidden_RD, scores)
+        if packed.chunks is not None:
+            self.device.enqueue(
+                self.stream, self._forward.chunks(plan, packed, packed.chunks, view, scores, self.pages)
+            )
+        elif padded is not None:
+            self.device.replay(self.stream, self._graphs[padded].decode)
+        else:
+            blocks = self._forward.decode_blocks(plan)
+            decodes = self._forward.decodes(view(packed.rows), view(packed.columns), blocks, self.pages)
+            self.device.enqueue(self.stream, decodes)
         emits = any(scheduled.emits_hidden for scheduled in rows) or (rows and self._model.shape.emits_tokens)
         written = self._written() if emits else None
-        advance_R = view(packed.chunks.advance) if packed.chunks else self._state.ones[: len(rows)]
         edits = view_edits(packed.edits, view) if packed.edits is not None else None
-        return StepContext(plan.step, rows, rows_R, advance_R, hidden_RD, flags, edits, scores, written)
+        hidden_RD = self._buffers.hidden[: len(rows)]
+        return StepContext(
+            plan.step, rows, padded, view(packed.rows), view(packed.advance), hidden_RD, flags, edits, scores, written
+        )
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
         """Launches logits and sampling, hands the tokens over, then launches what may run behind the handoff."""
@@ -139,7 +156,7 @@ class Runner:
         end = self.device.record(self.stream)
         return SampledStep(context.rows, tokens, PayloadHandoff(hidden, codes), scores, end)
 
-    def _pack(self, plan: StepPlan, rows: tuple[int, ...]) -> tuple[PackedStep, SamplingFlags]:
+    def _pack(self, plan: StepPlan, rows: tuple[int, ...], padded: int | None) -> tuple[PackedStep, SamplingFlags]:
         """Uploads what the step needs from the host."""
         edited = any(request.edit is not None for request in plan.sampled)
         changed = bool(plan.chunks or plan.grown or edited or self._model.shape.step_columns)
@@ -148,7 +165,7 @@ class Runner:
             return steady.packed, steady.flags  # same rows as the step before: nothing to copy
         upload = self._uploader.begin()
         try:
-            packed = pack_step(upload, plan, self._limits, self._model.shape, self._processors)
+            packed = pack_step(upload, plan, self._limits, self._model.shape, self._processors, padded)
         except Exception:
             self._uploader.cancel(upload)
             raise
@@ -167,18 +184,22 @@ class Runner:
         pages = self.pages
         if pages.codes is None:
             return None
-        self.device.launch(
-            self.stream,
-            predict_codes,
-            self._model,
-            self._state,
-            context.hidden_RD,
-            context.rows_R,
-            context.flags.any_random,
-            self._limits.block_size,
-            pages.codes,
-        )
+        graph = self._graphs[context.padded].codes if context.padded is not None else None
+        if graph is not None:
+            self.device.replay(self.stream, graph)
+        else:
+            self.device.enqueue(self.stream, [self._codes(context.rows_R, context.flags.any_random, pages.codes)])
         return Written(pages.codes, self._written())
+
+    def _capture_codes(self, rows_B: Tensor) -> Graph | None:
+        codes, name = self.pages.codes, f"{self._graphs.name}-codes-{rows_B.shape[0]}"
+        if codes is None:
+            return None
+        return self.device.capture(self.stream, name, [self._codes(rows_B, True, codes)])
+
+    def _codes(self, rows_R: Tensor, any_random: bool, pages: Tensor) -> Launch:
+        hidden_RD, size = self._buffers.hidden[: rows_R.shape[0]], self._limits.block_size
+        return Launch.of(predict_codes, self._model, self._state, hidden_RD, rows_R, any_random, size, pages)
 
     def _start(self, starts: PackedStarts) -> None:
         view = self._uploader.view
@@ -186,55 +207,6 @@ class Runner:
         sampling = view_starts(starts.sampling, view)
         self.device.launch(self.stream, start_rows, self._state, rows_n, words_nC, table_nM, sampling)
         self.source.start(rows_n, words_nC, sampling)
-
-    def _forward(
-        self,
-        plan: StepPlan,
-        packed: PackedStep,
-        rows_R: Tensor,
-        hidden_RD: Tensor,
-        scores: PromptScores | None,
-    ) -> None:
-        buffers, view, decodes, chunks = self._buffers, self._uploader.view, len(plan.decodes), packed.chunks
-        decode_blocks = self._prepare_decodes(plan, rows_R[:decodes]) if decodes else 0
-        nexts = (
-            [NextTokens(buffers.ids_N[:decodes], view(packed.columns), buffers.codes_ND[:decodes])] if decodes else []
-        )
-        total, prompt_start = decodes, decodes
-        segments: tuple[PlacedSegment, ...] = ()
-        if chunks is not None:
-            total += chunks.slots.size
-            prompt_start += chunks.replayed
-            self._place(chunks, decodes, total)
-            if chunks.replayed:
-                nexts.append(self._replay(plan, chunks))
-            segments = tuple(self._placed(segment) for segment in chunks.segments)
-        attention = AttentionMetadata(
-            slots_T=buffers.slots_T[:total],
-            num_decode=decodes,
-            decode_block_table_RM=buffers.table_NM[:decodes, :decode_blocks],
-            decode_lengths_R=buffers.lengths_N[:decodes],
-            decode_max_length=decode_blocks * self._limits.block_size,
-            prefills=self._prefill_rows(plan),
-        )
-        positions_PT, cache, sink = buffers.positions_PT[:, :total], self.pages.kv, self._sink(decodes, chunks)
-        batch = Batch(positions_PT, attention, cache, self._backend, prompt_start, segments, sink)
-        prompts = PromptTokens(view(chunks.columns), segments) if chunks is not None and plan.prompts else None
-        last_R = view(chunks.last) if chunks is not None else self._state.counting[:decodes]
-        kept = Kept(last_R, hidden_RD)
-        if scores is not None and chunks is not None:
-            kept = Kept(last_R, hidden_RD, view(chunks.scored_tokens), scores.hidden_sD)
-        self.device.launch(self.stream, run_forward, self._model, nexts, prompts, batch, kept)
-
-    def _sink(self, decodes: int, chunks: PackedChunks | None) -> PayloadSink | None:
-        hidden, view = self.pages.hidden, self._uploader.view
-        emitting = decodes if self._model.shape.emits_tokens else 0
-        needed = chunks is not None and chunks.payload_tokens.size > 0
-        if hidden is None or not (emitting or needed):
-            return None
-        none = self._state.counting[:0]
-        tokens_m, slots_m = (view(chunks.payload_tokens), view(chunks.payload_slots)) if chunks else (none, none)
-        return PayloadSink(hidden, self._buffers.slots_T[:emitting], tokens_m, slots_m)
 
     def _prompt_scores(self, plan: StepPlan, packed: PackedChunks | None) -> PromptScores | None:
         if packed is None or not packed.scored_ids.size:
@@ -249,50 +221,6 @@ class Runner:
         hidden_sD = self._buffers.scored_TD[:start]
         return PromptScores(tuple(chunks), hidden_sD, self._uploader.view(packed.scored_ids), max(counts))
 
-    def _place(self, chunks: PackedChunks, start: int, end: int) -> None:
-        self.device.launch(
-            self.stream,
-            place_chunks,
-            self._buffers.positions_PT[:, start:end],
-            self._buffers.slots_T[start:end],
-            self._uploader.view(chunks.positions),
-            self._uploader.view(chunks.slots),
-        )
-
-    def _placed(self, packed: PackedSegment) -> PlacedSegment:
-        """A chunk's part of a segment: views of its tensors, whose second-last dimension counts its positions."""
-        tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.segment.tensors.items()}
-        return PlacedSegment(packed.name, self._uploader.view(packed.tokens), tensors)
-
-    def _replay(self, plan: StepPlan, chunks: PackedChunks) -> NextTokens:
-        """Generated tokens of preempted requests as inputs."""
-        view = self._uploader.view
-        model, pages, count = self._model, self.pages, chunks.replayed
-        codes_nD = self.device.empty((count, next_width(model)), self._dtype, self.stream)
-        if pages.codes is not None:
-            saved = [_saved(chunk) for chunk in plan.replays]
-            slots_n = view(chunks.slots)[:count]
-            self.device.launch(self.stream, restore_frames, model, saved, slots_n, pages.codes, codes_nD)
-        return NextTokens(view(chunks.ids), view(chunks.steps), codes_nD)
-
-    def _prepare_decodes(self, plan: StepPlan, rows_R: Tensor) -> int:
-        """Launches the decode rows' inputs; returns how many blocks of their tables may be in use."""
-        longest = max(request.computed for request in plan.decodes) + 1
-        blocks = -(-longest // self._limits.block_size)
-        self.device.launch(
-            self.stream, prepare_decodes, self._state, rows_R, self._limits.block_size, self._buffers, blocks
-        )
-        return blocks
-
-    def _prefill_rows(self, plan: StepPlan) -> tuple[PrefillRow, ...]:
-        rows = []
-        start = len(plan.decodes)
-        for chunk in plan.chunks:
-            table_M = self._state.block_table[chunk.request.row_index]
-            rows.append(PrefillRow(start, chunk.length, chunk.start, table_M))
-            start += chunk.length
-        return tuple(rows)
-
 
 @dataclass(frozen=True, slots=True)
 class _Steady:
@@ -301,11 +229,3 @@ class _Steady:
     rows: tuple[int, ...]
     packed: PackedStep
     flags: SamplingFlags
-
-
-def _saved(chunk: Chunk) -> Tensor:
-    """The frames of the generated tokens that a replay runs, `[n, G]`."""
-    saved = chunk.request.saved_codes
-    assert saved is not None
-    first = chunk.start - chunk.request.length
-    return saved[first : first + chunk.length]

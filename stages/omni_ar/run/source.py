@@ -1,19 +1,20 @@
 """Where the tokens come from that rows go on with."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from omni.device import Device, Downloader, Stream
+from omni.device import Device, Downloader, Graph, Launch, Stream
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, compute_logits, copy_tokens, post_update, sample_rows, set_counter
 from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
-from omni_ar.sampling import SamplingStart
+from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
 
 
 class TokenSource(Protocol):
@@ -35,6 +36,13 @@ class TokenSource(Protocol):
     @property
     def gives_logits(self) -> bool:
         """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's after `sample`: log-probabilities are made of them."""
+        ...
+
+    def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
+        """Captures what `sample` launches for a batch of B rows, where it launches anything. At start, in the null row.
+
+        A step whose `StepContext.padded` is B has its rows and what they advance by in these tensors, padded with null rows.
+        """
         ...
 
     def begin(self, step: int) -> None:
@@ -62,6 +70,14 @@ class TokenSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """Captured: up to the token point, and behind it."""
+
+    sample: Graph
+    update: Graph
+
+
 class LocalTokens:
     """Samples here. The token point is where `copy_tokens` is enqueued: nothing that follows on the main stream is waited for."""
 
@@ -80,6 +96,7 @@ class LocalTokens:
         priority: int,
         processors: Sequence[NamedProcessor] = (),
     ) -> None:
+        self._name = name
         self._device = device
         self._stream = stream
         self._model = model
@@ -87,6 +104,7 @@ class LocalTokens:
         self._buffers = buffers
         self._drafts = limits.step_ids - 1
         self._processors = processors
+        self._graphs: dict[int, _Sampling] = {}
         copy_stream, shape = device.stream(f"{name}-copy", priority=priority), (limits.rows, 2 + limits.step_ids)
         # Its turns are those of `RowState.counter`, which the device counts by itself.
         self._downloads = Downloader(device, stream, copy_stream, shape, torch.int64, limits.ring)
@@ -95,6 +113,16 @@ class LocalTokens:
     def ready(self) -> bool:
         return self._downloads.ready
 
+    def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
+        size, name = rows_B.shape[0], self._name
+        sampling = self._sampling(rows_B, EVERYTHING, None)
+        sample = self._device.capture(self._stream, f"{name}-sample-{size}", sampling)
+        update = self._device.capture(
+            self._stream, f"{name}-update-{size}", [self._update(rows_B, advance_B, EVERYTHING)]
+        )
+        self._graphs[size] = _Sampling(sample, update)
+        self._set_counter()  # capturing may have run steps, or not
+
     def begin(self, step: int) -> None:
         self._downloads.begin()
 
@@ -102,17 +130,45 @@ class LocalTokens:
         pass
 
     def sample(self, context: StepContext) -> TokenHandoff:
-        launch, stream, state = self._device.launch, self._stream, self._state
-        rows_R, count, flags = context.rows_R, len(context.rows), context.flags
-        logits_RV, accepted_RW = self._buffers.logits_NV[:count], self._buffers.accepted_NW[:count]
-        launch(stream, compute_logits, self._model, context.hidden_RD, logits_RV)
-        launch(stream, sample_rows, state, logits_RV, rows_R, flags, context.edits, self._processors, accepted_RW[:, 2])
-        launch(stream, accept_tokens, state, rows_R, accepted_RW)
-        tokens = TokenHandoff(*self._downloads.send(copy_tokens, state.handoff[self._downloads.turn, :count]))
-        launch(stream, post_update, state, rows_R, accepted_RW, context.advance_R, self._drafts, flags)
+        graphs = self._captured(context)
+        if graphs is not None:
+            self._device.replay(self._stream, graphs.sample)
+        else:
+            self._device.enqueue(self._stream, self._sampling(context.rows_R, context.flags, context.edits))
+        handoff_RW = self._state.handoff[self._downloads.turn, : len(context.rows)]
+        tokens = TokenHandoff(*self._downloads.send(copy_tokens, handoff_RW))
+        if graphs is not None:
+            self._device.replay(self._stream, graphs.update)
+        else:
+            self._device.enqueue(self._stream, [self._update(context.rows_R, context.advance_R, context.flags)])
         return tokens
+
+    def _captured(self, context: StepContext) -> _Sampling | None:
+        """What stands for the step, unless it is asked for what only some steps are: processors, edits."""
+        if context.padded is None or context.edits is not None or context.flags.processors:
+            return None
+        return self._graphs.get(context.padded)
+
+    def _sampling(self, rows_R: Tensor, flags: SamplingFlags, edits: StepEdits | None) -> list[Launch]:
+        """Up to the token point."""
+        count, state, buffers = rows_R.shape[0], self._state, self._buffers
+        hidden_RD, logits_RV, accepted_RW = (
+            all_rows[:count] for all_rows in (buffers.hidden, buffers.logits_NV, buffers.accepted_NW)
+        )
+        ids_R = accepted_RW[:, 2]
+        return [
+            Launch.of(compute_logits, self._model, hidden_RD, logits_RV),
+            Launch.of(sample_rows, state, logits_RV, rows_R, flags, edits, self._processors, ids_R),
+            Launch.of(accept_tokens, state, rows_R, accepted_RW),
+        ]
+
+    def _update(self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags) -> Launch:
+        accepted_RW = self._buffers.accepted_NW[: rows_R.shape[0]]
+        return Launch.of(post_update, self._state, rows_R, accepted_RW, advance_R, self._drafts, flags)
 
     def forget(self) -> None:
         self._downloads.forget()  # what it left in the rows' state their starts write over
-        # The device may have counted the step, or not.
+        self._set_counter()  # the device may have counted the step, or not
+
+    def _set_counter(self) -> None:
         self._device.launch(self._stream, set_counter, self._state.counter, self._downloads.turn)

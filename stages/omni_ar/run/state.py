@@ -3,8 +3,8 @@
 | buffer | written by | read by |
 |---|---|---|
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
-| `StepBuffers` | phases of one step | later phases of that step, same stream |
-| `StepBuffers.hidden[step % ring]` | `run_forward` | `sample_tokens` of that step |
+| `StepBuffers` but for `scores` | phases of one step | later phases of that step, same stream |
+| `RowState.counting` | nobody: it counts from 0 | phases |
 | `RowState.handoff[counter % ring]` | `accept_tokens` | the token copy, on its own stream; rewritten `ring` steps later |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `code_pages` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
@@ -32,7 +32,8 @@ IMPOSSIBLE = -1
 LAST, LENGTH, DELTA, OUTPUTS, LIMIT, ACTIVE, GENERATION = range(7)
 """Columns of `RowState.words`."""
 
-_COLUMNS = 8
+COLUMNS = 8
+"""Columns there are; the last is nothing yet."""
 
 SCORE_WORDS = 1 + 2 * (1 + MAX_LOGPROBS)
 """int64 words of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
@@ -40,7 +41,7 @@ SCORE_WORDS = 1 + 2 * (1 + MAX_LOGPROBS)
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """Per-row state; the first dimension is the row, N in all.
+    """Per-row state; the first dimension is the row, N in all, the null row last.
 
     words: int64 `[N, 8]`, so that a phase gathers all it needs of its rows at once. By column: the newest token, tokens in the KV
     cache, rotary position minus length, generated tokens, how many there may be, whether the row still runs, its generation.
@@ -55,7 +56,6 @@ class RowState:
     handoff: Tensor
     counter: Tensor
     sampling: SamplingState
-    ones: Tensor
     counting: Tensor
 
     @classmethod
@@ -67,15 +67,14 @@ class RowState:
         dtype: torch.dtype,
         processors: Sequence[NamedProcessor] = (),
     ) -> "RowState":
-        rows = limits.rows
+        rows = limits.null_row + 1
         return cls(
-            words=device.zeros((rows, _COLUMNS), torch.int64),
+            words=device.zeros((rows, COLUMNS), torch.int64),
             block_table=device.zeros((rows, limits.max_blocks), torch.int64),
             next_codes=device.zeros((rows, next_width(model)), dtype),
             handoff=device.zeros((limits.ring, rows, 2 + limits.step_ids), torch.int64),
             counter=device.zeros((1,), torch.int64),
             sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),
-            ones=device.ones((rows,), torch.int64),
             counting=device.arange(rows),
         )
 
@@ -88,8 +87,8 @@ class RowState:
 class StepBuffers:
     """What phases of one step hand to each other. N rows, K ids of a row, P rotary axes, `tokens` the most that one step may have.
 
-    accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[ring, N, D]`. scored_TD:
-    hidden states of prompt tokens to be scored.
+    accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, of the sampled
+    rows. scored_TD: of prompt tokens to be scored.
     scores: int64 `[ring, N + scored tokens, SCORE_WORDS]`.
     """
 
@@ -118,9 +117,9 @@ class StepBuffers:
             table_NM=words(rows, limits.max_blocks),
             positions_PT=words(shape.position_axes, tokens),
             slots_T=words(tokens),
-            hidden=device.zeros((limits.ring, rows, shape.hidden_width), dtype),
+            hidden=device.zeros((rows, shape.hidden_width), dtype),
             scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
-            logits_NV=device.zeros((rows, shape.vocab_size), torch.float32),
+            logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),
             codes_ND=device.zeros((rows, next_width(model)), dtype),
             accepted_NW=words(rows, 2 + limits.step_ids),
             scores=words(limits.ring, rows + limits.scored_tokens, SCORE_WORDS),

@@ -54,11 +54,13 @@ class StepContext:
     """What `execute_model` leaves for `sample_tokens`: nothing about a step lives anywhere else between the two.
 
     rows: those that are sampled, perhaps none: the step may hold nothing but chunks that do not reach their prompt's end.
+    padded: rows of the captured batch that may stand for this one; None if there is none.
     written: the hidden states that the step stores for consumers are in their pages; None if it stores none.
     """
 
     step: int
     rows: tuple[Scheduled, ...]
+    padded: int | None
     rows_R: Tensor
     advance_R: Tensor
     hidden_RD: Tensor

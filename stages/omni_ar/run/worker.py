@@ -212,12 +212,12 @@ class ArWorker(MailboxWorker[ArRequest]):
             except Exception as error:
                 self._fail_live(request, "taking its input", error)
         moved |= bool(taken or failed)
-        moved |= self._confirmer.poll() | self._hear_guides()
+        moved |= self._confirm() | self._hear_guides()
         if self._confirmer.unread < self._limits.max_in_flight and self._runner.ready:
-            plan = self._scheduler.plan(self._runner.can_score)
+            plan = self._plan()
             if plan is not None:
                 self._launch(plan)
-                self._confirmer.poll()
+                self._confirm()
                 moved = True
             moved |= self._fail_lost()
         return moved
@@ -260,15 +260,36 @@ class ArWorker(MailboxWorker[ArRequest]):
             request.queued = True
             self._scheduler.add(request)
 
+    def _confirm(self) -> bool:
+        device = self._runner.device
+        since = device.host_time()
+        moved = self._confirmer.poll()
+        if moved:
+            device.host_did(self._runner.stream.name, "confirm", since)
+        return moved
+
+    def _plan(self) -> StepPlan | None:
+        device = self._runner.device
+        since = device.host_time()
+        plan = self._scheduler.plan(self._runner.can_score)
+        if plan is not None:
+            device.host_did(self._runner.stream.name, "plan", since)
+        return plan
+
     def _launch(self, plan: StepPlan) -> None:
+        span, stream = self._runner.device.host_span, self._runner.stream
+        prefilled = sum(chunk.length for chunk in plan.chunks)
         try:
-            step = self._runner.sample_tokens(self._runner.execute_model(plan))
+            with span(stream, "execute_model", step=plan.step, decodes=len(plan.decodes), prefill=prefilled):
+                context = self._runner.execute_model(plan)
+            with span(stream, "sample_tokens", step=plan.step):
+                step = self._runner.sample_tokens(context)
         except Exception as error:
             self._isolate(plan, error)
             return
         self._steps += 1
         self._decode_tokens += len(plan.decodes)
-        self._prefill_tokens += sum(chunk.length for chunk in plan.chunks)
+        self._prefill_tokens += prefilled
         self._scheduler.launched(plan)
         self._confirmer.launched(step, plan.requests)
 

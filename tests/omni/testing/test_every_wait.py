@@ -43,6 +43,9 @@ WAITS: dict[str, tuple[Traffic, int]] = {
 OF_THREADS = {"omni.device.host_work._FutureTask.done#1"}
 """Asks a thread, which no simulated device has: tests/omni/test_host_work.py."""
 
+OF_TIMERS = {"omni.device.cuda_timer.CudaTimer.probe#1", "omni.timeline.recorder.Recorder.poll#1"}
+"""Ask a device's timer when something ran, which no simulated device has: tests/omni/timeline."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -90,7 +93,7 @@ def packages() -> list[str]:
 
 
 def test_every_wait_of_the_source_has_its_row():
-    assert find_waits(*packages()) == WAITS.keys() | OF_THREADS
+    assert find_waits(*packages()) == WAITS.keys() | OF_THREADS | OF_TIMERS
 
 
 @pytest.mark.parametrize("wait", WAITS)

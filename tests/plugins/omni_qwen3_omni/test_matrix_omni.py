@@ -83,14 +83,14 @@ def test_each_request_is_told_what_it_is_told_alone(family: OmniFamily, cell: Ce
 
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_the_talker_is_preempted_too(family: OmniFamily, in_flight: int) -> None:
-    played = run_cell(family, Cell(in_flight, True, True, True, "talker defaults"), small_party)
+    played = run_cell(family, Cell(in_flight, True, True, True, True, "talker defaults"), small_party)
     assert all(played.preemptions(family).values())
 
 
 def test_samples_of_a_seed_speak_differently(family: OmniFamily) -> None:
     """In every group; and each as it speaks alone."""
     asks = [Ask("talker defaults", 1, sample_index=n) for n in range(3)]
-    cell = Cell(4, few_blocks=True, tiny_budget=False, cached=True, asked="talker defaults")
+    cell = Cell(4, few_blocks=True, tiny_budget=False, cached=True, captured=True, asked="talker defaults")
     played = play(family, cell.settings(family.few(cell.asked)), asks, LateDevice(cell.seed))
     for ask, told in zip(asks, played.told, strict=True):
         told.assert_like(family.alone(ask.asked, ask.prompt, ask.sample_index))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
 
-from omni_qwen3_omni.encoders import encoded_frames
+from omni_qwen3_omni.audio_plan import encoded_frames
 from support.omni_engine import OmniEngine
 from support.reference import reference_of, sizes, tiny_checkpoint
 from support.reference_chats import chat, picture, says, sound
@@ -18,11 +18,10 @@ SECONDS = [0.05, 0.26, 0.99, 1.0, 1.01, 2.0, 3.33, 8.5]
 SIZES = [(32, 32), (33, 47), (300, 40), (20, 390), (640, 480), (224, 224)]
 
 
-@pytest.fixture(scope="module")
-def engine() -> OmniEngine:
-    return OmniEngine(
-        tiny_checkpoint(**SHAPE), {"audio_encoder.max_batch_items": 3, "vision_encoder.max_batch_items": 2}
-    )
+@pytest.fixture(scope="module", params=[False, True], ids=["eager", "captured"])
+def engine(request: pytest.FixtureRequest) -> OmniEngine:
+    overrides: dict[str, object] = {"audio_encoder.max_batch_items": 3, "vision_encoder.max_batch_items": 2}
+    return OmniEngine(tiny_checkpoint(**SHAPE), overrides, graphs=request.param)
 
 
 def test_parity_of_sounds_of_every_length(engine: OmniEngine) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from omni_qwen3_omni.encoders import encoded_frames
+from omni_qwen3_omni.audio_plan import encoded_frames
 from omni_qwen3_omni.mrope import Grid, mrope_positions
 from support.reference import reference_of, tiny_checkpoint
 

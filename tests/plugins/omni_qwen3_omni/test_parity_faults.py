@@ -11,6 +11,7 @@ from torch import Tensor
 
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, StepInputs
+from omni_ar.layers import residual_sum
 from omni_ar.model import Batch, Codes, DrawCode, PlacedSegment, PromptTokens
 from omni_qwen3_omni import config as config_module
 from omni_qwen3_omni import frontend, talker_prompt, thinker
@@ -97,7 +98,7 @@ def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:
     def forward(self: Thinker, x_TD: Tensor, batch: Batch) -> Tensor:
         cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
         for index, layer in enumerate(self.decoder.layers):
-            x_TD = layer(x_TD, cos, sin, batch.cache, batch.attention, batch.backend)
+            x_TD = residual_sum(*layer(x_TD, None, cos, sin, batch.cache, batch.attention, batch.backend))
             for image in batch.segments:
                 if "deepstack" in image.tensors and index < image.tensors["deepstack"].shape[0]:
                     tokens_n = image.tokens_n + batch.attention.num_decode

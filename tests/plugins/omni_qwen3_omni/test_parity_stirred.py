@@ -28,4 +28,4 @@ def test_parity_in_any_order_of_the_streams(seed: int) -> None:
 
     for result, asked in zip(results, CHATS, strict=True):
         assert_same(result, reference_of(folder).answer(asked))
-    assert device.latest > 10, "work was late"
+    assert device.latest > 5, "work was late"

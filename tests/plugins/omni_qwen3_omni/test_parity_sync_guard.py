@@ -1,4 +1,4 @@
-"""A whole request with media, text and speech waits for the device at its media only."""
+"""A whole request with media, text and speech waits for the device nowhere."""
 
 import pytest
 

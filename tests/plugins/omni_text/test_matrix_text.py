@@ -113,7 +113,7 @@ def test_a_seed_and_the_sample_s_index_decide_and_nothing_else(family: TextFamil
     asks = [Ask(SEEDED, 1, sample_index=n) for n in samples] + [
         Ask("all together", 4, joins=9, sample_index=n) for n in samples
     ]
-    cell = Cell(in_flight, few_blocks=True, tiny_budget=False, cached=True, asked=SEEDED)
+    cell = Cell(in_flight, few_blocks=True, tiny_budget=False, cached=True, captured=True, asked=SEEDED)
     played = play(family, cell.settings(family.few("all together")), [*asks, Ask(GREEDY, 2)], LateDevice(in_flight))
     assert played.counters["text"]["preemptions"] > 0
     for ask, told in zip(asks, played.told, strict=False):

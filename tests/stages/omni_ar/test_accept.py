@@ -121,6 +121,6 @@ def test_a_row_that_is_over_keeps_its_state():
         accept_tokens(state, rows_R, out_RW)
         post_update(state, rows_R, out_RW, torch.ones_like(rows_R), 0, flags)
         assert out_RW[:, 1].tolist() == [int(step < 2), 1]
-    assert state.words[:, LENGTH].tolist() == [7, 9]
-    assert state.words[:, OUTPUTS].tolist() == [2, 4]
-    assert state.sampling.counts[:, 5:7].tolist() == [[2, 0], [0, 4]]
+    assert state.words[:2, LENGTH].tolist() == [7, 9]
+    assert state.words[:2, OUTPUTS].tolist() == [2, 4]
+    assert state.sampling.counts[:2, 5:7].tolist() == [[2, 0], [0, 4]]

@@ -1,4 +1,5 @@
-"""On a CUDA device, in float32: the CPU's tokens, log-probabilities and hidden states, however far steps run ahead."""
+"""On a CUDA device, in float32, eager and captured: the CPU's tokens, log-probabilities and hidden states, however far steps run
+ahead."""
 
 from collections.abc import Iterator
 
@@ -11,11 +12,13 @@ from omni.device import open_device
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
+from support.full_float32 import full_float32
 from support.small_codec import SmallCodec, codec_prompt
 from support.small_text import SmallText
 
 pytestmark = pytest.mark.gpu
 
+CAPTURED = pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33], [7, 7, 12, 50, 22], [4]]
 SAMPLING: list[dict[str, object]] = [
     {},
@@ -33,18 +36,16 @@ SAMPLING: list[dict[str, object]] = [
 
 
 @pytest.fixture(autouse=True)
-def full_float32() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+def no_tf32() -> Iterator[None]:
+    with full_float32():
+        yield
 
 
-def run_text(device: str, ahead: int, little: bool) -> ArDriver:
+def run_text(device: str, ahead: int, little: bool, captured: bool = False) -> ArDriver:
     model = SmallText(payload=True, emits_tokens=True).to(device)
     few = {"num_blocks": 14, "max_num_batched_tokens": 5} if little else {}
     options = ArOptions(max_num_seqs=4, block_size=2, max_model_len=24, max_in_flight=ahead, **few)
-    driver = ArDriver(model, open_device(device), options)
+    driver = ArDriver(model, open_device(device), options, captured=captured)
     for index, sampling in enumerate(SAMPLING):
         prompt = plain_prompt(PROMPTS[index % 4], payload_positions=np.array([0]))
         driver.ask(str(index), prompt, max_tokens=15, rank=(9 - index, index), **sampling)
@@ -67,8 +68,9 @@ def _finish(driver: ArDriver, requests: int) -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2, 4, 8])
 @pytest.mark.parametrize("little", [False, True], ids=["room", "few blocks"])
-def test_text_is_the_cpu_s(ahead: int, little: bool):
-    expected, given = run_text("cpu", 1, little=False), run_text("cuda", ahead, little)
+@CAPTURED
+def test_text_is_the_cpu_s(ahead: int, little: bool, captured: bool):
+    expected, given = run_text("cpu", 1, little=False), run_text("cuda", ahead, little, captured)
     for index in range(len(SAMPLING)):
         name = str(index)
         assert given.tokens(name) == expected.tokens(name)
@@ -93,10 +95,10 @@ def _scores(driver: ArDriver, name: str, of_prompt: bool) -> dict[int, tuple[lis
     return {c.first + row: (c.ids[row].tolist(), c.logprobs[row]) for c in chunks for row in range(len(c.ids))}
 
 
-def run_codec(device: str, ahead: int, little: bool) -> ArDriver:
+def run_codec(device: str, ahead: int, little: bool, captured: bool = False) -> ArDriver:
     few = {"num_blocks": 14, "max_num_batched_tokens": 5} if little else {}
     options = ArOptions(max_num_seqs=3, block_size=2, max_model_len=24, max_in_flight=ahead, **few)
-    driver = ArDriver(SmallCodec().to(device), open_device(device), options)
+    driver = ArDriver(SmallCodec().to(device), open_device(device), options, captured=captured)
     for index in range(6):
         sampling = {"temperature": 0.9, "seed": index, "repetition_penalty": 1.2} if index % 2 else {}
         prompt = codec_prompt([index + 1, 2, 3], [4, 5, 6 + index])
@@ -109,8 +111,9 @@ def run_codec(device: str, ahead: int, little: bool) -> ArDriver:
 
 @pytest.mark.parametrize("ahead", [1, 2, 4, 8])
 @pytest.mark.parametrize("little", [False, True], ids=["room", "few blocks"])
-def test_frames_are_the_cpu_s(ahead: int, little: bool):
-    expected, given = run_codec("cpu", 1, little=False), run_codec("cuda", ahead, little)
+@CAPTURED
+def test_frames_are_the_cpu_s(ahead: int, little: bool, captured: bool):
+    expected, given = run_codec("cpu", 1, little=False), run_codec("cuda", ahead, little, captured)
     for index in range(6):
         assert given.frames(str(index)) == expected.frames(str(index))
         assert given.tokens(str(index)) == expected.tokens(str(index))

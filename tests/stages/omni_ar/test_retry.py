@@ -66,7 +66,7 @@ def test_a_prompt_that_no_model_can_embed_fails_alone():
     driver.run()
     error = driver.error("bad")
     assert isinstance(error, StageError)
-    assert str(error) == "stage 'text' failed while running a step, in phase run_forward: ValueError: bad id"
+    assert str(error) == "stage 'text' failed while running a step, in phase embed_inputs: ValueError: bad id"
     assert driver.tokens("bad") == []
     assert [driver.tokens(str(index)) for index in range(4)] == ANSWERS
     assert driver.counter("retries") == 1
@@ -83,7 +83,7 @@ def test_a_token_that_no_model_can_embed_fails_who_generated_it():
     for index, prompt in enumerate(PROMPTS):
         driver.ask(str(index), prompt, max_tokens=TOKENS)
     driver.run()
-    assert "in phase run_forward: ValueError: bad id" in str(driver.error("2"))
+    assert "in phase embed_inputs: ValueError: bad id" in str(driver.error("2"))
     assert driver.tokens("2") == ANSWERS[2][: first + 1]
     assert [driver.tokens(str(index)) for index in (0, 1, 3)] == [ANSWERS[index] for index in (0, 1, 3)]
     assert driver.counter("retries") == 1

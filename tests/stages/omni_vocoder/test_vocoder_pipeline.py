@@ -37,7 +37,7 @@ def build(device: Device, folder: Path, pipeline: Pipeline | None = None) -> Eng
     (folder / "config.json").write_text("{}")
     plugins = builtin_plugins()
     plan = check_pipeline(pipeline or voice_pipeline(), plugins)
-    return build_engine(plan, Checkpoint(folder), plugins, device, EngineOptions(dtype="float32"))
+    return build_engine(plan, Checkpoint(folder), plugins, device, EngineOptions(dtype="float32", graphs=False))
 
 
 class Listener:
@@ -117,7 +117,7 @@ def test_device_memory_is_touched_in_phases_only(tmp_path: Path) -> None:
     with LaunchGuard(device) as guard:
         listener.run(device)
     listener.expect("a", codes)
-    phases = {"copy_upload", "decode_frames", "download_samples", "encode_items", "reset_rows", "store_frames"}
+    phases = {"copy_upload", "decode_frames", "download_samples", "encode_batch", "reset_rows", "store_frames"}
     assert phases <= guard.launched
 
 

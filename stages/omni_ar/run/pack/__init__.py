@@ -2,6 +2,14 @@
 
 from omni_ar.run.pack.chunks import PackedChunks, PackedSegment, scored_positions
 from omni_ar.run.pack.starts import PackedStarts
-from omni_ar.run.pack.step import PackedStep, pack_step
+from omni_ar.run.pack.step import PackedStep, captured_spans, pack_step
 
-__all__ = ["PackedChunks", "PackedSegment", "PackedStarts", "PackedStep", "pack_step", "scored_positions"]
+__all__ = [
+    "PackedChunks",
+    "PackedSegment",
+    "PackedStarts",
+    "PackedStep",
+    "captured_spans",
+    "pack_step",
+    "scored_positions",
+]

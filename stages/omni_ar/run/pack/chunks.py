@@ -27,19 +27,20 @@ class PackedSegment:
 class PackedChunks:
     """The chunks of a step: `replayed` generated tokens, then prompt tokens.
 
-    positions, slots: of all of them. ids, steps: of replays. columns, segments: of prompts. advance, last: for all sampled rows.
+    rows: int64 `[P, 4]`, row, first token in the batch, length and context of each chunk. positions, slots: of all of their tokens.
+    ids, steps: of replays. columns, segments: of prompts. last: last token of each sampled row.
     payload_tokens, payload_slots: batch index and page slot of hidden states that are needed elsewhere.
     scored_tokens, scored_ids: batch index of prompt tokens, and the prompt token after each, whose probability is asked for.
     """
 
     replayed: int
+    rows: Span
     positions: Span
     slots: Span
     ids: Span
     steps: Span
     columns: Span
     segments: tuple[PackedSegment, ...]
-    advance: Span
     last: Span
     payload_tokens: Span
     payload_slots: Span
@@ -53,13 +54,14 @@ def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, block_size: int)
     # Where each chunk begins in the batch.
     starts = decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
     ends = [int(end) for chunk, end in zip(chunks, starts[1:], strict=True) if chunk.last]
-    advance = [chunk.request.target for chunk in chunks if chunk.last]
+    rows = [(c.request.row_index, start, c.length, c.start) for c, start in zip(chunks, starts[:-1], strict=True)]
     needed = [_needed(chunk, shape.emits_tokens) for chunk in chunks]
     places = [n - chunk.start + start for n, chunk, start in zip(needed, chunks, starts[:-1], strict=True)]
     scored = [(chunk, scored_positions(chunk), start) for chunk, start in zip(chunks, starts[:-1], strict=True)]
     pages = [chunk.request.held_table.slots(n, block_size) for n, chunk in zip(needed, chunks, strict=True)]
     return PackedChunks(
         replayed=len(replays),
+        rows=upload.add(np.array(rows, np.int64)),
         positions=upload.add(np.concatenate([_positions(chunk) for chunk in chunks], axis=1)),
         slots=upload.add(
             np.concatenate([chunk.request.held_table.slots(_tokens(chunk), block_size) for chunk in chunks])
@@ -68,7 +70,6 @@ def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, block_size: int)
         steps=upload.add(step_columns(replays, len(shape.step_columns))),
         columns=upload.add(_columns(prompts, len(shape.prompt_columns))),
         segments=tuple(_pack_segments(upload, prompts)),
-        advance=upload.add(np.array([1] * decodes + advance, np.int64)),
         last=upload.add(np.array([*range(decodes), *(end - 1 for end in ends)], np.int64)),
         payload_tokens=upload.add(np.concatenate(places)),
         payload_slots=upload.add(np.concatenate(pages)),

@@ -18,13 +18,15 @@ from omni_ar.sampling import PackedEdits, pack_edits
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """rows: row of each request that is sampled. columns: step columns of the decode rows `[S, R]`.
+    """rows: row of each request that is sampled; advance: tokens that the step runs of it. columns: step columns of the decode rows
+    `[S, R]`. Of a batch that is padded to B rows these are the beginning of `captured_spans`, whatever else is in the upload.
 
     grown: of blocks added to tables, place in the flattened block table and block, `[2, k]`; None if there are none.
     edits: what guides do to the logits; None if no row is guided.
     """
 
     rows: Span
+    advance: Span
     columns: Span
     grown: Span | None
     starts: PackedStarts | None
@@ -36,20 +38,41 @@ class PackedStep:
         return replace(self, grown=None, edits=None)
 
 
+def captured_spans(rows: int, columns: int) -> tuple[Span, Span, Span]:
+    """Where a captured graph for so many rows finds `rows`, `advance` and `columns`: `pack_step` adds them first."""
+    return Span(0, (rows,)), Span(rows, (rows,)), Span(2 * rows, (columns, rows))
+
+
 def pack_step(
-    upload: Upload, plan: StepPlan, limits: Limits, shape: ArShape, processors: Sequence[NamedProcessor]
+    upload: Upload,
+    plan: StepPlan,
+    limits: Limits,
+    shape: ArShape,
+    processors: Sequence[NamedProcessor],
+    padded: int | None = None,
 ) -> PackedStep:
-    """Fills `upload`. processors: those that the stage has."""
-    rows = np.array([request.row_index for request in plan.sampled], np.int64)
-    columns = step_columns([(request, request.scheduled - 1) for request in plan.decodes], len(shape.step_columns))
+    """Fills `upload`. processors: those that the stage has. padded: rows of the batch, null rows included; None for no padding."""
+    sampled = plan.sampled
+    size = len(sampled) if padded is None else padded
+    rows, advance = np.full(size, limits.null_row), np.ones(size, np.int64)
+    rows[: len(sampled)] = [request.row_index for request in sampled]
+    advance[len(plan.decodes) : len(sampled)] = [chunk.request.target for chunk in plan.chunks if chunk.last]
+    inputs = [(request, request.scheduled - 1) for request in plan.decodes]
+    columns = np.zeros((len(shape.step_columns), size if padded else len(inputs)), np.int64)
+    columns[:, : len(inputs)] = step_columns(inputs, len(shape.step_columns))
     return PackedStep(
-        upload.add(rows),
+        _first(upload.add(rows), len(sampled)),
+        _first(upload.add(advance), len(sampled)),
         upload.add(columns),
         upload.add(_growth(plan, limits.max_blocks)) if plan.grown else None,
         pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
         pack_chunks(upload, plan, shape, limits.block_size) if plan.chunks else None,
         _pack_edits(upload, plan, shape),
     )
+
+
+def _first(span: Span, count: int) -> Span:
+    return Span(span.start, (count,))
 
 
 def _pack_edits(upload: Upload, plan: StepPlan, shape: ArShape) -> PackedEdits | None:

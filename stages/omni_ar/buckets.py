@@ -1,0 +1,26 @@
+"""What the phases of an autoregressive stage are for: how a timeline groups them."""
+
+from omni.device import Bucket
+
+BUCKETS = {
+    "start_rows": Bucket.PREPROCESS,
+    "extend_tables": Bucket.PREPROCESS,
+    "prepare_decodes": Bucket.PREPROCESS,
+    "place_chunks": Bucket.PREPROCESS,
+    "restore_frames": Bucket.PREPROCESS,
+    "set_null_rows": Bucket.PREPROCESS,
+    "set_counter": Bucket.PREPROCESS,
+    "embed_inputs": Bucket.PREPROCESS,
+    "run_forward": Bucket.FORWARD,
+    "compute_logits": Bucket.LOGITS,
+    "sample_rows": Bucket.SAMPLE,
+    "accept_tokens": Bucket.SAMPLE,
+    "copy_tokens": Bucket.TOKEN_COPY,
+    "predict_codes": Bucket.CODES,
+    "post_update": Bucket.POSTPROCESS,
+    "gather_segment": Bucket.PAYLOAD,
+    "copy_rows": Bucket.PAYLOAD,
+    "score_tokens": Bucket.SCORES,
+    "score_prompt": Bucket.SCORES,
+    "copy_scores": Bucket.SCORES,
+}

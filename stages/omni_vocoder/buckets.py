@@ -1,0 +1,12 @@
+"""What the phases of a vocoder are for: how a timeline groups them."""
+
+from omni.device import Bucket
+
+BUCKETS = {
+    "gather_frames": Bucket.PAYLOAD,
+    "store_frames": Bucket.PAYLOAD,
+    "set_null_rows": Bucket.PREPROCESS,
+    "reset_rows": Bucket.PREPROCESS,
+    "decode_frames": Bucket.FORWARD,
+    "download_samples": Bucket.COPIES,
+}

@@ -1,0 +1,113 @@
+"""Tokens of tiny dense and MoE models in float32, eager and captured, batched and padded: those of the CPU for each alone.
+
+On the CPU a captured step is the list of its launches, so the cases run there too; most of them on a GPU only.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from omni.device import open_device
+from support.close_calls import Choice, Comparison, WatchedCpu
+from support.full_float32 import full_float32
+from support.tiny_text import VOCAB, TextEngine, write_text_model
+
+KINDS = ("tied", "untied", "moe")
+TOKENS = 24
+PROMPTS = [[(31 * index + 11 * place + place * place) % VOCAB for place in range(1 + 5 * index)] for index in range(8)]
+SAMPLING: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "min_p": 0.01, "seed": 3},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+    {"temperature": 1.1, "seed": 5, "logit_bias": {3: 2.0, 9: -50.0}, "bad_words_ids": ((44,), (17, 3))},
+    {"allowed_token_ids": tuple(range(0, VOCAB, 3)), "min_tokens": 6, "stop_token_ids": tuple(range(0, VOCAB, 15))},
+    {"temperature": 1.0, "seed": 6, "suppress_token_ids": (5, 7), "stop_token_ids": (1, 2)},
+    {"temperature": 0.7, "top_p": 0.8, "seed": 7},
+    {},
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """graphs: whether steps are captured. apart: ticks between two requests. settings: of the stage."""
+
+    name: str
+    graphs: bool = True
+    apart: int = 2
+    settings: Mapping[str, object] | None = None
+
+    def overrides(self) -> dict[str, object]:
+        return {f"text.{name}": value for name, value in (self.settings or {}).items()}
+
+
+FEW_BLOCKS = {"num_blocks": 22, "block_size": 4, "max_model_len": 64, "max_num_batched_tokens": 9}
+CASES = [
+    Case("eager, one batch", graphs=False, apart=0),
+    Case("eager, two rows", graphs=False, settings={"max_num_seqs": 2}),
+    Case("eager, plain attention", graphs=False, settings={"attention_backend": "torch"}),
+    Case("captured, one batch", apart=0),
+    Case("captured, two rows", settings={"max_num_seqs": 2}),
+    Case("captured, padded", settings={"max_num_seqs": 9, "graph_batch_sizes": (9,)}),
+    Case("captured but for large batches", settings={"graph_batch_sizes": (1, 3)}),
+    Case("captured, plain attention", settings={"attention_backend": "torch"}),
+    Case("captured, synchronous", settings={"max_in_flight": 1}),
+    Case("captured, four ahead", settings={"max_in_flight": 4}),
+    Case("captured, synchronous, few blocks", settings={"max_in_flight": 1, **FEW_BLOCKS}),
+    Case("captured, four ahead, few blocks", settings={"max_in_flight": 4, **FEW_BLOCKS}),
+]
+GPU = pytest.mark.gpu
+ON_DEVICES = [
+    *(pytest.param("cpu", case, id=f"cpu, {case.name}") for case in (CASES[5], CASES[-1])),
+    *(pytest.param("cuda", case, id=f"cuda, {case.name}", marks=GPU) for case in CASES),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_tf32() -> Iterator[None]:
+    with full_float32():
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the CPU answers in plain torch, one request after the other."""
+
+    folder: Path
+    tokens: list[list[int]]
+    close: list[set[Choice]]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    folder = tmp_path_factory.mktemp(request.param)
+    write_text_model(folder, request.param)
+    device = WatchedCpu()
+    engine = TextEngine(folder, {"text.prefix_cache": False}, device)
+    answers = Answers(folder, [], [])
+    for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
+        device.forget()
+        recorder = engine.submit(str(index), prompt, max_tokens=TOKENS, **sampling)
+        engine.run()
+        assert device.choices >= len(recorder.tokens) > 3, "choices went past the watch"
+        answers.tokens.append(recorder.tokens)
+        answers.close.append(set(device.close))
+    return answers
+
+
+@pytest.mark.parametrize(("device", "case"), ON_DEVICES)
+def test_tokens_are_the_cpu_s(device: str, case: Case, alone: Answers) -> None:
+    engine = TextEngine(alone.folder, case.overrides(), open_device(device), graphs=case.graphs)
+    recorders = []
+    for index, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
+        recorders.append(engine.submit(str(index), prompt, max_tokens=TOKENS, **sampling))
+        for _ in range(case.apart):
+            engine.tick()
+    engine.run()
+
+    comparison = Comparison()
+    for recorder, tokens, close in zip(recorders, alone.tokens, alone.close, strict=True):
+        comparison.tokens("text", recorder.tokens, tokens, close)
+    comparison.assert_rare()
+    assert (engine.engine.counters()["text"]["preemptions"] > 0) == case.name.endswith("few blocks")

@@ -1,0 +1,98 @@
+"""Captured steps on a CUDA device."""
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from omni.device import open_device
+from omni_ar.model import Codes, DrawCode
+from omni_ar.options import ArOptions
+from omni_ar.run.step import SampledStep
+from support.ar_driver import ArDriver
+from support.small_codec import SmallCodec, codec_prompt, spoken
+from support.small_text import SmallText, greedy
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(2 + 3 * index)] for index in range(5)]
+_CYCLES = 400_000_000
+"""A fifth of a second of the device."""
+
+
+class SlowCodec(SmallCodec):
+    """Takes long to predict codes."""
+
+    def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
+        torch.cuda._sleep(_CYCLES)
+        return super().predict_codes(hidden_RD, code0_R, draw)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_tokens_are_handed_over_while_codes_are_still_predicted(captured: bool):
+    model = SlowCodec().to("cuda")
+    driver = ArDriver(model, open_device("cuda"), ArOptions(max_num_seqs=2, block_size=4), captured=captured)
+    driver.speak("warm", codec_prompt([1, 2], [3, 4]), max_tokens=3)  # kernels are compiled meanwhile
+    driver.condition("warm", [5], pad=2)
+    while "warm" not in driver.ends:
+        driver.tick()
+    driver.release_lent()
+    driver.device.synchronize()
+    steps: list[SampledStep] = []
+    runner = driver.worker._runner
+    launch = runner.sample_tokens
+
+    def sample_tokens(context):
+        steps.append(launch(context))
+        return steps[-1]
+
+    runner.sample_tokens = sample_tokens
+    driver.speak("0", codec_prompt([1, 2], [3, 4]), max_tokens=4)
+    driver.condition("0", [5, 6], pad=2)
+    early = 0
+    while len(steps) < 3:
+        seen = len(steps)
+        driver.tick()
+        if len(steps) > seen:
+            tokens, deadline = steps[-1].tokens, time.monotonic() + 10
+            assert tokens is not None
+            while not tokens.ready.done():
+                assert time.monotonic() < deadline
+            codes = steps[-1].payload.codes
+            assert codes is not None
+            early += not codes.ready.done() and not steps[-1].end.done()
+    assert early == 3
+    driver.device.synchronize()
+
+
+@pytest.mark.parametrize("sizes", [None, (4,), (1, 3)])
+def test_captured_tokens_are_those_of_full_recomputation_on_the_cpu(sizes: tuple[int, ...] | None):
+    model = SmallText()
+    expected = [greedy(model, prompt, 12) for prompt in PROMPTS]
+    options = ArOptions(max_num_seqs=4, block_size=4, graph_batch_sizes=sizes)
+    driver = ArDriver(SmallText().to("cuda"), open_device("cuda"), options, captured=True)
+    for index, prompt in enumerate(PROMPTS):
+        driver.ask(str(index), prompt, max_tokens=12)
+        driver.tick()
+    while len(driver.ends) < len(PROMPTS):
+        driver.tick()
+    assert [driver.tokens(str(index)) for index in range(len(PROMPTS))] == expected
+
+
+def test_captured_frames_are_those_of_full_recomputation_on_the_cpu():
+    model = SmallCodec()
+    prompts = [codec_prompt([1, 2, 3][: 1 + index], [9, 8, 7][: 1 + index]) for index in range(3)]
+    options = ArOptions(max_num_seqs=4, block_size=3, graph_batch_sizes=(4,))
+    driver = ArDriver(SmallCodec().to("cuda"), open_device("cuda"), options, captured=True)
+    for index, prompt in enumerate(prompts):
+        driver.speak(str(index), prompt, max_tokens=8)
+        driver.condition(str(index), [index, index + 1], pad=2)
+    for _ in range(100_000):
+        driver.tick()
+        driver.gather()
+        if len(driver.ends) == len(prompts) and not driver.lent:
+            break
+    driver.device.synchronize()
+    for index, prompt in enumerate(prompts):
+        assert driver.frames(str(index)) == spoken(model, prompt, [index, index + 1], 2, 8)[:-1]

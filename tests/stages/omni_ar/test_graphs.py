@@ -1,0 +1,132 @@
+"""Captured steps: padded with null rows, and the same tokens as uncaptured ones."""
+
+import logging
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from omni.device import Graph, Stream
+from omni.device.cpu import CpuDevice
+from omni.payload import Payload
+from omni.rules import HostRules
+from omni.sampling_params import SamplingParams
+from omni.stage import Open
+from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver, plain_prompt
+from support.host_rules import NothingTwice
+from support.small_codec import SmallCodec, codec_prompt, spoken
+from support.small_text import SmallText, greedy
+from support.stage_driver import SOURCE
+
+MODEL = SmallText(payload=True, emits_tokens=True)
+PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(2 + 3 * index)] for index in range(5)]
+
+
+class CountingDevice(CpuDevice):
+    """Counts replays and launches outside of them, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replays: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
+        self._replaying = False
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        self.replays[graph.name] += 1
+        self._replaying = True
+        super().replay(stream, graph)
+        self._replaying = False
+
+    def launch(self, stream, phase, *buffers):
+        self.launches[phase.__name__] += not self._replaying
+        super().launch(stream, phase, *buffers)
+
+
+def run(sizes: tuple[int, ...] | None, requests: int, **sampling: object) -> tuple[ArDriver, CountingDevice]:
+    device = CountingDevice()
+    options = ArOptions(max_num_seqs=5, block_size=4, graph_batch_sizes=sizes)
+    driver = ArDriver(MODEL, device, options, captured=True)
+    device.launches.clear()
+    for index in range(requests):
+        driver.ask(str(index), plain_prompt(PROMPTS[index], payload_positions=np.array([0])), max_tokens=9, **sampling)
+    driver.run()
+    return driver, device
+
+
+@pytest.mark.parametrize(("sizes", "padded"), [((3,), 3), ((4,), 4), ((1, 5), 5)])
+def test_a_batch_is_padded_to_the_next_size_and_gives_the_same(sizes: tuple[int, ...], padded: int):
+    driver, device = run(sizes, 3)
+    for index in range(3):
+        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 9)
+    # One step has the prompts; the eight that follow only decode.
+    assert device.replays == {f"ar-decode-{padded}": 8, f"ar-sample-{padded}": 9, f"ar-update-{padded}": 9}
+    assert device.launches["run_forward"] == 1
+    assert not device.launches["sample_rows"]
+
+
+def test_hidden_states_of_a_padded_batch_are_those_of_an_uncaptured_one():
+    (captured, _), (eager, device) = run((4,), 3), run((), 3)
+    assert not device.replays
+    for driver in (captured, eager):
+        driver.gather_all()
+    for index in range(3):
+        for first, second in zip(captured.hidden(str(index)), eager.hidden(str(index)), strict=True):
+            assert torch.equal(first, second)
+
+
+def test_a_batch_of_more_rows_runs_uncaptured_and_that_is_said_once(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        driver, device = run((2,), 4)
+    for index in range(4):
+        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 9)
+    assert not device.replays
+    assert [record.getMessage() for record in caplog.records] == [
+        "ar: a batch of 4 rows runs uncaptured, as do all of more than 2: raise ar.graph_batch_sizes"
+    ]
+
+
+def test_every_way_of_sampling_is_in_the_captured_step():
+    asked = {
+        "temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 4, "repetition_penalty": 1.3,
+        "frequency_penalty": 0.3, "presence_penalty": 0.2, "logit_bias": {3: 2.0}, "min_tokens": 3,
+        "stop_token_ids": (5, 6), "suppress_token_ids": (1,), "bad_words_ids": ((2,), (7, 9)),
+    }  # fmt: skip
+    (captured, device), (eager, _) = run((4,), 4, **asked), run((), 4, **asked)
+    assert device.replays["ar-sample-4"]
+    assert not device.launches["sample_rows"]
+    for index in range(4):
+        assert captured.tokens(str(index)) == eager.tokens(str(index))
+    assert captured.tokens("0") != run((), 1)[0].tokens("0")
+
+
+def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured():
+    device = CountingDevice()
+    driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=2, block_size=4), captured=True)
+    device.launches.clear()
+    rules, params = HostRules(guides=(NothingTwice(61, most=6),)), SamplingParams(max_tokens=6)
+    driver.worker.inbox.append(Open("0", params, frozenset({SOURCE}), rules=rules))
+    driver.feed_host("0", Payload(plain_prompt(PROMPTS[1])))
+    driver.end("0")
+    while not driver.ends:
+        driver.tick()
+    assert len(driver.tokens("0")) == 6
+    assert device.replays["ar-decode-1"] == 5
+    assert device.launches["sample_rows"] >= 5
+
+
+def test_frames_and_conditioning_of_a_padded_batch():
+    model, device = SmallCodec(), CountingDevice()
+    driver = ArDriver(model, device, ArOptions(max_num_seqs=4, block_size=3, graph_batch_sizes=(4,)), captured=True)
+    prompts = [codec_prompt([1, 2, 3][: 1 + index], [9, 8, 7][: 1 + index]) for index in range(3)]
+    texts = [[index + step for step in range(4)] for index in range(3)]
+    for index, prompt in enumerate(prompts):
+        driver.speak(str(index), prompt, max_tokens=8)
+        driver.condition(str(index), texts[index], pad=2)
+    driver.run()
+    assert device.replays["ar-codes-4"] >= 8
+    driver.gather_all()
+    for index, prompt in enumerate(prompts):
+        frames = spoken(model, prompt, texts[index], 2, 8)
+        assert driver.frames(str(index)) == frames[:-1]

@@ -1,0 +1,57 @@
+"""Traces whose every time is known."""
+
+from omni.device import Bucket
+from omni.timeline import MAIN, HostSpan, Interval, PhaseSpan, Trace
+
+PHASES = (
+    ("prepare_decodes", Bucket.PREPROCESS, 10_000),
+    ("embed_inputs", Bucket.PREPROCESS, 5_000),
+    ("run_forward", Bucket.FORWARD, 700_000),
+    ("compute_logits", Bucket.LOGITS, 60_000),
+    ("sample_rows", Bucket.SAMPLE, 30_000),
+    ("accept_tokens", Bucket.SAMPLE, 10_000),
+    ("copy_tokens", Bucket.TOKEN_COPY, 4_000),
+    ("post_update", Bucket.POSTPROCESS, 8_000),
+)
+"""Of a step, with what each takes. `copy_tokens` is on the copy stream, from `COPY_LATE` after the token point."""
+COPY_LATE = 2_000
+LAUNCH = 6_000
+"""Nanoseconds of a launch; between two there are as many again."""
+STEP = 823_000
+"""What a step's phases take on the stage's own stream."""
+
+
+def made_step(
+    stage: str, number: int, launch: int, run: int, prefill: int = 0
+) -> tuple[list[PhaseSpan], list[HostSpan]]:
+    """A step whose first launch is at `launch`, and whose phases run without a break from `run`."""
+    phases, at, began = [], run, launch
+    for name, bucket, length in PHASES:
+        launched = Interval(launch, launch + LAUNCH)
+        if bucket is Bucket.TOKEN_COPY:
+            ran = Interval(at + COPY_LATE, at + COPY_LATE + length)
+            phases.append(PhaseSpan(stage, "copy", name, bucket, number, launched, ran))
+        else:
+            phases.append(PhaseSpan(stage, MAIN, name, bucket, number, launched, Interval(at, at + length)))
+            at += length
+        launch += 2 * LAUNCH
+    half = began + 6 * LAUNCH
+    told = {"step": number, "decodes": 4, "prefill": prefill}
+    host = [
+        HostSpan(stage, "execute_model", told, Interval(began - 1000, half - 1000)),
+        HostSpan(stage, "sample_tokens", {"step": number}, Interval(half - 1000, launch)),
+    ]
+    return phases, host
+
+
+def made_trace(gaps: tuple[int, ...], stage: str = "thinker", ahead: int = 400_000) -> Trace:
+    """Steps from number 10, with `gaps` between them on the device; each is launched `ahead` of its run."""
+    phases: list[PhaseSpan] = []
+    host: list[HostSpan] = []
+    run = 1_000_000
+    for number, gap in enumerate((*gaps, 0)):
+        made, did = made_step(stage, 10 + number, run - ahead, run)
+        phases += made
+        host += did
+        run += STEP + gap
+    return Trace("cuda:0 (made)", tuple(sorted(phases, key=lambda span: span.launched.start)), tuple(host), error=3000)
