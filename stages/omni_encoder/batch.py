@@ -1,62 +1,113 @@
-"""One batch on the device.
+"""Batches on the device.
 
-| buffer | written by | read by | freed |
+| buffer | written by | read by | freed by |
 |---|---|---|---|
-| features on the host | front end | `copy_features` | after `end`, until which the jobs are kept |
-| `inputs` on the device | `copy_features` | `encode_items` | in stream order: both phases allocate on it |
-| `outputs` | `encode_items` | consumers, after `end` | when neither the cache nor an unfree `Hold` needs them |
+| a batch's inputs | `clear_rest`, `copy_features` | `encode_batch` | stream order; captured batches share a buffer |
+| a batch's outputs | `encode_batch` | `take_outputs` | stream order: it follows at once |
+| an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor an unfree `Hold` needs them |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from omni.device import Device, Event, Stream, SyncPoint, may_sync
+from omni.device import Device, Event, Launch, Stream
 from omni_encoder.cache import Outputs
+from omni_encoder.graphs import BatchGraphs, CapturedBatch
 from omni_encoder.model import EncoderModel
-from omni_encoder.request import Job
+from omni_encoder.plan import EncodePlan
+from omni_encoder.upload import PieceUploader, Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeBatch:
-    """A launched batch. outputs: one per job, filled by the device; only to be read once `end` is done."""
+class PreparedBatch:
+    """A batch whose inputs are on their way to the device. captured: what stands for it; None if it runs uncaptured."""
 
-    jobs: list[Job]
+    plan: EncodePlan
+    captured: CapturedBatch | None
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """A launched batch. outputs: one per item, filled by the device; only to be read once `end` is done."""
+
     outputs: list[Outputs]
     end: Event
 
 
-def launch_batch(device: Device, stream: Stream, model: EncoderModel, jobs: list[Job]) -> EncodeBatch:
-    """Enqueues the copies of the jobs' features and their encoding."""
-    inputs: list[dict[str, Tensor]] = []
-    outputs: list[Outputs] = []
-    features = [job.features for job in jobs]
-    device.launch(stream, copy_features, features, model.host_inputs, device.torch_device, inputs)
-    device.launch(stream, encode_items, model, inputs, outputs)
-    return EncodeBatch(jobs, outputs, device.record(stream))
+class BatchEncoder:
+    """Owns the stream, the captured batches and their inputs. Decides nothing."""
+
+    def __init__(self, device: Device, stream: Stream, model: EncoderModel, lengths: Sequence[int] = ()) -> None:
+        """lengths: what is going to be captured."""
+        self._device = device
+        self._stream = stream
+        self._model = model
+        self._uploader = PieceUploader(device, stream)
+        self._graphs = BatchGraphs(stream.name)
+        largest = max((model.plan((), length).nbytes for length in lengths), default=0)
+        self._inputs = device.zeros((largest,), torch.uint8)
+
+    def capture(self, lengths: Iterable[int]) -> None:
+        """Captures batches of these lengths. At start, before there are items. lengths: best the largest first."""
+        for length in lengths:
+            plan = self._model.plan((), length)
+            outputs: dict[str, Tensor] = {}
+            encode = self._encode(plan, self._inputs, outputs)
+            graph = self._device.capture(self._stream, f"{self._stream.name}-{length}", [encode])
+            self._graphs.add(CapturedBatch(length, graph, outputs))
+
+    def prepare(self, items: Sequence[Mapping[str, Tensor]]) -> PreparedBatch:
+        """Lays the batch out and begins to bring it to the device, unless another is on its way."""
+        captured = self._graphs.find(self._model.padded_length(items))
+        plan = self._model.plan(items, captured.length if captured is not None else None)
+        if len(plan.sizes) != len(items):
+            raise ValueError(f"the model planned {len(plan.sizes)} outputs for {len(items)} items")
+        buffer = self._inputs if captured is not None else self._device.empty((plan.nbytes,), torch.uint8, self._stream)
+        return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
+
+    def send(self, batch: PreparedBatch) -> bool:
+        """Enqueues the copy of a piece of what is left of the batch's inputs. Returns whether it could."""
+        return self._uploader.advance(batch.transfer)
+
+    def launch(self, batch: PreparedBatch) -> EncodedBatch:
+        """Enqueues the encoding, once all inputs were sent."""
+        outputs: Mapping[str, Tensor]
+        if batch.captured is not None:
+            self._device.replay(self._stream, batch.captured.graph)
+            outputs = batch.captured.outputs
+        else:
+            outputs = {}
+            encode = self._encode(batch.plan, batch.transfer.buffer, outputs)
+            self._device.launch(self._stream, encode.phase, *encode.buffers)
+        items: list[Outputs] = []
+        self._device.launch(self._stream, take_outputs, self._model, outputs, batch.plan.sizes, items)
+        return EncodedBatch(items, self._device.record(self._stream))
+
+    def close(self) -> None:
+        self._graphs.clear()
+
+    def _encode(self, plan: EncodePlan, buffer: Tensor, outputs: MutableMapping[str, Tensor]) -> Launch:
+        return Launch.of(encode_batch, self._model, plan.views(buffer), plan.segments, outputs)
 
 
-def copy_features(
-    features: Sequence[Mapping[str, Tensor]],
-    host_inputs: frozenset[str],
-    target: torch.device,
-    inputs: list[dict[str, Tensor]],
+def encode_batch(
+    model: EncoderModel,
+    inputs: Mapping[str, Tensor],
+    segments: tuple[int, ...] | None,
+    outputs: MutableMapping[str, Tensor],
 ) -> None:
-    with may_sync(SyncPoint.MEDIA_UPLOAD):
-        for item in features:
-            inputs.append({n: t if n in host_inputs else t.to(target, non_blocking=True) for n, t in item.items()})
+    outputs.update(model.encode(inputs, segments))
 
 
-def encode_items(model: EncoderModel, inputs: list[dict[str, Tensor]], outputs: list[Outputs]) -> None:
-    with may_sync(SyncPoint.ENCODE):
-        encoded = model.encode(inputs)
-    if len(encoded) != len(inputs):
-        raise ValueError(f"the model gave {len(encoded)} outputs for {len(inputs)} items")
-    outputs.extend({name: _owned(tensor) for name, tensor in item.items()} for item in encoded)
-
-
-def _owned(tensor: Tensor) -> Tensor:
-    # A view would keep the memory of its whole batch alive for as long as one item is cached.
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+def take_outputs(
+    model: EncoderModel, outputs: Mapping[str, Tensor], sizes: Sequence[int], items: list[Outputs]
+) -> None:
+    """Copies: a view would keep the memory of its whole batch alive for as long as one item is cached, or be the next batch's."""
+    for start, end in pairwise(accumulate(sizes, initial=0)):
+        parts = model.item_outputs(outputs, slice(start, end))
+        items.append({name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()})

@@ -4,9 +4,9 @@ import msgspec
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """Input: one piece of media. The payload's tensors are its features, as the model's `encode` wants them.
+    """Input: one piece of media. The payload's tensors are its features, as the model's `plan` wants them.
 
-    Features on the host are copied without blocking if they are pinned; CUDA stages pageable memory itself.
+    Features are contiguous, on the host or on the stage's device. From the host they go through pinned memory, a piece at a time.
 
     index: which of the request's items it is; comes back in `Encoded`.
     key: hash of the content; items with equal keys have equal outputs, and are encoded once.

@@ -1,9 +1,13 @@
 """Stage kind `"encoder"`."""
 
+from omni.device import declare_buckets
 from omni.stage import StageContext, build_model
+from omni_encoder.buckets import BUCKETS
 from omni_encoder.loaded import LoadedEncoder
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
+
+declare_buckets(BUCKETS)
 
 
 class EncoderStageKind:

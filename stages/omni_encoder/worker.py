@@ -1,7 +1,9 @@
 """The stage worker: takes media items, encodes each content once, gives the outputs to all who asked."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from omni.device import COMPLETED, Device
 from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
-from omni_encoder.batch import EncodeBatch, launch_batch
+from omni_encoder.batch import BatchEncoder, EncodedBatch, PreparedBatch
 from omni_encoder.cache import OutputCache, Outputs
 from omni_encoder.held import HeldOutputs
 from omni_encoder.inputs import Encoded, MediaItem
@@ -22,22 +24,50 @@ _MAX_IN_FLIGHT = 2
 """One batch runs, one is queued behind it; what comes meanwhile forms the next."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """Jobs whose inputs are on their way to the device."""
+
+    jobs: list[Job]
+    batch: PreparedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """Jobs that are being encoded."""
+
+    jobs: list[Job]
+    batch: EncodedBatch
+
+
 class EncoderWorker(MailboxWorker[EncoderRequest]):
     """Runs one encoder."""
 
     def __init__(
-        self, name: str, device: Device, model: EncoderModel, options: EncoderOptions, priority: int = 0
+        self,
+        name: str,
+        device: Device,
+        model: EncoderModel,
+        options: EncoderOptions,
+        priority: int = 0,
+        lengths: Sequence[int] = (),
     ) -> None:
+        """lengths: what `capture` is going to be given."""
         super().__init__(name)
         self._device = device
         self._stream = device.stream(name, priority=priority)
-        self._model = model
+        self._encoder = BatchEncoder(device, self._stream, model, lengths)
         self._max_length = options.max_batch_length
         self._jobs = JobQueue(options)
         self._cache = OutputCache(options.cache_bytes)
-        self._in_flight: deque[EncodeBatch] = deque()
+        self._sending: _Sending | None = None
+        self._in_flight: deque[_Running] = deque()
         self._totals = {"batches": 0, "encoded": 0, "cached": 0}
         self._held = HeldOutputs(options.held_bytes)
+
+    def capture(self, lengths: Iterable[int]) -> None:
+        """Captures batches of these lengths. At start."""
+        self._encoder.capture(lengths)
 
     @property
     def cache_bytes_used(self) -> int:
@@ -48,7 +78,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         return {
             "requests": len(self.requests),
             "items": len(self._jobs),
-            "batches": len(self._in_flight),
+            "batches": len(self._in_flight) + (self._sending is not None),
             "payloads": len(self._held),
         }
 
@@ -58,10 +88,14 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
     def close(self) -> None:
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
-        for batch in self._in_flight:
-            for job in batch.jobs:
-                self._jobs.remove(job)
+        under_way = [running.jobs for running in self._in_flight]
+        if self._sending is not None:
+            under_way.append(self._sending.jobs)
+        for job in chain.from_iterable(under_way):
+            self._jobs.remove(job)
+        self._sending = None
         self._in_flight.clear()
+        self._encoder.close()
         self._held.clear()
         self._cache.clear()
 
@@ -109,44 +143,62 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
 
     def advance(self) -> bool:
         moved = self._held.poll()
-        while self._in_flight and self._in_flight[0].end.done():
+        while self._in_flight and self._in_flight[0].batch.end.done():
             self._collect(self._in_flight.popleft())
             moved = True
-        if len(self._in_flight) < _MAX_IN_FLIGHT and (
-            jobs := self._jobs.next_batch(self._held.first_rank if self._held.full else None)
+        if (
+            self._sending is None
+            and len(self._in_flight) < _MAX_IN_FLIGHT
+            and (jobs := self._jobs.next_batch(self._held.first_rank if self._held.full else None))
         ):
-            self._launch(jobs)
+            self._begin(jobs)
             moved = True
+        if self._sending is not None:
+            moved |= self._send(self._sending)
         return moved
 
-    def _launch(self, jobs: list[Job]) -> None:
-        try:
-            batch = launch_batch(self._device, self._stream, self._model, jobs)
-        except Exception as error:
-            self._isolate(jobs, error)
-            return
+    def _begin(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.launched = True
+        try:
+            self._sending = _Sending(jobs, self._encoder.prepare([job.features for job in jobs]))
+        except Exception as error:
+            self._isolate(jobs, error)
+
+    def _send(self, sending: _Sending) -> bool:
+        """A piece a tick, and the encoding behind the last."""
+        try:
+            moved = self._encoder.send(sending.batch)
+            if not sending.batch.transfer.over:
+                return moved
+            batch = self._encoder.launch(sending.batch)
+        except Exception as error:
+            self._sending = None
+            self._isolate(sending.jobs, error)
+            return True
+        self._sending = None
+        for job in sending.jobs:
             release(job.feed, batch.end)
-        self._in_flight.append(batch)
+        self._in_flight.append(_Running(sending.jobs, batch))
         self._totals["batches"] += 1
-        self._totals["encoded"] += len(jobs)
+        self._totals["encoded"] += len(sending.jobs)
+        return True
 
     def _isolate(self, jobs: list[Job], error: Exception) -> None:
         """Jobs of a failed batch run again, one by one; one that failed by itself fails its requests."""
-        if len(jobs) > 1:
-            for job in jobs:
-                job.alone = True
-            return
-        (job,) = jobs
-        self._jobs.remove(job)
         # Part of the work may have been enqueued before the error.
-        release(job.feed, self._device.record(self._stream))
-        for request_id in dict.fromkeys(taker.request.id for taker in job.takers):
-            self.fail(request_id, "encoding its media", error)
+        end = self._device.record(self._stream)
+        for job in jobs:
+            if len(jobs) > 1 and job.takers:
+                job.alone, job.launched = True, False
+                continue
+            self._jobs.remove(job)
+            release(job.feed, end)
+            for request_id in dict.fromkeys(taker.request.id for taker in job.takers):
+                self.fail(request_id, "encoding its media", error)
 
-    def _collect(self, batch: EncodeBatch) -> None:
-        for job, outputs in zip(batch.jobs, batch.outputs, strict=True):
+    def _collect(self, running: _Running) -> None:
+        for job, outputs in zip(running.jobs, running.batch.outputs, strict=True):
             self._jobs.remove(job)
             self._cache.add(job.key, outputs)
             for taker in job.takers:

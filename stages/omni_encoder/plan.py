@@ -1,0 +1,79 @@
+"""What a batch needs on the device, and where it lies there."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Part: TypeAlias = Tensor | NDArray[Any]
+
+_ALIGNMENT = 256
+"""Bytes. Kernels read whole lines, and views of any dtype must begin at a multiple of its size."""
+_DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """A tensor that `EncoderModel.encode` takes. parts: contiguous, one behind the other in memory; zeros fill up to `shape`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> "EncoderInput":
+        """The array itself."""
+        return cls(array.shape, _DTYPES[array.dtype], (array,))
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def filled(self) -> int:
+        """Bytes that the parts take."""
+        return sum(part.nbytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodePlan:
+    """A batch as its model lays it out.
+
+    inputs: by name. sizes: embeddings of each item. segments: lengths of what the model keeps apart within the batch, in order,
+    for work that is shaped by them; None in a padded plan, whose work has the same shape whatever is in it.
+    """
+
+    inputs: Mapping[str, EncoderInput]
+    sizes: tuple[int, ...]
+    segments: tuple[int, ...] | None
+
+    def __post_init__(self) -> None:
+        for name, item in self.inputs.items():
+            found = {part.dtype if isinstance(part, Tensor) else _DTYPES[part.dtype] for part in item.parts}
+            if item.filled > item.nbytes or found - {item.dtype}:
+                given = f"{item.filled} bytes of {', '.join(sorted(map(str, found)))}"
+                raise ValueError(f"input {name!r} has parts of {given}; it is {item.nbytes} bytes of {item.dtype}")
+
+    @property
+    def nbytes(self) -> int:
+        """Of the buffer that holds all inputs."""
+        return max((start + item.nbytes for _, start, item in self.placed()), default=0)
+
+    def placed(self) -> Iterator[tuple[str, int, EncoderInput]]:
+        """Every input, with the byte of the buffer where it starts."""
+        start = 0
+        for name, item in self.inputs.items():
+            yield name, start, item
+            start += -(-item.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The inputs in `buffer`, uint8, of at least `nbytes`."""
+        return {
+            name: buffer[start : start + item.nbytes].view(item.dtype).view(item.shape)
+            for name, start, item in self.placed()
+        }

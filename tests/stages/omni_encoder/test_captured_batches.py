@@ -1,0 +1,138 @@
+"""Batches that replay what was captured, and those that do not."""
+
+import logging
+
+import pytest
+import torch
+
+from omni.checkpoint import Checkpoint
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni.payload import Payload
+from omni.pipeline import Stage
+from omni.stage import StageContext
+from omni_encoder.inputs import MediaItem
+from omni_encoder.loaded import LoadedEncoder
+from omni_encoder.model import EncoderModel
+from omni_encoder.options import EncoderOptions
+from omni_encoder.worker import EncoderWorker
+from support.encode import encode
+from support.queued_device import QueuedDevice
+from support.stage_driver import StageDriver
+from support.tower import Tower
+from support.voice_pipeline import Coder
+
+
+class Bench(StageDriver):
+    """Captures batches of `lengths`."""
+
+    def __init__(self, device: Device, lengths: tuple[int, ...], **options: int) -> None:
+        self.device = device
+        self.tower = Tower()
+        self.encoder = EncoderWorker("tower", device, self.tower, EncoderOptions(**options), lengths=lengths)
+        self.encoder.capture(lengths)
+        super().__init__(self.encoder, device.stream("test"))
+
+    def answers(self, *items: list[float]) -> list[list[float]]:
+        """Running sums of each, all asked for at once."""
+        name = f"r{len(self.ends)}"
+        self.open(name)
+        for index, values in enumerate(items):
+            meta = MediaItem(index=index, key=str(values), batch_key=0, length=len(values))
+            self.feed_host(name, Payload(meta, {"x": torch.tensor(values)}))
+        self.end(name)
+        self.settle(self.device)
+        sums = {message.payload.meta.index: message.payload.tensors["sum"] for message in self.produced[name]}  # type: ignore[union-attr]
+        return [sums[index].tolist() for index in range(len(items))]  # type: ignore[union-attr]
+
+
+def summed(values: list[float]) -> list[float]:
+    return [sum(values[: end + 1]) for end in range(len(values))]
+
+
+@pytest.mark.parametrize("device", [CpuDevice, QueuedDevice])
+def test_a_batch_is_padded_to_the_next_captured_length(device: type[Device]) -> None:
+    bench = Bench(device(), (8, 4, 2), cache_bytes=0)
+    batches = [[[1.0]], [[1.0, 2.0], [5.0]], [[3.0] * 4, [7.0], [2.0, 4.0]], [[9.0] * 4], [[2.0, 1.0]]]
+    for items in batches:
+        assert bench.answers(*items) == [summed(values) for values in items]
+    assert bench.tower.encoded == [2, 4, 8, 4, 2]
+    assert bench.tower.segments == []
+    assert not bench.held
+
+
+def test_outputs_stay_when_their_graph_runs_again() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, (4,), max_batch_items=1)
+    items = [[float(value), 1.0] for value in range(2, 9)]
+    assert bench.answers(*items) == [summed(values) for values in items]
+    assert bench.answers(*items) == [summed(values) for values in items]
+    assert bench.encoder.counters()["batches"] == len(items)
+    device.assert_no_races()
+
+
+def test_a_longer_batch_runs_uncaptured_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(CpuDevice(), (4, 2), max_batch_items=1)
+    with caplog.at_level(logging.WARNING):
+        answers = bench.answers([1.0] * 5, [2.0] * 3, [3.0] * 6)
+    assert answers == [summed([1.0] * 5), summed([2.0] * 3), summed([3.0] * 6)]
+    assert bench.tower.segments == [(5,), (6,)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "tower: a batch of 5 embeddings runs uncaptured, as do all of more than 4: raise tower.graph_lengths"
+    ]
+
+
+def test_nothing_of_a_batch_is_left_for_the_next() -> None:
+    """A sum over a masked NaN is NaN."""
+    bench = Bench(CpuDevice(), (4,), cache_bytes=0)
+    assert bench.answers([1.0, float("nan"), float("nan"), 2.0])[0][0] != 1.0, "NaN behind it in its own item"
+    assert bench.answers([1.0, 2.0]) == [[1.0, 3.0]]
+
+
+@pytest.mark.parametrize("lengths", [(), (9,), (7, 20)])
+def test_an_item_s_outputs_are_those_it_has_alone(lengths: tuple[int, ...]) -> None:
+    items = [{"x": torch.arange(count, dtype=torch.float32)} for count in (1, 4, 2)]
+    together = encode(Tower(), items, lengths=lengths)
+    for item, outputs in zip(items, together, strict=True):
+        (alone,) = encode(Tower(), [item])
+        assert outputs.keys() == alone.keys()
+        assert all(torch.equal(outputs[name], alone[name]) for name in alone)
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in outputs.values())
+
+
+def loaded(graphs: bool, model: EncoderModel | None = None, **options: object) -> LoadedEncoder:
+    given = EncoderOptions(max_batch_length=40, **options)  # type: ignore[arg-type]
+    stage = Stage(name="it", kind="encoder", model="none:none", options=given)
+    context = StageContext(
+        stage, given, Checkpoint.__new__(Checkpoint), CpuDevice(), torch.float32, "auto", graphs=graphs
+    )
+    return LoadedEncoder(context, model or Tower())
+
+
+def test_what_captured_batches_read_is_fixed_memory() -> None:
+    captured, plain = loaded(True, graph_lengths=(16, 40)), loaded(False, graph_lengths=(16, 40))
+    # Features, float32, and owners, int64, of the larger, each from a multiple of 256 bytes.
+    assert captured.footprint.fixed - plain.footprint.fixed == 256 + 40 * 8
+    assert captured.measure() > 0
+    worker = captured.start(0)
+    assert not any(worker.usage().values())
+    assert not any(worker.counters().values())
+
+
+def test_a_model_that_pads_nothing_has_nothing_captured() -> None:
+    stage = loaded(True, Coder())
+    assert stage.measure() > 0
+    assert stage.footprint.fixed == loaded(False).footprint.fixed
+    (outputs,) = encode(Coder(), [{"codes": torch.zeros(3, 2, dtype=torch.int64)}])
+    assert outputs["codes"].tolist() == [[1, 1]] * 3
+    stage.start(0).close()
+
+
+def test_lengths_that_are_captured() -> None:
+    assert EncoderOptions(graph_lengths=(3, 9, 3)).captured_lengths == (9, 3)
+    assert EncoderOptions(graph_lengths=()).captured_lengths == ()
+    assert EncoderOptions(max_batch_length=100).captured_lengths == (100, 64)
+    assert EncoderOptions().captured_lengths[0] <= EncoderOptions().max_batch_length
+    for lengths in ((0,), (4, 101)):
+        with pytest.raises(ValueError, match="graph_lengths must be at least 1, at most max_batch_length, 100"):
+            EncoderOptions(max_batch_length=100, graph_lengths=lengths)
