@@ -56,16 +56,20 @@ def layers_of(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     load_format: str | None = None,
+    timeline: str | os.PathLike[str] | None = None,
     origin: str = "overrides",
 ) -> list[Layer]:
     """Everything a user sets, in the order in which it goes over a family's settings: file, overrides, arguments.
 
     origin: of the overrides. Raises ConfigError for a file that cannot be read.
     """
-    names = {"device": device, "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None}
-    given = {
-        f"{ENGINE}.{name}": value for name, value in (names | {"load_format": load_format}).items() if value is not None
+    names = {
+        "device": device,
+        "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
+        "load_format": load_format,
+        "timeline": os.fspath(timeline) if timeline is not None else None,
     }
+    given = {f"{ENGINE}.{name}": value for name, value in names.items() if value is not None}
     file = [read_config(config)] if config is not None else []
     return [*file, Layer(origin, overrides or {}), Layer("argument", given)]
 

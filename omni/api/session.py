@@ -27,6 +27,7 @@ class Session:
     overrides: settings by dotted path, such as `{"talker.max_num_seqs": 8, "engine.memory_bytes": 2**34}`. They go over the
     file's, and `device`, `dtype` and `load_format` go over both.
     plugins: what `omni.plugin.manager.load_plugins` gave; None loads what is installed.
+    timeline: a file that gets the timeline of what the stages launch, when this is closed. `omni timeline` reads it.
 
     Raises ConfigError, CheckpointError or PluginError. The model stays in memory until `close`, or until this object
     and the streams it gave are gone.
@@ -42,8 +43,16 @@ class Session:
         config: str | os.PathLike[str] | None = None,
         overrides: Mapping[str, object] | None = None,
         plugins: Plugins | None = None,
+        timeline: str | os.PathLike[str] | None = None,
     ) -> None:
-        layers = layers_of(config=config, overrides=overrides, device=device, dtype=dtype, load_format=load_format)
+        layers = layers_of(
+            config=config,
+            overrides=overrides,
+            device=device,
+            dtype=dtype,
+            load_format=load_format,
+            timeline=timeline,
+        )
         client = Client(load(model, layers=layers, plugins=plugins))
         self._client = client
         finalizer = weakref.finalize(self, lambda: client.reaper.soon(client.close))

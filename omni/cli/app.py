@@ -50,9 +50,16 @@ def run(
     max_tokens: Annotated[int | None, typer.Option(help="Text tokens at most.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, at every stage.")] = None,
     n: Annotated[int, typer.Option("--n", help="Answers to the prompt; each is shown when it is whole.")] = 1,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write when each phase was launched and ran: `omni timeline`.")
+    ] = None,
     device: DeviceName = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
+    eager: Annotated[
+        bool,
+        typer.Option("--eager", help="Capture no graphs: starts sooner, runs slower. Like --set engine.graphs=false."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Answer a prompt: text streams to the terminal, speech goes to a wav file.
@@ -75,9 +82,34 @@ def run(
                 max_tokens=max_tokens,
                 seed=seed,
                 n=n,
-                choices=_choices(config, settings, device, dtype, load_format),
+                timeline=timeline,
+                choices=_choices(config, [*(settings or ()), *_eager(eager)], device, dtype, load_format),
             )
         )
+
+
+@app.command()
+def timeline(
+    trace: Annotated[Path, typer.Argument(metavar="FILE", help="What `omni run --timeline` wrote.")],
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw some steps instead: a .png, or a .html to zoom in.")
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Whose steps to draw. (default: who has most)")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many steps to draw.")] = 3,
+    first: Annotated[
+        int | None, typer.Option("--from", help="The first step to draw. (default: around the median one)")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say where a run's time went: phases, device idle between steps, overlap, host time. Or draw it."""
+    with reported(debug):
+        from omni.cli.timeline import draw_steps, show
+
+        if picture is not None:
+            draw_steps(trace, picture, stage=stage, steps=steps, first=first)
+        else:
+            show(trace, as_json=as_json)
 
 
 @app.command()
@@ -148,6 +180,10 @@ def tiny(
         from omni.cli.tiny import write
 
         write(directory, family, seed)
+
+
+def _eager(eager: bool) -> list[str]:
+    return ["engine.graphs=false"] if eager else []
 
 
 def _choices(

@@ -7,13 +7,15 @@ import torch
 import typer
 
 from omni.api import Metrics, Omni, Output
-from omni.api.ask import text_stage
+from omni.api.ask import MAX_SAMPLES, text_stage
 from omni.cli.display import Display, summary
 from omni.cli.options import Choices
 from omni.errors import InputError, OmniError
 from omni.media import save_wav
 from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams
+from omni.timeline.file import REMEDY
+from omni.timeline.target import real, why_not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +34,13 @@ class Question:
     max_tokens: int | None = None
     seed: int | None = None
     n: int = 1
+    timeline: Path | None = None
 
 
 def answer(question: Question) -> None:
     """Streams the text to stdout, writes the wav, and reports on stderr. Raises OmniError."""
     out = _out(question)
+    _check_timeline(question, out)
     choices = question.choices
     with Omni(
         question.model,
@@ -45,6 +49,7 @@ def answer(question: Question) -> None:
         load_format=choices.load_format,
         config=choices.config,
         overrides=choices.overrides(),
+        timeline=question.timeline,
     ) as omni:
         modalities = _modalities(question, omni.modalities)
         outputs = omni.generate(
@@ -59,8 +64,9 @@ def answer(question: Question) -> None:
             for output in outputs:
                 display.show(output)
                 answers[output.sample].take(output)
-    for answer in answers:
-        answer.report(speaks="audio" in modalities)
+        # Before the model is closed: a timeline that cannot be written then takes no answer away.
+        for answer in answers:
+            answer.report(speaks="audio" in modalities)
     for answer in answers:
         if answer.error is not None:
             raise answer.error
@@ -114,6 +120,17 @@ def _out(question: Question) -> Path:
     if out.is_dir() or not out.parent.is_dir():
         raise InputError("--out", f"{out} cannot be written", "give a file name in a folder that exists")
     return out
+
+
+def _check_timeline(question: Question, out: Path) -> None:
+    if question.timeline is None:
+        return
+    problem = why_not(question.timeline)
+    if problem is not None:
+        raise InputError("--timeline", problem, REMEDY)
+    samples = range(min(question.n, MAX_SAMPLES))  # how many there may be is checked later
+    if real(question.timeline) in [real(_numbered(out, sample, question.n)) for sample in samples]:
+        raise InputError("--timeline", f"{question.timeline} is the wav's name too", "give two different names")
 
 
 def _messages(question: Question) -> list[dict[str, object]]:

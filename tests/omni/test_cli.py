@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import omni
 from omni.cli import app
+from omni.errors import InputError
 from support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPLES
 from support.echo_omni import echo_model
 from support.echo_plugin import POINT
@@ -147,6 +148,10 @@ def test_settings_reach_every_sampling_parameter(model: str) -> None:
         (["MODEL", "hi", "--modalities", "text,smell"], "modalities: this checkpoint does not give 'smell'"),
         (["MODEL", "hi", "--modalities", "text", "--out", "a.wav"], "--out: is given, but no audio is asked for"),
         (["MODEL", "hi", "--out", "no/such/folder/a.wav"], "--out: no/such/folder/a.wav cannot be written"),
+        (["MODEL", "hi", "--timeline", "no/such/folder/t.json"], "--timeline: no/such/folder/t.json cannot be written"),
+        (["MODEL", "hi", "--timeline", "/proc/t.json"], "--timeline: /proc/t.json cannot be written"),
+        (["MODEL", "hi", "--timeline", "x", "--out", "./x"], "--timeline: x is the wav's name too"),
+        (["MODEL", "hi", "--timeline", "x-1", "--out", "x", "--n", "2"], "--timeline: x-1 is the wav's name too"),
         (["MODEL", "hi", "--voice", "shrill"], "voice: 'shrill' is unknown"),
         (["MODEL", "hi", "--image", "none.png"], "messages[0].content[0].image_url"),
         (["MODEL", "hi", "--max-tokens", "0"], "sampling.writer.max_tokens"),
@@ -167,6 +172,21 @@ def test_errors_are_one_clear_line(model: str, arguments: list[str], words: str)
     arguments = [model if argument == "MODEL" else argument for argument in arguments]
     device = [] if "--device" in arguments else ["--device", "cpu"]
     assert words in refused("run", *arguments, *device)
+
+
+def test_a_timeline_that_cannot_be_written_in_the_end_takes_no_answer_away(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise InputError("t.json", "cannot be written (No space left on device)", "give another file name")
+
+    monkeypatch.setattr("omni.timeline.file.TimelineFile.close", fail)
+    result = call("run", model, "hello", "--device", "cpu", "--timeline", "t.json")
+    assert (result.exit_code, result.stdout) == (1, "hello\n")
+    *said, error = result.stderr.splitlines()
+    assert error == "error: t.json: cannot be written (No space left on device); give another file name"
+    assert "wrote out.wav" in said
+    assert any("TTFT" in line for line in said)
 
 
 def test_an_error_midway_comes_after_the_text(model: str) -> None:

@@ -77,6 +77,8 @@ def test_the_engine_is_set_like_a_stage(file: Path) -> None:
         "device": (None, "default"),
         "dtype": ("float16", "argument"),
         "load_format": ("dummy", "argument"),
+        "graphs": (None, "default"),
+        "timeline": (None, "default"),
         "memory_bytes": (None, "overrides"),
         "max_active_requests": (4, "overrides"),
         "max_waiting_requests": (10_000, "default"),

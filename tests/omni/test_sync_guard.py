@@ -137,7 +137,7 @@ def test_what_the_device_is_asked_outside_of_phases():
 def test_what_is_listed_may_wait():
     device = CpuDevice()
     with SyncGuard(device, SyncCheck.ERROR) as guard:
-        with may_sync(SyncPoint.ENCODE):
+        with may_sync(SyncPoint.MEASURE):
             with may_sync(SyncPoint.MEASURE):
                 launch(device, ITEM)
             launch(device, torch.Tensor.tolist)
@@ -150,7 +150,7 @@ def test_what_is_listed_may_wait():
 def test_may_sync_ends_with_what_it_was_for():
     device = CpuDevice()
     with SyncGuard(device, SyncCheck.ERROR):
-        with pytest.raises(ZeroDivisionError), may_sync(SyncPoint.ENCODE):
+        with pytest.raises(ZeroDivisionError), may_sync(SyncPoint.MEASURE):
             launch(device, lambda x: 1 / 0)
         with pytest.raises(SyncError):
             launch(device, ITEM)
@@ -166,7 +166,7 @@ def test_only_the_thread_that_entered_is_checked():
         except SyncError as error:
             errors.append(error)
 
-    with SyncGuard(device, SyncCheck.ERROR), may_sync(SyncPoint.ENCODE):
+    with SyncGuard(device, SyncCheck.ERROR), may_sync(SyncPoint.MEASURE):
         checked = threading.Thread(target=lambda: (SyncGuard(device, SyncCheck.ERROR).__enter__(), elsewhere()))
         free = threading.Thread(target=elsewhere)
         for thread in (free, checked):
@@ -179,11 +179,14 @@ def test_only_the_thread_that_entered_is_checked():
 
 
 def test_the_guard_ends_with_its_block():
-    device = CpuDevice()
-    with SyncGuard(device, SyncCheck.ERROR):
-        pass
-    launch(device, ITEM)
+    device, read = CpuDevice(), []
+    with SyncGuard(device, SyncCheck.ERROR) as guard, pytest.raises(SyncError):
+        launch(device, ITEM)
+    seen = set(guard.seen)
+    launch(device, lambda x: read.append(x[3].item()))
     device.synchronize()
+    assert read == [3.0]
+    assert guard.seen == seen
 
 
 def test_a_step_through_rings_does_not_wait():

@@ -1,0 +1,27 @@
+"""`omni timeline`: what a recorded run says, in numbers or as a picture."""
+
+from pathlib import Path
+
+import msgspec
+import typer
+
+from omni.timeline import read_trace
+from omni.timeline.picture import draw, window_of
+from omni.timeline.report import make_report, report_lines
+
+
+def show(path: Path, *, as_json: bool) -> None:
+    """Prints the report. Raises InputError for a file that is no timeline."""
+    report = make_report(read_trace(path))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        return
+    for line in report_lines(report):
+        typer.echo(line)
+
+
+def draw_steps(path: Path, picture: Path, *, stage: str | None, steps: int, first: int | None) -> None:
+    """Draws some steps. Raises InputError for a file that is no timeline, for steps that are not in it and for a bad name."""
+    trace = read_trace(path)
+    draw([(str(path.name), trace, window_of(trace, stage=stage, steps=steps, first=first))], picture)
+    typer.echo(f"wrote {picture}", err=True)

@@ -1,0 +1,8 @@
+"""When each phase was launched, and when it ran."""
+
+from omni.timeline.export import write_trace
+from omni.timeline.read import read_trace
+from omni.timeline.timeline import Timeline, watched
+from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
+
+__all__ = ["MAIN", "HostSpan", "Interval", "PhaseSpan", "Timeline", "Trace", "read_trace", "watched", "write_trace"]

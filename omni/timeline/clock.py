@@ -1,0 +1,86 @@
+"""Brings the device's times onto the host's clock.
+
+A device tells how long it is from one event to another, in single precision: to 30 ns over half a second, and worse over more. So
+times count from a reference event that is renewed. What the two clocks have in common are *probes*: events on an idle stream, of
+which the host knows that they were done between two of its own times.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from omni.device import DeviceTimer, Stamp
+
+_RENEW = 500_000_000
+"""Nanoseconds after which a reference is renewed."""
+_PROBES = 16
+"""At each end: the narrowest counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """device: when it was, by the device's clock. before, after: host times that it was between."""
+
+    device: int
+    before: int
+    after: int
+
+    @property
+    def middle(self) -> int:
+        return (self.before + self.after) // 2
+
+    @property
+    def width(self) -> int:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """host = origin + rate * (device - zero). error: how far off that may be, in nanoseconds."""
+
+    origin: int
+    zero: int
+    rate: float
+    error: int
+
+    def host(self, device: int) -> int:
+        return self.origin + round(self.rate * (device - self.zero))
+
+    def not_before(self, launches: Iterable[tuple[int, int]]) -> "Fit":
+        """Moved so that no phase runs before its launch begins. launches: (host time, device time) of them.
+
+        The middle of a probe's two host times is a guess, and this is known.
+        """
+        early = max((began - self.host(start) for began, start in launches), default=0)
+        return self if early <= 0 else Fit(self.origin + early, self.zero, self.rate, self.error)
+
+
+class DeviceClock:
+    """Times of events, in nanoseconds since the first probe."""
+
+    def __init__(self, timer: DeviceTimer) -> None:
+        self._timer = timer
+        stamp, before, after = min((timer.probe() for _ in range(_PROBES)), key=lambda probe: probe[2] - probe[1])
+        self._reference, self._at = stamp, 0
+        self._first = Probe(0, before, after)
+
+    def time(self, stamp: Stamp) -> int:
+        return self._at + self._timer.elapsed(self._reference, stamp)
+
+    def refer(self, stamp: Stamp, at: int) -> bool:
+        """Counts from `stamp`, which is at time `at`, if the reference has become old. Returns whether it keeps the stamp."""
+        if at - self._at < _RENEW:
+            return False
+        self._timer.give_back(self._reference)
+        self._reference, self._at = stamp, at
+        return True
+
+    def fit(self) -> Fit:
+        """The host's clock over the device's, between the first probe and those that are made now."""
+        probes = (self._timer.probe() for _ in range(_PROBES))
+        stamp, before, after = min(probes, key=lambda probe: probe[2] - probe[1])
+        first, last = self._first, Probe(self.time(stamp), before, after)
+        error = max(first.width, last.width) // 2
+        # Over a short time the probes' own errors are more than the clocks' drift.
+        long = last.device > 1000 * max(first.width, last.width)
+        rate = (last.middle - first.middle) / last.device if long else 1.0
+        return Fit(first.middle, 0, rate, error)

@@ -1,0 +1,44 @@
+"""The timeline of an engine, from its start to its end, in a file."""
+
+import logging
+
+from omni.device import Device
+from omni.errors import ConfigError
+from omni.timeline.export import write_trace
+from omni.timeline.target import why_not
+from omni.timeline.timeline import Timeline
+
+REMEDY = "give the name of a file in a folder that can be written"
+
+_log = logging.getLogger(__name__)
+
+
+class TimelineFile:
+    """Is written when it is closed, unless nothing was launched."""
+
+    def __init__(self, path: str, device: Device, stages: tuple[str, ...]) -> None:
+        """Made before the stages are loaded. Raises ConfigError for a path that cannot be written."""
+        problem = why_not(path)
+        if problem is not None:
+            raise ConfigError("engine.timeline", problem, REMEDY)
+        self._path = path
+        self._timeline = Timeline(device, stages)
+
+    def start(self) -> None:
+        """What is loading and capturing is over: records from now on."""
+        self._timeline.start()
+
+    def poll(self) -> None:
+        """As `Timeline.poll`."""
+        self._timeline.poll()
+
+    def close(self) -> None:
+        """Writes what was recorded. Raises InputError if that fails."""
+        trace = self._timeline.stop() if self._timeline.recording else None
+        self._timeline.close()
+        if trace is None:
+            return
+        if trace.phases:
+            write_trace(trace, self._path)
+        else:
+            _log.warning("nothing was launched: the timeline %s was not written", self._path)

@@ -1,0 +1,6 @@
+"""Draws some steps of a trace, or of several one above the other on one scale."""
+
+from omni.timeline.picture.draw import draw
+from omni.timeline.picture.window import Window, window_of
+
+__all__ = ["Window", "draw", "window_of"]

@@ -1,0 +1,171 @@
+"""A stage's lanes: what the host does for it above, what its streams run below."""
+
+from omni.timeline.busy import Busy
+from omni.timeline.picture import palette
+from omni.timeline.picture.layout import LEFT, Scale, duration
+from omni.timeline.picture.row import Row
+from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
+from omni.timeline.steps import Step, steps_of
+from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
+
+_HOST, _LAUNCHES, _NOTES, _MAIN, _BESIDE = 15, 20, 30, 40, 20
+"""Heights."""
+_SMALL = 11
+_LEAST_GAP, _LEAST_WAIT = 0.8, 3.0
+"""Pixels of gaps that are drawn: between steps, and inside one, where the cuts between phases would fill the picture."""
+
+
+class Block:
+    """Draws one stage in a window of a trace."""
+
+    def __init__(self, scene: Scene, trace: Trace, stage: str, scale: Scale) -> None:
+        self._scene = scene
+        self._stage = stage
+        self._shown = shown = scale.shown
+        self._scale = scale
+        own = [span for span in trace.phases if span.stage == stage]
+        self._launched = [span for span in own if span.launched.overlaps(shown)]
+        self._ran = [span for span in own if span.ran.overlaps(shown)]
+        self._host = [span for span in trace.host if span.stage == stage and span.took.overlaps(shown)]
+        self._steps = [step for step in steps_of(trace, stage) if step.ran.overlaps(shown)]
+        self._lanes = [lane for lane in trace.lanes(stage) if any(span.lane == lane for span in self._ran)]
+        self._notes = Row(LEFT, scale.right)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to draw."""
+        return bool(self._ran or self._host)
+
+    def draw(self) -> None:
+        """Below what there is."""
+        top = self._scene.height + 10
+        if not self._ran and not self._launched:
+            self._draw_host(top)
+            self._scene.height = top + _HOST + 6
+            return
+        launches = top + _HOST + 2
+        main = launches + _LAUNCHES + (_NOTES if self._steps else 4)
+        beside = {lane: main + _MAIN + 4 + number * (_BESIDE + 3) for number, lane in enumerate(self._lanes[1:])}
+        places = {**beside, **({self._lanes[0]: main} if self._lanes else {})}
+        bottom = main + _MAIN + 4 + len(beside) * (_BESIDE + 3)
+        gaps = self._gaps()
+        for gap in gaps:
+            self._scene.add(Box(self._scale.x(gap.start), top, self._scale.width(gap), bottom - top, palette.BAND))
+        self._draw_host(top)
+        self._draw_launches(launches)
+        for lane, y in places.items():
+            self._draw_lane(lane, y, _MAIN if y == main else _BESIDE)
+        for step in self._steps:
+            self._draw_arrow(step.phases[0], launches + _LAUNCHES, main)
+        for gap in gaps:
+            self._draw_gap(gap, main)
+        self._draw_steps(main, places)
+        self._scene.height = bottom + 6
+
+    def _gaps(self) -> list[Interval]:
+        """While a stage that goes step by step ran nothing, between its first and its last phase here."""
+        if not self._steps:
+            return []
+        runs = [span.ran for span in self._ran if span.lane == MAIN]
+        first, last = min(run.start for run in runs), max(run.end for run in runs)
+        inside = Interval(max(first, self._shown.start), min(last, self._shown.end))
+        return [
+            gap
+            for gap in Busy(runs).gaps(inside)
+            if self._scale.width(gap) >= (_LEAST_GAP if self._between(gap) else _LEAST_WAIT)
+        ]
+
+    def _between(self, gap: Interval) -> bool:
+        """Whether a step begins after it."""
+        return any(step.ran.start == gap.end for step in self._steps)
+
+    def _draw_host(self, top: float) -> None:
+        self._scene.add(Text(12, top + _HOST / 2, self._stage, bold=True))
+        for span in self._host:
+            self._box(span.took, top, _HOST, palette.HOST, _label(span), self._tip(span))
+
+    def _draw_launches(self, launches: float) -> None:
+        self._name_lane("host launches", launches, _LAUNCHES)
+        for phase in self._launched:
+            tip = f"launch of {self._tip_of(phase)}"
+            self._box(phase.launched, launches, _LAUNCHES, palette.BUCKETS[phase.bucket], phase.phase, tip)
+
+    def _draw_lane(self, lane: str, y: float, height: float) -> None:
+        self._name_lane("device" if lane == MAIN else f"device: {lane}", y, height)
+        for span in self._ran:
+            if span.lane == lane:
+                fill = palette.BUCKETS[span.bucket]
+                self._box(span.ran, y, height, fill, span.phase, self._tip_of(span))
+
+    def _draw_gap(self, gap: Interval, y: float) -> None:
+        x, width, label = self._scale.x(gap.start), self._scale.width(gap), duration(gap.length)
+        tip = f"nothing runs for {label}"
+        self._scene.add(Box(x, y, width, _MAIN, palette.GAP, palette.GAP_EDGE, hatched=True, tip=tip))
+        between = self._between(gap)
+        if not between and width < text_width(label, _SMALL):
+            return
+        label = f"idle {label}" if between else label
+        self._note(x + width / 2, y, label, palette.GAP_INK, bold=between)
+
+    def _draw_steps(self, main: float, places: dict[str, float]) -> None:
+        scale = self._scale
+        for step in self._steps:
+            self._draw_token_point(step, main, places)
+            x, middle = scale.x(step.ran.start), (scale.x(step.ran.start) + scale.x(step.ran.end)) / 2
+            self._scene.add(Line(x, main - 6, x, main + _MAIN + 2, palette.INK))
+            for text in (f"step {step.number}: {duration(step.ran.length)}", f"step {step.number}", f"{step.number}"):
+                inside = text_width(text, _SMALL) < scale.width(step.ran)
+                if inside and self._note(middle, main, text, palette.INK):
+                    break
+
+    def _note(self, x: float, main: float, text: str, color: str, *, bold: bool = False) -> bool:
+        """Text above the main lane, over the arrows, if there is room."""
+        width, y = text_width(text, _SMALL), main - 19
+        if not self._notes.take(x, width):
+            return False
+        self._scene.add(Box(x - width / 2 - 3, y - 7, width + 6, 14, palette.PAPER))
+        self._scene.add(Text(x, y, text, color, _SMALL, "middle", bold=bold))
+        return True
+
+    def _draw_token_point(self, step: Step, main: float, places: dict[str, float]) -> None:
+        point, copy = step.token_point, step.token_copy
+        if point is None or copy is None or not self._shown.start <= point <= self._shown.end:
+            return
+        x = self._scale.x(point)
+        if copy.lane in places:
+            self._scene.add(Line(x, main, x, places[copy.lane], palette.POINT, 1.4, dashed=True))
+        tip = f"token point of step {step.number}"
+        self._scene.add(Shape(triangle(x, main + 3, 5.5), palette.POINT, tip))
+
+    def _draw_arrow(self, span: PhaseSpan, launched_at: float, main: float) -> None:
+        """From a step's first launch to its run, if both are here."""
+        shown = self._shown
+        if shown.start <= span.launched.start and span.ran.start <= shown.end:
+            x, y = self._scale.x(span.ran.start), main - 4
+            self._scene.add(Line(self._scale.x(span.launched.start), launched_at, x, y, palette.FAINT, 1.2))
+            self._scene.add(Shape(triangle(x, y + 4, 3.5), palette.FAINT))
+
+    def _name_lane(self, name: str, y: float, height: float) -> None:
+        self._scene.add(Box(LEFT, y, self._scale.right - LEFT, height, palette.LANE))
+        self._scene.add(Text(12, y + height / 2, name, palette.FAINT, 12))
+
+    def _box(self, span: Interval, y: float, height: float, fill: str, label: str, tip: str) -> None:
+        x, width = self._scale.x(span.start), max(self._scale.width(span), 0.7)
+        self._scene.add(Box(x, y, width, height, fill, palette.PAPER if width > 3 else "", tip=tip))
+        if text_width(label, _SMALL) + 6 <= width:
+            color = palette.ink_on(fill)
+            self._scene.add(Text(x + width / 2, y + height / 2, label, color, _SMALL, "middle"))
+
+    def _tip(self, span: HostSpan) -> str:
+        told = ", ".join(f"{name} {number}" for name, number in span.numbers.items())
+        return f"{span.name}{f' ({told})' if told else ''}: {duration(span.took.length)} of the host"
+
+    def _tip_of(self, span: PhaseSpan) -> str:
+        step = f", step {span.step}" if span.step is not None else ""
+        late = duration(max(0, span.ran.start - span.launched.start))
+        runs = f"runs {duration(span.ran.length)}, {late} after its launch"
+        return f"{span.phase} ({span.bucket.value}{step}): {runs}; the launch takes {duration(span.launched.length)}"
+
+
+def _label(span: HostSpan) -> str:
+    return f"{span.name} {span.numbers['step']}" if "step" in span.numbers else span.name

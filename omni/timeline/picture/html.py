@@ -1,0 +1,103 @@
+"""A scene as a page of its own: SVG with tips, to zoom with the wheel and to drag. Loads nothing."""
+
+from html import escape
+from pathlib import Path
+
+from omni.timeline.picture.scene import Box, Item, Line, Scene, Shape, Text, stripes
+
+_ANCHORS = {"left": "start", "middle": "middle", "right": "end"}
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Timeline</title>
+<style>
+body {{ margin: 0; background: #ffffff; font-family: system-ui, sans-serif; }}
+svg {{ display: block; width: 100vw; height: 100vh; cursor: grab; }}
+text {{ dominant-baseline: central; pointer-events: none; }}
+.tip:hover {{ stroke: #000000; stroke-width: 1; vector-effect: non-scaling-stroke; }}
+p {{ position: fixed; right: 12px; bottom: 6px; margin: 0; color: #8a8a8a; font-size: 12px; }}
+</style>
+</head>
+<body>
+<svg id="timeline" viewBox="0 0 {width} {height}" preserveAspectRatio="xMidYMin meet">
+{items}
+</svg>
+<p>wheel: zoom &middot; drag: move &middot; double click: all of it &middot; rest on a box: what it is</p>
+<script>
+{script}
+</script>
+</body>
+</html>
+"""
+
+_SCRIPT = """
+const svg = document.getElementById("timeline");
+const whole = svg.getAttribute("viewBox").split(" ").map(Number);
+let box = whole.slice(), held = null;
+const show = () => svg.setAttribute("viewBox", box.join(" "));
+const place = (event) => {
+  const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  return [point.x, point.y];
+};
+svg.addEventListener("wheel", (event) => {
+  event.preventDefault();
+  const factor = event.deltaY > 0 ? 1.2 : 1 / 1.2, [x, y] = place(event);
+  if (box[2] * factor > whole[2] * 1.01 || box[2] * factor < whole[2] / 2000) return;
+  box = [x - (x - box[0]) * factor, y - (y - box[1]) * factor, box[2] * factor, box[3] * factor];
+  show();
+}, { passive: false });
+svg.addEventListener("pointerdown", (event) => { held = place(event); svg.setPointerCapture(event.pointerId); });
+svg.addEventListener("pointerup", () => { held = null; });
+svg.addEventListener("pointermove", (event) => {
+  if (held === null) return;
+  const [x, y] = place(event);
+  box = [box[0] + held[0] - x, box[1] + held[1] - y, box[2], box[3]];
+  show();
+});
+svg.addEventListener("dblclick", () => { box = whole.slice(); show(); });
+"""
+
+
+def write_html(scene: Scene, path: Path) -> None:
+    """Raises OSError."""
+    items = "\n".join(_element(item) for item in scene.items)
+    page = _PAGE.format(width=scene.width, height=round(scene.height), items=items, script=_SCRIPT.strip())
+    path.write_text(page, encoding="utf-8")
+
+
+def _element(item: Item) -> str:
+    match item:
+        case Box():
+            return _box(item)
+        case Text():
+            weight = ' font-weight="bold"' if item.bold else ""
+            place = f'x="{item.x:.2f}" y="{item.y:.2f}" font-size="{item.size}" text-anchor="{_ANCHORS[item.anchor]}"'
+            return f'<text {place} fill="{item.color}"{weight}>{escape(item.text)}</text>'
+        case Line():
+            dashes = ' stroke-dasharray="3 3"' if item.dashed else ""
+            return _line((item.x1, item.y1, item.x2, item.y2), item.color, item.width, dashes)
+        case Shape():
+            points = " ".join(f"{x:.2f},{y:.2f}" for x, y in item.points)
+            return f'<polygon points="{points}" fill="{item.fill}"{_tip(item.tip, "polygon")}'
+
+
+def _box(box: Box) -> str:
+    edge = f' stroke="{box.edge}" stroke-width="0.5"' if box.edge else ""
+    place = f'x="{box.x:.3f}" y="{box.y:.2f}" width="{box.width:.3f}" height="{box.height:.2f}"'
+    element = f'<rect {place} fill="{box.fill}"{edge}{_tip(box.tip, "rect")}'
+    if box.hatched:
+        element += "".join(_line(ends, box.edge, 0.5, ' pointer-events="none"') for ends in stripes(box, 6))
+    return element
+
+
+def _line(ends: tuple[float, float, float, float], color: str, width: float, more: str) -> str:
+    x1, y1, x2, y2 = ends
+    place = f'x1="{x1:.3f}" y1="{y1:.2f}" x2="{x2:.3f}" y2="{y2:.2f}"'
+    return f'<line {place} stroke="{color}" stroke-width="{width}"{more}/>'
+
+
+def _tip(tip: str, tag: str) -> str:
+    """The end of an element, with what is shown of it."""
+    return f' class="tip"><title>{escape(tip)}</title></{tag}>' if tip else "/>"

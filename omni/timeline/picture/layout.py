@@ -1,0 +1,86 @@
+"""What the panels of a picture share: the scale, the legend, the ruler."""
+
+import math
+from dataclasses import dataclass
+
+from omni.device import Bucket
+from omni.timeline.picture import palette
+from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
+from omni.timeline.trace import Interval
+
+LEFT = 128
+"""Pixels beside the lanes, for their names."""
+_RIGHT = 16
+_TOKEN_POINT = "token point"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From nanoseconds to pixels. shown: what the lanes show."""
+
+    shown: Interval
+    per_pixel: float
+
+    @classmethod
+    def of(cls, shown: Interval, longest: int, width: int) -> "Scale":
+        """longest: nanoseconds that the whole width has room for."""
+        return cls(shown, longest / (width - LEFT - _RIGHT))
+
+    @property
+    def right(self) -> float:
+        """Border of the lanes."""
+        return self.x(self.shown.end)
+
+    def x(self, time: int) -> float:
+        """Not beyond the borders of the lanes."""
+        shown = min(max(time, self.shown.start), self.shown.end)
+        return LEFT + (shown - self.shown.start) / self.per_pixel
+
+    def width(self, interval: Interval) -> float:
+        return self.x(interval.end) - self.x(interval.start)
+
+
+def duration(nanoseconds: float) -> str:
+    """With three digits at most, and its unit."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds >= size:
+            value = nanoseconds / size
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{nanoseconds / 1e3:.2f} us"
+
+
+def header(scene: Scene, buckets: set[Bucket]) -> None:
+    """The legend, in as many lines as it takes."""
+    gap = "the stage's stream has nothing to run"
+    x, y = 12.0, 20.0
+    for name in (*(bucket.value for bucket in Bucket if bucket in buckets), _TOKEN_POINT, gap, "host work"):
+        width = 32 + text_width(name) + 16
+        if x + width > scene.width:
+            x, y = 12.0, y + 22
+        if name == _TOKEN_POINT:
+            scene.add(Shape(triangle(x + 13, y + 6, 6), palette.POINT))
+        elif name == gap:
+            scene.add(Box(x, y - 7, 26, 14, palette.GAP, palette.GAP_EDGE, hatched=True))
+        else:
+            scene.add(Box(x, y - 7, 26, 14, palette.HOST if name == "host work" else palette.BUCKETS[Bucket(name)]))
+        scene.add(Text(x + 32, y, name))
+        x += width
+    scene.height = y + 18
+
+
+def ruler(scene: Scene, scale: Scale) -> None:
+    """Time since the left border, below the lanes."""
+    y, shown = scene.height, scale.shown
+    scene.add(Line(LEFT, y, scale.right, y, palette.FAINT))
+    tick = _tick(scale.per_pixel * 110)
+    for number in range(int(shown.length / tick) + 1):
+        x = scale.x(shown.start + round(number * tick))
+        scene.add(Line(x, y, x, y + 5, palette.FAINT))
+        scene.add(Text(x, y + 14, duration(number * tick) if number else "0", palette.FAINT, 11, "middle"))
+    scene.height = y + 30
+
+
+def _tick(about: float) -> float:
+    """The next larger of 1, 2, 5, 10, ... nanoseconds."""
+    power = 10.0 ** math.floor(math.log10(about))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= about)

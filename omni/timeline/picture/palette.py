@@ -1,0 +1,34 @@
+"""Colours. Buckets are told apart by hue and by lightness."""
+
+from omni.device import Bucket
+
+INK = "#222222"
+FAINT = "#8a8a8a"
+RULE = "#dddddd"
+LANE = "#f4f4f4"
+STEP = "#e6ebf1"
+HOST = "#d5d9de"
+PAPER = "#ffffff"
+GAP, GAP_EDGE, GAP_INK = "#fde4e1", "#e5534b", "#b3261e"
+BAND = "#fdf1ef"
+POINT = "#111111"
+
+BUCKETS = {
+    Bucket.PREPROCESS: "#8fb8de",
+    Bucket.FORWARD: "#2f5d9b",
+    Bucket.LOGITS: "#1b998b",
+    Bucket.SAMPLE: "#7fb069",
+    Bucket.TOKEN_COPY: "#f2c14e",
+    Bucket.CODES: "#7b4bb3",
+    Bucket.POSTPROCESS: "#c98bbd",
+    Bucket.PAYLOAD: "#ef8a3c",
+    Bucket.SCORES: "#9a6b4f",
+    Bucket.COPIES: "#a9b0b8",
+    Bucket.OTHER: "#6b6b6b",
+}
+
+
+def ink_on(fill: str) -> str:
+    """The colour of text that can be read on `fill`."""
+    red, green, blue = (int(fill[place : place + 2], 16) for place in (1, 3, 5))
+    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else PAPER

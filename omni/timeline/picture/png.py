@@ -1,0 +1,70 @@
+"""A scene as a PNG, at twice its size so that it is sharp."""
+
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from omni.timeline.picture.palette import PAPER
+from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, stripes
+
+_SCALE = 2
+_ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
+
+
+def write_png(scene: Scene, path: Path) -> None:
+    """Raises OSError."""
+    image = Image.new("RGB", (scene.width * _SCALE, round(scene.height) * _SCALE), PAPER)
+    pen = _Pen(ImageDraw.Draw(image))
+    for item in scene.items:
+        match item:
+            case Box():
+                pen.box(item)
+            case Text():
+                pen.text(item)
+            case Line():
+                pen.line(item)
+            case Shape():
+                pen.draw.polygon([(x * _SCALE, y * _SCALE) for x, y in item.points], fill=item.fill)
+    image.save(path, "PNG", optimize=True)
+
+
+class _Pen:
+    def __init__(self, draw: ImageDraw.ImageDraw) -> None:
+        self.draw = draw
+        self._fonts: dict[int, ImageFont.FreeTypeFont | ImageFont.ImageFont] = {}
+
+    def box(self, box: Box) -> None:
+        left, top = round(box.x * _SCALE), round(box.y * _SCALE)
+        right = max(left, round((box.x + box.width) * _SCALE) - 1)
+        bottom = max(top, round((box.y + box.height) * _SCALE) - 1)
+        edge = box.edge if box.edge and right - left > 2 else None
+        self.draw.rectangle((left, top, right, bottom), box.fill, edge)
+        if box.hatched:
+            for ends in stripes(box, 6):
+                self.draw.line([value * _SCALE for value in ends], box.edge, 1)
+
+    def text(self, text: Text) -> None:
+        where = (text.x * _SCALE, text.y * _SCALE)
+        thick = 0.6 if text.bold else 0
+        font, anchor = self._font(text.size), _ANCHORS[text.anchor]
+        self.draw.text(where, text.text, text.color, font, anchor, stroke_width=thick, stroke_fill=text.color)
+
+    def line(self, line: Line) -> None:
+        width = max(1, round(line.width * _SCALE))
+        length = max(abs(line.x2 - line.x1), abs(line.y2 - line.y1))
+        dash = 3 if line.dashed else length
+        at = 0.0
+        while at < length:
+            ends = (*_along(line, at / length), *_along(line, (at + dash) / length))
+            self.draw.line([value * _SCALE for value in ends], line.color, width)
+            at += 2 * dash
+
+    def _font(self, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+        if size not in self._fonts:
+            self._fonts[size] = ImageFont.load_default(size * _SCALE)
+        return self._fonts[size]
+
+
+def _along(line: Line, share: float) -> tuple[float, float]:
+    share = min(share, 1.0)
+    return line.x1 + share * (line.x2 - line.x1), line.y1 + share * (line.y2 - line.y1)

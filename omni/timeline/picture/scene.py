@@ -1,0 +1,101 @@
+"""Shapes to draw, whatever draws them. Places are pixels from the top left corner."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from PIL import ImageFont
+
+SIZE = 13
+"""Of text, in pixels, unless it is said."""
+
+Anchor = Literal["left", "middle", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """tip: what a viewer shows of it. hatched: striped in `edge`'s colour."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    edge: str = ""
+    hatched: bool = False
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """y: of its middle. x: of its `anchor`."""
+
+    x: float
+    y: float
+    text: str
+    color: str = "#222222"
+    size: int = SIZE
+    anchor: Anchor = "left"
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    color: str
+    width: float = 1.0
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A filled polygon."""
+
+    points: tuple[tuple[float, float], ...]
+    fill: str
+    tip: str = ""
+
+
+Item = Box | Text | Line | Shape
+
+
+@dataclass(slots=True)
+class Scene:
+    """What comes later is on top."""
+
+    width: int
+    height: float = 0.0
+    items: list[Item] = field(default_factory=list)
+
+    def add(self, *items: Item) -> None:
+        self.items.extend(items)
+
+
+def text_width(text: str, size: int = SIZE) -> float:
+    """Pixels that a line of text takes; about as many in a viewer's own font."""
+    return _font(size).getlength(text)
+
+
+def triangle(x: float, tip_y: float, size: float) -> tuple[tuple[float, float], ...]:
+    """Corners of one that points down at (x, tip_y)."""
+    return ((x - size, tip_y - 1.6 * size), (x + size, tip_y - 1.6 * size), (x, tip_y))
+
+
+def stripes(box: Box, distance: float) -> Iterator[tuple[float, float, float, float]]:
+    """Ends of slanted lines across a box."""
+    offset = distance
+    while offset < box.width + box.height:
+        x1, x2 = max(0.0, offset - box.height), min(offset, box.width)
+        yield box.x + x1, box.y + offset - x1, box.x + x2, box.y + offset - x2
+        offset += distance
+
+
+@lru_cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    font = ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont), "pillow was built without FreeType"
+    return font

@@ -1,0 +1,149 @@
+"""Reads a trace back, from its file alone."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import msgspec
+
+from omni.device import Bucket
+from omni.errors import InputError
+from omni.timeline.export import FORMAT, LAUNCH, RUN, WORK
+from omni.timeline.trace import HostSpan, Interval, PhaseSpan, Trace
+
+_REMEDY = "use a file that `omni run --timeline` wrote"
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """Fields that are not known are passed over: a viewer may have added them."""
+
+    format: str
+    device: str
+    dropped: int
+    unfinished: int
+    error_ns: int
+
+
+class _Event(msgspec.Struct, frozen=True):
+    ph: str
+    name: str = ""
+    cat: str = ""
+    pid: int = 0
+    tid: int = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _File(msgspec.Struct, frozen=True):
+    traceEvents: list[_Event]
+    otherData: _Head
+
+
+class _Name(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Phase(msgspec.Struct, frozen=True):
+    id: int
+    bucket: Bucket
+    step: int | None = None
+
+
+T = TypeVar("T")
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """What `write_trace` wrote. Raises InputError that names the file and the field."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})", "give the name of a timeline") from error
+    return _Reader(str(path)).read(content)
+
+
+class _Reader:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._stages: dict[int, str] = {}
+        self._lanes: dict[tuple[int, int], str] = {}
+
+    def read(self, content: bytes) -> Trace:
+        file = self._decode(content, _File, "")
+        head = file.otherData
+        if head.format != FORMAT:
+            self._refuse("otherData.format", f"is {head.format!r}, not {FORMAT!r}")
+        slices = {category: list[tuple[str, _Event]]() for category in (LAUNCH, RUN, WORK)}
+        for number, event in enumerate(file.traceEvents):
+            place = f"traceEvents[{number}]"
+            if event.ph == "M":
+                self._take_name(place, event)
+            elif event.ph == "X" and event.cat in slices:
+                if event.dur < 0:
+                    self._refuse(f"{place}.dur", "is negative")
+                slices[event.cat].append((place, event))
+        phases = self._phases(slices[LAUNCH], slices[RUN])
+        if not phases:
+            self._refuse("traceEvents", "holds no phases")
+        host = tuple(self._host(place, event) for place, event in slices[WORK])
+        return Trace(head.device, phases, host, head.dropped, head.unfinished, head.error_ns)
+
+    def _take_name(self, place: str, event: _Event) -> None:
+        if event.name == "process_name":
+            self._stages[event.pid] = self._decode(event.args, _Name, f"{place}.args").name
+        elif event.name == "thread_name":
+            self._lanes[event.pid, event.tid] = self._decode(event.args, _Name, f"{place}.args").name
+
+    def _phases(
+        self, launches: Sequence[tuple[str, _Event]], runs: Sequence[tuple[str, _Event]]
+    ) -> tuple[PhaseSpan, ...]:
+        by_id: dict[int, tuple[str, _Event]] = {}
+        for place, event in runs:
+            by_id[self._decode(event.args, _Phase, f"{place}.args").id] = (place, event)
+        phases = []
+        for place, event in launches:
+            told = self._decode(event.args, _Phase, f"{place}.args")
+            if told.id not in by_id:
+                self._refuse(f"{place}.args.id", f"is {told.id}, and no slice of category {RUN!r} has it")
+            run_place, run = by_id[told.id]
+            stage, lane = self._stage(run_place, run), self._lane(run_place, run)
+            launched, ran = _interval(event), _interval(run)
+            phases.append(PhaseSpan(stage, lane, event.name, told.bucket, told.step, launched, ran))
+        return tuple(sorted(phases, key=lambda span: span.launched.start))
+
+    def _host(self, place: str, event: _Event) -> HostSpan:
+        numbers = self._decode(event.args, dict[str, int], f"{place}.args")
+        return HostSpan(self._stage(place, event), event.name, numbers, _interval(event))
+
+    def _stage(self, place: str, event: _Event) -> str:
+        stage = self._stages.get(event.pid)
+        if stage is None:
+            self._refuse(f"{place}.pid", f"is {event.pid}, which no `process_name` names")
+        return stage
+
+    def _lane(self, place: str, event: _Event) -> str:
+        lane = self._lanes.get((event.pid, event.tid))
+        if lane is None:
+            self._refuse(f"{place}.tid", f"is {event.tid}, which no `thread_name` names")
+        return lane
+
+    def _decode(self, content: bytes | msgspec.Raw, type_: type[T], place: str) -> T:
+        decode: Callable[..., T] = msgspec.json.decode
+        try:
+            return decode(content, type=type_)
+        except msgspec.ValidationError as error:
+            # "Expected `int`, got `str` - at `$.traceEvents[3].ts`"
+            problem, _, below = str(error).partition(" - at `$")
+            field = (place + below.rstrip("`")).lstrip(".")
+            self._refuse(field or "the file", f"is wrong ({problem})")
+        except msgspec.DecodeError as error:
+            self._refuse(place or "the file", f"is not JSON ({error})")
+
+    def _refuse(self, field: str, problem: str) -> NoReturn:
+        raise InputError(self._path, f"{field} {problem}", _REMEDY)
+
+
+def _interval(event: _Event) -> Interval:
+    start = round(event.ts * 1000)
+    return Interval(start, start + round(event.dur * 1000))

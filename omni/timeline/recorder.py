@@ -1,0 +1,181 @@
+"""Takes the times of launches as they happen, in bounded memory."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from omni.device import DeviceTimer, ObservedStream, Stamp
+from omni.timeline.clock import DeviceClock
+
+_UNREAD = 4096
+"""Phases whose events are kept for a better moment; of more than these, each launch reads some."""
+_MOST_UNREAD = 4 * _UNREAD
+
+
+class Launched(NamedTuple):
+    """A phase on its way. Times are of `perf_counter_ns`."""
+
+    stream: str
+    phase: str
+    step: int | None
+    began: int
+    ended: int
+
+
+class Ran(NamedTuple):
+    """start, end: by the device's clock, or by the host's where they are the same."""
+
+    launched: Launched
+    start: int
+    end: int
+
+
+class Did(NamedTuple):
+    stream: str
+    name: str
+    numbers: Mapping[str, int]
+    began: int
+    ended: int
+
+
+class _Unread(NamedTuple):
+    launched: Launched
+    first: Stamp
+    last: Stamp
+
+
+class Recorder:
+    """A `LaunchObserver`, used by the thread that drives the device. It is told of everything, and takes what comes between `start`
+    and `stop`.
+
+    started: of `perf_counter_ns`. ran, did: what was recorded. dropped: phases and host spans that there was no room for.
+    """
+
+    def __init__(self, timer: DeviceTimer | None, capacity: int) -> None:
+        """capacity: phases that are kept, and as many host spans; the oldest go first."""
+        self.recording = False
+        self.started = 0
+        self.dropped = 0
+        self.ran: deque[Ran] = deque(maxlen=capacity)
+        self.did: deque[Did] = deque(maxlen=capacity)
+        self._timer = timer
+        self._clock: DeviceClock | None = None
+        self._unread: deque[_Unread] = deque()
+        self._step: int | None = None
+        self._launching: tuple[str, str, int] | None = None
+        self._stream: ObservedStream | None = None
+        self._first: Stamp | None = None
+
+    @property
+    def unread(self) -> int:
+        """Phases that have not run yet, as far as is known."""
+        return len(self._unread)
+
+    def start(self, clock: DeviceClock | None) -> None:
+        """Forgets what was recorded before. clock: None if the device runs what is launched at once."""
+        self._forget_unread()
+        self.ran.clear()
+        self.did.clear()
+        self.dropped = 0
+        self._clock = clock
+        self.started = time.perf_counter_ns()
+        self.recording = True
+
+    def stop(self) -> None:
+        self.recording = False
+
+    def begin(self, stream: ObservedStream, phase: str) -> None:
+        if not self.recording:
+            return
+        # The launch begins before the event: a phase cannot run before that.
+        self._launching = (stream.name, phase, time.perf_counter_ns())
+        if self._timer is not None:
+            self._stream, self._first = stream, self._timer.stamp(stream)
+
+    def end(self) -> None:
+        if self._launching is None:
+            return
+        (stream, phase, began), self._launching = self._launching, None
+        launched = Launched(stream, phase, self._step, began, time.perf_counter_ns())
+        if self._timer is None:
+            self._keep(Ran(launched, began, launched.ended))
+            return
+        assert self._stream is not None
+        assert self._first is not None
+        self._unread.append(_Unread(launched, self._first, self._timer.stamp(self._stream)))
+        if len(self._unread) > _UNREAD:
+            self.poll(2)
+            if len(self._unread) > _MOST_UNREAD:
+                self._drop_oldest()
+
+    def host_span(self, stream: ObservedStream, name: str, numbers: dict[str, int]) -> AbstractContextManager[object]:
+        return _HostSpan(self, stream.name, name, numbers)
+
+    def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None:
+        if self.recording and since >= self.started:
+            self.keep_done(Did(stream, name, numbers, since, time.perf_counter_ns()))
+
+    def keep_done(self, did: Did) -> None:
+        """Of the host's work, while this records."""
+        self.dropped += len(self.did) == self.did.maxlen
+        self.did.append(did)
+
+    def poll(self, most: int | None = None) -> None:
+        """Reads the events of at most so many phases that have run, and waits for none."""
+        timer, clock, unread = self._timer, self._clock, self._unread
+        if timer is None or clock is None:
+            return
+        count = 0
+        while unread and count != most and unread[0].last.done():
+            launched, first, last = unread.popleft()
+            start = clock.time(first)
+            self._keep(Ran(launched, start, start + timer.elapsed(first, last)))
+            timer.give_back(last)
+            if not clock.refer(first, start):
+                timer.give_back(first)
+            count += 1
+
+    def _keep(self, ran: Ran) -> None:
+        self.dropped += len(self.ran) == self.ran.maxlen
+        self.ran.append(ran)
+
+    def _drop_oldest(self) -> None:
+        self._give_back(self._unread.popleft())
+        self.dropped += 1
+
+    def _forget_unread(self) -> None:
+        while self._unread:
+            self._give_back(self._unread.popleft())
+
+    def _give_back(self, unread: _Unread) -> None:
+        assert self._timer is not None
+        self._timer.give_back(unread.first)
+        self._timer.give_back(unread.last)
+
+
+class _HostSpan:
+    """Launches inside belong to its step."""
+
+    __slots__ = ("_began", "_name", "_numbers", "_outer", "_recorder", "_stream")
+
+    def __init__(self, recorder: Recorder, stream: str, name: str, numbers: dict[str, int]) -> None:
+        self._recorder = recorder
+        self._stream = stream
+        self._name = name
+        self._numbers = numbers
+        self._outer: int | None = None
+        self._began = 0
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        self._outer = recorder._step
+        recorder._step = self._numbers.get("step", self._outer)
+        self._began = time.perf_counter_ns()
+
+    def __exit__(self, *exception: object) -> None:
+        ended, recorder = time.perf_counter_ns(), self._recorder
+        recorder._step = self._outer
+        if recorder.recording:
+            recorder.keep_done(Did(self._stream, self._name, self._numbers, self._began, ended))

@@ -1,0 +1,6 @@
+"""What a trace says, in numbers."""
+
+from omni.timeline.report.report import Report, make_report
+from omni.timeline.report.text import report_lines
+
+__all__ = ["Report", "make_report", "report_lines"]

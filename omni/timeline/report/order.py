@@ -1,0 +1,42 @@
+"""Whether phases ran in the order in which they were launched."""
+
+import msgspec
+
+from omni.timeline.trace import PhaseSpan, Trace
+
+
+class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """overtaken: phases that were launched before one which had run on another stream when they began. No bug: streams run side by
+    side, and each in its own order. example: of such a pair, the earlier launch first.
+
+    broken: phases that ran before one which was launched earlier on the same stream. Never, unless the trace is wrong.
+    """
+
+    overtaken: int
+    example: tuple[str, str] | None
+    broken: int
+
+
+def launch_order(trace: Trace) -> LaunchOrder:
+    """Looks at every pair of phases, the earlier launch against all later ones."""
+    overtaken, broken = 0, 0
+    example: tuple[str, str] | None = None
+    over_first: PhaseSpan | None = None
+    next_on: dict[tuple[str, str], PhaseSpan] = {}
+    # From the last launch to the first: of those launched later, which was over first, and which begins next on the same stream?
+    for span in sorted(trace.phases, key=lambda one: one.launched.start, reverse=True):
+        stream = (span.stage, span.lane)
+        if stream in next_on and next_on[stream].ran.start < span.ran.start:
+            broken += 1
+        elif over_first is not None and over_first.ran.end <= span.ran.start and over_first.ran.length > 0:
+            overtaken += 1
+            example = (_named(span), _named(over_first))
+        next_on[stream] = span
+        if over_first is None or span.ran.end < over_first.ran.end:
+            over_first = span
+    return LaunchOrder(overtaken=overtaken, example=example, broken=broken)
+
+
+def _named(span: PhaseSpan) -> str:
+    step = f" of step {span.step}" if span.step is not None else ""
+    return f"{span.stage}: {span.phase}{step}"

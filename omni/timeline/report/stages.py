@@ -1,0 +1,78 @@
+"""What a stage's decode steps spend."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from omni.device import Bucket
+from omni.timeline.busy import Busy
+from omni.timeline.report.spread import Spread
+from omni.timeline.steps import Step, decode_pairs, steps_of
+from omni.timeline.trace import MAIN, Interval, Trace
+
+
+class Decoding(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that only decode. Between two of them, where the second follows the first:
+
+    period: on the device, from the start of one to the start of the next. idle: nothing of the stage's stream ran, from the last
+    phase of one to the first of the next. launch_gap: on the host, from the end of one's last launch to the next one's first.
+    launch_period: from first launch to first launch. All None if no two steps follow each other.
+
+    Inside one: waits: nothing of the stage's stream ran, because the host was late. buckets: its time on the stage's stream by
+    bucket. token_copy: from the token point until the tokens are in the host's memory.
+    """
+
+    stage: str
+    steps: int
+    period: Spread | None
+    idle: Spread | None
+    launch_gap: Spread | None
+    launch_period: Spread | None
+    waits: Spread | None
+    token_copy: Spread | None
+    buckets: dict[str, Spread]
+
+
+def decoding_of(trace: Trace, stage: str) -> Decoding | None:
+    """None for a stage that has no steps of decodes alone."""
+    steps = steps_of(trace, stage)
+    decodes = [step for step in steps if step.decodes_only]
+    if not decodes:
+        return None
+    pairs = decode_pairs(steps)
+    main = Busy(span.ran for span in trace.phases if (span.stage, span.lane) == (stage, MAIN))
+    return Decoding(
+        stage=stage,
+        steps=len(decodes),
+        period=Spread.of([two.ran.start - one.ran.start for one, two in pairs]),
+        idle=Spread.of([_idle(main, one, two) for one, two in pairs]),
+        launch_gap=Spread.of([two.launched.start - one.launched.end for one, two in pairs]),
+        launch_period=Spread.of([two.launched.start - one.launched.start for one, two in pairs]),
+        waits=Spread.of([sum(gap.length for gap in main.gaps(step.ran)) for step in decodes]),
+        token_copy=Spread.of([taken for step in decodes if (taken := _token_copy(step)) is not None]),
+        buckets=_buckets(decodes),
+    )
+
+
+def _idle(main: Busy, one: Step, two: Step) -> int:
+    """Something that belongs to no step may run between them."""
+    if two.ran.start <= one.ran.end:
+        return 0
+    return sum(gap.length for gap in main.gaps(Interval(one.ran.end, two.ran.start)))
+
+
+def _token_copy(step: Step) -> int | None:
+    copy, point = step.token_copy, step.token_point
+    return max(0, copy.ran.end - point) if copy is not None and point is not None else None
+
+
+def _buckets(steps: Sequence[Step]) -> dict[str, Spread]:
+    taken: dict[Bucket, list[int]] = {}
+    for step in steps:
+        sums: dict[Bucket, int] = {}
+        for span in step.phases:
+            sums[span.bucket] = sums.get(span.bucket, 0) + span.ran.length
+        for bucket, length in sums.items():
+            taken.setdefault(bucket, []).append(length)
+    spreads = {bucket.value: Spread.of(taken[bucket]) for bucket in Bucket if bucket in taken}
+    return {name: spread for name, spread in spreads.items() if spread is not None}

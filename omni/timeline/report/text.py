@@ -1,0 +1,102 @@
+"""The report as text, for a terminal."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from omni.timeline.report.report import LaneReport, PhaseReport, Report
+from omni.timeline.report.spread import Spread
+from omni.timeline.report.stages import Decoding
+
+_PERCENTILES = ("p50", "p90", "p99")
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """A line after the other; times in microseconds."""
+    count = sum(phase.run.count for phase in report.phases if phase.phase is not None)
+    yield f"{count} phases in {report.span / 1000:.1f} ms on {report.device}; times in microseconds"
+    if report.error:
+        yield f"launches and runs may be shifted against each other by {report.error:.1f}"
+    if report.dropped:
+        yield f"{report.dropped} older spans were dropped: there was no room for them"
+    if report.unfinished:
+        yield f"{report.unfinished} phases had not run when the recording ended, and are not counted"
+    for decoding in report.decoding:
+        yield from _decoding(decoding)
+    yield from _phases(report.phases)
+    yield from _host(report)
+    yield from _lanes(report.lanes)
+    yield from _order(report)
+
+
+def _decoding(decoding: Decoding) -> Iterator[str]:
+    rows = [
+        ("period, start to start", decoding.period),
+        ("device idle between steps", decoding.idle),
+        ("device waits inside a step", decoding.waits),
+        ("token point to tokens on the host", decoding.token_copy),
+        ("host, first launch to first launch", decoding.launch_period),
+        ("host, last launch to next launch", decoding.launch_gap),
+        *((f"  {name}", spread) for name, spread in decoding.buckets.items()),
+    ]
+    yield ""
+    yield from _table(
+        (f"{decoding.stage}: {decoding.steps} decode steps", *_PERCENTILES),
+        [(name, *_three(spread)) for name, spread in rows if spread is not None],
+    )
+
+
+def _phases(phases: Sequence[PhaseReport]) -> Iterator[str]:
+    rows = []
+    for one in phases:
+        name = one.phase if one.phase is not None else "together"
+        total = f"{one.run.total / 1000:.2f}"
+        launch = _three(one.launch)
+        rows.append((one.stage, one.lane, one.bucket, name, str(one.run.count), *_three(one.run), total, *launch))
+    yield ""
+    ran = (f"run {name}" for name in _PERCENTILES)
+    launched = (f"launch {name}" for name in _PERCENTILES)
+    yield from _table(("stage", "stream", "bucket", "phase", "count", *ran, "total ms", *launched), rows, words=4)
+
+
+def _host(report: Report) -> Iterator[str]:
+    if not report.host:
+        return
+    yield ""
+    rows = [(one.stage, one.name, str(one.took.count), *_three(one.took)) for one in report.host]
+    yield from _table(("stage", "host time of", "count", *_PERCENTILES), rows, words=2)
+
+
+def _lanes(lanes: Sequence[LaneReport]) -> Iterator[str]:
+    if not lanes:
+        return
+    yield ""
+    rows = [(one.stage, one.lane, f"{one.busy / 1000:.2f}", f"{one.hidden:.0%}") for one in lanes]
+    yield from _table(("stage", "stream beside", "busy ms", "behind the main stream"), rows, words=2)
+
+
+def _order(report: Report) -> Iterator[str]:
+    order = report.order
+    if order.example is not None:
+        first, second = order.example
+        yield ""
+        yield f"{order.overtaken} phases began after one that was launched later, on another stream, was over:"
+        yield f"{second} overtook {first}, for example."
+        yield "That is not a bug: streams run side by side, and on each of them the order of launches was kept."
+    if order.broken:
+        yield ""
+        yield f"{order.broken} phases ran before one that was launched earlier on the same stream: the trace is wrong."
+
+
+def _three(spread: Spread) -> tuple[str, str, str]:
+    return f"{spread.p50:.1f}", f"{spread.p90:.1f}", f"{spread.p99:.1f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> Iterator[str]:
+    """words: columns that hold words, to the left; numbers are to the right."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if column < words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()

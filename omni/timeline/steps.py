@@ -1,0 +1,82 @@
+"""The steps of a stage, as a trace has them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from omni.device import Bucket
+from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
+
+ROWS, PREFILL = "decodes", "prefill"
+"""Numbers of a host span that has a `step`: rows that decode, and prompt tokens that are run beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. numbers: what the host said of it. phases: of the stage's own stream, as they ran, at least one. beside: of its
+    other streams."""
+
+    stage: str
+    number: int
+    numbers: Mapping[str, int]
+    phases: tuple[PhaseSpan, ...]
+    beside: tuple[PhaseSpan, ...]
+
+    @property
+    def ran(self) -> Interval:
+        return Interval(self.phases[0].ran.start, max(span.ran.end for span in self.phases))
+
+    @property
+    def launched(self) -> Interval:
+        spans = (*self.phases, *self.beside)
+        return Interval(min(span.launched.start for span in spans), max(span.launched.end for span in spans))
+
+    @property
+    def decodes_only(self) -> bool:
+        """Whether each of its rows ran one token. Unless the host said otherwise."""
+        return self.numbers.get(ROWS, 1) > 0 and self.numbers.get(PREFILL, 0) == 0
+
+    @property
+    def token_copy(self) -> PhaseSpan | None:
+        return next((span for span in (*self.beside, *self.phases) if span.bucket is Bucket.TOKEN_COPY), None)
+
+    @property
+    def token_point(self) -> int | None:
+        """When the tokens were there, on the device: what the stage's stream had before the token copy was over. None if the step
+        copies none."""
+        copy = self.token_copy
+        if copy is None:
+            return None
+        before = [s.ran.end for s in self.phases if s is not copy and s.launched.start < copy.launched.start]
+        return max(before, default=copy.ran.start)
+
+
+def steps_of(trace: Trace, stage: str) -> tuple[Step, ...]:
+    """Those of which something ran on the stage's own stream, in the order in which they ran."""
+    numbers: dict[int, dict[str, int]] = {}
+    for host in trace.host:
+        if host.stage == stage and "step" in host.numbers:
+            numbers.setdefault(host.numbers["step"], {}).update(host.numbers)
+    phases: dict[int, list[PhaseSpan]] = {}
+    beside: dict[int, list[PhaseSpan]] = {}
+    for span in trace.phases:
+        if span.stage == stage and span.step is not None:
+            (phases if span.lane == MAIN else beside).setdefault(span.step, []).append(span)
+    steps = [
+        Step(stage, number, numbers.get(number, {}), _as_run(spans), _as_run(beside.get(number, ())))
+        for number, spans in phases.items()
+    ]
+    return tuple(sorted(steps, key=lambda step: step.ran.start))
+
+
+def decode_pairs(steps: Sequence[Step]) -> list[tuple[Step, Step]]:
+    """Steps that follow each other and only decode."""
+    return [
+        (one, next_)
+        for one, next_ in pairwise(steps)
+        if one.number + 1 == next_.number and one.decodes_only and next_.decodes_only
+    ]
+
+
+def _as_run(spans: Sequence[PhaseSpan]) -> tuple[PhaseSpan, ...]:
+    return tuple(sorted(spans, key=lambda span: span.ran.start))

@@ -1,0 +1,107 @@
+"""The timeline of one device."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from omni.device import Device, bucket_of
+from omni.timeline.clock import DeviceClock, Fit
+from omni.timeline.recorder import Ran, Recorder
+from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
+
+CAPACITY = 200_000
+"""Phases that a recording keeps: about 100 MB, and some ten seconds of two stages at full speed."""
+
+
+class Timeline:
+    """Watches the launches of a device, from when it is made until it is closed, and records some of them.
+
+    Make it before the stages are loaded: graphs that were captured unwatched are one phase each. It belongs to the thread that
+    drives the device, but may be made, started and stopped by another while that one does nothing.
+    """
+
+    def __init__(self, device: Device, stages: Sequence[str] = (), capacity: int = CAPACITY) -> None:
+        """stages: their names; a stream that is not called after one of them counts as a stage of its own."""
+        self._device = device
+        self._stages = tuple(sorted(stages, key=len, reverse=True))
+        self._timer = device.timer()
+        self._recorder = Recorder(self._timer, capacity)
+        self._clock: DeviceClock | None = None
+        device.launch_observer = self._recorder
+
+    @property
+    def recording(self) -> bool:
+        return self._recorder.recording
+
+    def start(self) -> None:
+        """Records from now on, and forgets what was recorded. Takes less than a millisecond of the host."""
+        self._clock = DeviceClock(self._timer) if self._timer is not None else None
+        self._recorder.start(self._clock)
+
+    def poll(self) -> None:
+        """Reads the events of phases that have run, and waits for none: for moments in which the host has nothing to do."""
+        self._recorder.poll()
+
+    def stop(self) -> Trace:
+        """Ends the recording. Phases that have not run yet are only counted: synchronize before, or let the engine become idle."""
+        recorder = self._recorder
+        recorder.stop()
+        recorder.poll()
+        if self._clock is None:
+            fit = Fit(0, 0, 1.0, 0)
+        else:
+            fit = self._clock.fit().not_before((ran.launched.began, ran.start) for ran in recorder.ran)
+        return self._trace(fit)
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._recorder.stop()
+        self._device.launch_observer = None
+
+    def _trace(self, fit: Fit) -> Trace:
+        recorder = self._recorder
+        zero = recorder.started
+        ends: dict[str, int] = {}
+        phases = [self._phase(ran, fit, zero, ends) for ran in recorder.ran]
+        phases.sort(key=lambda span: span.launched.start)
+        host = [
+            HostSpan(self._place(did.stream)[0], did.name, did.numbers, Interval(did.began - zero, did.ended - zero))
+            for did in recorder.did
+        ]
+        host.sort(key=lambda span: span.took.start)
+        name = _name(self._device.torch_device)
+        return Trace(name, tuple(phases), tuple(host), recorder.dropped, recorder.unread, fit.error)
+
+    def _phase(self, ran: Ran, fit: Fit, zero: int, ends: dict[str, int]) -> PhaseSpan:
+        launched = ran.launched
+        stage, lane = self._place(launched.stream)
+        # Neighbours on a stream are timed by two events: what is after may seem to begin a little early.
+        start = max(fit.host(ran.start) - zero, ends.get(launched.stream, 0))
+        end = ends[launched.stream] = max(fit.host(ran.end) - zero, start)
+        took = Interval(launched.began - zero, launched.ended - zero)
+        bucket = bucket_of(launched.phase)
+        return PhaseSpan(stage, lane, launched.phase, bucket, launched.step, took, Interval(start, end))
+
+    def _place(self, stream: str) -> tuple[str, str]:
+        """Stage and lane of a stream."""
+        for stage in self._stages:
+            if stream == stage:
+                return stage, MAIN
+            if stream.startswith(f"{stage}-"):
+                return stage, stream.removeprefix(f"{stage}-")
+        return stream, MAIN
+
+
+@contextmanager
+def watched(device: Device, stages: Sequence[str] = ()) -> Iterator[Timeline]:
+    """A timeline that is closed in the end."""
+    timeline = Timeline(device, stages)
+    try:
+        yield timeline
+    finally:
+        timeline.close()
+
+
+def _name(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

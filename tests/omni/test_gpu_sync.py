@@ -1,0 +1,108 @@
+"""The decode loop of every stage, eager and captured, under the sync guard and under CUDA's own."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from omni.device import Device, SyncCheck, open_device, sync_guard
+from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished
+from omni.payload import Payload
+from omni.sampling_params import SamplingParams
+from support.ar_driver import plain_prompt
+from support.no_synchronization import no_synchronization
+from support.omni_engine import OmniEngine
+from support.omni_shapes import CHATS, SHAPES
+from support.reference import tiny_checkpoint
+from support.tiny_text import TextEngine, write_text_model
+
+DEVICES = pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
+SAMPLING: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 1},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {7: 3.0}},
+    {"bad_words_ids": ((4, 5), (6,)), "min_tokens": 3, "stop_token_ids": (3,), "suppress_token_ids": (1, 2)},
+]
+
+
+@contextmanager
+def nothing_waits(device: Device) -> Iterator[None]:
+    """Neither what the guard knows nor what CUDA knows. Both are of this thread's making: nothing else uses the device."""
+    with ExitStack() as stack:
+        if device.torch_device.type == "cuda":
+            stack.enter_context(no_synchronization())
+        stack.enter_context(sync_guard(device, SyncCheck.ERROR))
+        yield
+
+
+@pytest.fixture(scope="module", params=["tied", "moe"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    write_text_model(path, request.param)
+    return path
+
+
+@DEVICES
+@GRAPHS
+def test_text_never_waits(folder: Path, name: str, graphs: bool) -> None:
+    device = open_device(name)
+    stage = TextEngine(folder, {"text.max_num_seqs": 6}, device, graphs=graphs)
+    with nothing_waits(device):
+        recorders = [
+            stage.submit(str(index), range(2 + 3 * index), max_tokens=20, **sampling)
+            for index, sampling in enumerate(SAMPLING)
+        ]
+        stage.run()
+    assert all(recorder.reason in ("length", "stop") and recorder.tokens for recorder in recorders)
+
+
+@pytest.mark.gpu
+@GRAPHS
+def test_text_speech_and_sound_never_wait(graphs: bool) -> None:
+    omni = OmniEngine(tiny_checkpoint(**SHAPES["as written"]), {}, "cuda", graphs=graphs)
+    requests = [omni.request(asked) for asked in CHATS]
+    with nothing_waits(omni.device):
+        results = omni.run_requests(requests, [0, 3, 5, 9, 14])
+    assert all(result.error is None for result in results), [result.error for result in results]
+    assert all(result.ids for result in results)
+    assert all(result.wave.size for result in results[:-1])
+
+
+def finish(engine: Engine, requests: list[EngineRequest]) -> list[EngineOutput]:
+    """The last message of each, from the engine's own thread."""
+    over, last = threading.Event(), []
+
+    def sink(output: EngineOutput) -> None:
+        if isinstance(output, RequestFinished | RequestFailed):
+            last.append(output)
+            if len(last) == len(requests):
+                over.set()
+
+    engine.start()
+    try:
+        for request in requests:
+            engine.submit(request, sink)
+        assert over.wait(120)
+    finally:
+        engine.close()
+    return last
+
+
+@pytest.mark.gpu
+@GRAPHS
+def test_the_engine_s_thread_with_the_variable_set(folder: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_SYNC_CHECK", "error")
+    text = TextEngine(folder, {}, open_device("cuda"), graphs=graphs).engine
+    inputs = {"text": [Payload(plain_prompt(range(5)))]}
+    asked = [
+        EngineRequest(str(index), frozenset({"text"}), inputs, sampling={"text": SamplingParams(max_tokens=30, **more)})
+        for index, more in enumerate(SAMPLING)
+    ]
+    assert all(isinstance(output, RequestFinished) for output in finish(text, asked))
+
+    omni = OmniEngine(tiny_checkpoint(**SHAPES["as written"]), {}, "cuda", graphs=graphs)
+    outputs = finish(omni.engine, [omni.request(asked) for asked in CHATS])
+    assert all(isinstance(output, RequestFinished) for output in outputs), outputs

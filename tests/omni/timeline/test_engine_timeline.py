@@ -1,0 +1,118 @@
+"""The timeline of an engine, as a file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from omni.checkpoint import Checkpoint
+from omni.cli import app
+from omni.device import Bucket, Device
+from omni.device.cpu import CpuDevice
+from omni.engine import EngineOptions, build_engine, resolve_pipeline
+from omni.engine.engine import Engine
+from omni.errors import ConfigError
+from omni.payload import Payload
+from omni.plugin.manager import load_plugins
+from omni.sampling_params import SamplingParams
+from omni.timeline import read_trace, write_trace
+from omni.timeline.report import make_report
+from support.ar_driver import plain_prompt
+from support.entry_points import own_entry_points
+from support.made_trace import made_trace
+from support.tiny_text import EngineRequest, TextRecorder, write_text_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_text_model(path, "tied")
+    return path
+
+
+def engine_of(folder: Path, device: Device, timeline: Path | None) -> Engine:
+    plugins, checkpoint = load_plugins(own_entry_points("ar", "local", "text")), Checkpoint(folder)
+    plan = resolve_pipeline(checkpoint, plugins)
+    path = str(timeline) if timeline is not None else None
+    return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", timeline=path))
+
+
+def answer(engine: Engine, tokens: int) -> list[int]:
+    recorder = TextRecorder()
+    inputs = {"text": [Payload(plain_prompt(range(5)))]}
+    sampling = {"text": SamplingParams(max_tokens=tokens, repetition_penalty=1.1)}
+    engine.submit(EngineRequest("r", frozenset({"text"}), inputs, sampling=sampling), recorder)
+    with torch.inference_mode():
+        while not engine.idle:
+            engine.tick()
+    engine.close()
+    return recorder.tokens
+
+
+def test_an_engine_writes_what_its_stages_launched(folder: Path, tmp_path: Path):
+    tokens = answer(engine_of(folder, CpuDevice(), tmp_path / "out.json"), tokens=6)
+    assert tokens == answer(engine_of(folder, CpuDevice(), None), tokens=6)
+    trace = read_trace(tmp_path / "out.json")
+    assert trace.stages == ("text", "engine")
+    assert set(trace.lanes("text")) == {"main", "copy"}
+    assert [span.phase for span in trace.phases].count("copy_tokens") == 6
+    assert Bucket.OTHER not in {span.bucket for span in trace.phases}, "every phase says what it is for"
+    assert all(span.step is not None for span in trace.phases)
+    (decoding,) = make_report(trace).decoding
+    assert decoding.steps == 5
+    done = {(one.stage, one.name): one.took.count for one in make_report(trace).host}
+    ran = {("text", name): 6 for name in ("plan", "execute_model", "sample_tokens", "confirm")}
+    turns = {("engine", name): done["engine", name] for name in ("text", "route")}
+    assert done == {**ran, **turns}
+    assert max(turns.values()) <= 8, "a tick that did nothing is not told"
+
+
+def test_an_engine_that_records_nothing_is_not_watched(folder: Path):
+    device = CpuDevice()
+    engine = engine_of(folder, device, None)
+    assert device.launch_observer is None
+    engine.close()
+
+
+def test_a_file_that_cannot_be_is_refused_before_weights_are_read(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"engine\.timeline: .* cannot be written"):
+        engine_of(folder, CpuDevice(), tmp_path / "no folder" / "out.json")
+
+
+@pytest.mark.parametrize("kind", ["folder", "device", "below a file"])
+def test_what_is_no_file_is_refused_and_left_alone(folder: Path, tmp_path: Path, kind: str):
+    path = {"folder": tmp_path, "device": Path("/dev/null"), "below a file": folder / "config.json" / "out.json"}[kind]
+    with pytest.raises(ConfigError, match=r"engine\.timeline: .* cannot be written"):
+        engine_of(folder, CpuDevice(), path)
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_run_that_launches_nothing_leaves_an_older_timeline_alone(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "keep.json"
+    path.write_text("older")
+    engine_of(folder, CpuDevice(), path).close()
+    assert path.read_text() == "older"
+    assert "keep.json was not written" in caplog.text
+    answer(engine_of(folder, CpuDevice(), path), tokens=2)
+    assert read_trace(path).phases
+    assert list(tmp_path.iterdir()) == [path], "what it was written to is gone"
+
+
+def test_the_command_reports_and_draws(tmp_path: Path):
+    write_trace(made_trace((5_000, 9_000)), tmp_path / "out.json")
+    said = CliRunner().invoke(app, ["timeline", str(tmp_path / "out.json")])
+    assert said.exit_code == 0
+    assert "thinker: 3 decode steps" in said.stdout
+    as_json = CliRunner().invoke(app, ["timeline", str(tmp_path / "out.json"), "--json"])
+    assert '"idle"' in as_json.stdout
+    for name in ("out.png", "out.html"):
+        arguments = ["timeline", str(tmp_path / "out.json"), "--picture", str(tmp_path / name), "--steps", "2"]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+        assert (tmp_path / name).stat().st_size > 5_000
+    bad = CliRunner().invoke(app, ["timeline", str(tmp_path / "out.png")])
+    assert bad.exit_code == 1
+    assert "out.png: the file is not JSON" in bad.stderr

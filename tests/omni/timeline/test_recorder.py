@@ -1,0 +1,202 @@
+"""What is recorded of launches, and when."""
+
+import time
+
+import pytest
+import torch
+
+from omni.device import Device, Launch
+from omni.device.cpu import CpuDevice
+from omni.timeline import MAIN, Timeline, Trace
+from support.late_timer import LateDevice
+
+
+def touch(rows: torch.Tensor) -> None:
+    rows.add_(1)
+
+
+def copy_touched(rows: torch.Tensor) -> None:
+    rows.clone()
+
+
+def fail() -> None:
+    raise ValueError("this phase fails")
+
+
+def record(device: Device, launches: int, capacity: int = 1000) -> Trace:
+    timeline, stream = Timeline(device, ["stage"], capacity), device.stream("stage")
+    timeline.start()
+    for _ in range(launches):
+        device.launch(stream, touch, torch.zeros(2))
+    return timeline.stop()
+
+
+def test_a_device_that_nobody_watches_runs_phases_alone():
+    device, rows = CpuDevice(), torch.zeros(2)
+    device.launch(device.stream("s"), touch, rows)
+    with device.host_span(device.stream("s"), "work", step=1):
+        device.launch(device.stream("s"), touch, rows)
+    device.host_did("s", "work", device.host_time())
+    assert device.launch_observer is None
+    assert device.host_time() == 0
+    assert rows.tolist() == [2, 2]
+
+
+def test_every_launch_between_start_and_stop_appears_once():
+    device = CpuDevice()
+    timeline = Timeline(device, ["stage"])
+    stream, copies, other = (device.stream(name) for name in ("stage", "stage-copy", "transfer"))
+    rows = torch.zeros(2)
+    device.launch(stream, touch, rows)  # before the start
+    timeline.start()
+    device.launch(stream, touch, rows)
+    device.launch(copies, copy_touched, rows)
+    device.replay(stream, device.capture(stream, "twice", [Launch.of(touch, rows), Launch.of(copy_touched, rows)]))
+    device.launch(other, touch, rows)
+    trace = timeline.stop()
+    device.launch(stream, touch, rows)  # after the end
+    assert [(span.stage, span.lane, span.phase) for span in trace.phases] == [
+        ("stage", MAIN, "touch"),
+        ("stage", "copy", "copy_touched"),
+        ("stage", MAIN, "touch"),
+        ("stage", MAIN, "copy_touched"),
+        ("transfer", MAIN, "touch"),
+    ]
+    assert trace.dropped == trace.unfinished == 0
+    starts = [span.launched.start for span in trace.phases]
+    assert starts == sorted(starts)
+    assert all(0 <= span.launched.start <= span.launched.end for span in trace.phases)
+    assert all(span.ran == span.launched for span in trace.phases), "the CPU runs a phase when it is launched"
+
+
+def test_a_closed_timeline_is_told_nothing():
+    device = CpuDevice()
+    timeline = Timeline(device)
+    timeline.start()
+    timeline.close()
+    device.launch(device.stream("s"), touch, torch.zeros(2))
+    assert timeline.stop().phases == ()
+
+
+def test_a_phase_that_fails_is_recorded_and_raises():
+    device = CpuDevice()
+    timeline = Timeline(device)
+    timeline.start()
+    with pytest.raises(ValueError, match="this phase fails"):
+        device.launch(device.stream("s"), fail)
+    assert [span.phase for span in timeline.stop().phases] == ["fail"]
+
+
+def test_launches_belong_to_the_step_of_the_innermost_host_span_that_has_one():
+    device = CpuDevice()
+    timeline, stream, rows = Timeline(device, ["a"]), device.stream("a"), torch.zeros(2)
+    timeline.start()
+    with device.host_span(stream, "execute_model", step=7, decodes=3):
+        device.launch(stream, touch, rows)
+        with device.host_span(stream, "part"):
+            device.launch(stream, touch, rows)
+    device.launch(stream, touch, rows)
+    trace = timeline.stop()
+    assert [span.step for span in trace.phases] == [7, 7, None]
+    outer, inner = trace.host
+    assert (outer.name, dict(outer.numbers)) == ("execute_model", {"step": 7, "decodes": 3})
+    assert outer.took.start <= inner.took.start <= inner.took.end <= outer.took.end
+    assert outer.took.start <= trace.phases[0].launched.start <= trace.phases[1].launched.end <= outer.took.end
+
+
+def test_host_work_that_is_known_by_its_end_is_told_from_its_beginning():
+    device = CpuDevice()
+    timeline, stream = Timeline(device, ["s"]), device.stream("s")
+    early = device.host_time()
+    timeline.start()
+    since = device.host_time()
+    device.launch(stream, touch, torch.zeros(2))
+    device.host_did("s", "plan", since, step=3)
+    device.host_did("engine", "route", early)  # what began before the recording is not in it
+    trace = timeline.stop()
+    (did,), (phase,) = trace.host, trace.phases
+    assert (did.stage, did.name, dict(did.numbers)) == ("s", "plan", {"step": 3})
+    assert did.took.start <= phase.launched.start <= phase.launched.end <= did.took.end
+    assert phase.step is None
+
+
+def test_memory_is_bounded_and_what_was_dropped_is_counted():
+    trace = record(CpuDevice(), launches=25, capacity=10)
+    assert len(trace.phases) == 10
+    assert trace.dropped == 15
+    device = CpuDevice()
+    timeline = Timeline(device, capacity=3)
+    timeline.start()
+    for _ in range(5):
+        with device.host_span(device.stream("s"), "work"):
+            pass
+    assert (len(timeline.stop().host), timeline.stop().dropped) == (3, 2)
+
+
+def test_a_start_forgets_what_was_before():
+    device = CpuDevice()
+    timeline, stream = Timeline(device), device.stream("s")
+    for count in (3, 2):
+        timeline.start()
+        for _ in range(count):
+            device.launch(stream, touch, torch.zeros(2))
+        assert len(timeline.stop().phases) == count
+
+
+def test_events_are_read_when_they_are_done_and_never_waited_for():
+    device = LateDevice()
+    timeline, stream = Timeline(device, ["s"]), device.stream("s")
+    timeline.start()
+    for _ in range(4):
+        device.launch(stream, touch, torch.zeros(2))
+    assert len(device.clock.given) == 8
+    device.clock.reached = 5  # the third phase has begun and is not over
+    timeline.poll()
+    assert len(device.clock.given) == 4, "the events of two phases are used again"
+    trace = timeline.stop()
+    assert (len(trace.phases), trace.unfinished) == (2, 2)
+    assert all(span.ran.start >= span.launched.end for span in trace.phases)
+    timeline.start()
+    assert not device.clock.given
+
+
+def test_unread_events_are_bounded():
+    device = LateDevice()
+    timeline, stream, rows = Timeline(device), device.stream("s"), torch.zeros(1)
+    timeline.start()
+    for _ in range(17_000):
+        device.launch(stream, touch, rows)
+        device.clock.given.clear()  # a list is slow to search
+    trace = timeline.stop()
+    assert trace.unfinished == 16_384
+    assert trace.dropped == 17_000 - 16_384
+
+
+@pytest.mark.parametrize(("rate", "offset"), [(1.0, 0), (1.0, -(10**15)), (1.01, 10**12), (0.99, 5)])
+def test_runs_are_told_by_the_host_s_clock(rate: float, offset: int):
+    late = 3_000_000
+    device = LateDevice(rate, offset, late)
+    timeline, stream = Timeline(device, ["s"]), device.stream("s")
+    timeline.start()
+    for _ in range(6):
+        device.launch(stream, touch, torch.zeros(2))
+        time.sleep(0.01)
+    device.clock.reached = device.clock.stamps
+    trace = timeline.stop()
+    assert len(trace.phases) == 6
+    for span in trace.phases:
+        # A stamp follows the start of the launch by what the interpreter takes.
+        assert abs(span.ran.start - span.launched.start - late) < 200_000
+        assert span.ran.end >= span.ran.start
+
+
+def test_no_phase_runs_before_its_launch():
+    # The device's clock stands 2 ms behind what the probes say, as if the middle of a probe were that wrong.
+    device = LateDevice(late=-2_000_000)
+    timeline, stream = Timeline(device, ["s"]), device.stream("s")
+    timeline.start()
+    for _ in range(3):
+        device.launch(stream, touch, torch.zeros(2))
+    device.clock.reached = device.clock.stamps
+    spans = timeline.stop().phases
+    assert min(span.ran.start - span.launched.start for span in spans) == 0

@@ -1,0 +1,184 @@
+"""Reports of traces whose every time is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni.device import Bucket
+from omni.timeline import MAIN, Interval, PhaseSpan, Trace
+from omni.timeline.busy import Busy
+from omni.timeline.report import make_report, report_lines
+from omni.timeline.report.report import PhaseReport
+from omni.timeline.report.stages import Decoding
+from omni.timeline.steps import steps_of
+from support.made_trace import COPY_LATE, LAUNCH, PHASES, STEP, made_step, made_trace
+
+GAPS = (5_000, 8_000, 20_000, 4_000)
+
+
+def decoding(trace: Trace) -> Decoding:
+    (one,) = make_report(trace).decoding
+    return one
+
+
+def phase_of(trace: Trace, name: str | None, bucket: str) -> PhaseReport:
+    (one,) = (one for one in make_report(trace).phases if (one.phase, one.bucket) == (name, bucket))
+    return one
+
+
+def test_idle_between_steps_is_the_gaps():
+    idle = decoding(made_trace(GAPS)).idle
+    assert idle is not None
+    assert (idle.count, idle.total) == (4, 37.0)
+    assert [idle.p50, idle.p90, idle.p99] == pytest.approx(np.percentile([5, 8, 20, 4], [50, 90, 99]).tolist())
+
+
+def test_periods_and_launch_gaps():
+    one = decoding(made_trace((5_000, 5_000)))
+    assert one.steps == 3
+    assert one.period is not None
+    assert one.period.p50 == (STEP + 5_000) / 1000
+    assert one.launch_period == one.period, "each is launched as long ahead as the others"
+    assert one.launch_gap is not None
+    launches = (2 * len(PHASES) - 1) * LAUNCH
+    assert one.launch_gap.p50 == (STEP + 5_000 - launches) / 1000
+
+
+def test_steps_with_prompts_and_steps_that_do_not_follow_are_left_out():
+    trace = made_trace(GAPS)
+    run = 20_000_000
+    prompt, host = made_step("thinker", 15, run, run, prefill=512)
+    late, late_host = made_step("thinker", 17, run + 2_000_000, run + 2_000_000)
+    more = replace(trace, phases=(*trace.phases, *prompt, *late), host=(*trace.host, *host, *late_host))
+    assert decoding(more).idle == decoding(trace).idle
+    assert decoding(more).steps == decoding(trace).steps + 1
+
+
+def test_what_runs_between_steps_is_no_idle_time():
+    trace = made_trace((20_000,))
+    end = steps_of(trace, "thinker")[0].ran.end
+    took = Interval(end + 1_000, end + 7_000)
+    gather = PhaseSpan("thinker", MAIN, "gather_segment", Bucket.PAYLOAD, None, took, took)
+    idle = decoding(replace(trace, phases=(*trace.phases, gather))).idle
+    assert idle is not None
+    assert idle.p50 == 14.0
+
+
+def test_a_wait_inside_a_step_is_told_apart():
+    trace = made_trace((5_000,))
+    spans = list(trace.phases)
+    late = next(n for n, span in enumerate(spans) if span.phase == "post_update")
+    ran = spans[late].ran
+    spans[late] = replace(spans[late], ran=Interval(ran.start + 3_000, ran.end + 3_000))
+    one = decoding(replace(trace, phases=tuple(spans)))
+    assert one.waits is not None
+    assert one.waits.total == 3.0
+    assert one.idle is not None
+    assert one.idle.p50 == 2.0
+
+
+def test_buckets_of_a_step_are_sums_of_its_phases():
+    buckets = decoding(made_trace(GAPS)).buckets
+    assert {name: spread.p50 for name, spread in buckets.items()} == {
+        "preprocess": 15.0,
+        "forward": 700.0,
+        "logits": 60.0,
+        "sample": 40.0,
+        "postprocess": 8.0,
+    }
+    assert all(spread.count == 5 for spread in buckets.values())
+
+
+def test_phases_and_buckets_that_hold_several():
+    trace = made_trace(GAPS)
+    sampled, both = phase_of(trace, "sample_rows", "sample"), phase_of(trace, None, "sample")
+    assert (sampled.run.count, sampled.run.p50, sampled.run.total) == (5, 30.0, 150.0)
+    assert (both.run.count, both.run.p50, both.run.total) == (10, 20.0, 200.0)
+    assert sampled.launch.p50 == LAUNCH / 1000
+    copied = phase_of(trace, "copy_tokens", "token copy")
+    assert (copied.lane, copied.run.p50) == ("copy", 4.0)
+
+
+def test_tokens_are_on_the_host_when_their_copy_is_over():
+    one = decoding(made_trace(GAPS))
+    assert one.token_copy is not None
+    assert one.token_copy.p99 == (COPY_LATE + 4_000) / 1000
+
+
+def test_host_time_of_both_halves_of_a_step():
+    host = {one.name: one.took for one in make_report(made_trace(GAPS)).host}
+    assert (host["execute_model"].count, host["execute_model"].p50) == (5, 36.0)
+    assert host["sample_tokens"].p99 == 61.0
+
+
+def test_how_much_of_another_stream_is_behind_the_main_one():
+    # The copy runs from 2 to 6 us after the token point: 8 us of post_update, then 1 us of nothing, then the next step.
+    (lane,) = make_report(made_trace((1_000, 1_000))).lanes
+    assert (lane.stage, lane.lane, lane.busy, lane.hidden) == ("thinker", "copy", 12.0, 1.0)
+    trace = made_trace((100_000,))
+    spans = tuple(
+        replace(s, ran=Interval(s.ran.start + 3_000, s.ran.end + 3_000)) if s.lane == "copy" else s
+        for s in trace.phases
+    )
+    (lane,) = make_report(replace(trace, phases=spans)).lanes
+    assert lane.hidden == 3 / 4, "from 5 to 9 us, and post_update is over after 8"
+
+
+def span_on(lane: str, launch: int, run: int, length: int = 5) -> PhaseSpan:
+    launched = Interval(launch, launch + 1)
+    return PhaseSpan("s", lane, f"p{launch}", Bucket.OTHER, None, launched, Interval(run, run + length))
+
+
+def test_launches_that_look_out_of_order_are_no_bug():
+    # Stage 0's next decode is launched before stage 1's prefill, which runs first.
+    order = make_report(Trace("d", (span_on("main", 0, 100), span_on("other", 10, 20)))).order
+    assert (order.overtaken, order.broken) == (1, 0)
+    assert order.example == ("s: p0", "s: p10")
+    lines = "\n".join(report_lines(make_report(Trace("d", (span_on("main", 0, 100), span_on("other", 10, 20))))))
+    assert "That is not a bug" in lines
+
+
+def test_launches_in_order_say_nothing_and_a_broken_stream_does():
+    assert make_report(Trace("d", (span_on("main", 0, 20), span_on("other", 10, 22)))).order.overtaken == 0
+    order = make_report(Trace("d", (span_on("main", 0, 100), span_on("main", 10, 20)))).order
+    assert (order.overtaken, order.broken) == (0, 1)
+
+
+def test_the_text_names_what_was_lost():
+    trace = replace(made_trace(GAPS), dropped=12, unfinished=3)
+    lines = list(report_lines(make_report(trace)))
+    assert "12 older spans were dropped: there was no room for them" in lines
+    assert "3 phases had not run when the recording ended, and are not counted" in lines
+    assert "launches and runs may be shifted against each other by 3.0" in lines
+    assert any(line.split() == ["device", "idle", "between", "steps", "6.5", "16.4", "19.6"] for line in lines)
+
+
+def test_a_trace_without_steps_has_phases_only():
+    trace = Trace("d", (span_on("main", 0, 20),))
+    report = make_report(trace)
+    assert report.decoding == ()
+    assert report.phases[0].run.p50 == 0.005
+    assert any("p0" in line for line in report_lines(report))
+
+
+pieces = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 8)).map(lambda pair: Interval(pair[0], sum(pair))), max_size=8
+)
+
+
+def moments(intervals: list[Interval]) -> set[int]:
+    return {moment for one in intervals for moment in range(one.start, one.end)}
+
+
+@given(pieces, pieces, st.integers(0, 50), st.integers(1, 20))
+def test_sets_of_moments_are_what_counting_says(one: list[Interval], two: list[Interval], start: int, length: int):
+    mine, theirs, window = moments(one), moments(two), Interval(start, start + length)
+    busy = Busy(one)
+    inside = set(range(window.start, window.end))
+    assert busy.total == len(mine)
+    assert busy.shared(Busy(two)) == len(mine & theirs)
+    assert moments(busy.within(window)) == mine & inside
+    assert moments(busy.gaps(window)) == inside - mine

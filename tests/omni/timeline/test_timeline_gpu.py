@@ -1,0 +1,187 @@
+"""Timelines of a real device."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni.device import Bucket, Device, Launch, SyncCheck, open_device, sync_guard
+from omni.timeline import Timeline, Trace
+from omni.timeline.report import make_report
+from omni.timeline.steps import steps_of
+from support.no_synchronization import no_synchronization
+from support.tiny_text import TextEngine, write_text_model
+
+pytestmark = pytest.mark.gpu
+
+CYCLES = 4_000_000
+"""Of the device's clock: some two milliseconds."""
+
+
+@pytest.fixture
+def device() -> Device:
+    return open_device("cuda")
+
+
+def nap() -> None:
+    torch.cuda._sleep(CYCLES)
+
+
+def warm(device: Device) -> None:
+    """A device that has rested runs slower at first."""
+    stream = device.stream("warm")
+    for _ in range(100):
+        device.launch(stream, nap)
+    device.synchronize()
+
+
+def touch(rows: torch.Tensor) -> None:
+    rows.add_(1)
+
+
+def copy_back(host: torch.Tensor, rows: torch.Tensor) -> None:
+    host.copy_(rows, non_blocking=True)
+
+
+def in_stream_order(trace: Trace) -> bool:
+    """Whether each stream ran its phases one after the other, in the order of their launches."""
+    ends: dict[tuple[str, str], int] = {}
+    for span in trace.phases:
+        lane = (span.stage, span.lane)
+        if span.ran.start < ends.get(lane, 0) or span.ran.end < span.ran.start:
+            return False
+        ends[lane] = span.ran.end
+    return True
+
+
+def test_phases_run_when_and_as_long_as_the_device_says(device: Device):
+    timeline, stream = Timeline(device, ["s"]), device.stream("s")
+    warm(device)
+    timeline.start()
+    began = time.perf_counter_ns()
+    for _ in range(5):
+        device.launch(stream, nap)
+    launched = time.perf_counter_ns() - began
+    device.synchronize()
+    took = time.perf_counter_ns() - began
+    trace = timeline.stop()
+    timeline.close()
+    assert len(trace.phases) == 5
+    assert in_stream_order(trace)
+    assert launched < 1_000_000, "nothing waited"
+    total = trace.phases[-1].ran.end - trace.phases[0].ran.start
+    assert abs(total - took) < 0.05 * took + 200_000
+    for span in trace.phases:
+        assert span.ran.start >= span.launched.start
+        assert abs(span.ran.length - total / 5) < 0.25 * total / 5
+    assert trace.phases[0].ran.start - trace.phases[0].launched.start < 500_000, "the stream was idle"
+    assert trace.error < 1_000_000, "the host is late where it shares its cores, and a nap is twice as long"
+
+
+def test_streams_run_side_by_side_and_a_copy_behind_what_it_waits_for(device: Device):
+    timeline = Timeline(device, ["s"])
+    main, copies, other = device.stream("s"), device.stream("s-copy"), device.stream("t")
+    rows = device.zeros((1024,), torch.float32)
+    host = device.host_tensor((1024,), torch.float32)
+    for stream in (main, copies, other):  # what is launched first takes the host long: its code is loaded then
+        device.launch(stream, nap)
+        device.launch(stream, touch, rows)
+        device.launch(stream, copy_back, host, rows)
+    device.synchronize()
+    timeline.start()
+    device.launch(main, nap)
+    device.launch(main, touch, rows)
+    device.wait(copies, device.record(main))
+    device.launch(copies, copy_back, host, rows)
+    device.launch(main, nap)
+    device.launch(other, nap)
+    device.synchronize()
+    trace = timeline.stop()
+    timeline.close()
+    first, touched, copied, second, beside = trace.phases
+    assert in_stream_order(trace)
+    assert beside.ran.overlaps(first.ran)
+    assert copied.ran.start >= touched.ran.end - 2_000, "events tell time to half a microsecond or so"
+    assert copied.ran.end < second.ran.end
+    assert make_report(trace).order.broken == 0
+
+
+def test_events_are_read_without_waiting(device: Device):
+    timeline, stream = Timeline(device, ["s"]), device.stream("s")
+    rows = device.zeros((1024,), torch.float32)
+    timeline.start()
+    with no_synchronization(), sync_guard(device, SyncCheck.ERROR):
+        device.launch(stream, nap)
+        before = time.perf_counter_ns()
+        timeline.poll()
+        assert time.perf_counter_ns() - before < 500_000, "the phase runs for longer"
+        for _ in range(50):
+            device.launch(stream, touch, rows)
+        done = device.record(stream)
+        while not done.done():
+            timeline.poll()
+        timeline.poll()
+        trace = timeline.stop()
+    timeline.close()
+    assert trace.unfinished == 0
+    assert len(trace.phases) == 51
+
+
+def test_phases_of_a_graph_that_was_captured_watched_are_told_apart(device: Device):
+    stream, rows = device.stream("s"), device.zeros((1024,), torch.float32)
+    launches = [Launch.of(nap), Launch.of(touch, rows), Launch.of(nap)]
+    unwatched = device.capture(stream, "unwatched", launches)
+    timeline = Timeline(device, ["s"])
+    watched = device.capture(stream, "watched", launches)
+    warm(device)
+    timeline.start()
+    device.replay(stream, watched)
+    device.replay(stream, unwatched)
+    device.synchronize()
+    trace = timeline.stop()
+    timeline.close()
+    assert [span.phase for span in trace.phases] == ["nap", "touch", "nap", "unwatched"]
+    assert in_stream_order(trace)
+    whole = trace.phases[3].ran.length
+    parts = trace.phases[2].ran.end - trace.phases[0].ran.start
+    assert abs(whole - parts) < 0.25 * whole
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_text_model(path, "tied")
+    return path
+
+
+def test_a_decode_loop_is_recorded_whole_and_nothing_waits(folder: Path, device: Device):
+    plain = TextEngine(folder, device=open_device("cuda"))
+    expected = plain.submit("r", range(5), max_tokens=40)
+    plain.run()
+    timeline = Timeline(device, ["text"])
+    stage = TextEngine(folder, device=device)
+    recorder = stage.submit("r", range(5), max_tokens=40)
+    timeline.start()
+    with sync_guard(device, SyncCheck.ERROR):
+        while not stage.engine.idle:
+            if not stage.tick():
+                timeline.poll()
+    device.synchronize()
+    trace = timeline.stop()
+    timeline.close()
+    assert recorder.tokens == expected.tokens
+    assert (trace.dropped, trace.unfinished) == (0, 0)
+    assert in_stream_order(trace)
+    assert all(span.ran.start >= span.launched.start for span in trace.phases)
+    assert {span.bucket for span in trace.phases} >= {Bucket.PREPROCESS, Bucket.FORWARD, Bucket.SAMPLE}
+    assert Bucket.OTHER not in {span.bucket for span in trace.phases}
+    (decoding,) = make_report(trace).decoding
+    assert decoding.steps >= 39
+    assert decoding.idle is not None
+    assert decoding.token_copy is not None
+    for step in steps_of(trace, "text"):
+        assert step.token_copy is not None
+        assert step.token_copy.lane == "copy"
+        assert step.token_point is not None
+        assert step.token_copy.ran.start >= step.token_point - 2_000
