@@ -2,9 +2,10 @@
 
     python benchmarks/host_step.py [--steps 300] [--json FILE]
 
-Left out are the phases that are the model's (`run_forward`, `compute_logits`, `predict_codes`, `score_prompt`) or the sampler's own
-(`sample_rows`, `accept_tokens`, `score_tokens`). What is left is what omni itself does for a step: planning, packing, launching the
-other phases (counting tokens for penalties among them), reading tokens and log-probabilities, routing them to their sinks.
+Left out are the phases that are the model's (`embed_inputs`, `run_forward`, `compute_logits`, `predict_codes`, `score_prompt`) or
+the sampler's own (`sample_rows`, `accept_tokens`, `score_tokens`). What is left is what omni itself does for a step: planning,
+packing, launching the other phases (counting tokens for penalties among them), reading tokens and log-probabilities, routing them
+to their sinks.
 
 Reported are wall time, and CPU time of the engine's thread, which others on the machine disturb less. First come whole steps of 1,
 8 and 64 rows of 128 to 8,192 tokens, then rows with penalties and log-probabilities; torch operations per step are counted by a
@@ -48,6 +49,7 @@ from omni_ar.run.step import SampledStep, StepContext
 from omni_ar.run.worker import ArWorker
 
 _NO_OPS = (
+    "embed_inputs",
     "run_forward",
     "compute_logits",
     "predict_codes",

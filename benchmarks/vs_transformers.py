@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from hundred_million import SHAPE
 from PIL import Image
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
+from hundred_million import SHAPE
 from omni import Omni, SamplingParams
 from omni_qwen3_omni.processor import load_processor
 from omni_qwen3_omni.quiet import quiet

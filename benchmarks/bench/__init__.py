@@ -1,0 +1,1 @@
+"""What the benchmarks of stages share: engines over dummy weights, traffic, clocks and reports."""

@@ -1,0 +1,51 @@
+"""Time on the device, between events, without the host's share."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+H200_BANDWIDTH = 4.3e12
+"""Bytes per second that a copy reads and writes on one H200, about: for scripts that print shares as they search. Results are set
+against `report.copy_bandwidth` of the same run."""
+
+
+def event_seconds(run: Callable[[], object], repeats: int, *, warm: int = 2) -> float:
+    """Median of `repeats` runs on the current stream, each waited for, after `warm` that do not count."""
+    times = []
+    for _ in range(warm + repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return float(statistics.median(times[warm:]))
+
+
+def replayed_seconds(calls: Sequence[Callable[[], object]], *, replays: int = 9, tidy: bool = True) -> float:
+    """Of one call: the median over replays of one graph of all calls, over how many they are.
+
+    What the calls return is kept until then, so each writes to memory of its own. tidy: collects garbage before the capture, as
+    `torch.cuda.graph` does; without, thousands of captures take less time. Raises what a call raises.
+    """
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    # What the caller enqueued, on the stream it is on, is what the calls read.
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            for call in calls[:4]:
+                call()
+        stream.synchronize()
+        if tidy:
+            with torch.cuda.graph(graph, stream=stream):
+                kept = [call() for call in calls]
+        else:
+            graph.capture_begin()
+            try:
+                kept = [call() for call in calls]
+            finally:
+                graph.capture_end()
+        seconds = event_seconds(graph.replay, replays) / len(calls)
+        del kept
+    return seconds

@@ -1,0 +1,67 @@
+"""What a result must say besides its numbers, and how they are printed."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from bench.replay import event_seconds
+
+_ROOT = Path(__file__).parents[2]
+
+
+def environment() -> dict[str, str]:
+    """command, commit, hardware, torch."""
+    cuda = torch.cuda.is_available()
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": _commit(),
+        "hardware": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _commit() -> str:
+    try:
+        found = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=_ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unknown (no git here)"
+    return found.stdout.strip() or "unknown (no repository here)"
+
+
+def copy_bandwidth(gibibytes: float = 2.0) -> float:
+    """Bytes per second, read and written, of a device-to-device copy: what memory-bound work is measured by."""
+    source = torch.empty(int(gibibytes * 2**30), dtype=torch.uint8, device="cuda").random_(0, 255)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / event_seconds(lambda: target.copy_(source), 10)
+
+
+def write_json(path: str | None, numbers: object, facts: Mapping[str, object]) -> None:
+    """Nothing if `path` is None."""
+    if path is not None:
+        Path(path).write_text(json.dumps({"facts": facts, "numbers": numbers}, indent=1, default=str))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """The first column to the left, the others to the right."""
+    cells = [tuple(header), *(tuple(_cell(value) for value in row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    for row in cells:
+        first, *rest = (
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join((first, *rest)).rstrip(), flush=True)
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

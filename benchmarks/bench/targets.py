@@ -1,0 +1,53 @@
+"""What this project wants of one H200: `must` is required, `aim` is hoped for. They are goals of ours, not measurements.
+
+A `must` for decode steps and speech is less than a peer took for the same shape, dummy weights and bfloat16 on such a device, when
+this was written (November 2026); an `aim` lies between that and the floor, which is the bytes of a step over 4.3 TB/s:
+
+| | peer | floor |
+|---|---|---|
+| 0.6b, decode step of 1 / 8 / 32 / 64 rows | vLLM 0.20.2: 1.61 / 1.75 / 2.24 / 3.01 ms | 0.28 ms of 1 row |
+| 30b, the same | vLLM 0.20.2: 4.27 / 9.35 / 16.2 / 18.5 ms | 1.4 / 6.1 / 12.8 / 14.8 ms |
+| one request of 64 tokens and 250 frames | vLLM-Omni 0.20: real-time factor 0.204 | |
+
+The other targets have no peer: they say how little the host and a stored hidden state may cost. Our own numbers are in
+`benchmarks/results`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Both in the unit of what is measured, of which less is better."""
+
+    must: float
+    aim: float
+
+
+DECODE = {
+    "0.6b": {1: Target(1.0, 0.6), 8: Target(1.1, 0.7), 32: Target(1.6, 1.1), 64: Target(2.2, 1.75)},
+    "30b": {1: Target(3.2, 2.2), 8: Target(8.0, 7.0), 32: Target(15.0, 13.8), 64: Target(17.5, 15.8)},
+}
+"""Milliseconds of a decode step, by shape and rows."""
+PREFILL = {"30b": Target(50, 35)}
+"""Milliseconds to the token of a prompt of 2,048 ids, by shape."""
+IDLE = Target(0.020, 0.005)
+"""Milliseconds that the device waits between two decode steps."""
+SAMPLE = Target(0.150, 0.060)
+"""Milliseconds of the host in `sample_tokens`."""
+HIDDEN = Target(1.03, 1.00)
+"""Step time with a hidden state for every token, over that with none."""
+RTF = Target(0.12, 0.08)
+"""Real-time factor of one request alone: 64 text tokens, 250 frames."""
+
+
+def verdict(value: float, target: Target | None) -> str:
+    """Empty where nothing was aimed for."""
+    if target is None:
+        return ""
+    return "aim met" if value <= target.aim else "must met" if value <= target.must else "MISSED"
+
+
+def bounds(target: Target | None) -> str:
+    """For a table."""
+    return f"{target.must:g} / {target.aim:g}" if target is not None else ""

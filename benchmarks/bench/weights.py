@@ -1,0 +1,37 @@
+"""One set of dummy weights per stage and process, whatever number of engines is built over it."""
+
+from collections.abc import Callable
+from typing import cast
+
+from omni.pipeline import Stage
+from omni.plugin import locate
+from omni.stage import StageContext
+from omni_ar.model import ArModel
+
+_makers: dict[str, str] = {}
+_models: dict[str, ArModel] = {}
+
+
+def shared(stage: Stage) -> str:
+    """What to name as the model of a stage, so that all stages of that model and name share weights."""
+    if stage.model != f"{__name__}:build":
+        _makers[stage.name] = stage.model
+    return f"{__name__}:build"
+
+
+def model_of(name: str, context: StageContext) -> ArModel:
+    """The model of the stage `name`, built at the first call."""
+    if name not in _models:
+        make = cast(Callable[[StageContext], ArModel], locate(_makers[name], "bench.weights"))
+        _models[name] = make(context)
+    return _models[name]
+
+
+def build(context: StageContext) -> ArModel:
+    return model_of(context.stage.name, context)
+
+
+def forget() -> None:
+    """Lets go of all models: another checkpoint comes."""
+    _models.clear()
+    _makers.clear()

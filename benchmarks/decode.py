@@ -1,0 +1,228 @@
+"""Decode step time by shape and batch, prefill, and what a hidden state for every token costs.
+
+    python benchmarks/decode.py [--shapes 0.6b 8b 30b] [--rows 1 8 32 64] [--eager] [--profile] [--json FILE]
+
+Weights are random. Every row has its own random prompt of 512 ids and draws 256 tokens and more at temperature 1, each with a seed
+of its own; measured are the steps in which all rows decode. A step's time is that between the ends of the token copies of two
+steps in a row, on the device's clock; `wall` is the mean time between launches over the same steps. `idle` is the device's time
+between the end of a step and the beginning of the next: where it had run out of work, the host's launch of the next counts in full;
+gaps between the graphs and kernels of a step are in the step's time, and `--profile` shows them.
+
+Experts are counted in uncaptured steps over the same weights, prompts and seeds. If they are more than 5% from what uniform
+choices would give, the time says nothing about real traffic, and the row is VOID.
+
+Prefill is one prompt of 2,048 ids, from its launch on an idle device to its token. The hidden-state row is the 30B shape at 32
+rows: one 2,048-wide hidden state stored for every token and gathered on the device by a consumer stage, against none, in turns.
+
+`--profile` prints, besides, which kernels the steps are made of, and how much of a step nothing runs. Where `must` and `aim` come
+from is said in `bench/targets.py`.
+"""
+
+import argparse
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from bench import targets, weights
+from bench.cases import DecodeCase, count_experts, hidden_ratio, measure_decode, measure_prefill
+from bench.device import TimedDevice, open_timed
+from bench.floors import experts_of, step_bytes, uniform_experts
+from bench.pipelines import family_pipeline
+from bench.report import copy_bandwidth, environment, print_facts, print_table, write_json
+from bench.steps import Times
+from bench.targets import bounds, verdict
+from omni.checkpoint import Checkpoint
+from shapes import SHAPES
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """name: of `SHAPES`. stage: that is measured, alone."""
+
+    name: str
+    stage: str
+
+
+_SHAPES = {
+    "0.6b": Shape("qwen3-0.6b", "text"),
+    "8b": Shape("qwen3-8b", "text"),
+    "30b": Shape("qwen3-omni-30b", "thinker"),
+    "tiny-text": Shape("tiny-text", "text"),
+    "tiny-omni": Shape("tiny-omni", "thinker"),
+}
+_ROUTING_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """experts: distinct ones a layer, counted and expected; None for a dense model. floor: ms."""
+
+    shape: str
+    rows: int
+    times: Times
+    tick: tuple[float, float]
+    floor: float
+    experts: tuple[float, float] | None
+
+    @property
+    def void(self) -> bool:
+        return self.experts is not None and abs(self.experts[0] / self.experts[1] - 1) > _ROUTING_TOLERANCE
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        times, target = self.times, targets.DECODE.get(self.shape, {}).get(self.rows)
+        step = times.step[0] / 1000
+        experts = f"{self.experts[0]:.1f} ({self.experts[1]:.1f})" if self.experts is not None else ""
+        return (
+            f"{self.shape} decode, {self.rows} rows",
+            f"{step:.3f}",
+            f"{times.step[1] / 1000:.3f}",
+            f"{times.wall / 1000:.3f}",
+            f"{self.floor:.3f}",
+            bounds(target),
+            "VOID" if self.void else verdict(step, target),
+            f"{times.idle[0]:.0f} / {times.idle[1]:.0f}",
+            f"{times.starved:.0%}",
+            f"{times.sample[0]:.0f} / {times.sample[1]:.0f}",
+            f"{self.tick[0]:.0f} / {self.tick[1]:.0f}",
+            experts,
+        )
+
+
+_HEADER = (
+    "ms",
+    "step p50",
+    "p99",
+    "wall",
+    "floor",
+    "must / aim",
+    "verdict",
+    "idle us p50 / p99",
+    "starved",
+    "sample us p50 / p99",
+    "tick us p50 / p99",
+    "experts (uniform)",
+)
+
+
+@dataclass(slots=True)
+class Run:
+    """What is asked for, and what came of it. steps: to measure in each case."""
+
+    device: TimedDevice
+    dtype: str
+    graphs: bool
+    rows: list[int]
+    prompt: int
+    steps: int
+    prefill: int
+    profile: bool
+    bandwidth: float
+    decodes: list[Measured]
+    prefills: dict[str, float]
+    hidden: dict[str, float]
+
+    def shape(self, name: str) -> None:
+        """All cases of one shape."""
+        shape = _SHAPES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            SHAPES[shape.name](Path(folder))
+            checkpoint = Checkpoint(Path(folder))
+            for rows in self.rows:
+                self._rows(name, shape, checkpoint, rows)
+            if shape.stage == "thinker":
+                case = self._case(checkpoint, shape.stage, 32 if 32 in self.rows else max(self.rows))
+                self.hidden = hidden_ratio(case, self.steps)
+        weights.forget()
+        if self.device.torch_device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _case(self, checkpoint: Checkpoint, stage: str, rows: int) -> DecodeCase:
+        return DecodeCase(
+            checkpoint, family_pipeline(checkpoint), stage, rows, self.prompt, self.device, self.dtype, self.graphs
+        )
+
+    def _rows(self, name: str, shape: Shape, checkpoint: Checkpoint, rows: int) -> None:
+        case = self._case(checkpoint, shape.stage, rows)
+        times, tick = measure_decode(case, self.steps, profile=self.profile)
+        model = case.model
+        experts = None
+        if experts_of(model)[0]:
+            experts = count_experts(case, steps=6), uniform_experts(*experts_of(model), rows)
+        floor = step_bytes(model, rows, self.prompt + self.steps // 2) / self.bandwidth * 1000
+        self.decodes.append(Measured(name, rows, times, tick, floor, experts))
+        print(f"{name}, {rows} rows: {times.step[0] / 1000:.3f} ms over {times.steps} steps", flush=True)
+        if rows == max(self.rows):
+            self.prefills[name] = measure_prefill(case, self.prefill, repeats=10)
+
+    def print(self) -> None:
+        print()
+        print_table(_HEADER, [measured.cells for measured in self.decodes])
+        rows = [
+            (f"{name}: prefill of {self.prefill:,}, ms", time / 1000, targets.PREFILL.get(name))
+            for name, time in self.prefills.items()
+        ]
+        if self.hidden:
+            rows.append(
+                (
+                    f"hidden states gathered / none, {self.hidden['rows']:.0f} rows",
+                    self.hidden["ratio"],
+                    targets.HIDDEN,
+                )
+            )
+        rows.append(
+            ("idle p50, the longest of all cases, ms", max(m.times.idle[0] for m in self.decodes) / 1000, targets.IDLE)
+        )
+        samples = [*(m.times.sample[0] for m in self.decodes), self.hidden.get("sample_us", 0.0)]
+        rows.append(("sample_tokens p50, the longest of all cases, ms", max(samples) / 1000, targets.SAMPLE))
+        print_table(
+            ("", "measured", "must / aim", "verdict"),
+            [(what, f"{value:.3f}", bounds(target), verdict(value, target)) for what, value, target in rows],
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shapes", nargs="+", choices=_SHAPES, default=["0.6b", "30b"])
+    parser.add_argument("--rows", type=int, nargs="+")
+    parser.add_argument("--steps", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--prefill", type=int, default=2048)
+    parser.add_argument("--eager", action="store_true", help="capture no graphs")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, short prompts: to see that it runs")
+    parser.add_argument("--json", help="write the numbers here")
+    arguments = parser.parse_args()
+    if arguments.tiny:
+        arguments.shapes, arguments.rows = ["tiny-text", "tiny-omni"], arguments.rows or [1, 2]
+        arguments.steps, arguments.prompt, arguments.prefill = 16, 8, 24
+    cuda = arguments.device == "cuda"
+    bandwidth = copy_bandwidth() if cuda else 1e10
+    facts = environment() | {"copy bandwidth": f"{bandwidth / 1e12:.2f} TB/s" if cuda else "10 GB/s (assumed)"}
+    run = Run(
+        open_timed(arguments.device),
+        "bfloat16" if cuda else "float32",
+        cuda and not arguments.eager,
+        arguments.rows or [1, 8, 32, 64],
+        arguments.prompt,
+        arguments.steps,
+        arguments.prefill,
+        arguments.profile,
+        bandwidth,
+        [],
+        {},
+        {},
+    )
+    for name in arguments.shapes:
+        run.shape(name)
+    run.print()
+    print_facts(facts)
+    numbers = {"decode": [asdict(m) for m in run.decodes], "prefill_us": run.prefills, "hidden": run.hidden}
+    write_json(arguments.json, numbers, facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""End to end: text in, text and speech out, of the released Qwen3-Omni-30B-A3B shape with dummy weights, as its users have it.
+
+    python benchmarks/talk.py [--tokens 64] [--frames 250] [--concurrency 1 4 16] [--eager] [--timeline FILE] [--json FILE]
+
+Weights are random, so lengths are fixed by limits: the thinker samples `tokens` tokens, the talker `frames` frames and one more.
+Requests of a round start together; a short round goes before. Per concurrency, means over its requests: time to first token, to the
+first audio, real-time factor (time to the last sample over seconds of speech), milliseconds per frame from the first audio to the
+last, and tokens per second of each stage; and seconds of speech made per second, all together. Of `--rounds` rounds the median by
+real-time factor is printed; `bench/targets.py` says where its `must` and `aim` come from. A timeline cuts graphs at phases, which
+costs time: not for numbers.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from bench.report import environment, print_facts, print_table, write_json
+from bench.targets import RTF, bounds, verdict
+from omni import Omni, Result, SamplingParams
+from shapes import SHAPES
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds, but for ms_per_frame. speech: seconds of it per second, of all requests. rates: tokens per second by stage."""
+
+    requests: int
+    ttft: float
+    first_audio: float
+    rtf: float
+    ms_per_frame: float
+    speech: float
+    total: float
+    rates: dict[str, float]
+
+
+def ask(omni: Omni, requests: int, tokens: int, frames: int, salt: int) -> Round:
+    """One round of so many requests at once. salt: makes their prompts new."""
+    sampling = {
+        "thinker": SamplingParams(max_tokens=tokens, temperature=1.0, seed=salt, ignore_eos=True),
+        "talker": SamplingParams(max_tokens=frames + 1, seed=salt, ignore_eos=True),
+    }
+    chats = [f"Tell me about the number {1000 * salt + index}." for index in range(requests)]
+    start = time.perf_counter()
+    results = omni.generate(chats, modalities=("text", "audio"), sampling=sampling, stream=False)
+    seconds = time.perf_counter() - start
+    assert isinstance(results, list)
+    return _summary(results, frames, seconds)
+
+
+def _summary(results: list[Result], frames: int, seconds: float) -> Round:
+    metrics = []
+    for result in results:
+        if result.error is not None:
+            raise result.error
+        assert result.metrics.stages["talker"].counts["frames"] == frames, "the talker must have run to its limit"
+        metrics.append(result.metrics)
+    rates: dict[str, list[float]] = {}
+    for one in metrics:
+        for stage, told in one.stages.items():
+            if told.tokens_per_second is not None:
+                rates.setdefault(stage, []).append(told.tokens_per_second)
+    first_audio = [one.first_audio for one in metrics if one.first_audio is not None]
+    last_audio = [one.rtf * one.audio_seconds for one in metrics if one.rtf is not None]
+    return Round(
+        requests=len(results),
+        ttft=statistics.mean(one.ttft for one in metrics if one.ttft is not None),
+        first_audio=statistics.mean(first_audio),
+        rtf=statistics.mean(one.rtf for one in metrics if one.rtf is not None),
+        ms_per_frame=1000 * (statistics.mean(last_audio) - statistics.mean(first_audio)) / frames,
+        speech=sum(one.audio_seconds for one in metrics) / seconds,
+        total=seconds,
+        rates={stage: statistics.mean(values) for stage, values in rates.items()},
+    )
+
+
+def median_round(rounds: list[Round]) -> Round:
+    return sorted(rounds, key=lambda one: one.rtf)[len(rounds) // 2]
+
+
+def print_rounds(rounds: list[Round]) -> None:
+    header = (
+        "at once",
+        "TTFT s",
+        "first audio s",
+        "RTF",
+        "ms per frame",
+        "speech s/s",
+        "thinker tok/s",
+        "talker tok/s",
+    )
+    print_table(
+        header,
+        [
+            (
+                one.requests,
+                f"{one.ttft:.3f}",
+                f"{one.first_audio:.3f}",
+                f"{one.rtf:.3f}",
+                f"{one.ms_per_frame:.2f}",
+                f"{one.speech:.1f}",
+                *(f"{one.rates.get(stage, 0.0):.0f}" for stage in ("thinker", "talker")),
+            )
+            for one in rounds
+        ],
+    )
+    for one in rounds:
+        if one.requests == 1:
+            print(f"RTF of one request: {one.rtf:.3f}, must / aim {bounds(RTF)}: {verdict(one.rtf, RTF)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--frames", type=int, default=250)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--eager", action="store_true", help="capture no graphs")
+    parser.add_argument("--timeline", help="record all of it here")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="the tiny shape: to see that it runs")
+    parser.add_argument("--json", help="write the numbers here")
+    arguments = parser.parse_args()
+    given = {"device": arguments.device, "timeline": arguments.timeline}
+    overrides = {"engine.graphs": False} if arguments.eager else {}
+    rounds = []
+    with tempfile.TemporaryDirectory() as folder:
+        SHAPES["tiny-omni" if arguments.tiny else "qwen3-omni-30b"](Path(folder))
+        start = time.perf_counter()
+        with Omni(folder, load_format="dummy", overrides=overrides, **given) as omni:
+            started = time.perf_counter() - start
+            for requests in arguments.concurrency:
+                ask(omni, requests, 4, 12, salt=1)
+                made = [
+                    ask(omni, requests, arguments.tokens, arguments.frames, 2 + turn)
+                    for turn in range(arguments.rounds)
+                ]
+                rounds.append(median_round(made))
+            memory = torch.cuda.memory_allocated() / 2**30 if arguments.device == "cuda" else 0.0
+    print_rounds(rounds)
+    print(f"start-up {started:.1f} s; {memory:.1f} GiB on the device")
+    facts = environment() | {"start-up s": f"{started:.1f}"}
+    print_facts(facts)
+    write_json(arguments.json, [asdict(one) for one in rounds], facts)
+
+
+if __name__ == "__main__":
+    main()
