@@ -160,7 +160,7 @@ class Confirmer:
         request = scheduled.request
         if IMPOSSIBLE in ids:
             problem = "leaves no token that may come next"
-            remedy = "suppress, bias or structure less, or allow more"
+            remedy = "suppress, bias or structure less, or allow more (or the model's logits were no numbers)"
             self._ender.give_up(request, "sampling", InputError("sampling", problem, remedy))
             return
         if scheduled.emits_hidden and payload.hidden is not None:

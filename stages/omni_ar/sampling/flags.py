@@ -50,11 +50,6 @@ class SamplingFlags:
         """Whether the newest tokens are kept."""
         return self.any_bad_words or bool(self.processors)
 
-    @property
-    def may_rule_out_all(self) -> bool:
-        """Whether a row may be left with no id that is possible."""
-        return self.any_forbidden or self.any_bad_words or self.any_min_tokens or bool(self.processors)
-
 
 _BITS = {
     "any_random": RANDOM,

@@ -10,6 +10,15 @@ from omni_ar.sampling.state import ANYTHING, SOMETHING
 
 NO_CHANCE = float("-inf")
 
+MOST = 1e30
+"""No model means more."""
+
+
+def meant(logits_RV: Tensor) -> Tensor:
+    """Logits that can be computed with: one that is NaN is impossible, one above `MOST` is `MOST`. A model that overflowed in a row
+    fails that row or says something, and the same on every device."""
+    return torch.nan_to_num(logits_RV.float(), nan=NO_CHANCE, posinf=MOST, neginf=NO_CHANCE).clamp_(max=MOST)
+
 
 def apply_repetition_penalty(logits_RV: Tensor, seen_RV: Tensor, penalty_R: Tensor) -> Tensor:
     """Divides positive and multiplies negative logits of seen ids (bool) by the row's penalty; 1 is off.

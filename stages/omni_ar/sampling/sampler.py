@@ -29,20 +29,20 @@ def sample(
     group: int = 0,
     purpose: int = 0,
 ) -> Tensor:
-    """Draws one id per row, int64 `[R]`; -1 where the rules leave nothing that is possible.
+    """Draws one id per row, int64 `[R]`; -1 where nothing is possible.
 
     Greedy rows take the likeliest id that the rules leave, the others a draw from what the warpers leave of these.
-    logits_RV: of any float dtype, computed with in fp32, left as they are. rows_R: int64, which rows of `state` these are.
+    logits_RV: of any float dtype, taken as `rules.meant` takes them, left as they are. rows_R: int64, rows of `state`.
     position_R: int64, which draw of its request this is, and so how many tokens it has generated; a draw is keyed as in `gumbel`.
     processors: in the order they apply.
     """
     if edits is None and not flags.processors and runs_kernel(logits_RV):
         return fused_sample(logits_RV, state, rows_R, position_R, group=group, purpose=purpose)
-    logits_RV = follow_rules(logits_RV.float(), state, rows_R, position_R, flags)
+    logits_RV = follow_rules(rules.meant(logits_RV), state, rows_R, position_R, flags)
     if edits is not None:
         logits_RV = apply_edits(logits_RV, edits)
     if flags.processors:
-        logits_RV = _process(logits_RV, state, rows_R, position_R, flags, processors)
+        logits_RV = rules.meant(_process(logits_RV, state, rows_R, position_R, flags, processors))
     ids_R = logits_RV.argmax(-1)
     if flags.any_random:
         temperature_R = state.temperature.index_select(0, rows_R)
@@ -55,9 +55,7 @@ def sample(
         )
         drawn_R = _draw(warped_RV, state, rows_R, position_R, group, purpose)
         ids_R = torch.where(temperature_R == 0, ids_R, drawn_R)
-    if edits is not None or flags.may_rule_out_all:
-        ids_R = ids_R.masked_fill(logits_RV.amax(-1) == rules.NO_CHANCE, _NONE_POSSIBLE)
-    return ids_R
+    return ids_R.masked_fill(logits_RV.amax(-1) == rules.NO_CHANCE, _NONE_POSSIBLE)
 
 
 def draw(
@@ -77,13 +75,14 @@ def draw(
     """
     if runs_kernel(logits_RV):
         return fused_draw(logits_RV, state, rows_R, position_R, group, top_k, top_p)
+    logits_RV = rules.meant(logits_RV)
     ids_R = logits_RV.argmax(-1)
     if not any_random:
         return ids_R
     temperature_R = state.temperature.index_select(0, rows_R)
     top_k_R = torch.full_like(rows_R, top_k) if top_k else None
     top_p_R = torch.full_like(temperature_R, top_p, dtype=torch.float64) if top_p < 1 else None
-    warped_RV = warp(logits_RV.float(), torch.ones_like(temperature_R), top_k_R, top_p_R)
+    warped_RV = warp(logits_RV, torch.ones_like(temperature_R), top_k_R, top_p_R)
     drawn_R = _draw(warped_RV, state, rows_R, position_R, group, 0)
     return torch.where(temperature_R == 0, ids_R, drawn_R)
 

@@ -16,12 +16,19 @@ from omni_ar.kernels.sampling.bits import (
     WORD_LENGTH,
     WORDS,
 )
-from omni_ar.sampling import state
+from omni_ar.sampling import rules, state
 
 _ANYTHING = tl.constexpr(state.ANYTHING)
 _SOMETHING = tl.constexpr(state.SOMETHING)
+_MOST = tl.constexpr(rules.MOST)
 _WORDS_AT_ONCE = tl.constexpr(64)
 _STOPS = tl.constexpr(32)
+
+
+@triton.jit
+def meant(x):
+    """As `omni_ar.sampling.rules.meant`."""
+    return tl.minimum(tl.where(x == x, x, float("-inf")), _MOST)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton.language as tl
 from omni_ar.kernels.sampling.bits import RANDOM, SELECTS
 from omni_ar.kernels.sampling.noise import draw_key, noise_of_all
 from omni_ar.kernels.sampling.order import rank_of
-from omni_ar.kernels.sampling.rules import ruled
+from omni_ar.kernels.sampling.rules import meant, ruled
 
 
 @triton.jit(do_not_specialize=["use", "position_stride"], do_not_specialize_on_alignment=["rows_ptr", "position_ptr"])
@@ -60,7 +60,7 @@ def scan(
     start = block * BLOCK
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab
-    x = tl.load(logits_ptr + place * logits_stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    x = meant(tl.load(logits_ptr + place * logits_stride + ids, mask=inside, other=float("-inf")).to(tl.float32))
     work_row_ptr = work_ptr + place * vocab
     x = ruled(
         x,

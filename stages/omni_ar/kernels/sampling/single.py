@@ -7,7 +7,7 @@ from omni_ar.kernels.sampling.bits import RANDOM
 from omni_ar.kernels.sampling.choose import choose
 from omni_ar.kernels.sampling.noise import draw_key
 from omni_ar.kernels.sampling.order import NOTHING, id_of, rank_of
-from omni_ar.kernels.sampling.rules import ruled
+from omni_ar.kernels.sampling.rules import meant, ruled
 
 
 # Where rows come from changes from step to step, and with it their alignment: no reason to compile again.
@@ -61,7 +61,7 @@ def sample_row(
     needs = tl.load(needs_ptr + row).to(tl.int32)
     position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride)
     ids = tl.arange(0, BLOCK)
-    x = tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    x = meant(tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32))
     x = ruled(
         x,
         0,
@@ -123,7 +123,7 @@ def draw_row(
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     ids = tl.arange(0, BLOCK)
-    x = tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+    x = meant(tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32))
     best = tl.full([], NOTHING, tl.int64)
     if tl.load(temperature_ptr + row) != 0:
         needs = tl.full([], NEEDS, tl.int32)
@@ -133,7 +133,8 @@ def draw_row(
         )  # fmt: skip
     else:
         best = tl.max(rank_of(x, ids))
-    tl.store(out_ptr + place, id_of(best))
+    # A code is looked up in a table next: where none is possible, any does.
+    tl.store(out_ptr + place, tl.maximum(id_of(best), 0))
 
 
 @triton.jit

@@ -79,6 +79,60 @@ def test_a_wide_row_is_searched_whole_where_it_must(scale: float, little_room: N
     check_rows(100, rows, "cpu", scale, 1)
 
 
+NAN, INF = math.nan, math.inf
+ODD = [
+    ({0: NAN, 3: NAN}, {3, 0}),
+    ({5: INF}, set()),
+    ({5: INF, 8: INF, 2: NAN}, {2}),
+    ({2: 1e35, 7: 2e32}, set()),
+]
+"""Logits that are no numbers, and ids that must not come."""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocab", [37, 100])
+def test_logits_that_are_no_numbers(device: str, vocab: int, little_room: None):
+    state = state_of(vocab, ROWS[:7])
+    there, rows_R = moved(state, device), torch.arange(7)
+    for odd, never in ODD:
+        logits_RV = torch.randn(7, vocab, generator=torch.Generator().manual_seed(1)) * 2
+        for place, value in odd.items():
+            logits_RV[:, place] = value
+        expected_R = sample(logits_RV, state, rows_R, rows_R, EVERYTHING)
+        given_R = fused_sample(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device)).cpu()
+        assert given_R.tolist() == expected_R.tolist()
+        assert not never & set(expected_R.tolist())
+        if INF in odd.values():
+            assert set(expected_R.tolist()) <= {place for place, value in odd.items() if value == INF}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocab", [37, 100])
+def test_where_nothing_is_a_number_nothing_is_possible_and_others_do_not_see_it(
+    device: str, vocab: int, little_room: None
+):
+    state = state_of(vocab, ROWS[:7])
+    there, rows_R = moved(state, device), torch.arange(7)
+    logits_RV = torch.randn(7, vocab, generator=torch.Generator().manual_seed(1))
+    usual_R = sample(logits_RV, state, rows_R, rows_R, EVERYTHING)
+    logits_RV[1::2] = NAN
+    expected = [-1 if row % 2 else int(usual_R[row]) for row in range(7)]
+    assert sample(logits_RV, state, rows_R, rows_R, EVERYTHING).tolist() == expected
+    given_R = fused_sample(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device))
+    assert given_R.tolist() == expected
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_code_is_always_one_that_can_be_looked_up(device: str):
+    state = state_of(37, ROWS[:3])
+    there, rows_R = moved(state, device), torch.arange(3)
+    logits_RV = torch.full((3, 37), NAN)
+    assert draw(logits_RV, state, rows_R, rows_R, 1, 5, 0.8, True).min() >= 0
+    codes_R = fused_draw(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device), 1, 5, 0.8)
+    assert codes_R.min() >= 0
+    assert codes_R.max() < 37
+
+
 @pytest.mark.parametrize("vocab", [1, 2, 5])
 def test_few_ids(vocab: int):
     check_rows(
