@@ -25,8 +25,9 @@ demo: $(MODEL)/config.json
 	@echo
 	@ls $(ANSWER).txt $(ANSWER).wav
 
+# A file's tests share what is costly to make, so a file stays in one process.
 test: $(INSTALLED)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
