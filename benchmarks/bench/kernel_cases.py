@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bench.floors import uniform_experts
 from bench.kernel_shapes import LayerShape, Sizes
-from omni_ar.attention import PrefillRow
 from omni_ar.kernels.activation import silu_and_mul
 from omni_ar.kernels.attention import attend_decodes, attend_prompts
 from omni_ar.kernels.frame import attend_frame
@@ -141,9 +140,8 @@ def _prefill(shape: LayerShape, tokens: int, b: Buffers) -> Case:
         key, value = (b.randn(blocks + 1, _BLOCK, shape.kv_heads, shape.head_dim) for _ in range(2))
         table = 1 + torch.randperm(blocks, device=b.device)[None]
         q = b.randn(tokens, shape.heads, shape.head_dim)
-        row, prompt = torch.tensor([[0, 0, tokens, 0]], device=b.device), PrefillRow(0, tokens, 0, table[0])
-        out = torch.empty_like(q)
-        return lambda: attend_prompts(q, key, value, [prompt], table, row, out)
+        row, out = torch.tensor([[0, 0, tokens, 0]], device=b.device), torch.empty_like(q)
+        return lambda: attend_prompts(q, key, value, table, row, 0, out)
 
     # Two products, half of the square each.
     flops = 2 * tokens * tokens * shape.heads * shape.head_dim

@@ -9,23 +9,24 @@ the tables and defaults give now.
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
+import beside  # noqa: F401 - for `bench`
 import msgspec
 import torch
 from agreement import distance, refuse_wrong
 from torch import Tensor
 from triton.runtime.errors import TritonError
 
+from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni_ar.kernels.attention import reference
 from omni_ar.kernels.attention.decode_kernel import decode_attention
 from omni_ar.kernels.attention.prefill_kernel import prefill_attention
@@ -37,7 +38,7 @@ from omni_ar.kernels.attention.settings import (
     shape_key,
 )
 
-BANDWIDTH, COMPUTE = 4.3e12, 790e12
+COMPUTE = 790e12
 BLOCK_SIZE, COLUMNS = 16, 512
 SHAPES = {"Qwen3-0.6B": (16, 8), "Qwen3-8B": (32, 8), "thinker": (32, 4), "talker": (16, 2)}
 HEAD_DIM = 128
@@ -95,14 +96,14 @@ class Case:
         """Seconds that one layer takes at the rates the device was seen to reach."""
         pairs = sum(q * (n - q) + q * (q + 1) / 2 for q, n in zip(self.queries, self.lengths, strict=True))
         moved = self.bytes + 2 * 2 * self.q_THD.numel()
-        return max(moved / BANDWIDTH, 4 * pairs * self.heads * HEAD_DIM / COMPUTE)
+        return max(moved / H200_BANDWIDTH, 4 * pairs * self.heads * HEAD_DIM / COMPUTE)
 
     def run(self, settings: Settings, layer: int) -> None:
         key, value, q_THD, out_THD = self.key[layer], self.value[layer], self.q_THD, self.out_THD
         if isinstance(settings, DecodeSettings):
             decode_attention(q_THD, key, value, self.table_RM, self.lengths_R, self.arrivals, settings, out_THD)
         else:
-            prefill_attention(q_THD, key, value, self.table_RM, self.rows_P4, self.queries, settings, out_THD)
+            prefill_attention(q_THD, key, value, self.table_RM, self.rows_P4, 0, settings, out_THD)
 
     def seconds(self, settings: Settings) -> float:
         """Of one layer, inf where the settings do not fit the device."""
@@ -113,19 +114,7 @@ class Case:
             print(f"    refused: {settings}: {str(error)[:100]}")
             return float("inf")
         refuse_wrong(self.wrong(settings), settings)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for layer in layers:
-                self.run(settings, layer)
-        times = []
-        for _ in range(7):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3 / len(layers))
-        return float(statistics.median(times[1:]))
+        return replayed_seconds([partial(self.run, settings, layer) for layer in layers], replays=6)
 
     def wrong(self, settings: Settings) -> float:
         """Relative error in the last layer."""
@@ -161,7 +150,7 @@ def decode_candidates(case: Case, tiles: Sequence[tuple[int, int, int]]) -> list
     wanted = sorted({max(1, usual >> shift) for shift in range(5)} | {min(64, 2 * usual)})
     return [
         DecodeSettings(block_n=n, splits=splits, fused=fused, num_warps=warps, num_stages=stages)
-        for (n, warps, stages), splits, fused in product(tiles, wanted, (1, 0))
+        for (n, warps, stages), splits, fused in product(tiles, wanted, (True, False))
         if splits > 1 or not fused
     ]
 
@@ -189,7 +178,7 @@ def best_decode_tiles(compiled: Compiled) -> list[tuple[int, int, int]]:
     for case in cases:
         splits = min(16, decode_settings(case.q_THD, case.key[0]).splits)
         some = [
-            DecodeSettings(block_n=n, splits=splits, fused=1, num_warps=warps, num_stages=stages)
+            DecodeSettings(block_n=n, splits=splits, fused=True, num_warps=warps, num_stages=stages)
             for n, warps, stages in DECODE_TILES
         ]
         tried.append(some)
@@ -220,7 +209,7 @@ def tune_decode(compiled: Compiled) -> Table:
             long_case = decode_case(shape, rows, 8192)
             long = [long_case.seconds(one) for one in candidates[at]]
             scores = [score + 0.25 * seconds / min(long) for score, seconds in zip(scores, long, strict=True)]
-        for fused in (1, 0):
+        for fused in (True, False):
             name = "fused" if fused else "two kernels"
             some = [(seconds, one) for seconds, one in zip(times, candidates[at], strict=True) if one.fused == fused]
             for seconds, one in sorted(some, key=lambda pair: pair[0])[:2]:

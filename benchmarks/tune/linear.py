@@ -10,27 +10,28 @@ settings in the tables are candidates.
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+import beside  # noqa: F401 - for `bench`
+import msgspec
 import torch
 from agreement import distance, refuse_wrong
 from linear_candidates import L2_BYTES, held_candidates, split_candidates, streamed_candidates, tiled_candidates
 from torch import Tensor
 from triton.runtime.errors import TritonError
 
+from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni_ar.kernels import tuning
 from omni_ar.kernels.linear import kernel, reference
-from omni_ar.kernels.linear.settings import key, settings
+from omni_ar.kernels.linear.settings import LinearSettings, TiledSettings, key, settings
 from omni_ar.kernels.norm import add_rms_norm
-from omni_ar.kernels.tuning import Config
 
-BANDWIDTH = 4.3e12
 EPS = 1e-6
 # By model, outputs and inputs: queries, keys and values; after attention; gate and up; down; logits, routers and projections.
 SHAPES: dict[str, dict[str, list[tuple[int, int]]]] = {
@@ -57,8 +58,8 @@ INTO_NORM, INTO_NORM_FROM = {(1024, 2048), (1024, 3072), (4096, 4096), (4096, 12
 CLASSES = ((8, 4, 2, 1), (16,), (32,), (64,))
 KEPT = 4
 
-Job = tuple[str, int, int, int, Config]
-Tables = dict[str, dict[int, Config]]
+Job = tuple[str, int, int, int, LinearSettings]
+Tables = dict[str, dict[int, LinearSettings | None]]
 
 
 def draw(*shape: int) -> Tensor:
@@ -78,7 +79,7 @@ class Case:
         self.residual_TN, self.next_norm_N = draw(rows, outputs), draw(outputs)
         self.key = key(kind, self.weights[0])
 
-    def run(self, config: Config | None, weight_ND: Tensor, product: Config | None = None) -> Tensor:
+    def run(self, config: LinearSettings | None, weight_ND: Tensor, product: LinearSettings | None = None) -> Tensor:
         """config: None for kernels of their own, or cuBLAS. product: settings of the product of its own, None for cuBLAS."""
         gated = self.kind.endswith("gated")
         if self.kind.startswith("norm"):
@@ -89,13 +90,13 @@ class Case:
             return multiply(x_TD, weight_ND, gated, product)
         if not self.into_norm:
             return multiply(self.x_TD, weight_ND, gated, config)
-        if config is not None and config.get("splits", 1) > 1:
+        if isinstance(config, TiledSettings) and config.splits > 1:
             delta_TN = kernel.linear_parts(self.x_TD, weight_ND, config)
         else:
             delta_TN = multiply(self.x_TD, weight_ND, gated, config)
         return add_rms_norm(self.residual_TN, delta_TN, self.next_norm_N, EPS)[0]
 
-    def seconds(self, config: Config | None, product: Config | None = None) -> float:
+    def seconds(self, config: LinearSettings | None, product: LinearSettings | None = None) -> float:
         """Of one call, inf where the settings do not fit the device."""
         try:
             self.run(config, self.weights[0], product)
@@ -104,30 +105,16 @@ class Case:
             return float("inf")
         if config is not None:
             refuse_wrong(self.wrong(config), config)
-        torch.cuda.synchronize()
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        # Without what `torch.cuda.graph` clears up before each capture: there are two thousand.
-        with torch.cuda.stream(stream):
-            graph.capture_begin()
-            for weight_ND in self.weights:
-                self.run(config, weight_ND, product)
-            graph.capture_end()
-        times = []
-        for _ in range(7):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3 / len(self.weights))
-        return float(statistics.median(times[1:]))
+        calls = [partial(self.run, config, weight_ND, product) for weight_ND in self.weights]
+        # There are two thousand candidates.
+        return replayed_seconds(calls, replays=6, tidy=False)
 
-    def wrong(self, config: Config) -> float:
+    def wrong(self, config: LinearSettings) -> float:
         """Relative distance from cuBLAS."""
         return distance(self.run(config, self.weights[-1]), self.run(None, self.weights[-1]))
 
 
-def multiply(x_TD: Tensor, weight_ND: Tensor, gated: bool, config: Config | None) -> Tensor:
+def multiply(x_TD: Tensor, weight_ND: Tensor, gated: bool, config: LinearSettings | None) -> Tensor:
     if config is None:
         return (reference.gated_linear if gated else reference.linear)(x_TD, weight_ND, None)
     return (kernel.gated_linear if gated else kernel.linear)(x_TD, weight_ND, None, config)
@@ -147,10 +134,14 @@ def compile_one(job: Job) -> None:
             multiply(x_TD, weight_ND, kind == "gated", config)
 
 
-def show(case: Case, library: float, apart: float, ours: float, config: Config | None) -> None:
-    floor = case.bytes / BANDWIDTH
+def shown(config: LinearSettings) -> str:
+    return " ".join(f"{value}" for value in msgspec.structs.astuple(config))
+
+
+def show(case: Case, library: float, apart: float, ours: float, config: LinearSettings | None) -> None:
+    floor = case.bytes / H200_BANDWIDTH
     best = min(library, apart, ours)
-    chosen = "" if config is None else " ".join(f"{value}" for value in config.values())
+    chosen = "" if config is None else shown(config)
     error = "" if config is None else f"error {case.wrong(config):.1e}"
     norm_apart = f"norm apart {apart * 1e6:7.2f}, " if apart < float("inf") else ""
     into_norm = ", into a norm" if case.into_norm else ""
@@ -175,9 +166,9 @@ def shapes_of(models: Sequence[str]) -> list[tuple[str, int, int]]:
     return list(shapes)
 
 
-def candidates_of(shape: tuple[str, int, int], rows: int, sweep_streamed: bool) -> list[Config]:
+def candidates_of(shape: tuple[str, int, int], rows: int, sweep_streamed: bool) -> list[LinearSettings]:
     kind, outputs, width = shape
-    found = list(tiled_candidates(*shape, rows))
+    found: list[LinearSettings] = list(tiled_candidates(*shape, rows))
     if kind == "linear":
         found += split_candidates(outputs, width, rows)
     if rows <= 32:
@@ -204,35 +195,37 @@ def tune(
     compiled(
         [
             (*shape, count, config)
-            for (shape, counts), configs in left.items()
-            for config in configs
-            for count in (counts[:1] if "tile_n" in config else counts)
+            for (shape, counts), candidates in left.items()
+            for config in candidates
+            for count in (counts[:1] if isinstance(config, TiledSettings) else counts)
         ]
     )
-    print(f"compiled {sum(len(configs) for configs in left.values())} candidates in {time.monotonic() - began:.0f} s")
-    for (shape, counts), configs in left.items():
+    print(
+        f"compiled {sum(len(candidates) for candidates in left.values())} candidates in {time.monotonic() - began:.0f} s"
+    )
+    for (shape, counts), candidates in left.items():
         for count in counts:
-            configs = measure(Case(*shape, count), configs, tables)
+            candidates = measure(Case(*shape, count), candidates, tables)
         torch.cuda.empty_cache()
     print(f"done after {time.monotonic() - began:.0f} s")
 
 
-def measure(case: Case, configs: Sequence[Config], tables: Tables) -> list[Config]:
+def measure(case: Case, candidates: Sequence[LinearSettings], tables: Tables) -> list[LinearSettings]:
     """The candidates that go on to fewer rows: the best tiles, and all that streams."""
     library = case.seconds(None)
     apart = float("inf")
     if case.kind.startswith("norm"):
-        product = tables.get(case.key.removeprefix("norm_"), {}).get(case.rows) or None
+        product = tables.get(case.key.removeprefix("norm_"), {}).get(case.rows)
         apart = library if product is None else case.seconds(None, product)
-    times = [(case.seconds(config), config) for config in configs]
+    times = [(case.seconds(config), config) for config in candidates]
     times.sort(key=lambda timed: timed[0])
     seconds, config = times[0] if times else (float("inf"), None)
-    chosen = config if config is not None and seconds < min(library, apart) else {}
+    chosen = config if config is not None and seconds < min(library, apart) else None
     tables.setdefault(case.key, {})[case.rows] = chosen
     show(case, library, apart, seconds, config)
-    tops = ", ".join(f"{second * 1e6:.2f} ({' '.join(map(str, other.values()))})" for second, other in times[1:4])
+    tops = ", ".join(f"{second * 1e6:.2f} ({shown(other)})" for second, other in times[1:4])
     print(f"      then {tops}")
-    return [c for _, c in times[:KEPT]] + [c for _, c in times[KEPT:] if "tile_n" not in c]
+    return [c for _, c in times[:KEPT]] + [c for _, c in times[KEPT:] if not isinstance(c, TiledSettings)]
 
 
 def show_tables(shapes: Sequence[tuple[str, int, int]]) -> None:
@@ -272,7 +265,11 @@ def main() -> None:
         folder = torch.cuda.get_device_name().lower().replace(" ", "_")
         shipped = Path(tuning.__file__).parent / folder / "linear.json"
         whole = json.loads(shipped.read_text()) if shipped.exists() else {}
-        whole |= {name: {str(rows): sizes[rows] for rows in sorted(sizes)} for name, sizes in tables.items()}
+        whole |= {
+            # No settings where cuBLAS is faster.
+            name: {str(rows): msgspec.to_builtins(sizes[rows]) or {} for rows in sorted(sizes)}
+            for name, sizes in tables.items()
+        }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(whole, indent=1) + "\n")
 

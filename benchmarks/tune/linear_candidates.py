@@ -3,14 +3,16 @@
 import itertools
 from collections.abc import Iterator
 
-from omni_ar.kernels.tuning import Config
+from msgspec.structs import replace
+
+from omni_ar.kernels.linear.settings import StreamedSettings, TiledSettings
 
 L2_BYTES = 60e6
 MOST_SHARED = 220_000
 ONE_PROGRAM, MANY_PROGRAMS = 60, 1400
 
 
-def streamed_candidates(kind: str, outputs: int, width: int) -> Iterator[Config]:
+def streamed_candidates(kind: str, outputs: int, width: int) -> Iterator[StreamedSettings]:
     """Tiles of which a thread holds 16 to 32 weights, and which make enough programs to fill the device."""
     whole, divisor = min(1 << (width - 1).bit_length(), 4096), min(width & -width, 4096)
     halves = 2 if kind.endswith("gated") else 1
@@ -19,10 +21,10 @@ def streamed_candidates(kind: str, outputs: int, width: int) -> Iterator[Config]
             for warps in (2, 4, 8):
                 fills = block_n == 1 or outputs // halves >= 128 * block_n
                 if fills and 16 <= halves * block_n * block_d // (32 * warps) <= 32:
-                    yield {"block_n": block_n, "block_d": block_d, "num_warps": warps}
+                    yield StreamedSettings(block_n=block_n, block_d=block_d, num_warps=warps)
 
 
-def tiled_candidates(kind: str, outputs: int, width: int, rows: int) -> Iterator[Config]:
+def tiled_candidates(kind: str, outputs: int, width: int, rows: int) -> Iterator[TiledSettings]:
     """Tiles of which there are enough to fill the device, but no thousands, in shared memory that as many of them share."""
     halves = 2 if kind.endswith("gated") else 1
     norm = kind.startswith("norm")
@@ -37,21 +39,21 @@ def tiled_candidates(kind: str, outputs: int, width: int, rows: int) -> Iterator
         buffers = min(room // stage, steps, 8)
         if buffers < 2 and steps > 1:
             continue
-        config = {
-            "tile_n": tile_n,
-            "tile_d": tile_d,
-            "slices": slices,
+        settings = TiledSettings(
+            tile_n=tile_n,
+            tile_d=tile_d,
+            slices=slices,
             # Eight weight rows, or few enough rows, are the matrix units' right operand.
-            "rows_left": int(slices > 1 and (height < 16 or rows > 8)),
-            "num_warps": max(slices, 4),
-            "num_stages": buffers + (slices > 1),
-        }
-        yield config | {"fetch": 1}
+            rows_left=slices > 1 and (height < 16 or rows > 8),
+            num_warps=max(slices, 4),
+            num_stages=buffers + (slices > 1),
+        )
+        yield settings
         if 2 * outputs * width > L2_BYTES / 2 or (slices > 1 and height == 16):
-            yield config | {"fetch": 0}
+            yield replace(settings, fetch=False)
 
 
-def held_candidates(kind: str, outputs: int, width: int, rows: int) -> Iterator[Config]:
+def held_candidates(kind: str, outputs: int, width: int, rows: int) -> Iterator[TiledSettings]:
     """Tiles of which the device holds all at once: in registers first, then in shared memory."""
     halves, norm = (2 if kind.endswith("gated") else 1), kind.startswith("norm")
     for height, splits, slices in itertools.product((8, 16, 32), (1, 2, 3, 4), (4, 8, 16)):
@@ -68,20 +70,20 @@ def held_candidates(kind: str, outputs: int, width: int, rows: int) -> Iterator[
             continue
         if splits > 1 and (kind != "linear" or programs < 90):
             continue
-        yield {
-            "tile_n": height // halves,
-            "tile_d": tile_d,
-            "slices": slices,
-            "rows_left": int(height < 16 or rows > 8),
-            "num_warps": slices,
-            "num_stages": 2,
-            "splits": splits,
-            "fetch": int(tile_d < share),
-            "held": 1,
-        }
+        yield TiledSettings(
+            tile_n=height // halves,
+            tile_d=tile_d,
+            slices=slices,
+            rows_left=height < 16 or rows > 8,
+            num_warps=slices,
+            num_stages=2,
+            splits=splits,
+            fetch=tile_d < share,
+            held=True,
+        )
 
 
-def split_candidates(outputs: int, width: int, rows: int) -> Iterator[Config]:
+def split_candidates(outputs: int, width: int, rows: int) -> Iterator[TiledSettings]:
     """For few outputs: tiles of which there would be too few, were the width not split."""
     for height, tile_d, slices in ((16, 256, 4), (32, 256, 4), (32, 128, 4), (64, 128, 1), (64, 64, 1)):
         for splits in (2, 3, 4, 6, 8):
@@ -97,16 +99,15 @@ def split_candidates(outputs: int, width: int, rows: int) -> Iterator[Config]:
                 or (rows <= 16) != (height == 16)
             ):
                 continue
-            yield {
-                "tile_n": height,
-                "tile_d": tile_d,
-                "slices": slices,
-                "rows_left": int(slices > 1 and rows > 8),
-                "num_warps": 4,
-                "num_stages": buffers + (slices > 1),
-                "splits": splits,
-                "fetch": 1,
-            }
+            yield TiledSettings(
+                tile_n=height,
+                tile_d=tile_d,
+                slices=slices,
+                rows_left=slices > 1 and rows > 8,
+                num_warps=4,
+                num_stages=buffers + (slices > 1),
+                splits=splits,
+            )
 
 
 def tiles(rows: int, norm: bool) -> Iterator[tuple[int, int, int]]:

@@ -13,14 +13,19 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import beside  # noqa: F401 - for `bench`
+import msgspec
 import torch
 from agreement import refuse_wrong
 from compile_ahead import compile_ahead
+from msgspec.structs import replace
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from bench.replay import H200_BANDWIDTH, replayed_seconds
+from omni.kernels import plain_torch
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import reference
 from omni_ar.kernels.moe.combine import combine
@@ -30,15 +35,19 @@ from omni_ar.kernels.moe.grouped import multiply_down, multiply_gate_up
 from omni_ar.kernels.moe.grouping import Groups, route_and_group
 from omni_ar.kernels.moe.kernel import mix_grouped
 from omni_ar.kernels.moe.router import Routed, route_few
-from omni_ar.kernels.moe.settings import shape_key
+from omni_ar.kernels.moe.settings import (
+    FewProduct,
+    FewSettings,
+    GroupedProduct,
+    GroupedSettings,
+    MoeSettings,
+    shape_key,
+)
 from omni_ar.kernels.norm import add_rms_norm
-from omni_ar.kernels.select import plain_torch
 
-Config = dict[str, int]
+P = TypeVar("P", FewProduct, GroupedProduct)
 
-COPY_TBS = 4.3
 LAUNCHES, REPLAYS, COPIES = 8, 7, 2
-ALONE = {"overlap": 0}
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
 FEW_UP_TO, GROUPED_FROM = 16, 4
 
@@ -58,20 +67,16 @@ class Shape(NamedTuple):
 SHAPES = {"thinker": Shape(128, 8, 2048, 768), "talker": Shape(128, 6, 1024, 384, 768)}
 
 
-def tiles(product: str, names: str, *values: tuple[int, ...]) -> list[Config]:
-    # A row may leave its last values out.
-    return [{f"{product}_{n}": v for n, v in zip(names.split(), row, strict=False)} for row in values]
-
-
-def few_candidates(shape: Shape) -> tuple[list[Config], list[Config]]:
+def few_candidates(shape: Shape) -> tuple[list[FewProduct], list[FewProduct]]:
+    """Of both products."""
     whole, row = (1 << (n - 1).bit_length() for n in (shape.width, shape.intermediate))
     gate = [(1, whole, 1), (1, whole, 2), (2, whole, 2), (2, whole, 4), (4, whole, 4), (8, whole, 8), (4, 512, 1)]
     part = shape.intermediate & -shape.intermediate  # the power of two in it: no lane idle
-    down = [(1, row, 1), (1, row, 2), (1, row, 4), (2, row, 2), (2, row, 4), (1, part, 1), (2, part, 2), (4, part, 4)]
-    return tiles("gate", "i d warps", *gate), tiles("down", "d i warps", *down)
+    down = [(row, 1, 1), (row, 1, 2), (row, 1, 4), (row, 2, 2), (row, 2, 4), (part, 1, 1), (part, 2, 2), (part, 4, 4)]
+    gates, downs = ([FewProduct(i=i, d=d, warps=warps) for i, d, warps in tiles] for tiles in (gate, down))
+    return gates, downs
 
 
-NAMES = "n k stages warps left tma halves"
 # n (of each of two matrices for gate), k, stages, warps, whether weights are the left operand, and come by the copy engine;
 # whether half-full blocks take half a tile (0 where left out).
 GROUPED = {
@@ -121,6 +126,20 @@ GROUPED = {
 }  # fmt: skip
 
 
+def grouped_candidates(block_m: int) -> tuple[list[GroupedProduct], list[GroupedProduct]]:
+    """Of both products."""
+    gates, downs = (
+        [
+            GroupedProduct(
+                n=n, k=k, stages=stages, warps=warps, left=bool(left), tma=bool(tma), halves=bool(halves and halves[0])
+            )
+            for n, k, stages, warps, left, tma, *halves in tiles
+        ]
+        for tiles in GROUPED[block_m]
+    )
+    return gates, downs
+
+
 def block_sizes(rows_per_expert: float) -> list[int]:
     """Blocks that hold all rows of nearly every expert, while that is cheap."""
     for limit, sizes in ((6, [16]), (12, [16, 32]), (24, [32, 64]), (48, [32, 64]), (float("inf"), [64, 128])):
@@ -164,86 +183,70 @@ class Bench:
     def given(self, i: int) -> tuple[Tensor, Tensor, Norm, Experts]:
         return self.x[i], self.delta[i], self.norm, self.experts[i % COPIES]
 
-    def run(self, i: int, config: Config) -> Tensor:
-        y_TD, _ = (mix_few if config["few"] else mix_grouped)(*self.given(i), config)
-        return y_TD
+    def run(self, settings: MoeSettings, i: int) -> Tensor:
+        if isinstance(settings, FewSettings):
+            return mix_few(*self.given(i), settings)[0]
+        return mix_grouped(*self.given(i), settings)[0]
 
     def group(self, i: int, block_m: int) -> Groups:
         shape = self.shape
         return route_and_group(self.routed[i].logits_TN[:, : shape.experts], shape.top_k, True, block_m)[2]
 
-    def time(self, launch: Callable[[int], object], captured: bool = True) -> float:
+    def time(self, launch: Callable[[int], object]) -> float:
         """Microseconds of one launch, in a graph of several."""
+        return 1e6 * replayed_seconds([partial(launch, i) for i in range(LAUNCHES)], replays=REPLAYS)
 
-        def launch_all() -> None:
-            for i in range(LAUNCHES):
-                launch(i)
-
-        launch_all()
-        torch.cuda.synchronize()
-        replay: Callable[[], None] = launch_all
-        if captured:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                launch_all()
-            replay = graph.replay
-        replay()
-        times = []
-        for _ in range(REPLAYS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1000 / LAUNCHES)
-        return statistics.median(times)
-
-    def best(
-        self, what: str, candidates: Iterable[Config], launch: Callable[[int, Config], object]
-    ) -> tuple[float, Config]:
+    def best(self, what: str, candidates: Iterable[P], launch: Callable[[P, int], object]) -> P:
         results = []
-        for config in candidates:
+        for settings in candidates:
             try:
-                results.append((self.time(lambda i, config=config: launch(i, config)), config))
+                results.append((self.time(partial(launch, settings)), settings))
             except (OutOfResources, RuntimeError) as error:  # of shared memory; of the compiler
-                print(f"    {what} {list(config.values())}: {error}")
+                print(f"    {what} {shown(settings)}: {error}")
         results.sort(key=lambda result: result[0])
-        shown = ", ".join(f"{list(config.values())} {time:.1f}" for time, config in results[:4])
-        print(f"    {what}: {shown} ... {results[-1][0]:.1f} us")
-        return results[0]
+        some = ", ".join(f"{shown(settings)} {time:.1f}" for time, settings in results[:4])
+        print(f"    {what}: {some} ... {results[-1][0]:.1f} us")
+        return results[0][1]
+
+
+def shown(settings: msgspec.Struct) -> str:
+    return str(msgspec.to_builtins(settings)).replace("'", "")
 
 
 def random(*size: int) -> Tensor:
     return torch.randn(size, device="cuda", dtype=torch.bfloat16) * size[-1] ** -0.5
 
 
-def tune_few(bench: Bench) -> Config:
-    gate, down = few_candidates(bench.shape)
-    _, best_gate = bench.best(
-        "few gate", gate, lambda i, c: multiply_gate_up_few(bench.routed[i], bench.experts[i % COPIES], c)
-    )
-    _, best_down = bench.best(
-        "few down", down, lambda i, c: multiply_down_few(bench.hidden, bench.routed[i], bench.experts[i % COPIES], c)
-    )
-    return {"few": 1, **best_gate, **best_down}
+def tune_few(bench: Bench) -> FewSettings:
+    gates, downs = few_candidates(bench.shape)
+
+    def gate(settings: FewProduct, i: int) -> Tensor:
+        return multiply_gate_up_few(bench.routed[i], bench.experts[i % COPIES], settings)
+
+    def down(settings: FewProduct, i: int) -> Tensor:
+        return multiply_down_few(bench.hidden, bench.routed[i], bench.experts[i % COPIES], settings)
+
+    return FewSettings(gate=bench.best("few gate", gates, gate), down=bench.best("few down", downs, down))
 
 
-def tune_grouped(bench: Bench, block_m: int) -> Config:
-    top_k = bench.shape.top_k
+def tune_grouped(bench: Bench, block_m: int) -> GroupedSettings:
     groups = [bench.group(i, block_m) for i in range(LAUNCHES)]
-    gate, down = GROUPED[block_m]
-    _, best_gate = bench.best(
-        f"m{block_m} gate",
-        tiles("gate", NAMES, *gate),
-        lambda i, c: multiply_gate_up(bench.x[i], bench.experts[i % COPIES].gate_up_EXD, groups[i], top_k, ALONE | c),
-    )
+    gates, downs = grouped_candidates(block_m)
     hidden = bench.hidden[: bench.y.shape[0]]
-    _, best_down = bench.best(
-        f"m{block_m} down",
-        tiles("down", NAMES, *down),
-        lambda i, c: multiply_down(hidden, bench.experts[i % COPIES].down_EDI, groups[i], ALONE | c),
+
+    def gate(settings: GroupedProduct, i: int) -> Tensor:
+        given = (bench.x[i], bench.experts[i % COPIES].gate_up_EXD, groups[i], bench.shape.top_k)
+        return multiply_gate_up(*given, settings)
+
+    def down(settings: GroupedProduct, i: int) -> Tensor:
+        return multiply_down(hidden, bench.experts[i % COPIES].down_EDI, groups[i], settings)
+
+    return GroupedSettings(
+        block_m=block_m,
+        overlap=False,
+        gate=bench.best(f"m{block_m} gate", gates, gate),
+        down=bench.best(f"m{block_m} down", downs, down),
     )
-    return {"few": 0, "block_m": block_m, **best_gate, **best_down}
 
 
 def candidate_launches(shape: Shape) -> Iterator[Callable[[], object]]:
@@ -261,58 +264,56 @@ def candidate_launches(shape: Shape) -> Iterator[Callable[[], object]]:
     gates, downs = few_candidates(shape)
     yield from (partial(multiply_gate_up_few, routed, experts, c) for c in gates)
     yield from (partial(multiply_down_few, hidden, routed, experts, c) for c in downs)
-    for block_m, (gate_rows, down_rows) in GROUPED.items():
+    for block_m in GROUPED:
         groups = Groups(torch.zeros(tokens, dtype=torch.int32), torch.zeros(3, 8, dtype=torch.int32), block_m)
-        gates, downs = tiles("gate", NAMES, *gate_rows), tiles("down", NAMES, *down_rows)
-        for overlap in (0, 1):
-            together = {"overlap": overlap}
-            yield from (partial(multiply_gate_up, x, gate_up, groups, shape.top_k, c | together) for c in gates)
-            yield from (partial(multiply_down, hidden, down, groups, c | together) for c in downs)
+        wide, tall = grouped_candidates(block_m)
+        for overlap in (False, True):
+            yield from (partial(multiply_gate_up, x, gate_up, groups, shape.top_k, c, overlap) for c in wide)
+            yield from (partial(multiply_down, hidden, down, groups, c, overlap) for c in tall)
 
 
-def check(bench: Bench, config: Config) -> float:
+def check(bench: Bench, settings: MoeSettings) -> float:
     """The relative error against torch, for inputs of a launch that was not the last to run."""
     with plain_torch():
         expected = reference.mix_experts(*bench.given(1))[0].float()
-    difference = bench.run(1, config).float() - expected
+    difference = bench.run(settings, 1).float() - expected
     # A rounded logit may exchange two experts of some token, which is no error, so the median token speaks for all.
-    return refuse_wrong((difference.norm(dim=-1) / expected.norm(dim=-1)).median().item(), config)
+    return refuse_wrong((difference.norm(dim=-1) / expected.norm(dim=-1)).median().item(), settings)
 
 
-def tune(bench: Bench, tokens: int) -> tuple[Config, str]:
+def tune(bench: Bench, tokens: int) -> tuple[MoeSettings, str]:
     shape = bench.shape
     bench.draw(tokens)
     print(f"  {tokens} tokens, {bench.distinct:.1f} distinct experts")
-    configs = []
-    if tokens <= FEW_UP_TO:
-        configs.append(tune_few(bench))
+    found: list[MoeSettings] = [tune_few(bench)] if tokens <= FEW_UP_TO else []
     if tokens >= GROUPED_FROM:
-        sizes = block_sizes(tokens * shape.top_k / shape.experts)
-        configs += [tune_grouped(bench, size) | {"overlap": overlap} for size in sizes for overlap in (0, 1)]
+        for size in block_sizes(tokens * shape.top_k / shape.experts):
+            alone = tune_grouped(bench, size)
+            # Whether a kernel comes while the one before drains shows only when they follow one another.
+            found += [alone, replace(alone, overlap=True)]
     shared_bytes = 3 * shape.width * shape.shared * 2
-    floor = (bench.distinct * shape.expert_bytes + shared_bytes) / COPY_TBS / 1e6
+    floor = (bench.distinct * shape.expert_bytes + shared_bytes) / H200_BANDWIDTH * 1e6
     timed = []
-    # Whether a kernel comes while the one before drains shows only when they follow one another.
-    for config in configs:
-        error = check(bench, config)
-        timed.append((bench.time(lambda i, config=config: bench.run(i, config)), config))
+    for settings in found:
+        error = check(bench, settings)
+        timed.append((bench.time(partial(bench.run, settings)), settings))
         print(
-            f"    all {timed[-1][0]:8.1f} us  {floor / timed[-1][0]:4.0%} of copy  error {error:.4f}  {list(config.values())}"
+            f"    all {timed[-1][0]:8.1f} us  {floor / timed[-1][0]:4.0%} of copy  error {error:.4f}  {shown(settings)}"
         )
-    best, config = min(timed, key=lambda result: result[0])
+    best, settings = min(timed, key=lambda result: result[0])
     router = bench.experts[0].router_ED
-    beside = {
+    others = {
         "few router": lambda i: route_few(*bench.given(i)),
         "norm": lambda i: add_rms_norm(bench.x[i], bench.delta[i], bench.norm.weight_D, 1e-6),
         "router": lambda i: linear(bench.x[i], router),
         "routing and grouping": lambda i: bench.group(i, 16),
         "combine": lambda i: combine(bench.y, bench.weight),
     }
-    print("    " + ", ".join(f"{name} {bench.time(launch):.1f} us" for name, launch in beside.items()))
+    print("    " + ", ".join(f"{name} {bench.time(launch):.1f} us" for name, launch in others.items()))
     rate = tokens * (shape.top_k * shape.expert_bytes + shared_bytes) / best / 1e6
     summary = f"  {tokens:5d} tokens: {best:8.1f} us, floor {floor:7.1f} us, {floor / best:4.0%}, {rate:.0f} TFLOP/s"
     print(summary)
-    return config, f"{summary}  {list(config.values())}"
+    return settings, f"{summary}  {shown(settings)}"
 
 
 def main() -> None:
@@ -332,7 +333,8 @@ def main() -> None:
         sizes = table.setdefault(shape_key(*shape[:4], torch.bfloat16), {})
         summaries.append(name)
         for tokens in options.tokens:
-            sizes[str(tokens)], summary = tune(bench, tokens)
+            settings, summary = tune(bench, tokens)
+            sizes[str(tokens)] = msgspec.to_builtins(settings)
             summaries.append(summary)
             options.out.write_text(json.dumps(table, indent=1) + "\n")
     print(*summaries, sep="\n")

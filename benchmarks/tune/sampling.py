@@ -9,22 +9,24 @@ logits take to be read once. `--quick` tries no settings.
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import beside  # noqa: F401 - for `bench`
+import msgspec
 import torch
 from agreement import refuse_wrong
 from torch import Tensor
 
+from bench.replay import H200_BANDWIDTH, replayed_seconds
+from omni.kernels import plain_torch
 from omni_ar.kernels.sampling import kernel
-from omni_ar.kernels.select import plain_torch
+from omni_ar.kernels.sampling.settings import RowSettings, WideSettings
 from omni_ar.sampling import SamplingFlags, SamplingState, draw, needs, sample
 from omni_ar.sampling.state import NEVER
 
-BANDWIDTH = 4.3e12
 VOCAB, TALKER, CODES = 152_064, 3_072, 2_048
 ROWS = (1, 8, 32, 64)
 CASES = {
@@ -38,16 +40,11 @@ CASES = {
     "everything": (1 << 12) - 1,
 }
 CHECKED = ("greedy", "temperature", "top-k 50, top-p 0.8")
-WARPS = (1, 2, 4, 8)
+ROW_SETTINGS = [RowSettings(warps=warps) for warps in (1, 2, 4, 8)]
 SETTINGS = [
-    {
-        "block": block,
-        "segment": segment,
-        "nucleus": 256,
-        "scan_warps": scan,
-        "scan_registers": registers,
-        "finish_warps": finish,
-    }
+    WideSettings(
+        block=block, segment=segment, nucleus=256, scan_warps=scan, scan_registers=registers, finish_warps=finish
+    )
     for block, segment, scan, registers, finish in (
         (2048, 128, 4, 64, 8),
         (2048, 128, 8, 40, 8),
@@ -85,27 +82,7 @@ def logits_of(rows: int, vocab: int, scale: float, dtype: torch.dtype = torch.fl
     return (torch.randn(copies, rows, vocab, device="cuda") * scale).to(dtype)
 
 
-def seconds(calls: list[Callable[[], object]]) -> float:
-    """Of one call, when all follow one another."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(9):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / len(calls))
-    return float(statistics.median(times[1:]))
-
-
-def sample_seconds(rows: int, vocab: int, case: str, settings: Mapping[str, int] | None = None) -> float:
+def sample_seconds(rows: int, vocab: int, case: str, settings: WideSettings | None = None) -> float:
     state, rows_R = state_of(rows, vocab, CASES[case]), torch.arange(rows, device="cuda")
     logits = logits_of(rows, vocab, 6.0 if case.endswith("peaked") else 1.0)
     out_R = torch.empty_like(rows_R)
@@ -116,7 +93,7 @@ def sample_seconds(rows: int, vocab: int, case: str, settings: Mapping[str, int]
             return lambda: kernel.sample(logits[index], state, rows_R, position_R, False, 0, out_R)
         return lambda: kernel.sample_wide(logits[index], state, rows_R, position_R, False, 0, out_R, settings)
 
-    return seconds([call(index) for index in range(len(logits))])
+    return replayed_seconds([call(index) for index in range(len(logits))])
 
 
 def other_ids(given_R: Tensor, expected_R: Tensor, settings: object) -> None:
@@ -124,8 +101,8 @@ def other_ids(given_R: Tensor, expected_R: Tensor, settings: object) -> None:
     refuse_wrong((given_R != expected_R).float().mean().item(), settings, most=1 / 16)
 
 
-def check_samples(vocab: int, case: str, settings: Mapping[str, int] | None = None, warps: int | None = None) -> None:
-    """settings: of a wide vocabulary; warps: of a narrow one. None for those in use."""
+def check_samples(vocab: int, case: str, settings: WideSettings | None = None, row: RowSettings | None = None) -> None:
+    """settings: of a wide vocabulary; row: of a narrow one. None for those in use."""
     bits, rows_R = CASES[case], torch.arange(max(ROWS), device="cuda")
     state, logits_RV = state_of(max(ROWS), vocab, bits), logits_of(max(ROWS), vocab, 2.0)[0]
     flags = SamplingFlags(
@@ -137,43 +114,43 @@ def check_samples(vocab: int, case: str, settings: Mapping[str, int] | None = No
     given = (logits_RV, state, rows_R, rows_R, False, 0, out_R)
     if settings is not None:
         kernel.sample_wide(*given, settings)
-    elif warps is not None:
-        kernel.sample_narrow(*given, warps)
+    elif row is not None:
+        kernel.sample_narrow(*given, row)
     else:
         kernel.sample(*given)
-    other_ids(out_R, expected_R, (vocab, case, settings, warps))
+    other_ids(out_R, expected_R, (vocab, case, settings, row))
 
 
-def check_draws(warps: int | None = None) -> None:
-    """warps: None for those in use."""
+def check_draws(row: RowSettings | None = None) -> None:
+    """row: None for those in use."""
     state, rows_R = state_of(max(ROWS), CODES, needs.RANDOM), torch.arange(max(ROWS), device="cuda")
     logits_RV = logits_of(max(ROWS), CODES, 2.0, torch.bfloat16)[0]
     given = (logits_RV, state, rows_R, rows_R, 3, 50, 0.8)
     with plain_torch():
         expected_R = draw(*given, True)
-    other_ids(kernel.draw(*given, warps), expected_R, ("draw", warps))
+    other_ids(kernel.draw(*given, row), expected_R, ("draw", row))
 
 
-def draw_seconds(rows: int, bits: int, warps: int | None = None) -> float:
+def draw_seconds(rows: int, bits: int, row: RowSettings | None = None) -> float:
     state, rows_R = state_of(rows, CODES, bits), torch.arange(rows, device="cuda")
 
     def call(logits_RV: Tensor, index: int) -> Callable[[], object]:
         position_R = rows_R + index
-        return lambda: kernel.draw(logits_RV, state, rows_R, position_R, 3, 50, 0.8, warps)
+        return lambda: kernel.draw(logits_RV, state, rows_R, position_R, 3, 50, 0.8, row)
 
     logits = logits_of(rows, CODES, 2.0, torch.bfloat16)
-    return seconds([call(logits_RV, index) for index, logits_RV in enumerate(logits)])
+    return replayed_seconds([call(logits_RV, index) for index, logits_RV in enumerate(logits)])
 
 
-def narrow_seconds(rows: int, case: str, warps: int) -> float:
+def narrow_seconds(rows: int, case: str, row: RowSettings) -> float:
     state, rows_R = state_of(rows, TALKER, CASES[case]), torch.arange(rows, device="cuda")
     out_R = torch.empty_like(rows_R)
 
     def call(logits_RV: Tensor, index: int) -> Callable[[], object]:
         position_R = rows_R + index
-        return lambda: kernel.sample_narrow(logits_RV, state, rows_R, position_R, False, 0, out_R, warps)
+        return lambda: kernel.sample_narrow(logits_RV, state, rows_R, position_R, False, 0, out_R, row)
 
-    return seconds([call(logits_RV, index) for index, logits_RV in enumerate(logits_of(rows, TALKER, 2.0))])
+    return replayed_seconds([call(logits_RV, index) for index, logits_RV in enumerate(logits_of(rows, TALKER, 2.0))])
 
 
 def report() -> None:
@@ -183,7 +160,7 @@ def report() -> None:
             line = f"{f'{vocab} {case}':30s}"
             for rows in ROWS:
                 took = sample_seconds(rows, vocab, case)
-                line += f"{took * 1e6:10.1f} ({4e6 * rows * vocab / BANDWIDTH:4.1f})"
+                line += f"{took * 1e6:10.1f} ({4e6 * rows * vocab / H200_BANDWIDTH:4.1f})"
             print(line, flush=True)
     for name, bits in (("codes, greedy", 0), ("codes, top-k 50, top-p 0.8", needs.RANDOM)):
         print(f"{name:30s}" + "".join(f"{draw_seconds(rows, bits) * 1e6:10.1f}       " for rows in ROWS), flush=True)
@@ -201,17 +178,17 @@ def compile_one(job: Job) -> None:
 def tune(out: Path) -> None:
     """The settings under which the cases that are common take least, each next to the best for it."""
     jobs: list[Job] = [(sample_seconds, (1, VOCAB, "greedy", settings)) for settings in SETTINGS]
-    jobs += [(draw_seconds, (1, 0, warps)) for warps in WARPS]
-    jobs += [(narrow_seconds, (1, "greedy", warps)) for warps in WARPS]
+    jobs += [(draw_seconds, (1, 0, row)) for row in ROW_SETTINGS]
+    jobs += [(narrow_seconds, (1, "greedy", row)) for row in ROW_SETTINGS]
     with ProcessPoolExecutor(15, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_one, jobs))
     for case in CHECKED:
         for settings in SETTINGS:
             check_samples(VOCAB, case, settings)
-        for warps in WARPS:
-            check_samples(TALKER, case, warps=warps)
-    for warps in WARPS:
-        check_draws(warps)
+        for row in ROW_SETTINGS:
+            check_samples(TALKER, case, row=row)
+    for row in ROW_SETTINGS:
+        check_draws(row)
     weighed = [(rows, case) for rows in (1, 64) for case in CHECKED]
     table = [[sample_seconds(rows, VOCAB, case, settings) for rows, case in weighed] for settings in SETTINGS]
     for settings, times in zip(SETTINGS, table, strict=True):
@@ -220,21 +197,22 @@ def tune(out: Path) -> None:
     costs = [sum(took / least for took, least in zip(times, best, strict=True)) for times in table]
     chosen = SETTINGS[costs.index(min(costs))]
     print("chosen:", chosen)
-    best_draw = least(
-        "draw", lambda warps: draw_seconds(1, needs.RANDOM, warps) + draw_seconds(64, needs.RANDOM, warps)
-    )
-    best_narrow = least("sample", lambda warps: sum(narrow_seconds(1, case, warps) for case in list(CASES)[:4]))
+    best_draw = least("draw", lambda row: draw_seconds(1, needs.RANDOM, row) + draw_seconds(64, needs.RANDOM, row))
+    best_narrow = least("sample", lambda row: sum(narrow_seconds(1, case, row) for case in list(CASES)[:4]))
     out.mkdir(parents=True, exist_ok=True)
-    shapes = {f"V{vocab}": {"1": chosen} for vocab in (VOCAB, 151_936)}
-    shapes |= {f"draw-{CODES}": {"1": {"warps": best_draw}}, "sample-4096": {"1": {"warps": best_narrow}}}
+    chosen_for = {f"V{vocab}": chosen for vocab in (VOCAB, 151_936)} | {
+        f"draw-{CODES}": best_draw,
+        "sample-4096": best_narrow,
+    }
+    shapes = {name: {"1": msgspec.to_builtins(settings)} for name, settings in chosen_for.items()}
     (out / "sampling.json").write_text(json.dumps(shapes, indent=1) + "\n")
 
 
-def least(name: str, cost: Callable[[int], float]) -> int:
-    """How many warps take least time."""
-    costs = {warps: cost(warps) for warps in WARPS}
-    print(name, {warps: f"{took * 1e6:.1f} us" for warps, took in costs.items()}, flush=True)
-    return min(costs, key=costs.__getitem__)
+def least(name: str, cost: Callable[[RowSettings], float]) -> RowSettings:
+    """The settings that take least time."""
+    costs = [cost(row) for row in ROW_SETTINGS]
+    print(name, {row.warps: f"{took * 1e6:.1f} us" for row, took in zip(ROW_SETTINGS, costs, strict=True)}, flush=True)
+    return ROW_SETTINGS[costs.index(min(costs))]
 
 
 def main() -> None:

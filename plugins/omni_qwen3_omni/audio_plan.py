@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 CONVOLUTIONS = 3
 STRIDE = 2**CONVOLUTIONS
 """Mel frames per token within a chunk."""
-_MULTIPLE = 8
-"""Kernels copy an attention mask whose rows are not a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +28,6 @@ class AudioBatch:
     tokens_P: NDArray[np.int64]
     sizes: tuple[int, ...]
     segments: tuple[int, ...]
-
-    def owners_P(self) -> NDArray[np.int32]:
-        """Number of each token's segment; -1 for padding, which is a segment of its own."""
-        owners_P = np.full(self.tokens_P.size, -1, np.int32)
-        owners_P[: sum(self.segments)] = np.repeat(np.arange(len(self.segments)), self.segments)
-        return owners_P
 
 
 def lay_out(frames: Sequence[int], bins: int, window: int, chunk: int, run: int, chunks: int | None) -> AudioBatch:
@@ -59,8 +51,8 @@ def lay_out(frames: Sequence[int], bins: int, window: int, chunk: int, run: int,
         start += bins * count
     chunks_C3 = np.zeros((len(table) if chunks is None else chunks, 3), np.int64)
     chunks_C3[: len(table)] = np.array(table).reshape(-1, 3)
-    used, padded = sum(sizes), -(-len(chunks_C3) * row // _MULTIPLE) * _MULTIPLE
-    tokens_P = np.zeros(used if chunks is None else padded, np.int64)
+    used = sum(sizes)
+    tokens_P = np.zeros(used if chunks is None else chunks * row, np.int64)
     tokens_P[:used] = np.concatenate([*tokens, np.empty(0, np.int64)])
     return AudioBatch(chunks_C3, tokens_P, tuple(sizes), tuple(segments))
 

@@ -18,13 +18,14 @@ from omni.stage import StageContext
 from omni_ar.loading import load_weights
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
+from omni_encoder.segments import Segments, bounds_input
 from omni_qwen3_omni import audio_plan, vision_plan
 from omni_qwen3_omni.audio_plan import STRIDE, encoded_frames, strided
 from omni_qwen3_omni.config import read_config
-from omni_qwen3_omni.segments import segments_of, use_segments
+from omni_qwen3_omni.segments import use_segments
 
 _NOT_ASKED = 0
-"""Longest segment: a tower that was given one does not ask the device, and `Segments` do without."""
+"""Longest segment: a tower that was given one does not ask the device, and `Segments` does without."""
 
 
 class AudioEncoder(EncoderModel):
@@ -60,17 +61,16 @@ class AudioEncoder(EncoderModel):
             "chunks": EncoderInput.of(batch.chunks_C3),
             "tokens": EncoderInput.of(batch.tokens_P),
             "frames": EncoderInput.of(np.arange(chunk)),
+            "bounds": bounds_input(batch.segments, batch.tokens_P.size),
         }
-        if chunks is None:
-            return EncodePlan(inputs, batch.sizes, batch.segments)
-        return EncodePlan({**inputs, "owners": EncoderInput.of(batch.owners_P())}, batch.sizes, None)
+        return EncodePlan(inputs, batch.sizes, batch.segments if length is None else None)
 
     def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
         out = self.tower(
             padded_feature=self._chunks(inputs["features"], inputs["chunks"], inputs["frames"]),
             chunk_lengths=inputs["chunks"][:, 2],
             valid_indices=inputs["tokens"],
-            cu_seqlens=segments_of(segments, inputs.get("owners"), self.tower.dtype),
+            cu_seqlens=Segments(inputs["bounds"], segments),
             max_seqlen=_NOT_ASKED,
         )
         return {"embeddings": out.last_hidden_state}
@@ -119,15 +119,15 @@ class VisionEncoder(EncoderModel):
         if length is not None:
             batch = batch.padded(length * tower.spatial_merge_unit)
         pixels = tuple(item["pixels"] for item in items)
+        patches = len(batch.positions_P2)
         inputs = {
-            "pixels": EncoderInput((batch.owners_P.size, self._values), torch.float32, pixels),
+            "pixels": EncoderInput((patches, self._values), torch.float32, pixels),
             "positions": EncoderInput.of(batch.positions_P2),
             "taps": EncoderInput.of(batch.taps_P4),
             "weights": EncoderInput.of(batch.weights_P4),
+            "bounds": bounds_input(batch.segments, patches),
         }
-        if length is None:
-            return EncodePlan(inputs, sizes, batch.segments)
-        return EncodePlan({**inputs, "owners": EncoderInput.of(batch.owners_P)}, sizes, None)
+        return EncodePlan(inputs, sizes, batch.segments if length is None else None)
 
     def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
         out = self.tower(
@@ -136,7 +136,7 @@ class VisionEncoder(EncoderModel):
             interp_indices=inputs["taps"],
             interp_weights=inputs["weights"],
             position_ids=inputs["positions"],
-            cu_seqlens=segments_of(segments, inputs.get("owners"), self.tower.dtype),
+            cu_seqlens=Segments(inputs["bounds"], segments),
             max_seqlen=_NOT_ASKED,
         )
         return {"embeddings": out.pooler_output, "deepstack": torch.stack(list(out.deepstack_features))}

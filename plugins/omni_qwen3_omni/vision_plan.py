@@ -24,23 +24,20 @@ class Patches:
 
 @dataclass(frozen=True, slots=True)
 class VisionBatch:
-    """The same of a batch, its frames one behind the other. owners_P: int32, number of each patch's frame; -1 for padding, which
-    is a frame of its own. segments: patches of each frame."""
+    """The same of a batch, its frames one behind the other. segments: patches of each frame."""
 
     positions_P2: NDArray[np.int64]
     taps_P4: NDArray[np.int64]
     weights_P4: NDArray[np.float32]
-    owners_P: NDArray[np.int32]
     segments: tuple[int, ...]
 
     def padded(self, patches: int) -> "VisionBatch":
         """With as many patches."""
-        rest = ((0, patches - self.owners_P.size), (0, 0))
+        rest = ((0, patches - len(self.positions_P2)), (0, 0))
         return VisionBatch(
             np.pad(self.positions_P2, rest),
             np.pad(self.taps_P4, rest),
             np.pad(self.weights_P4, rest),
-            np.pad(self.owners_P, rest[0], constant_values=-1),
             self.segments,
         )
 
@@ -54,7 +51,6 @@ def lay_out_batch(grids: Sequence[tuple[int, ...]], merge: int, side: int) -> Vi
         np.concatenate([np.empty((0, 2), np.int64), *(part.positions_N2 for part in parts)]),
         np.concatenate([np.empty((0, 4), np.int64), *(part.taps_N4 for part in parts)]),
         np.concatenate([np.empty((0, 4), np.float32), *(part.weights_N4 for part in parts)]),
-        np.repeat(np.arange(len(segments), dtype=np.int32), segments),
         segments,
     )
 

@@ -1,5 +1,7 @@
 """Kernels against float64."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,10 +10,16 @@ HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run: on the CPU under the interpreter, which computes fp32 right and bf16 not."""
 
 DTYPES = [
-    torch.float32,
-    pytest.param(torch.bfloat16, marks=pytest.mark.gpu),
-    pytest.param(torch.float16, marks=pytest.mark.gpu),
+    pytest.param(torch.float32, id="fp32"),
+    pytest.param(torch.bfloat16, id="bf16", marks=pytest.mark.gpu),
+    pytest.param(torch.float16, id="fp16", marks=pytest.mark.gpu),
 ]
+
+
+def served(*values: object) -> Any:
+    """Parameters of a small case whose tiles fill their blocks, as those of served shapes do: what racecheck looks at."""
+    return pytest.param(*values, id="served", marks=pytest.mark.gpu)
+
 
 # A few roundings of the dtype, relative to the largest element of a row.
 _ROUNDINGS = 4

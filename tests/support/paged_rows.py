@@ -74,12 +74,15 @@ def mixed_batch(
     prefills: Sequence[tuple[int, int]],
     *,
     spare_columns: int = 0,
+    spare: tuple[int, int] | None = None,
     poison: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> tuple[Tensor, AttentionMetadata, Tensor]:
     """Writes one batch into the cache. prefills: (context, query) lengths. Returns queries, metadata and the expected result.
 
-    Rows of length 0 have a null block table, as those have that pad a batch.
+    Rows of length 0 have a null block table, as those have that pad a batch. spare: prefill rows and tokens that a captured batch
+    has room for besides; None if it is not captured.
     """
+    spare_rows, spare_tokens = spare or (0, 0)
     decodes = [world.take_row(length) for length in decode_lengths]
     prompts = [world.take_row(context + query) for context, query in prefills]
     written = [(slots, kv) for _, slots, kv in decodes + prompts]
@@ -96,19 +99,21 @@ def mixed_batch(
         start += query
     slots_T = [slots[-1:] if len(slots) else world.words([0]) for _, slots, _ in decodes]
     slots_T += [slots[context:] for (_, slots, _), (context, _) in zip(prompts, prefills, strict=True)]
+    slots_T.append(world.words([0] * spare_tokens))
     meta = AttentionMetadata(
         slots_T=torch.cat(slots_T),
         num_decode=len(decodes),
         decode_block_table_RM=table_NM[len(prompts) :],
         decode_lengths_R=world.words(list(decode_lengths)),
         decode_max_length=max(decode_lengths, default=0) + spare_columns * world.block_size,
-        prefills=tuple(rows),
+        prefills=tuple(rows) if spare is None else (),
         block_table_NM=table_NM,
         prefill_rows_P4=world.words(
             [[i, row.start, row.query_length, row.context_length] for i, row in enumerate(rows)]
+            + [[0] * 4] * spare_rows
         ).view(-1, 4),
     )
-    q = world.queries(start)
+    q = torch.cat([world.queries(start), world.queries(spare_tokens) * float("nan")])
     expected = [
         dense(q[i : i + 1], kv, len(slots) - 1) if len(slots) else torch.zeros_like(q[i : i + 1], dtype=torch.float64)
         for i, (_, slots, kv) in enumerate(decodes)
@@ -117,4 +122,5 @@ def mixed_batch(
         dense(q[row.start : row.start + row.query_length], kv, row.context_length)
         for row, (_, _, kv) in zip(rows, prompts, strict=True)
     ]
+    expected.append(torch.zeros(spare_tokens, *q.shape[1:], dtype=torch.float64, device=q.device))
     return q, meta, torch.cat(expected)

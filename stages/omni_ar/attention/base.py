@@ -1,6 +1,6 @@
 """The contract between layers and attention backends.
 
-A batch is flat: T tokens, first `num_decode` rows of one token each, then the prefill rows one after another.
+A batch is flat: T tokens, first `num_decode` rows of one token each, then the prefill rows one after another, then padding.
 
 Shape legend: T tokens, R decode rows, P prefill rows, N rows of the stage, M blocks per row, H query heads, D head width.
 """
@@ -36,8 +36,9 @@ class AttentionMetadata:
     decode_lengths_R: keys that each decode row attends to, its new token included. decode_max_length: no decode row is
     longer (a bound that the host knows; at most M blocks' worth).
     prefills: prompts and chunks, as the host knows them. prefill_rows_P4: the same on the device: row, start, query length and
-    context length of each; block_table_NM: blocks of every row of the stage. Not read where there are no prefills, nor by
-    backends that take the rows one by one ("torch"), and then they may be None.
+    context length of each; block_table_NM: blocks of every row of the stage. They may be None where there are no prefills.
+    Of a captured batch only the device knows the prefills: `prefills` is empty, `prefill_rows_P4` has room for P of them, and those
+    of query length 0 are none.
     """
 
     slots_T: Tensor
@@ -55,12 +56,17 @@ class AttentionBackend(Protocol):
     h * G + G - 1 share key head h.
 
     An implementation never synchronizes with the device, and `attend` of a batch without prefill rows can be captured in a CUDA
-    graph. A row of length 0 yields zeros, and what lies in the cache beyond a row's length, NaN included, does not reach its
-    output.
+    graph. A row of length 0 yields zeros, as do tokens behind the last prefill row of a captured batch, and what lies in the cache
+    beyond a row's length, NaN included, does not reach its output.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def captures_prefills(self) -> bool:
+        """Whether it takes prefill rows that only the device knows, so that batches with prompts can be captured too."""
+        ...
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
         """`[T, H, D]` to `[T, H, D]`. This batch's keys and values are in the cache already."""

@@ -21,6 +21,7 @@ class FlashAttention:
     be captured."""
 
     name = "flash_attention"
+    captures_prefills = False
 
     def __init__(self) -> None:
         """Raises ModuleNotFoundError if it is not installed."""

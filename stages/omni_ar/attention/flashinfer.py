@@ -35,6 +35,7 @@ class FlashInferAttention:
     """
 
     name = "flashinfer"
+    captures_prefills = False
 
     def __init__(self, device: Device) -> None:
         """Raises ModuleNotFoundError if it is not installed."""

@@ -26,7 +26,10 @@ def select_backend(
         raise ConfigError(field, f"there is no backend {name!r}", f"use one of {', '.join(NAMES)}")
     # What is only sized, on no device at all, computes nothing.
     if name == "torch" or kind == "meta" or (name == "auto" and kind != "cuda"):
-        return TorchPagedAttention()
+        attention = TorchPagedAttention()
+        # Where to capture is more than to make a list, it is better not.
+        attention.captures_prefills = attention.captures_prefills and kind != "cuda"
+        return attention
     if kind != "cuda":
         raise ConfigError(field, f"{name!r} runs on CUDA devices alone", 'use "auto" or "torch"')
     if name == "flash_attention":

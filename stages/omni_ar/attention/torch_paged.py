@@ -8,13 +8,15 @@ from torch import Tensor
 
 from omni_ar.attention.base import AttentionMetadata
 from omni_ar.attention.kv_cache import KVCache
-from omni_ar.kernels.attention.reference import decode_attention, prefill_attention
+from omni_ar.kernels.attention.reference import decode_attention, prefill_attention, prefill_rows_attention
 
 
 class TorchPagedAttention:
-    """Decode rows in one batched gather, prefill rows one by one."""
+    """Decode rows in one batched gather, prefill rows one by one; in a captured batch each of those takes all of its tokens along:
+    it can be captured, and is better not."""
 
     name = "torch"
+    captures_prefills = True
 
     def attend(self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata) -> Tensor:
         """See `AttentionBackend.attend`."""
@@ -27,4 +29,8 @@ class TorchPagedAttention:
         for row in meta.prefills:
             q_QHD = q_THD[row.start : row.start + row.query_length]
             parts.append(prefill_attention(q_QHD, key, value, row.block_table_M, row.context_length))
+        if meta.prefill_rows_P4 is not None and not meta.prefills:
+            assert meta.block_table_NM is not None
+            q_THD, first = q_THD[meta.num_decode :], meta.num_decode
+            parts.append(prefill_rows_attention(q_THD, key, value, meta.block_table_NM, meta.prefill_rows_P4, first))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

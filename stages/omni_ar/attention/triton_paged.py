@@ -17,12 +17,13 @@ rows are split only if settings say so, and a second kernel adds up."""
 
 
 class TritonPagedAttention:
-    """Two launches at most: one for all decode rows, one for all prefill rows.
+    """Two launches at most: one for all decode rows, one for all prefill rows, of which it asks the device alone.
 
     One instance serves one stream: its launches count arrivals in the same memory, one after the other.
     """
 
     name = "triton"
+    captures_prefills = True
 
     def __init__(self, device: Device) -> None:
         self._arrivals = device.zeros((_ARRIVALS,), torch.int32)
@@ -32,11 +33,10 @@ class TritonPagedAttention:
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         if meta.num_decode:
             self.attend_decodes(q_THD, cache, layer, meta, out_THD)
-        if meta.prefills:
+        if meta.prefill_rows_P4 is not None:
             assert meta.block_table_NM is not None
-            assert meta.prefill_rows_P4 is not None
-            key, value = cache.key[layer], cache.value[layer]
-            attend_prompts(q_THD, key, value, meta.prefills, meta.block_table_NM, meta.prefill_rows_P4, out_THD)
+            key, value, first = cache.key[layer], cache.value[layer], meta.num_decode
+            attend_prompts(q_THD, key, value, meta.block_table_NM, meta.prefill_rows_P4, first, out_THD)
         return out_THD
 
     def attend_decodes(

@@ -49,7 +49,7 @@ def wait_for_previous(OVERLAP: tl.constexpr):
         gdc_launch_dependents()
 
 
-def overlap_options(overlap: int | bool) -> dict[str, bool]:
+def overlap_options(overlap: bool) -> dict[str, bool]:
     """Options of a launch whose kernel takes OVERLAP. overlap: whether it comes while the kernel before it still runs."""
     return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
 

@@ -13,7 +13,7 @@ import torch
 
 from omni.checkpoint import fill_dummy
 from omni.checkpoint.dummy import default_init
-from omni_ar.kernels.select import plain_torch
+from omni.kernels import plain_torch
 from omni_ar.layers import DecoderConfig
 from omni_ar.model import ArModel
 from omni_qwen3_omni.thinker import Thinker

@@ -24,7 +24,7 @@ ROWS = 7
 SETTINGS: dict[str, object] = {
     f"{stage}.{name}": value
     for stage in ("thinker", "talker")
-    for name, value in {"max_num_seqs": ROWS, "graph_batch_sizes": (ROWS,)}.items()
+    for name, value in {"max_num_seqs": ROWS, "graph_batch_sizes": (ROWS,), "graph_chunk_sizes": (64, 512)}.items()
 } | {
     "audio_encoder.graph_lengths": (64,),
     "vision_encoder.graph_lengths": (32,),
@@ -61,6 +61,10 @@ def poison(runner: Runner, unused_id: int | None) -> None:
         state.words[null_row, LAST] = unused_id
     buffers.hidden.fill_(NAN)
     buffers.codes_ND.fill_(NAN)
+    chunks = runner._chunk_graphs._buffers
+    assert chunks is not None
+    for between in (chunks.inputs_TD, chunks.outputs_TD):
+        between.fill_(NAN)
     buffers.logits_NV.fill_(HUGE)
 
 

@@ -32,12 +32,13 @@ def check(results, tolerance=1e-5):
     st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 3)]),
     st.sampled_from([1, 3, 4]),
     st.integers(0, 3),
+    st.none() | st.tuples(st.integers(0, 2), st.integers(0, 9)),
 )
-def test_mixed_batches(seed, decode_lengths, prefills, heads, block_size, spare_columns):
+def test_mixed_batches(seed, decode_lengths, prefills, heads, block_size, spare_columns, spare):
     if not decode_lengths and not prefills:
         decode_lengths = [1]
     world = PagedRows(seed, kv_heads=heads[0], group=heads[1], block_size=block_size, blocks=128)
-    check(run(world, decode_lengths, prefills, spare_columns=spare_columns))
+    check(run(world, decode_lengths, prefills, spare_columns=spare_columns, spare=spare))
 
 
 def test_the_bound_on_lengths_may_be_loose():
@@ -79,6 +80,7 @@ def test_a_chunked_prompt_equals_the_whole_and_its_decodes():
 def test_nothing_beyond_a_rows_length_reaches_it():
     world = PagedRows(3)
     check(run(world, [1, 5, 10], [(3, 6), (0, 2)], spare_columns=2, poison=world.poison))
+    check(run(PagedRows(3), [1, 5], [(3, 6)], spare_columns=2, spare=(2, 5), poison=world.poison))
 
 
 def test_a_row_without_keys_gives_zeros_and_leaves_the_others_alone():

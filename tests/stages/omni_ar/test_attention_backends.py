@@ -15,12 +15,12 @@ from omni.device import open_device
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
+from omni.kernels import plain_torch
 from omni_ar.attention import TorchPagedAttention, TritonPagedAttention
 from omni_ar.attention.flash_attention import FlashAttention
 from omni_ar.attention.flashinfer import FlashInferAttention
 from omni_ar.attention.select import select_backend
 from omni_ar.kernels.attention.reference import prefill_attention
-from omni_ar.kernels.select import plain_torch
 from omni_ar.model import ArShape
 from support.paged_rows import LAYER, PagedRows, mixed_batch
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from omni.kernels import runs_kernel
 from omni_ar.kernels.activation import reference
-from omni_ar.kernels.select import runs_kernel
 
 __all__ = ["silu_and_mul"]
 

@@ -4,17 +4,11 @@ Shape legend: T tokens, R decode rows, P prompt rows, N blocks or rows of the st
 heads, K key and value heads, D head width.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from omni.kernels import runs_kernel
 from omni_ar.kernels.attention import reference
 from omni_ar.kernels.attention.settings import decode_settings, prefill_settings
-from omni_ar.kernels.select import runs_kernel
-
-if TYPE_CHECKING:
-    from omni_ar.attention.base import PrefillRow
 
 
 def attend_decodes(
@@ -45,25 +39,26 @@ def attend_prompts(
     q_THD: Tensor,
     key_NBKD: Tensor,
     value_NBKD: Tensor,
-    prompts: Sequence["PrefillRow"],
     table_NM: Tensor,
     rows_P4: Tensor,
+    first: int,
     out_THD: Tensor,
 ) -> None:
-    """Causal attention of the prompts' tokens, which stand at `start` in `q_THD` and `out_THD`; other tokens are left alone.
+    """Causal attention of the tokens from `first` on: those of the prompts, one prompt after another, then padding, which yields
+    zeros. The tokens before are left alone.
 
-    table_NM: int64 blocks of every row. rows_P4: int64 row, start, query_length, context_length of each of `prompts`, on the
-    device.
+    table_NM: int64 blocks of every row. rows_P4: int64 row, first token in the batch, tokens, and context of each prompt; what has
+    no tokens is none.
     """
+    tokens = q_THD.shape[0] - first
+    if not tokens:
+        return
     if runs_kernel(q_THD):
         from omni_ar.kernels.attention import prefill_kernel
 
-        lengths = [row.query_length for row in prompts]
-        settings = prefill_settings(sum(lengths), q_THD, key_NBKD)
-        prefill_kernel.prefill_attention(q_THD, key_NBKD, value_NBKD, table_NM, rows_P4, lengths, settings, out_THD)
+        settings = prefill_settings(tokens, q_THD, key_NBKD)
+        prefill_kernel.prefill_attention(q_THD, key_NBKD, value_NBKD, table_NM, rows_P4, first, settings, out_THD)
     else:
-        for row in prompts:
-            tokens = slice(row.start, row.start + row.query_length)
-            out_THD[tokens] = reference.prefill_attention(
-                q_THD[tokens], key_NBKD, value_NBKD, row.block_table_M, row.context_length
-            )
+        out_THD[first:] = reference.prefill_rows_attention(
+            q_THD[first:], key_NBKD, value_NBKD, table_NM, rows_P4, first
+        )

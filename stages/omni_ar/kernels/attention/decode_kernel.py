@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, padded
+from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, matrix_block
 from omni_ar.kernels.overlap import overlaps
 
 
@@ -66,10 +66,44 @@ def _decode(
     if split >= used:
         return
 
+    acc, total, highest = _attend_split(
+        q, key_ptr, value_ptr, table, block, head, length, split, used, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_G, BLOCK_D, BLOCK_N,
+    )  # fmt: skip
+    # A row of length 0 has no weight at all, and yields zeros.
+    total = tl.where(total == 0.0, 1.0, total)
+    part = acc / total[:, None]
+
+    first = (row * KV_HEADS + head).to(tl.int64)
+    head_at = first * GROUP + offs_g
+    if used == 1:
+        tl.store(
+            out_ptr + (head_at * HEAD_DIM)[:, None] + offs_d[None, :], part.to(out_ptr.dtype.element_ty), mask=live_gd
+        )
+    if SPLITS > 1:
+        _hand_in(
+            part, highest + tl.log2(total), out_ptr, partial_ptr, lse_ptr, arrivals_ptr, first, split, used,
+            GROUP, HEAD_DIM, BLOCK_G, SUM_G, BLOCK_D, SPLITS, FUSED,
+        )  # fmt: skip
+
+
+@triton.jit
+def _attend_split(
+    q, key_ptr, value_ptr, table, block, head, length, split, used, scale,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Weighted values, weights' sum and highest score over a split's tiles. block: of each key of the first."""
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for turn in range(tl.cdiv(tiles - split, used)):
+    for turn in range(tl.cdiv(tl.cdiv(length, BLOCK_N) - split, used)):
         position = (split + turn * used) * BLOCK_N + offs_n
         live_n = position < length
         # What lies beyond the length is not loaded: zero weight times NaN would be NaN.
@@ -88,21 +122,7 @@ def _decode(
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         highest = higher
-    # A row of length 0 has no weight at all, and yields zeros.
-    total = tl.where(total == 0.0, 1.0, total)
-    part = acc / total[:, None]
-
-    first = (row * KV_HEADS + head).to(tl.int64)
-    head_at = first * GROUP + offs_g
-    if used == 1:
-        tl.store(
-            out_ptr + (head_at * HEAD_DIM)[:, None] + offs_d[None, :], part.to(out_ptr.dtype.element_ty), mask=live_gd
-        )
-    if SPLITS > 1:
-        _hand_in(
-            part, highest + tl.log2(total), out_ptr, partial_ptr, lse_ptr, arrivals_ptr, first, split, used,
-            GROUP, HEAD_DIM, BLOCK_G, SUM_G, BLOCK_D, SPLITS, FUSED,
-        )  # fmt: skip
+    return acc, total, highest
 
 
 @triton.jit
@@ -220,11 +240,10 @@ def decode_attention(
     rows, heads, head_dim = q_RHD.shape
     _, block_size, kv_heads, _ = key_NBKD.shape
     splits = settings.splits
-    fused = bool(settings.fused) and rows * kv_heads <= arrivals.shape[0]
+    fused = settings.fused and rows * kv_heads <= arrivals.shape[0]
     parts = rows * heads * splits if splits > 1 else 0
     partial_RHSD = torch.empty(parts * head_dim, dtype=torch.float32, device=q_RHD.device)
     lse_RHS = torch.empty(parts, dtype=torch.float32, device=q_RHD.device)
-    block_d = padded(head_dim)
     overlap = overlaps(q_RHD)
     _decode[(kv_heads, rows, splits)](
         q_RHD,
@@ -245,9 +264,9 @@ def decode_attention(
         GROUP=heads // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_G=padded(heads // kv_heads),
+        BLOCK_G=matrix_block(heads // kv_heads),
         SUM_G=triton.next_power_of_2(heads // kv_heads),
-        BLOCK_D=block_d,
+        BLOCK_D=matrix_block(head_dim),
         BLOCK_N=settings.block_n,
         SPLITS=splits,
         FUSED=fused,
@@ -257,16 +276,24 @@ def decode_attention(
         launch_pdl=overlap,
     )
     if splits > 1 and not fused:
-        _reduce[(heads, rows)](
-            out_RHD,
-            partial_RHSD,
-            lse_RHS,
-            lengths_R,
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            BLOCK_D=block_d,
-            BLOCK_N=settings.block_n,
-            SPLITS=splits,
-            AT_ONCE=min(splits, 16),
-            num_warps=1,
-        )
+        _add_up_apart(out_RHD, partial_RHSD, lse_RHS, lengths_R, settings)
+
+
+def _add_up_apart(
+    out_RHD: Tensor, partial_RHSD: Tensor, lse_RHS: Tensor, lengths_R: Tensor, settings: DecodeSettings
+) -> None:
+    """Launches the second kernel, for rows that are split."""
+    rows, heads, head_dim = out_RHD.shape
+    _reduce[(heads, rows)](
+        out_RHD,
+        partial_RHSD,
+        lse_RHS,
+        lengths_R,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK_D=matrix_block(head_dim),
+        BLOCK_N=settings.block_n,
+        SPLITS=settings.splits,
+        AT_ONCE=min(settings.splits, 16),
+        num_warps=1,
+    )

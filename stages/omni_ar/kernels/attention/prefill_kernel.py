@@ -1,24 +1,23 @@
 """Causal attention of prompt chunks over paged keys: one launch for all rows of a step.
 
-A tile holds some tokens of one row and all query heads that share a key head, so that short chunks fill it too.
+A tile holds some tokens of one row and all query heads that share a key head, so that short chunks fill it too. Which row a tile
+belongs to it finds on the device: how many tiles there are follows from the number of tokens and of rows that there may be alone.
 
 Shape legend: T tokens, N blocks, B slots per block, M blocks per row, P prompt rows, H query heads, K key and value heads,
 D head width.
 """
 
-from collections.abc import Sequence
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_ar.kernels.attention.settings import PrefillSettings, log2_scale, padded
+from omni_ar.kernels.attention.settings import PrefillSettings, log2_scale, matrix_block
 
 _ROWS_AT_ONCE = 64
 """Rows among which a tile looks its own up, at least: as many for most steps, so that few kernels are compiled."""
 
 
-@triton.jit(do_not_specialize=["rows_ptr", "num_rows", "table_stride"])
+@triton.jit(do_not_specialize=["rows_ptr", "num_rows", "first_token", "num_tokens", "table_stride"])
 def _prefill(
     q_ptr,
     key_ptr,
@@ -27,6 +26,8 @@ def _prefill(
     rows_ptr,
     out_ptr,
     num_rows,
+    first_token,
+    num_tokens,
     table_stride,
     scale,
     Q_STRIDE_T: tl.constexpr,
@@ -46,8 +47,16 @@ def _prefill(
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
 
     offs_p = tl.arange(0, BLOCK_P)
-    tiles_p = tl.cdiv(tl.load(rows_ptr + offs_p * 4 + 2, mask=offs_p < num_rows, other=0).to(tl.int32), BLOCK_Q)
+    queries_p = tl.load(rows_ptr + offs_p * 4 + 2, mask=offs_p < num_rows, other=0).to(tl.int32)
+    tiles_p = tl.cdiv(queries_p, BLOCK_Q)
     ends_p = tl.cumsum(tiles_p, 0)
+    used = tl.sum(tiles_p, 0)
+    if tile >= used:
+        # Of no row: it clears some of the padding, if there is any left.
+        padding = first_token + tl.sum(queries_p, 0) + (tile - used) * BLOCK_Q
+        _clear(out_ptr, padding, num_tokens, head, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M)
+        return
+
     mine_p = (tile < ends_p) & (tile >= ends_p - tiles_p)
     entry = rows_ptr + tl.sum(tl.where(mine_p, offs_p, 0), 0) * 4
     first = (tile - tl.sum(tl.where(mine_p, ends_p - tiles_p, 0), 0)) * BLOCK_Q
@@ -82,6 +91,25 @@ def _prefill(
 
     out_at = (((start + token) * KV_HEADS * GROUP + query_head) * HEAD_DIM)[:, None] + offs_d[None, :]
     tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=live_md)
+
+
+@triton.jit
+def _clear(
+    out_ptr, first, end, head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Zeros for as many tokens as a tile holds, `first` to `end` at most."""
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    token = first + offs_m // GROUP
+    live_m = (offs_m < BLOCK_M // GROUP * GROUP) & (token < end)
+    out_at = ((token.to(tl.int64) * KV_HEADS + head) * GROUP + offs_m % GROUP) * HEAD_DIM
+    live_md = live_m[:, None] & (offs_d < HEAD_DIM)[None, :]
+    tl.store(out_ptr + out_at[:, None] + offs_d[None, :], tl.zeros([BLOCK_M, BLOCK_D], tl.float32), mask=live_md)
 
 
 @triton.jit
@@ -134,15 +162,18 @@ def prefill_attention(
     value_NBKD: Tensor,
     table_NM: Tensor,
     rows_P4: Tensor,
-    query_lengths: Sequence[int],
+    first: int,
     settings: PrefillSettings,
     out_THD: Tensor,
 ) -> None:
-    """Launches the kernel. The last dimension of `q_THD` is dense; key_NBKD, value_NBKD, rows_P4 and out_THD are contiguous."""
-    _, heads, head_dim = q_THD.shape
+    """Launches the kernel; see `attend_prompts`. The last dimension of `q_THD` is dense; key_NBKD, value_NBKD, rows_P4 and out_THD
+    are contiguous."""
+    tokens, heads, head_dim = q_THD.shape
+    rows = rows_P4.shape[0]
     _, block_size, kv_heads, _ = key_NBKD.shape
     block_q = settings.block_m // (heads // kv_heads)
-    tiles = sum(-(-length // block_q) for length in query_lengths)
+    # A row's last tile may be all but empty, so there may be one more for each row; what is left is enough for the padding.
+    tiles = -(-(tokens - first) // block_q) + rows
     _prefill[(kv_heads, tiles)](
         q_THD,
         key_NBKD,
@@ -150,7 +181,9 @@ def prefill_attention(
         table_NM,
         rows_P4,
         out_THD,
-        len(query_lengths),
+        rows,
+        first,
+        tokens,
         table_NM.stride(0),
         log2_scale(head_dim),
         Q_STRIDE_T=q_THD.stride(0),
@@ -159,8 +192,8 @@ def prefill_attention(
         GROUP=heads // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_P=max(_ROWS_AT_ONCE, padded(len(query_lengths))),
-        BLOCK_D=padded(head_dim),
+        BLOCK_P=max(_ROWS_AT_ONCE, matrix_block(rows)),
+        BLOCK_D=matrix_block(head_dim),
         BLOCK_M=settings.block_m,
         BLOCK_N=settings.block_n,
         num_warps=settings.num_warps,

@@ -1,7 +1,7 @@
 """Paged attention in plain torch: gathers pages, then calls scaled_dot_product_attention.
 
-Shape legend: T tokens, R decode rows, N blocks, B slots per block, M blocks per row, H query heads, K key and value heads,
-G = H / K, D head width, Q query tokens of one row, L keys.
+Shape legend: T tokens, R decode rows, P prompt rows, N blocks or rows of the stage, B slots per block, M blocks per row, H query
+heads, K key and value heads, G = H / K, D head width, Q query tokens of one row, L keys.
 """
 
 import torch
@@ -41,6 +41,29 @@ def prefill_attention(
         q_QHD.transpose(0, 1)[None], k_KLD[None], v_KLD[None], mask_QL, is_causal=mask_QL is None, enable_gqa=True
     )
     return y_HQD[0].transpose(0, 1)
+
+
+def prefill_rows_attention(
+    q_THD: Tensor, key_NBKD: Tensor, value_NBKD: Tensor, table_NM: Tensor, rows_P4: Tensor, first: int
+) -> Tensor:
+    """Of P rows that only the device knows, in a batch whose tokens from `first` on are `q_THD`. Tokens of no row yield zeros.
+
+    Each row takes every token along and every key that it could have, and what is not its own is dropped.
+    """
+    token_T = torch.arange(first, first + q_THD.shape[0], device=q_THD.device)
+    position_L = torch.arange(table_NM.shape[1] * key_NBKD.shape[1], device=q_THD.device)
+    y_THD = torch.zeros_like(q_THD)
+    for row, start, queries, context in (entry_4.unbind() for entry_4 in rows_P4.unbind()):
+        offset_T = token_T - start
+        beyond_1L = (position_L >= context + queries)[None]
+        table_1M = table_NM.index_select(0, row[None])
+        k_1KLD, v_1KLD = (_gather_rows(pages, table_1M, beyond_1L) for pages in (key_NBKD, value_NBKD))
+        # Everybody sees a key, who is not of this row too: softmax over nothing is NaN.
+        seen_TL = position_L <= (context + offset_T).clamp(min=0)[:, None]
+        y_HTD = F.scaled_dot_product_attention(q_THD.transpose(0, 1)[None], k_1KLD, v_1KLD, seen_TL, enable_gqa=True)[0]
+        mine_T = (offset_T >= 0) & (offset_T < queries)
+        y_THD = torch.where(mine_T[:, None, None], y_HTD.transpose(0, 1), y_THD)
+    return y_THD
 
 
 def _gather_rows(pages_NBKD: Tensor, table_RM: Tensor, beyond_RL: Tensor) -> Tensor:

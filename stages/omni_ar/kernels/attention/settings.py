@@ -24,7 +24,7 @@ class DecodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     block_n: int
     splits: int
-    fused: int
+    fused: bool
     num_warps: int
     num_stages: int
 
@@ -38,7 +38,7 @@ class PrefillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     num_stages: int
 
 
-def padded(count: int) -> int:
+def matrix_block(count: int) -> int:
     """A power of two, and as much as a matrix instruction takes."""
     return max(16, 1 << (count - 1).bit_length())
 
@@ -79,8 +79,8 @@ def _decode_settings(
     wanted = 4 * _processors(device) // (rows * kv_heads)
     splits = min(1 << max(wanted, 1).bit_length() - 1, MAX_SPLITS)
     # A tile of keys and one of values are 32 KiB together.
-    block_n = max(16, min(64, 16384 // (padded(head_dim) * itemsize)))
-    default = {"block_n": block_n, "splits": splits, "fused": 1, "num_warps": 4, "num_stages": 2}
+    block_n = max(16, min(64, 16384 // (matrix_block(head_dim) * itemsize)))
+    default = {"block_n": block_n, "splits": splits, "fused": True, "num_warps": 4, "num_stages": 2}
     return msgspec.convert(tuned("attention_decode", device, key, rows, default), DecodeSettings)
 
 
@@ -88,12 +88,17 @@ def _decode_settings(
 def _prefill_settings(
     device: torch.device, key: str, tokens: int, group: int, head_dim: int, itemsize: int
 ) -> PrefillSettings:
-    wide = padded(head_dim) > 128
+    wide = matrix_block(head_dim) > 128
     if itemsize > 2:
         # No matrix units at this precision: operands stand in registers.
-        default = {"block_m": padded(group), "block_n": 16 if wide else 32, "num_warps": 4, "num_stages": 1}
+        default = {"block_m": matrix_block(group), "block_n": 16 if wide else 32, "num_warps": 4, "num_stages": 1}
     else:
-        default = {"block_m": max(128, padded(group)), "block_n": 64, "num_warps": 8, "num_stages": 2 if wide else 3}
+        default = {
+            "block_m": max(128, matrix_block(group)),
+            "block_n": 64,
+            "num_warps": 8,
+            "num_stages": 2 if wide else 3,
+        }
     return msgspec.convert(tuned("attention_prefill", device, key, tokens, default), PrefillSettings)
 
 

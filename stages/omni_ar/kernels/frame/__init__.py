@@ -6,9 +6,9 @@ X = (H + 2K) W.
 
 from torch import Tensor
 
+from omni.kernels import runs_kernel
 from omni_ar.kernels.frame import reference
 from omni_ar.kernels.rope import HeadNorms
-from omni_ar.kernels.select import runs_kernel
 
 __all__ = ["attend_frame"]
 

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.rope import HeadNorms
+from omni_ar.kernels.rope.turned import turned
 
 _WARPS = 1
+# Of every sum a thread has several products. A single one would be fused with the first addition across lanes, and the copies of
+# the sum that lanes hold would differ by a rounding.
+_LEAST_G, _LEAST_F = 16, 64
 
 
 def attend_frame(
@@ -48,8 +52,8 @@ def attend_frame(
         HALF=head_dim // 2,
         OVERLAP=overlaps(qkv_TX),
         BLOCK_H=triton.next_power_of_2(num_heads // kv_heads),
-        BLOCK_G=triton.next_power_of_2(groups),
-        BLOCK_F=triton.next_power_of_2(head_dim // 2),
+        BLOCK_G=max(triton.next_power_of_2(groups), _LEAST_G),
+        BLOCK_F=max(triton.next_power_of_2(head_dim // 2), _LEAST_F),
         num_warps=_WARPS,
         launch_pdl=overlaps(qkv_TX),
     )
@@ -116,28 +120,43 @@ def _attend_frame(
         tl.store(value_ptr + new_1F, v_1F, mask=inside_1F)
         tl.store(value_ptr + new_1F + HALF, w_1F, mask=inside_1F)
 
-        # The token's own key and value are at hand: those before it are on their way from memory meanwhile.
-        before_GF = (place_G1 < position) & inside_1F
-        score_hG = _products(x_hF, tl.load(key_ptr + keys_GF, mask=before_GF, other=0.0))
-        score_hG += _products(y_hF, tl.load(key_ptr + keys_GF + HALF, mask=before_GF, other=0.0))
-        own_h1 = tl.sum(x_hF.to(tl.float32) * x_1F.to(tl.float32), axis=1, keep_dims=True)
-        own_h1 += tl.sum(y_hF.to(tl.float32) * y_1F.to(tl.float32), axis=1, keep_dims=True)
-        place_1G = tl.arange(0, BLOCK_G)[None, :]
-        score_hG = tl.where(place_1G == position, own_h1, score_hG) * scale
-        score_hG = tl.where(place_1G <= position, score_hG, -float("inf"))
-        weight_hG = tl.exp(score_hG - tl.max(score_hG, axis=1, keep_dims=True))
-        weight_hG = weight_hG / tl.sum(weight_hG, axis=1, keep_dims=True)
-        own_h1 = tl.sum(tl.where(place_1G == position, weight_hG, 0.0), axis=1, keep_dims=True)
-        first_hF = _weighted(weight_hG, tl.load(value_ptr + keys_GF, mask=before_GF, other=0.0))
-        second_hF = _weighted(weight_hG, tl.load(value_ptr + keys_GF + HALF, mask=before_GF, other=0.0))
-        first_hF += own_h1 * v_1F.to(tl.float32)
-        second_hF += own_h1 * w_1F.to(tl.float32)
+        first_hF, second_hF = _attended(
+            x_hF, y_hF, x_1F, y_1F, v_1F, w_1F, key_ptr, value_ptr, keys_GF, position, scale, inside_1F, HALF, BLOCK_G
+        )
         out_hF = y_ptr + (row * COUNT + token) * (HEADS * WIDTH) + query_hF
         tl.store(out_hF, first_hF.to(y_ptr.dtype.element_ty), mask=inside_hF)
         tl.store(out_hF + HALF, second_hF.to(y_ptr.dtype.element_ty), mask=inside_hF)
         if token + 1 < COUNT:
             # The next token reads what other threads of this program stored.
             tl.debug_barrier()
+
+
+@triton.jit
+def _attended(
+    x_hF, y_hF, x_1F, y_1F, v_1F, w_1F, key_ptr, value_ptr, keys_GF, position, scale, inside_1F,
+    HALF: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """Both halves of what the heads at `x_hF` and `y_hF` attend to: keys before `position` from memory, its own key `x_1F`, `y_1F`
+    and value `v_1F`, `w_1F` as they are."""
+    place_G1 = tl.arange(0, BLOCK_G)[:, None]
+    # The token's own key and value are at hand: those before it are on their way from memory meanwhile.
+    before_GF = (place_G1 < position) & inside_1F
+    score_hG = _products(x_hF, tl.load(key_ptr + keys_GF, mask=before_GF, other=0.0))
+    score_hG += _products(y_hF, tl.load(key_ptr + keys_GF + HALF, mask=before_GF, other=0.0))
+    own_h1 = tl.sum(x_hF.to(tl.float32) * x_1F.to(tl.float32), axis=1, keep_dims=True)
+    own_h1 += tl.sum(y_hF.to(tl.float32) * y_1F.to(tl.float32), axis=1, keep_dims=True)
+    place_1G = tl.arange(0, BLOCK_G)[None, :]
+    score_hG = tl.where(place_1G == position, own_h1, score_hG) * scale
+    score_hG = tl.where(place_1G <= position, score_hG, -float("inf"))
+    weight_hG = tl.exp(score_hG - tl.max(score_hG, axis=1, keep_dims=True))
+    weight_hG = weight_hG / tl.sum(weight_hG, axis=1, keep_dims=True)
+    own_h1 = tl.sum(tl.where(place_1G == position, weight_hG, 0.0), axis=1, keep_dims=True)
+    first_hF = _weighted(weight_hG, tl.load(value_ptr + keys_GF, mask=before_GF, other=0.0))
+    second_hF = _weighted(weight_hG, tl.load(value_ptr + keys_GF + HALF, mask=before_GF, other=0.0))
+    first_hF += own_h1 * v_1F.to(tl.float32)
+    second_hF += own_h1 * w_1F.to(tl.float32)
+    return first_hF, second_hF
 
 
 @triton.jit
@@ -155,9 +174,7 @@ def _turned_heads(
         y_weight_1F = tl.load(weight_1F + HALF, mask=inside_1F, other=0.0).to(tl.float32)
         x_hF = (x_hF * scale_h1 * x_weight_1F).to(dtype).to(tl.float32)
         y_hF = (y_hF * scale_h1 * y_weight_1F).to(dtype).to(tl.float32)
-    turned_x_hF = (x_hF * cos_1F).to(dtype).to(tl.float32) - (y_hF * sin_1F).to(dtype).to(tl.float32)
-    turned_y_hF = (y_hF * cos_1F).to(dtype).to(tl.float32) + (x_hF * sin_1F).to(dtype).to(tl.float32)
-    return turned_x_hF.to(dtype), turned_y_hF.to(dtype)
+    return turned(x_hF, y_hF, cos_1F, sin_1F, dtype)
 
 
 @triton.jit

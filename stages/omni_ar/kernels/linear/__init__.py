@@ -8,32 +8,32 @@ Shape legend: T rows, D inputs, N outputs.
 
 from torch import Tensor
 
+from omni.kernels import runs_kernel
 from omni_ar.kernels.linear import reference
-from omni_ar.kernels.linear.settings import settings
+from omni_ar.kernels.linear.settings import TiledSettings, settings
 from omni_ar.kernels.norm import add_rms_norm, rms_norm
-from omni_ar.kernels.select import runs_kernel
 
 __all__ = ["gated_linear", "linear", "linear_parts", "norm_linear"]
 
 
 def linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`, `[T, N]`, all of one dtype, accumulated in fp32."""
-    config = settings("linear", x_TD, weight_ND) if runs_kernel(x_TD) else None
-    if config is None:
+    chosen = settings("linear", x_TD, weight_ND) if runs_kernel(x_TD) else None
+    if chosen is None:
         return reference.linear(x_TD, weight_ND, bias_N)
     from omni_ar.kernels.linear import kernel
 
-    return kernel.linear(x_TD, weight_ND, bias_N, config)
+    return kernel.linear(x_TD, weight_ND, bias_N, chosen)
 
 
 def linear_parts(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """As `linear`; where several programs share the width, what each has: `[P, T, N]` in fp32, for `add_rms_norm` to add up."""
-    config = settings("linear", x_TD, weight_ND) if runs_kernel(x_TD) else None
-    if config is None or bias_N is not None or config.get("splits", 1) == 1:
+    chosen = settings("linear", x_TD, weight_ND) if runs_kernel(x_TD) else None
+    if not isinstance(chosen, TiledSettings) or bias_N is not None or chosen.splits == 1:
         return linear(x_TD, weight_ND, bias_N)
     from omni_ar.kernels.linear import kernel
 
-    return kernel.linear_parts(x_TD, weight_ND, config)
+    return kernel.linear_parts(x_TD, weight_ND, chosen)
 
 
 def gated_linear(
@@ -43,12 +43,12 @@ def gated_linear(
 
     ahead: a contiguous weight that the next product reads, to be fetched meanwhile.
     """
-    config = settings("gated", x_TD, weight_ND) if runs_kernel(x_TD) else None
-    if config is None:
+    chosen = settings("gated", x_TD, weight_ND) if runs_kernel(x_TD) else None
+    if chosen is None:
         return reference.gated_linear(x_TD, weight_ND, bias_N, ahead)
     from omni_ar.kernels.linear import kernel
 
-    return kernel.gated_linear(x_TD, weight_ND, bias_N, config)
+    return kernel.gated_linear(x_TD, weight_ND, bias_N, chosen)
 
 
 def norm_linear(
@@ -70,11 +70,11 @@ def norm_linear(
     """
     kind = "norm_gated" if gated else "norm_linear"
     in_parts = delta_TD is not None and delta_TD.ndim == 3
-    config = settings(kind, x_TD, weight_ND) if runs_kernel(x_TD) and not in_parts else None
-    if config is not None:
+    chosen = settings(kind, x_TD, weight_ND) if runs_kernel(x_TD) and not in_parts else None
+    if chosen is not None:
         from omni_ar.kernels.linear import kernel
 
-        return kernel.norm_linear(x_TD, delta_TD, norm_D, eps, weight_ND, bias_N, gated, config)
+        return kernel.norm_linear(x_TD, delta_TD, norm_D, eps, weight_ND, bias_N, gated, chosen)
     if delta_TD is None:
         normed_TD = rms_norm(x_TD, norm_D, eps, ahead=weight_ND)
     else:

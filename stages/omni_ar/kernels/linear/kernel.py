@@ -1,25 +1,25 @@
-"""The kernel that settings are of: with `tile_n` the one on the matrix units, else the one that keeps weights in registers."""
+"""The kernel that settings are of."""
 
 from torch import Tensor
 
 from omni_ar.kernels.linear import streamed, tiled
-from omni_ar.kernels.tuning import Config
+from omni_ar.kernels.linear.settings import LinearSettings, TiledSettings
 
 
-def linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, config: Config) -> Tensor:
-    if "tile_n" in config:
-        return tiled.linear(x_TD, weight_ND, bias_N, config)
-    return streamed.linear(x_TD, weight_ND, bias_N, config)
+def linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, settings: LinearSettings) -> Tensor:
+    if isinstance(settings, TiledSettings):
+        return tiled.linear(x_TD, weight_ND, bias_N, settings)
+    return streamed.linear(x_TD, weight_ND, bias_N, settings)
 
 
-def linear_parts(x_TD: Tensor, weight_ND: Tensor, config: Config) -> Tensor:
-    return tiled.linear_parts(x_TD, weight_ND, config)
+def linear_parts(x_TD: Tensor, weight_ND: Tensor, settings: TiledSettings) -> Tensor:
+    return tiled.linear_parts(x_TD, weight_ND, settings)
 
 
-def gated_linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, config: Config) -> Tensor:
-    if "tile_n" in config:
-        return tiled.gated_linear(x_TD, weight_ND, bias_N, config)
-    return streamed.gated_linear(x_TD, weight_ND, bias_N, config)
+def gated_linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, settings: LinearSettings) -> Tensor:
+    if isinstance(settings, TiledSettings):
+        return tiled.gated_linear(x_TD, weight_ND, bias_N, settings)
+    return streamed.gated_linear(x_TD, weight_ND, bias_N, settings)
 
 
 def norm_linear(
@@ -30,7 +30,8 @@ def norm_linear(
     weight_ND: Tensor,
     bias_N: Tensor | None,
     gated: bool,
-    config: Config,
+    settings: LinearSettings,
 ) -> tuple[Tensor, Tensor]:
-    run = tiled.norm_linear if "tile_n" in config else streamed.norm_linear
-    return run(x_TD, delta_TD, norm_D, eps, weight_ND, bias_N, gated, config)
+    if isinstance(settings, TiledSettings):
+        return tiled.norm_linear(x_TD, delta_TD, norm_D, eps, weight_ND, bias_N, gated, settings)
+    return streamed.norm_linear(x_TD, delta_TD, norm_D, eps, weight_ND, bias_N, gated, settings)

@@ -1,27 +1,76 @@
 """Which kernel computes a linear map, and with which settings: what was measured to be faster than cuBLAS."""
 
+from functools import cache
+
+import msgspec
+import torch
 from torch import Tensor
 
-from omni_ar.kernels.tuning import Config, tuned
+from omni_ar.kernels.tuning import tuned
 
 MOST_ROWS = 64
-_LIBRARY: Config = {}
-"""Settings of shapes that cuBLAS computes faster."""
 
 
-def settings(kind: str, x_TD: Tensor, weight_ND: Tensor) -> Config | None:
-    """Settings with `tile_n` are the tiled kernel's, others the streaming one's; None where cuBLAS is faster or nobody measured,
-    for kinds with a norm also where the norm is better a kernel of its own.
+class StreamedSettings(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kernel", tag="streamed"
+):
+    """Of the kernel that keeps weights in registers. block_n: outputs of a program. block_d: inputs of a step."""
+
+    block_n: int
+    block_d: int
+    num_warps: int
+
+
+class TiledSettings(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="kernel",
+    tag="tiled",
+):
+    """Of the kernel on the matrix units. tile_n: outputs of a program. tile_d: inputs of a step, of which its warps take `slices`.
+    rows_left: the rows are the left operand, and not the weights.
+
+    splits: programs that share the width, in whole tiles, and whose parts another kernel adds up; 1 with a norm or an activation.
+    fetch, held: while the kernel before still runs, a program asks for its weights to come to the L2 cache; to itself, all at once.
+    """
+
+    tile_n: int
+    tile_d: int
+    slices: int
+    rows_left: bool
+    num_warps: int
+    num_stages: int
+    splits: int = 1
+    fetch: bool = True
+    held: bool = False
+
+
+LinearSettings = StreamedSettings | TiledSettings
+
+
+def settings(kind: str, x_TD: Tensor, weight_ND: Tensor) -> LinearSettings | None:
+    """None where cuBLAS is faster or nobody measured, for kinds with a norm also where the norm is better a kernel of its own.
 
     kind: `linear`, `gated`, `norm_linear` or `norm_gated`.
     """
     rows = x_TD.shape[0]
     if not 0 < rows <= MOST_ROWS:
         return None
-    return tuned("linear", x_TD.device, key(kind, weight_ND), rows, _LIBRARY) or None
+    return _settings(x_TD.device, key(kind, weight_ND), rows)
 
 
 def key(kind: str, weight_ND: Tensor) -> str:
     """A shape's key in the table. kind: as for `settings`."""
     outputs, width = weight_ND.shape
     return f"{kind}-N{outputs}-D{width}-{str(weight_ND.dtype).removeprefix('torch.')}"
+
+
+@cache
+def _settings(device: torch.device, key: str, rows: int) -> LinearSettings | None:
+    measured = tuned("linear", device, key, rows, {})
+    # What cuBLAS computes faster has no settings.
+    found: LinearSettings | None = msgspec.convert(measured, LinearSettings) if measured else None
+    return found

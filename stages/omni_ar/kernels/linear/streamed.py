@@ -11,18 +11,17 @@ import triton.language as tl
 from torch import Tensor
 
 from omni_ar.kernels.activation.silu import silu
+from omni_ar.kernels.linear.settings import StreamedSettings
 from omni_ar.kernels.overlap import overlaps
-from omni_ar.kernels.tuning import Config
 
 
-def linear(x_RD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, config: Config) -> Tensor:
-    """config: `block_n`, `block_d`, `num_warps`."""
-    y_RN, _ = _launch(x_RD, None, None, 0.0, weight_ND, bias_N, False, config)
+def linear(x_RD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, settings: StreamedSettings) -> Tensor:
+    y_RN, _ = _launch(x_RD, None, None, 0.0, weight_ND, bias_N, False, settings)
     return y_RN
 
 
-def gated_linear(x_RD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, config: Config) -> Tensor:
-    y_RN, _ = _launch(x_RD, None, None, 0.0, weight_ND, bias_N, True, config)
+def gated_linear(x_RD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, settings: StreamedSettings) -> Tensor:
+    y_RN, _ = _launch(x_RD, None, None, 0.0, weight_ND, bias_N, True, settings)
     return y_RN
 
 
@@ -34,9 +33,9 @@ def norm_linear(
     weight_ND: Tensor,
     bias_N: Tensor | None,
     gated: bool,
-    config: Config,
+    settings: StreamedSettings,
 ) -> tuple[Tensor, Tensor]:
-    return _launch(x_RD, delta_RD, norm_D, eps, weight_ND, bias_N, gated, config)
+    return _launch(x_RD, delta_RD, norm_D, eps, weight_ND, bias_N, gated, settings)
 
 
 def _launch(
@@ -47,14 +46,14 @@ def _launch(
     weight_ND: Tensor,
     bias_N: Tensor | None,
     gated: bool,
-    config: Config,
+    settings: StreamedSettings,
 ) -> tuple[Tensor, Tensor]:
     rows, width = x_RD.shape
     outputs = weight_ND.shape[0] // (2 if gated else 1)
     y_RN = x_RD.new_empty(rows, outputs)
     sum_RD = x_RD if delta_RD is None else torch.empty_like(x_RD, memory_format=torch.contiguous_format)
     delta = x_RD if delta_RD is None else delta_RD
-    _few_rows[(triton.cdiv(outputs, config["block_n"]),)](
+    _few_rows[(triton.cdiv(outputs, settings.block_n),)](
         x_RD,
         delta,
         weight_ND if norm_D is None else norm_D,
@@ -75,9 +74,9 @@ def _launch(
         GATED=gated,
         BIAS=bias_N is not None,
         OVERLAP=overlaps(x_RD),
-        BLOCK_N=config["block_n"],
-        BLOCK_D=config["block_d"],
-        num_warps=config["num_warps"],
+        BLOCK_N=settings.block_n,
+        BLOCK_D=settings.block_d,
+        num_warps=settings.num_warps,
         launch_pdl=overlaps(x_RD),
     )
     return y_RN, sum_RD
@@ -120,19 +119,9 @@ def _few_rows(
         up_nd = _tile(weight_ptr + OUTPUTS * WIDTH, output_n, column_d, OUTPUTS, WIDTH)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    square_R1 = tl.zeros([ROWS, 1], tl.float32)
-    if NORM:
-        for start in tl.static_range(0, WIDTH, BLOCK_D):
-            column_1d = start + column_d[None, :]
-            inside_Rd = (row_R1 < rows) & (column_1d < WIDTH)
-            x_Rd = _residual(x_ptr, delta_ptr, row_R1, column_1d, x_stride, delta_stride, inside_Rd, ADD)
-            square_R1 += tl.sum(x_Rd * x_Rd, axis=1, keep_dims=True)
-            if ADD:
-                is_first = tl.program_id(0) == 0
-                # One program is enough to leave the sum behind.
-                if is_first:
-                    tl.store(sum_ptr + row_R1 * WIDTH + column_1d, x_Rd.to(dtype), mask=inside_Rd)
-    scale_R1 = tl.rsqrt(square_R1 / WIDTH + eps) if NORM else square_R1
+    scale_R1 = _scales(
+        x_ptr, delta_ptr, sum_ptr, rows, x_stride, delta_stride, eps, dtype, WIDTH, ROWS, NORM, ADD, BLOCK_D
+    )
 
     y_Rn = tl.zeros([ROWS, BLOCK_N], tl.float32)
     gated_Rn = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -157,6 +146,54 @@ def _few_rows(
 
     output_1n = output_n[None, :]
     inside_Rn = (row_R1 < rows) & (output_1n < OUTPUTS)
+    y_Rn = _finished(y_Rn, gated_Rn, bias_ptr, output_1n, dtype, OUTPUTS, GATED, BIAS)
+    tl.store(y_ptr + row_R1 * OUTPUTS + output_1n, y_Rn.to(dtype), mask=inside_Rn)
+
+
+@triton.jit
+def _scales(
+    x_ptr,
+    delta_ptr,
+    sum_ptr,
+    rows,
+    x_stride,
+    delta_stride,
+    eps,
+    dtype: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    NORM: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """What the norm multiplies each row by; the first program stores the rows' sums on the way."""
+    row_R1 = tl.arange(0, ROWS)[:, None]
+    square_R1 = tl.zeros([ROWS, 1], tl.float32)
+    if NORM:
+        for start in tl.static_range(0, WIDTH, BLOCK_D):
+            column_1d = start + tl.arange(0, BLOCK_D)[None, :]
+            inside_Rd = (row_R1 < rows) & (column_1d < WIDTH)
+            x_Rd = _residual(x_ptr, delta_ptr, row_R1, column_1d, x_stride, delta_stride, inside_Rd, ADD)
+            square_R1 += tl.sum(x_Rd * x_Rd, axis=1, keep_dims=True)
+            if ADD:
+                is_first = tl.program_id(0) == 0
+                if is_first:
+                    tl.store(sum_ptr + row_R1 * WIDTH + column_1d, x_Rd.to(dtype), mask=inside_Rd)
+    return tl.rsqrt(square_R1 / WIDTH + eps) if NORM else square_R1
+
+
+@triton.jit
+def _finished(
+    y_Rn,
+    gated_Rn,
+    bias_ptr,
+    output_1n,
+    dtype: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """Outputs of the sums, with the bias and activated; `gated_Rn` are those of the ups."""
     if BIAS:
         y_Rn += tl.load(bias_ptr + output_1n, mask=output_1n < OUTPUTS, other=0.0).to(tl.float32)
         if GATED:
@@ -164,7 +201,7 @@ def _few_rows(
     if GATED:
         gate_Rn, up_Rn = y_Rn.to(dtype).to(tl.float32), gated_Rn.to(dtype).to(tl.float32)
         y_Rn = silu(gate_Rn).to(dtype).to(tl.float32) * up_Rn
-    tl.store(y_ptr + row_R1 * OUTPUTS + output_1n, y_Rn.to(dtype), mask=inside_Rn)
+    return y_Rn
 
 
 @triton.jit

@@ -7,10 +7,10 @@ Shape legend: T tokens, D width, E experts, K experts per token, I intermediate 
 
 from torch import Tensor
 
+from omni.kernels import runs_kernel
 from omni_ar.kernels.moe import reference
 from omni_ar.kernels.moe.experts import Experts, Norm, SharedExpert
 from omni_ar.kernels.moe.reference import route
-from omni_ar.kernels.select import runs_kernel
 
 
 def mix_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts) -> tuple[Tensor, Tensor]:

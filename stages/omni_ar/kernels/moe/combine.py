@@ -47,7 +47,7 @@ def _combine_kernel(
 
 
 def combine(
-    y_SD: Tensor, weight_TK: Tensor, overlap: int = 0, shared: tuple[Tensor, Tensor, Tensor] | None = None
+    y_SD: Tensor, weight_TK: Tensor, overlap: bool = False, shared: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> Tensor:
     """The weighted sum over each token's experts, in their order: `[T, D]`.
 
@@ -56,7 +56,7 @@ def combine(
     """
     (tokens, top_k), width = weight_TK.shape, y_SD.shape[1]
     y_TD = torch.empty(tokens, width, dtype=y_SD.dtype, device=y_SD.device)
-    block = triton.next_power_of_2(width)
+    block = max(triton.next_power_of_2(width), _WARP_COLUMNS)
     if tokens < _WHOLE_FROM and shared is None:
         block = min(block, _PART)
     shared_TD, x_TD, gate_1D = (y_TD, y_TD, y_TD) if shared is None else shared

@@ -14,8 +14,8 @@ from torch import Tensor
 from omni_ar.kernels.moe.experts import Experts, Norm
 from omni_ar.kernels.moe.ranking import expert_of, logit_of, next_key, ranking_keys
 from omni_ar.kernels.moe.router import Routed, route_few
+from omni_ar.kernels.moe.settings import FewProduct, FewSettings
 from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
-from omni_ar.kernels.tuning import Config
 
 
 @triton.jit
@@ -42,12 +42,8 @@ def _gate_up_kernel(
     SLOTS: tl.constexpr = K + (SHARED + I - 1) // I
     token = (tl.program_id(0) // SLOTS).to(tl.int64)
     slot = tl.program_id(0) % SLOTS
-    e = tl.arange(0, E_PAD)
-    keys = ranking_keys(tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0), e, E)
-    best = tl.max(keys, axis=0)
-    for _ in range(tl.where(slot < K, slot, 0)):
-        best = next_key(keys, best)
-    weights_ptr = gate_up_ptr + expert_of(best).to(tl.int64) * (2 * I * D)
+    expert = _expert_of_slot(logits_ptr, logits_stride, token, tl.where(slot < K, slot, 0), E, E_PAD)
+    weights_ptr = gate_up_ptr + expert.to(tl.int64) * (2 * I * D)
     rows = I
     to_up = I * D
     if SHARED:
@@ -61,6 +57,29 @@ def _gate_up_kernel(
     gate_ptrs = weights_ptr + tl.minimum(i, rows - 1)[:, None] * D + d[None, :]
     up_ptrs = gate_ptrs + to_up
     x_ptrs = x_ptr + token * x_stride + d
+    gate_ID, up_ID = _gate_and_up(gate_ptrs, up_ptrs, x_ptrs, d, D, BLOCK_I, BLOCK_D)
+    # Rounded where a matrix product would have been.
+    dtype = hidden_ptr.dtype.element_ty
+    gate_I = tl.sum(gate_ID, axis=1).to(dtype).to(tl.float32)
+    up_I = tl.sum(up_ID, axis=1).to(dtype).to(tl.float32)
+    silu_I = (gate_I / (1 + tl.exp(-gate_I))).to(dtype).to(tl.float32)
+    tl.store(hidden_ptr + tl.program_id(0).to(tl.int64) * I + i, (silu_I * up_I).to(dtype), mask=i < rows)
+
+
+@triton.jit
+def _expert_of_slot(logits_ptr, logits_stride, token, slot, E: tl.constexpr, E_PAD: tl.constexpr):
+    """The expert that `token` takes after `slot` others."""
+    e = tl.arange(0, E_PAD)
+    keys = ranking_keys(tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0), e, E)
+    best = tl.max(keys, axis=0)
+    for _ in range(slot):
+        best = next_key(keys, best)
+    return expert_of(best)
+
+
+@triton.jit
+def _gate_and_up(gate_ptrs, up_ptrs, x_ptrs, d, D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Products of weights and inputs, summed over steps of BLOCK_D: what is left to be summed is a tile."""
     gate_ID = tl.zeros([BLOCK_I, BLOCK_D], tl.float32)
     up_ID = tl.zeros([BLOCK_I, BLOCK_D], tl.float32)
     for start in tl.static_range(0, D, BLOCK_D):
@@ -76,12 +95,7 @@ def _gate_up_kernel(
         x = x.to(tl.float32)[None, :]
         gate_ID += gate.to(tl.float32) * x
         up_ID += up.to(tl.float32) * x
-    # Rounded where a matrix product would have been.
-    dtype = hidden_ptr.dtype.element_ty
-    gate_I = tl.sum(gate_ID, axis=1).to(dtype).to(tl.float32)
-    up_I = tl.sum(up_ID, axis=1).to(dtype).to(tl.float32)
-    silu_I = (gate_I / (1 + tl.exp(-gate_I))).to(dtype).to(tl.float32)
-    tl.store(hidden_ptr + tl.program_id(0).to(tl.int64) * I + i, (silu_I * up_I).to(dtype), mask=i < rows)
+    return gate_ID, up_ID
 
 
 @triton.jit
@@ -109,24 +123,9 @@ def _down_kernel(
     token = tl.program_id(0).to(tl.int64)
     # The router's logits are complete: `_gate_up_kernel` waits for them before it lets this kernel come. So the first weights can
     # be asked for before the hidden values are there.
-    e = tl.arange(0, E_PAD)
-    logits = tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0)
-    keys = ranking_keys(logits, e, E)
-    best = tl.max(keys, axis=0)
-    largest = logit_of(best)
-    slot_R = tl.arange(0, SLOTS_PAD * BLOCK_D) // BLOCK_D
-    expert_R = tl.zeros([SLOTS_PAD * BLOCK_D], tl.int32) + expert_of(best)
-    weight_R = tl.zeros([SLOTS_PAD * BLOCK_D], tl.float32) + 1.0
-    total = largest - largest + 1.0
-    for k in tl.static_range(1, K):
-        best = next_key(keys, best)
-        weight = tl.exp(logit_of(best) - largest)
-        expert_R = tl.where(slot_R == k, expert_of(best), expert_R)
-        weight_R = tl.where(slot_R == k, weight, weight_R)
-        total += weight
-    if not NORM:
-        total = tl.sum(tl.where(e < E, tl.exp(logits.to(tl.float32) - largest), 0.0), axis=0)
-    weight_R = weight_R / total
+    slot_R, expert_R, weight_R = _experts_of_slots(
+        logits_ptr, logits_stride, token, E, K, NORM, E_PAD, SLOTS_PAD, BLOCK_D
+    )
 
     d_R = tl.program_id(1) * BLOCK_D + tl.arange(0, SLOTS_PAD * BLOCK_D) % BLOCK_D
     row_R = tl.minimum(d_R, D - 1)
@@ -157,6 +156,39 @@ def _down_kernel(
 
 
 @triton.jit
+def _experts_of_slots(
+    logits_ptr,
+    logits_stride,
+    token,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    E_PAD: tl.constexpr,
+    SLOTS_PAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The slot of each row of a tile, and the expert and weight of `token` in it, those of the first past slot K."""
+    e = tl.arange(0, E_PAD)
+    logits = tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0)
+    keys = ranking_keys(logits, e, E)
+    best = tl.max(keys, axis=0)
+    largest = logit_of(best)
+    slot_R = tl.arange(0, SLOTS_PAD * BLOCK_D) // BLOCK_D
+    expert_R = tl.zeros([SLOTS_PAD * BLOCK_D], tl.int32) + expert_of(best)
+    weight_R = tl.zeros([SLOTS_PAD * BLOCK_D], tl.float32) + 1.0
+    total = largest - largest + 1.0
+    for k in tl.static_range(1, K):
+        best = next_key(keys, best)
+        weight = tl.exp(logit_of(best) - largest)
+        expert_R = tl.where(slot_R == k, expert_of(best), expert_R)
+        weight_R = tl.where(slot_R == k, weight, weight_R)
+        total += weight
+    if not NORM:
+        total = tl.sum(tl.where(e < E, tl.exp(logits.to(tl.float32) - largest), 0.0), axis=0)
+    return slot_R, expert_R, weight_R / total
+
+
+@triton.jit
 def _inside(slot_R, i, I: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr, SLOTS: tl.constexpr):  # noqa: E741
     """Which columns of which slots there are. A mask that hangs on the slot and the column apart leaves loads wide."""
     inside = (slot_R < SLOTS)[:, None] & (i < I)[None, :]
@@ -165,18 +197,15 @@ def _inside(slot_R, i, I: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr, S
     return inside
 
 
-def multiply_gate_up_few(routed: Routed, experts: Experts, config: Config) -> Tensor:
-    """`silu(gate(x)) * up(x)` of each slot, `[T * slots, I]`.
-
-    config: a tile's `gate_i` rows and `gate_d` columns, and `gate_warps`.
-    """
+def multiply_gate_up_few(routed: Routed, experts: Experts, settings: FewProduct) -> Tensor:
+    """`silu(gate(x)) * up(x)` of each slot, `[T * slots, I]`."""
     tokens, width = routed.normed_TD.shape
     count, _, intermediate = experts.down_EDI.shape
     shared = 0 if experts.shared is None else experts.shared.down_DI.shape[1]
     slots = experts.top_k + triton.cdiv(shared, intermediate)
     hidden_SI = routed.normed_TD.new_empty(tokens * slots, intermediate)
     # Slots first: tokens that share an expert's rows read them within microseconds of one another.
-    _gate_up_kernel[(tokens * slots, triton.cdiv(intermediate, config["gate_i"]))](
+    _gate_up_kernel[(tokens * slots, triton.cdiv(intermediate, settings.i))](
         routed.normed_TD,
         routed.logits_TN,
         experts.gate_up_EXD,
@@ -190,24 +219,21 @@ def multiply_gate_up_few(routed: Routed, experts: Experts, config: Config) -> Te
         K=experts.top_k,
         SHARED=shared,
         E_PAD=triton.next_power_of_2(count),
-        BLOCK_I=config["gate_i"],
-        BLOCK_D=config["gate_d"],
+        BLOCK_I=settings.i,
+        BLOCK_D=settings.d,
         **overlap_options(overlaps(hidden_SI)),
-        num_warps=config["gate_warps"],
+        num_warps=settings.warps,
     )
     return hidden_SI
 
 
-def multiply_down_few(hidden_SI: Tensor, routed: Routed, experts: Experts, config: Config) -> Tensor:
-    """The weighted sum of `down(hidden)`, `[T, D]`.
-
-    config: a tile's `down_d` rows and `down_i` columns of every slot, and `down_warps`.
-    """
+def multiply_down_few(hidden_SI: Tensor, routed: Routed, experts: Experts, settings: FewProduct) -> Tensor:
+    """The weighted sum of `down(hidden)`, `[T, D]`."""
     tokens = routed.logits_TN.shape[0]
     count, width, intermediate = experts.down_EDI.shape
     shared = 0 if experts.shared is None else experts.shared.down_DI.shape[1]
     y_TD = hidden_SI.new_empty(tokens, width)
-    _down_kernel[(tokens, triton.cdiv(width, config["down_d"]))](
+    _down_kernel[(tokens, triton.cdiv(width, settings.d))](
         hidden_SI,
         routed.logits_TN,
         experts.down_EDI,
@@ -222,18 +248,18 @@ def multiply_down_few(hidden_SI: Tensor, routed: Routed, experts: Experts, confi
         NORM=experts.norm_topk,
         E_PAD=triton.next_power_of_2(count),
         SLOTS_PAD=triton.next_power_of_2(hidden_SI.shape[0] // tokens),
-        BLOCK_D=config["down_d"],
-        BLOCK_I=config["down_i"],
+        BLOCK_D=settings.d,
+        BLOCK_I=settings.i,
         **overlap_options(overlaps(hidden_SI)),
-        num_warps=config["down_warps"],
+        num_warps=settings.warps,
     )
     return y_TD
 
 
 def mix_few(
-    x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts, config: Config
+    x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts, settings: FewSettings
 ) -> tuple[Tensor, Tensor]:
-    """As `mix_experts`. config: what both products take."""
+    """As `mix_experts`."""
     routed = route_few(x_TD, delta_TD, norm, experts)
-    hidden_SI = multiply_gate_up_few(routed, experts, config)
-    return multiply_down_few(hidden_SI, routed, experts, config), routed.sum_TD
+    hidden_SI = multiply_gate_up_few(routed, experts, settings.gate)
+    return multiply_down_few(hidden_SI, routed, experts, settings.down), routed.sum_TD

@@ -11,8 +11,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from omni_ar.kernels.moe.grouping import Groups
+from omni_ar.kernels.moe.settings import GroupedProduct
 from omni_ar.kernels.overlap import overlap_options, wait_for_previous
-from omni_ar.kernels.tuning import Config
 
 
 @triton.jit
@@ -245,68 +245,67 @@ def _down_kernel(
         )  # fmt: skip
 
 
-def _operand(weights: Tensor, matrices: int, config: Config, product: str) -> Tensor | TensorDescriptor:
+def _operand(weights: Tensor, matrices: int, settings: GroupedProduct) -> Tensor | TensorDescriptor:
     """What a kernel reads weights through: of each expert, so many matrices one after another."""
-    if not config[f"{product}_tma"]:
+    if not settings.tma:
         return weights
     experts, rows, columns = weights.shape
     view = weights.view(experts * matrices, rows // matrices, columns)
-    return TensorDescriptor.from_tensor(view, [matrices, config[f"{product}_n"], config[f"{product}_k"]])
+    return TensorDescriptor.from_tensor(view, [matrices, settings.n, settings.k])
 
 
-def multiply_gate_up(x_TD: Tensor, gate_up_EXD: Tensor, groups: Groups, top_k: int, config: Config) -> Tensor:
-    """`silu(gate(x)) * up(x)` of each pair, `[S, I]` in sorted order.
-
-    config: tiles `gate_n` of I and `gate_k` of D, `gate_stages`, `gate_warps`; `overlap`: whether the kernel comes while the one
-    before it still runs; `gate_left`: weights are the left operand; `gate_tma`: the copy engine brings the weights, whose rows must
-    be multiples of 16 bytes; `gate_halves` (0 if missing): blocks that are at most half full take half a tile.
-    """
+def multiply_gate_up(
+    x_TD: Tensor, gate_up_EXD: Tensor, groups: Groups, top_k: int, settings: GroupedProduct, overlap: bool = False
+) -> Tensor:
+    """`silu(gate(x)) * up(x)` of each pair, `[S, I]` in sorted order. overlap: whether the kernel comes while the one before it
+    still runs."""
     intermediate = gate_up_EXD.shape[1] // 2
     hidden_SI = torch.empty(groups.pair_S.shape[0], intermediate, dtype=x_TD.dtype, device=x_TD.device)
     blocks = groups.block_3B.shape[1]
-    _gate_up_kernel[(blocks * triton.cdiv(intermediate, config["gate_n"]),)](
+    _gate_up_kernel[(blocks * triton.cdiv(intermediate, settings.n),)](
         x_TD,
-        _operand(gate_up_EXD, 2, config, "gate"),
+        _operand(gate_up_EXD, 2, settings),
         *groups[:2],
         hidden_SI,
         blocks,
         D=x_TD.shape[1],
         I=intermediate,
         K=top_k,
-        BLOCK_M=groups.block_m,
-        BLOCK_N=config["gate_n"],
-        BLOCK_K=config["gate_k"],
-        WEIGHTS_LEFT=config["gate_left"] > 0,
-        TMA=config["gate_tma"] > 0,
-        HALVES=config.get("gate_halves", 0) > 0,
-        **overlap_options(config["overlap"]),
-        num_stages=config["gate_stages"],
-        num_warps=config["gate_warps"],
+        **_launch_options(settings, groups.block_m, overlap),
     )
     return hidden_SI
 
 
-def multiply_down(hidden_SI: Tensor, down_EDI: Tensor, groups: Groups, config: Config) -> Tensor:
-    """`down(hidden)` of each pair, `[S, D]` in the order of pairs. config: likewise, `down_n` of D and `down_k` of I."""
+def multiply_down(
+    hidden_SI: Tensor, down_EDI: Tensor, groups: Groups, settings: GroupedProduct, overlap: bool = False
+) -> Tensor:
+    """`down(hidden)` of each pair, `[S, D]` in the order of pairs."""
     width, intermediate = down_EDI.shape[1:]
     y_SD = torch.empty(hidden_SI.shape[0], width, dtype=hidden_SI.dtype, device=hidden_SI.device)
     blocks = groups.block_3B.shape[1]
-    _down_kernel[(blocks * triton.cdiv(width, config["down_n"]),)](
+    _down_kernel[(blocks * triton.cdiv(width, settings.n),)](
         hidden_SI,
-        _operand(down_EDI, 1, config, "down"),
+        _operand(down_EDI, 1, settings),
         *groups[:2],
         y_SD,
         blocks,
         D=width,
         I=intermediate,
-        BLOCK_M=groups.block_m,
-        BLOCK_N=config["down_n"],
-        BLOCK_K=config["down_k"],
-        WEIGHTS_LEFT=config["down_left"] > 0,
-        TMA=config["down_tma"] > 0,
-        HALVES=config.get("down_halves", 0) > 0,
-        **overlap_options(config["overlap"]),
-        num_stages=config["down_stages"],
-        num_warps=config["down_warps"],
+        **_launch_options(settings, groups.block_m, overlap),
     )
     return y_SD
+
+
+def _launch_options(settings: GroupedProduct, block_m: int, overlap: bool) -> dict[str, int]:
+    """What both kernels take by name."""
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": settings.n,
+        "BLOCK_K": settings.k,
+        "WEIGHTS_LEFT": settings.left,
+        "TMA": settings.tma,
+        "HALVES": settings.halves,
+        "num_stages": settings.stages,
+        "num_warps": settings.warps,
+        **overlap_options(overlap),
+    }

@@ -1,22 +1,67 @@
 """Which path a number of rows takes, and with which tiles."""
 
+from functools import lru_cache
+
+import msgspec
 import torch
 import triton
 from torch import Tensor
 
-from omni_ar.kernels.tuning import Config, tuned
+from omni_ar.kernels.tuning import tuned
 
 _FEW = 4
 
 
-def settings(x_TD: Tensor, down_EDI: Tensor, top_k: int) -> Config:
-    """Measured settings, or a guess for a shape that nobody has measured. `few` is 1 for the path that sorts nothing."""
-    tokens = x_TD.shape[0]
+class FewProduct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tile of `i` by `d`, intermediate width and width, of which a program of `warps` computes the outer size."""
+
+    i: int
+    d: int
+    warps: int
+
+
+class FewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rows", tag="few"):
+    """Of the path that sorts nothing: a program computes `gate.i` hidden values of a slot, then `down.d` outputs of all slots."""
+
+    gate: FewProduct
+    down: FewProduct
+
+
+class GroupedProduct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A tile of `n` outputs, of each of two matrices for the gate, and `k` inputs.
+
+    left: weights are the left operand. tma: the copy engine brings the weights, whose rows must be multiples of 16 bytes. halves:
+    blocks that are at most half full take half a tile.
+    """
+
+    n: int
+    k: int
+    stages: int
+    warps: int
+    left: bool
+    tma: bool
+    halves: bool = False
+
+
+class GroupedSettings(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rows", tag="grouped"
+):
+    """Of rows grouped by expert. block_m: rows of a block. overlap: whether products and sum come while the kernel before each
+    still runs, where kernels do."""
+
+    block_m: int
+    overlap: bool
+    gate: GroupedProduct
+    down: GroupedProduct
+
+
+MoeSettings = FewSettings | GroupedSettings
+
+
+def settings(x_TD: Tensor, down_EDI: Tensor, top_k: int) -> MoeSettings:
+    """Measured settings, or a guess for a shape that nobody has measured."""
     experts, width, intermediate = down_EDI.shape
-    key = shape_key(experts, top_k, width, intermediate, x_TD.dtype)
-    return tuned(
-        "moe", x_TD.device, key, tokens, default_settings(tokens, experts, top_k, width, intermediate, x_TD.dtype)
-    )
+    return _settings(x_TD.device, x_TD.shape[0], experts, top_k, width, intermediate, x_TD.dtype)
 
 
 def shape_key(experts: int, top_k: int, width: int, intermediate: int, dtype: torch.dtype) -> str:
@@ -26,41 +71,37 @@ def shape_key(experts: int, top_k: int, width: int, intermediate: int, dtype: to
 
 def default_settings(
     tokens: int, experts: int, top_k: int, width: int, intermediate: int, dtype: torch.dtype
-) -> Config:
+) -> MoeSettings:
     """A guess: few rows each on their own; blocks as high as an expert has rows on average, so that most experts need one."""
     if tokens <= _FEW:
         gate_d, down_i = (min(limit, triton.next_power_of_2(n)) for limit, n in ((2048, width), (1024, intermediate)))
-        return {
-            "few": 1,
-            "gate_i": 2,
-            "gate_d": gate_d,
-            "gate_warps": 4,
-            "down_d": 1,
-            "down_i": down_i,
-            "down_warps": 1,
-        }
+        return FewSettings(gate=FewProduct(i=2, d=gate_d, warps=4), down=FewProduct(d=1, i=down_i, warps=1))
     rows = tokens * top_k / experts
-    if dtype == torch.float32 or rows <= 8:
-        return _few_grouped(dtype)
-    if rows <= 24:
-        return _grouped(32, gate=(64, 128, 3, 4, 1, 0), down=(128, 128, 3, 4, 1, 0))
-    if rows <= 64:
-        return _grouped(64, gate=(64, 64, 4, 4, 0, 0), down=(128, 64, 4, 4, 0, 0))
-    return _grouped(128, gate=(64, 64, 4, 8, 0, 0), down=(128, 64, 4, 8, 0, 0))
-
-
-def _few_grouped(dtype: torch.dtype) -> Config:
     if dtype == torch.float32:  # without tensor cores: products of registers, so small tiles
-        return _grouped(16, gate=(16, 32, 2, 4, 0, 0), down=(32, 32, 2, 4, 0, 0))
-    return _grouped(16, gate=(32, 128, 4, 4, 1, 0), down=(64, 128, 4, 4, 1, 0))
+        return _grouped(16, (16, 32, 2, 4, False), (32, 32, 2, 4, False))
+    if rows <= 8:
+        return _grouped(16, (32, 128, 4, 4, True), (64, 128, 4, 4, True))
+    if rows <= 24:
+        return _grouped(32, (64, 128, 3, 4, True), (128, 128, 3, 4, True))
+    if rows <= 64:
+        return _grouped(64, (64, 64, 4, 4, False), (128, 64, 4, 4, False))
+    return _grouped(128, (64, 64, 4, 8, False), (128, 64, 4, 8, False))
 
 
-def _grouped(block_m: int, gate: tuple[int, ...], down: tuple[int, ...]) -> dict[str, int]:
-    names = ("n", "k", "stages", "warps", "left", "tma")
-    products = {"gate": gate, "down": down}
-    tiles = {
-        f"{product}_{name}": value
-        for product, values in products.items()
-        for name, value in zip(names, values, strict=True)
-    }
-    return {"few": 0, "overlap": 0, "block_m": block_m, **tiles}
+@lru_cache(maxsize=4096)
+def _settings(
+    device: torch.device, tokens: int, experts: int, top_k: int, width: int, intermediate: int, dtype: torch.dtype
+) -> MoeSettings:
+    measured = tuned("moe", device, shape_key(experts, top_k, width, intermediate, dtype), tokens, {})
+    if not measured:
+        return default_settings(tokens, experts, top_k, width, intermediate, dtype)
+    found: MoeSettings = msgspec.convert(measured, MoeSettings)
+    return found
+
+
+def _grouped(block_m: int, *tiles: tuple[int, int, int, int, bool]) -> GroupedSettings:
+    gate, down = (
+        GroupedProduct(n=n, k=k, stages=stages, warps=warps, left=left, tma=False)
+        for n, k, stages, warps, left in tiles
+    )
+    return GroupedSettings(block_m=block_m, overlap=False, gate=gate, down=down)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from omni.kernels import runs_kernel
 from omni_ar.kernels.norm import reference
-from omni_ar.kernels.select import runs_kernel
 
 __all__ = ["add_rms_norm", "residual_sum", "rms_norm"]
 

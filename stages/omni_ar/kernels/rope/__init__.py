@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from omni.kernels import runs_kernel
 from omni_ar.kernels.rope import reference
-from omni_ar.kernels.select import runs_kernel
 
 __all__ = ["HeadNorms", "qk_norm_rope_write", "rotary_table"]
 

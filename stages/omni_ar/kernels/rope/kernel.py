@@ -12,6 +12,7 @@ from torch import Tensor
 
 from omni_ar.kernels.fetch import fetch_ahead, fetch_bytes
 from omni_ar.kernels.overlap import overlaps
+from omni_ar.kernels.rope.turned import turned
 
 if TYPE_CHECKING:
     from omni_ar.kernels.rope import HeadNorms
@@ -181,18 +182,12 @@ def _qk_norm_rope_write(
     dtype = q_ptr.dtype.element_ty
     x_hF, y_hF = first_hF.to(tl.float32), second_hF.to(tl.float32)
     if NORM:
-        mean_h1 = tl.sum(x_hF * x_hF + y_hF * y_hF, axis=1, keep_dims=True) / (2 * HALF)
-        scale_h1 = tl.rsqrt(mean_h1 + eps)
-        is_key_h1 = head_h1 >= HEADS
-        x_weight_hF = _head_weight(query_weight_ptr, key_weight_ptr, is_key_h1, pair_1F, inside_1F)
-        y_weight_hF = _head_weight(query_weight_ptr + HALF, key_weight_ptr + HALF, is_key_h1, pair_1F, inside_1F)
-        x_hF = (x_hF * scale_h1 * x_weight_hF).to(dtype).to(tl.float32)
-        y_hF = (y_hF * scale_h1 * y_weight_hF).to(dtype).to(tl.float32)
+        x_hF, y_hF = _normed(
+            x_hF, y_hF, query_weight_ptr, key_weight_ptr, head_h1 >= HEADS, pair_1F, inside_1F, eps, dtype, HALF
+        )
     cos_1F = tl.load(cos_ptr + token * table_stride + pair_1F, mask=inside_1F, other=0.0).to(tl.float32)
     sin_1F = tl.load(sin_ptr + token * table_stride + pair_1F, mask=inside_1F, other=0.0).to(tl.float32)
-    turned_x_hF = (x_hF * cos_1F).to(dtype).to(tl.float32) - (y_hF * sin_1F).to(dtype).to(tl.float32)
-    turned_y_hF = (y_hF * cos_1F).to(dtype).to(tl.float32) + (x_hF * sin_1F).to(dtype).to(tl.float32)
-    turned_x_hF, turned_y_hF = turned_x_hF.to(dtype), turned_y_hF.to(dtype)
+    turned_x_hF, turned_y_hF = turned(x_hF, y_hF, cos_1F, sin_1F, dtype)
 
     query_hF = token * (HEADS * 2 * HALF) + place_hF
     tl.store(q_ptr + query_hF, turned_x_hF, mask=is_query_hF)
@@ -200,6 +195,29 @@ def _qk_norm_rope_write(
     key_hF = page_hF - HEADS * 2 * HALF
     tl.store(key_ptr + key_hF, turned_x_hF, mask=is_key_hF)
     tl.store(key_ptr + key_hF + HALF, turned_y_hF, mask=is_key_hF)
+
+
+@triton.jit
+def _normed(
+    x_hF,
+    y_hF,
+    query_ptr,
+    key_ptr,
+    is_key_h1,
+    pair_1F,
+    inside_1F,
+    eps,
+    dtype: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Both halves of the heads, normed and rounded."""
+    mean_h1 = tl.sum(x_hF * x_hF + y_hF * y_hF, axis=1, keep_dims=True) / (2 * HALF)
+    scale_h1 = tl.rsqrt(mean_h1 + eps)
+    x_weight_hF = _head_weight(query_ptr, key_ptr, is_key_h1, pair_1F, inside_1F)
+    y_weight_hF = _head_weight(query_ptr + HALF, key_ptr + HALF, is_key_h1, pair_1F, inside_1F)
+    x_hF = (x_hF * scale_h1 * x_weight_hF).to(dtype).to(tl.float32)
+    y_hF = (y_hF * scale_h1 * y_weight_hF).to(dtype).to(tl.float32)
+    return x_hF, y_hF
 
 
 @triton.jit

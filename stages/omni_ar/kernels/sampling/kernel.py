@@ -10,9 +10,10 @@ import triton
 from torch import Tensor
 
 from omni_ar.kernels.sampling.finish import finish
+from omni_ar.kernels.sampling.parameters import Seeds, parameters_of
 from omni_ar.kernels.sampling.scan import scan
+from omni_ar.kernels.sampling.settings import RowSettings, WideSettings, row_settings, wide_settings
 from omni_ar.kernels.sampling.single import draw_row, sample_row
-from omni_ar.kernels.tuning import Config, tuned
 from omni_ar.sampling.needs import TOP_K, TOP_P
 from omni_ar.sampling.state import SamplingState
 
@@ -21,23 +22,18 @@ _ROOM: Final = 4096
 # Values that are compared each with each.
 _FEW: Final = 128
 
-_WIDE: Final = {"block": 2048, "segment": 128, "nucleus": 256, "scan_warps": 4, "scan_registers": 64, "finish_warps": 8}
-"""Of a wide vocabulary: ids of a program and of a segment; segments that are searched for what top-p keeps, before all are.
-
-scan_registers: of a thread at most; 0 leaves it to the compiler.
-"""
-
 
 def sample(
     logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position: Tensor, by_row: bool, use: int, out_R: Tensor
 ) -> None:
     """position: `[N]` if `by_row`, else `[R]`. use: what `gumbel` makes of group and purpose."""
-    if logits_RV.shape[1] <= _ROOM:
-        sample_narrow(logits_RV, state, rows_R, position, by_row, use, out_R)
+    vocab = logits_RV.shape[1]
+    if vocab <= _ROOM:
+        narrow = row_settings(logits_RV.device, "sample", _block(vocab))
+        sample_narrow(logits_RV, state, rows_R, position, by_row, use, out_R, narrow)
     else:
-        # For any number of rows the same: sums would round otherwise, and a row's tokens depend on its neighbours.
-        settings = tuned("sampling", logits_RV.device, f"V{logits_RV.shape[1]}", 1, _WIDE)
-        sample_wide(logits_RV, state, rows_R, position, by_row, use, out_R, settings)
+        wide = wide_settings(logits_RV.device, vocab)
+        sample_wide(logits_RV, state, rows_R, position, by_row, use, out_R, wide)
 
 
 def draw(
@@ -48,11 +44,12 @@ def draw(
     use: int,
     top_k: int,
     top_p: float,
-    warps: int | None = None,
+    settings: RowSettings | None = None,
 ) -> Tensor:
-    """warps: None for those that were measured."""
+    """settings: None for those that were measured."""
     rows, vocab = logits_RV.shape
     block = triton.next_power_of_2(vocab)
+    settings = settings or row_settings(logits_RV.device, "draw", block)
     out_R = torch.empty(rows, dtype=torch.int64, device=logits_RV.device)
     spare_x_RF, spare_ids_RF = _spare(logits_RV, _FEW)
     draw_row[(rows,)](
@@ -60,9 +57,7 @@ def draw(
         logits_RV.stride(0),
         rows_R,
         position_R,
-        state.temperature,
-        state.seed,
-        state.sample_index,
+        Seeds(state.temperature, state.seed, state.sample_index),
         spare_x_RF,
         spare_ids_RF,
         out_R,
@@ -73,7 +68,7 @@ def draw(
         NEEDS=(TOP_K if top_k else 0) | (TOP_P if top_p < 1 else 0),
         BLOCK=block,
         FEW=_FEW,
-        num_warps=warps or _warps("draw", block, logits_RV.device),
+        num_warps=settings.warps,
     )
     return out_R
 
@@ -86,19 +81,17 @@ def sample_narrow(
     by_row: bool,
     use: int,
     out_R: Tensor,
-    warps: int | None = None,
+    settings: RowSettings,
 ) -> None:
-    """warps: None for those that were measured."""
     rows, vocab = logits_RV.shape
-    block = max(triton.next_power_of_2(vocab), 16)
     spare_x_RF, spare_ids_RF = _spare(logits_RV, _FEW)
     sample_row[(rows,)](
         logits_RV,
         logits_RV.stride(0),
-        *_inputs(state, rows_R, position),
-        state.top_k,
-        state.top_p,
-        state.min_p,
+        rows_R,
+        position,
+        position.stride(0),
+        parameters_of(state),
         _work(logits_RV),
         spare_x_RF,
         spare_ids_RF,
@@ -107,9 +100,9 @@ def sample_narrow(
         use,
         vocab,
         BY_ROW=by_row,
-        BLOCK=block,
+        BLOCK=_block(vocab),
         FEW=_FEW,
-        num_warps=warps or _warps("sample", block, logits_RV.device),
+        num_warps=settings.warps,
         enable_fp_fusion=False,
     )
 
@@ -122,92 +115,58 @@ def sample_wide(
     by_row: bool,
     use: int,
     out_R: Tensor,
-    settings: Config,
+    settings: WideSettings,
 ) -> None:
-    """settings: as `_WIDE`."""
     (rows, vocab), device = logits_RV.shape, logits_RV.device
-    block, segment = settings["block"], settings["segment"]
-    blocks = triton.cdiv(vocab, block)
-    segments = blocks * (block // segment)
-    work_RV = _work(logits_RV)
-    segments_RS = torch.empty(rows, segments, device=device)
-    best_RB = torch.empty(rows, blocks, dtype=torch.int64, device=device)
-    weight_RB = torch.empty(rows, blocks, device=device)
+    blocks = triton.cdiv(vocab, settings.block)
+    segments = blocks * (settings.block // settings.segment)
+    drawn_of = (rows_R, position, position.stride(0), parameters_of(state))
+    # What the first kernel leaves for the second.
+    left = (
+        _work(logits_RV),
+        torch.empty(rows, segments, device=device),
+        torch.empty(rows, blocks, dtype=torch.int64, device=device),
+        torch.empty(rows, blocks, device=device),
+    )
     scan[(blocks, rows)](
         logits_RV,
         logits_RV.stride(0),
-        *_inputs(state, rows_R, position),
-        work_RV,
-        segments_RS,
-        best_RB,
-        weight_RB,
+        *drawn_of,
+        *left,
         use,
         vocab,
         BY_ROW=by_row,
-        BLOCK=block,
-        SEGMENT=segment,
-        num_warps=settings["scan_warps"],
-        maxnreg=settings["scan_registers"] or None,
+        BLOCK=settings.block,
+        SEGMENT=settings.segment,
+        num_warps=settings.scan_warps,
+        maxnreg=settings.scan_registers or None,
         enable_fp_fusion=False,
     )
-    spare_x_RF, spare_ids_RF = _spare(logits_RV, _ROOM + _FEW)
     finish[(rows,)](
-        rows_R,
-        position,
-        position.stride(0),
-        state.needs,
-        state.top_k,
-        state.top_p,
-        state.min_p,
-        state.seed,
-        state.sample_index,
-        work_RV,
-        segments_RS,
-        best_RB,
-        weight_RB,
+        *drawn_of,
+        *left,
         torch.empty(rows, segments, dtype=torch.int32, device=device),
-        spare_x_RF,
-        spare_ids_RF,
+        *_spare(logits_RV, _ROOM + _FEW),
         out_R,
         out_R.stride(0),
         use,
         vocab,
         blocks,
         BY_ROW=by_row,
-        SEGMENT=segment,
-        PER_BLOCK=block // segment,
+        SEGMENT=settings.segment,
+        PER_BLOCK=settings.block // settings.segment,
         PADDED_BLOCKS=triton.next_power_of_2(blocks),
         PADDED_SEGMENTS=triton.next_power_of_2(segments),
-        NUCLEUS=settings["nucleus"],
+        NUCLEUS=settings.nucleus,
         ROOM=_ROOM,
         FEW=_FEW,
-        num_warps=settings["finish_warps"],
+        num_warps=settings.finish_warps,
     )
 
 
-def _inputs(state: SamplingState, rows_R: Tensor, position: Tensor) -> tuple[object, ...]:
-    """What both kernels that read logits take next, in this order."""
-    return (
-        rows_R,
-        position,
-        position.stride(0),
-        state.needs,
-        state.temperature,
-        state.seed,
-        state.sample_index,
-        state.repetition,
-        state.seen.view(torch.uint8),
-        state.frequency,
-        state.presence,
-        state.counts,
-        state.bias_ids,
-        state.biases,
-        state.forbidden.view(torch.uint8),
-        state.bad_words,
-        state.recent,
-        state.min_tokens,
-        state.stop_ids,
-    )
+def _block(vocab: int) -> int:
+    """Values that a program has room for, of a narrow vocabulary."""
+    return max(int(triton.next_power_of_2(vocab)), 16)
 
 
 def _work(logits_RV: Tensor) -> Tensor:
@@ -218,8 +177,3 @@ def _spare(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Values and ids of each row."""
     shape, device = (logits_RV.shape[0], width), logits_RV.device
     return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int32, device=device)
-
-
-def _warps(name: str, block: int, device: torch.device) -> int:
-    """Of a program that holds a row of `block` values."""
-    return tuned("sampling", device, f"{name}-{block}", 1, {"warps": min(max(block // 512, 1), 8)})["warps"]

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from omni_ar.kernels.sampling.parameters import Draw
+
 _LOW32 = tl.constexpr(0xFFFFFFFF)
 _LARGEST = tl.constexpr(1.0 - 2.0**-24)
 _STEP = tl.constexpr(2.0**-32)
@@ -10,17 +12,18 @@ _HALF_STEP = tl.constexpr(2.0**-33)
 
 
 @triton.jit
-def draw_key(seed_ptr, sample_index_ptr, row, position, use):
-    """What names a row's draw, next to the id: the last three words of the counter, and the key's two."""
-    seed = tl.load(seed_ptr + row)
-    index = tl.load(sample_index_ptr + row)
+def draw_of(seeds, row, position, use):
+    """seeds: as `Seeds`, or `Parameters`. Gives a `Draw`."""
+    seed = tl.load(seeds.seed + row)
+    index = tl.load(seeds.sample_index + row)
     low, high = (seed & _LOW32).to(tl.uint64), ((seed >> 32) & _LOW32).to(tl.uint64)
-    return position.to(tl.uint32), index.to(tl.uint32), use.to(tl.uint32), low, high
+    return Draw(position.to(tl.uint32), index.to(tl.uint32), use.to(tl.uint32), low, high)
 
 
 @triton.jit
-def _philox(c0, c1, c2, c3, k0, k1):
-    """The counter's words are uint32, the key's are uint64 below 2 ** 32."""
+def _philox(c0, draw):
+    """draw: as `Draw`. c0: uint32."""
+    c1, c2, c3, k0, k1 = draw
     for _ in tl.static_range(10):
         # One wide multiplication gives both halves of a product.
         first = c0.to(tl.uint64) * 0xD2511F53
@@ -44,16 +47,16 @@ def _gumbel(word):
 
 
 @triton.jit
-def noise_of(ids, position, index, use, k0, k1):
+def noise_of(ids, draw):
     """Noise of any ids. Four times the work of `noise_of_all`."""
-    a, b, c, d = _philox((ids >> 2).to(tl.uint32), position, index, use, k0, k1)
+    a, b, c, d = _philox((ids >> 2).to(tl.uint32), draw)
     place = ids & 3
     return _gumbel(tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d))))
 
 
 @triton.jit
-def noise_of_all(start, position, index, use, k0, k1, COUNT: tl.constexpr):
+def noise_of_all(start, draw, COUNT: tl.constexpr):
     """Noise of COUNT ids from `start` on, a multiple of 4."""
     quad = (start // 4 + tl.arange(0, COUNT // 4)).to(tl.uint32)
-    a, b, c, d = _philox(quad, position, index, use, k0, k1)
+    a, b, c, d = _philox(quad, draw)
     return _gumbel(tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [COUNT]))

@@ -32,83 +32,63 @@ def meant(x):
 
 
 @triton.jit
-def ruled(
-    x,
-    start,
-    row,
-    needs,
-    position,
-    work_ptr,
-    repetition_ptr,
-    seen_ptr,
-    frequency_ptr,
-    presence_ptr,
-    counts_ptr,
-    bias_ids_ptr,
-    biases_ptr,
-    forbidden_ptr,
-    bad_words_ptr,
-    recent_ptr,
-    min_tokens_ptr,
-    stop_ids_ptr,
-    vocab,
-    BLOCK: tl.constexpr,
-):
-    """x: logits of ids from `start` on. work_ptr: where the row has fp32 of its own for each id; written for rules on some ids."""
+def ruled(x, start, row, needs, position, work_ptr, parameters, vocab, BLOCK: tl.constexpr):
+    """x: logits of ids from `start` on. parameters: as `Parameters`. work_ptr: where the row has fp32 of its own for each id;
+    written for rules on some ids."""
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab
     if (needs & REPETITION) != 0:
-        penalty = tl.load(repetition_ptr + row)
-        seen = tl.load(seen_ptr + row * (vocab + 1) + ids, mask=inside, other=0)
+        penalty = tl.load(parameters.repetition + row)
+        seen = tl.load(parameters.seen + row * (vocab + 1) + ids, mask=inside, other=0)
         x = tl.where(seen != 0, tl.where(x < 0, x * penalty, tl.div_rn(x, penalty)), x)
     if (needs & PENALTY) != 0:
-        count = tl.load(counts_ptr + row * (vocab + 1) + ids, mask=inside, other=0).to(tl.float32)
-        presence = tl.where(count > 0, tl.load(presence_ptr + row), 0.0)
-        x = x - (count * tl.load(frequency_ptr + row) + presence)
+        count = tl.load(parameters.counts + row * (vocab + 1) + ids, mask=inside, other=0).to(tl.float32)
+        presence = tl.where(count > 0, tl.load(parameters.presence + row), 0.0)
+        x = x - (count * tl.load(parameters.frequency + row) + presence)
     if (needs & FORBIDDEN) != 0:
-        forbidden = tl.load(forbidden_ptr + row * vocab + ids, mask=inside, other=0)
+        forbidden = tl.load(parameters.forbidden + row * vocab + ids, mask=inside, other=0)
         x = tl.where(forbidden != 0, float("-inf"), x)
     if (needs & SOME_IDS) != 0:
         # These name ids, and a register has no address: through memory. A bias may follow what is impossible: it stays so.
         tl.store(work_ptr + ids, x, mask=inside)
         tl.debug_barrier()
         if (needs & BIAS) != 0:
-            _add_biases(work_ptr, start, row, bias_ids_ptr, biases_ptr, BLOCK)
+            _add_biases(work_ptr, start, row, parameters, BLOCK)
             tl.debug_barrier()
         if (needs & BAD_WORDS) != 0:
-            _rule_out_words(work_ptr, start, row, bad_words_ptr, recent_ptr, BLOCK)
-        if ((needs & MIN_TOKENS) != 0) & (position < tl.load(min_tokens_ptr + row)):
-            _rule_out_stops(work_ptr, start, row, stop_ids_ptr, BLOCK)
+            _rule_out_words(work_ptr, start, row, parameters, BLOCK)
+        if ((needs & MIN_TOKENS) != 0) & (position < tl.load(parameters.min_tokens + row)):
+            _rule_out_stops(work_ptr, start, row, parameters, BLOCK)
         tl.debug_barrier()
         x = tl.load(work_ptr + ids, mask=inside, other=float("-inf"))
     return x
 
 
 @triton.jit
-def _add_biases(work_ptr, start, row, bias_ids_ptr, biases_ptr, BLOCK: tl.constexpr):
+def _add_biases(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
     at = row * BIASED_IDS + tl.arange(0, BIASED_IDS)
-    ids = tl.load(bias_ids_ptr + at)
-    bias = tl.load(biases_ptr + at)
+    ids = tl.load(parameters.bias_ids + at)
+    bias = tl.load(parameters.biases + at)
     # Padding is id 0 with no bias: without it each id comes once, and nobody else writes its place.
     here = (ids >= start) & (ids < start + BLOCK) & (bias != 0)
     tl.store(work_ptr + ids, tl.load(work_ptr + ids, mask=here, other=0.0) + bias, mask=here)
 
 
 @triton.jit
-def _rule_out_words(work_ptr, start, row, bad_words_ptr, recent_ptr, BLOCK: tl.constexpr):
+def _rule_out_words(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
     letter = tl.arange(0, WORD_LENGTH)[None, :]
-    recent = tl.load(recent_ptr + row * WORD_LENGTH + letter)
+    recent = tl.load(parameters.recent + row * WORD_LENGTH + letter)
     for first in range(0, WORDS, _WORDS_AT_ONCE):
         word = (row * WORDS + first + tl.arange(0, _WORDS_AT_ONCE)) * (WORD_LENGTH + 1)
-        before = tl.load(bad_words_ptr + word[:, None] + letter)
-        last = tl.load(bad_words_ptr + word + WORD_LENGTH)
+        before = tl.load(parameters.bad_words + word[:, None] + letter)
+        last = tl.load(parameters.bad_words + word + WORD_LENGTH)
         fits = (before == recent) | (before == _ANYTHING) | ((before == _SOMETHING) & (recent >= 0))
         said = tl.min(fits.to(tl.int32), axis=1) != 0
         tl.store(work_ptr + last, float("-inf"), mask=said & (last >= start) & (last < start + BLOCK))
 
 
 @triton.jit
-def _rule_out_stops(work_ptr, start, row, stop_ids_ptr, BLOCK: tl.constexpr):
+def _rule_out_stops(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
     at = tl.arange(0, _STOPS)
-    ids = tl.load(stop_ids_ptr + row * STOP_IDS + at, mask=at < STOP_IDS, other=-1)
+    ids = tl.load(parameters.stop_ids + row * STOP_IDS + at, mask=at < STOP_IDS, other=-1)
     tl.store(work_ptr + ids, float("-inf"), mask=(ids >= start) & (ids >= 0) & (ids < start + BLOCK))

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from omni_ar.kernels.sampling.bits import RANDOM, SELECTS
-from omni_ar.kernels.sampling.noise import draw_key, noise_of_all
+from omni_ar.kernels.sampling.noise import draw_of, noise_of_all
 from omni_ar.kernels.sampling.order import rank_of
 from omni_ar.kernels.sampling.rules import meant, ruled
 
@@ -20,22 +20,7 @@ def scan(
     rows_ptr,
     position_ptr,
     position_stride,
-    needs_ptr,
-    temperature_ptr,
-    seed_ptr,
-    sample_index_ptr,
-    repetition_ptr,
-    seen_ptr,
-    frequency_ptr,
-    presence_ptr,
-    counts_ptr,
-    bias_ids_ptr,
-    biases_ptr,
-    forbidden_ptr,
-    bad_words_ptr,
-    recent_ptr,
-    min_tokens_ptr,
-    stop_ids_ptr,
+    parameters,
     work_ptr,
     segments_ptr,
     best_ptr,
@@ -46,7 +31,7 @@ def scan(
     BLOCK: tl.constexpr,
     SEGMENT: tl.constexpr,
 ):
-    """One program per block and row of the batch; whose rows these are, and their parameters: see `kernel._inputs`.
+    """One program per block and row of the batch. parameters: as `Parameters`.
 
     work: fp32 `[R, vocab]`, a row's values after rules and temperature. segments: fp32 `[R, blocks * BLOCK / SEGMENT]`, the maximum
     of each segment. weight: fp32 `[R, blocks]`, what a block's values weigh, relative to its own maximum. best: int64
@@ -55,37 +40,16 @@ def scan(
     """
     block, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows_ptr + place)
-    needs = tl.load(needs_ptr + row).to(tl.int32)
+    needs = tl.load(parameters.needs + row).to(tl.int32)
     position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride)
     start = block * BLOCK
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab
     x = meant(tl.load(logits_ptr + place * logits_stride + ids, mask=inside, other=float("-inf")).to(tl.float32))
     work_row_ptr = work_ptr + place * vocab
-    x = ruled(
-        x,
-        start,
-        row,
-        needs,
-        position,
-        work_row_ptr,
-        repetition_ptr,
-        seen_ptr,
-        frequency_ptr,
-        presence_ptr,
-        counts_ptr,
-        bias_ids_ptr,
-        biases_ptr,
-        forbidden_ptr,
-        bad_words_ptr,
-        recent_ptr,
-        min_tokens_ptr,
-        stop_ids_ptr,
-        vocab,
-        BLOCK,
-    )
+    x = ruled(x, start, row, needs, position, work_row_ptr, parameters, vocab, BLOCK)
     if (needs & RANDOM) != 0:
-        x = tl.div_rn(x, tl.load(temperature_ptr + row))
+        x = tl.div_rn(x, tl.load(parameters.temperature + row))
     blocks = tl.num_programs(0)
     if ((needs & RANDOM) != 0) & ((needs & SELECTS) != 0):
         tl.store(work_row_ptr + ids, x, mask=inside)
@@ -96,6 +60,5 @@ def scan(
         tl.store(weight_ptr + place * blocks + block, weight)
     else:
         if (needs & RANDOM) != 0:
-            counter, index, purpose, k0, k1 = draw_key(seed_ptr, sample_index_ptr, row, position, use)
-            x += noise_of_all(start, counter, index, purpose, k0, k1, BLOCK)
+            x += noise_of_all(start, draw_of(parameters, row, position, use), BLOCK)
         tl.store(best_ptr + place * blocks + block, tl.max(rank_of(x, ids)))

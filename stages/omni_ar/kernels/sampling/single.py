@@ -5,8 +5,9 @@ import triton.language as tl
 
 from omni_ar.kernels.sampling.bits import RANDOM
 from omni_ar.kernels.sampling.choose import choose
-from omni_ar.kernels.sampling.noise import draw_key
+from omni_ar.kernels.sampling.noise import draw_of
 from omni_ar.kernels.sampling.order import NOTHING, id_of, rank_of
+from omni_ar.kernels.sampling.parameters import Spare, Wanted
 from omni_ar.kernels.sampling.rules import meant, ruled
 
 
@@ -21,25 +22,7 @@ def sample_row(
     rows_ptr,
     position_ptr,
     position_stride,
-    needs_ptr,
-    temperature_ptr,
-    seed_ptr,
-    sample_index_ptr,
-    repetition_ptr,
-    seen_ptr,
-    frequency_ptr,
-    presence_ptr,
-    counts_ptr,
-    bias_ids_ptr,
-    biases_ptr,
-    forbidden_ptr,
-    bad_words_ptr,
-    recent_ptr,
-    min_tokens_ptr,
-    stop_ids_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
+    parameters,
     work_ptr,
     spare_x_ptr,
     spare_ids_ptr,
@@ -51,49 +34,33 @@ def sample_row(
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """One program per row of the batch, of BLOCK ids at most; whose rows these are, and their parameters: see `kernel._inputs`.
+    """One program per row of the batch, of BLOCK ids at most. parameters: as `Parameters`.
 
     work: fp32 `[R, vocab]`, for rules that name ids. spare_x, spare_ids: fp32 and int32 `[R, FEW]`, for values that are compared
     each with each.
     """
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
-    needs = tl.load(needs_ptr + row).to(tl.int32)
+    needs = tl.load(parameters.needs + row).to(tl.int32)
     position = tl.load(position_ptr + (row if BY_ROW else place) * position_stride)
     ids = tl.arange(0, BLOCK)
     x = meant(tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32))
-    x = ruled(
-        x,
-        0,
-        row,
-        needs,
-        position,
-        work_ptr + place * vocab,
-        repetition_ptr,
-        seen_ptr,
-        frequency_ptr,
-        presence_ptr,
-        counts_ptr,
-        bias_ids_ptr,
-        biases_ptr,
-        forbidden_ptr,
-        bad_words_ptr,
-        recent_ptr,
-        min_tokens_ptr,
-        stop_ids_ptr,
-        vocab,
-        BLOCK,
-    )
+    x = ruled(x, 0, row, needs, position, work_ptr + place * vocab, parameters, vocab, BLOCK)
     best = tl.full([], NOTHING, tl.int64)
     if (needs & RANDOM) != 0:
-        x = tl.div_rn(x, tl.load(temperature_ptr + row))
-        k = tl.minimum(tl.load(top_k_ptr + row), vocab).to(tl.int32)
-        tail = (1.0 - tl.load(top_p_ptr + row)).to(tl.float32)
-        min_p = tl.load(min_p_ptr + row)
+        x = tl.div_rn(x, tl.load(parameters.temperature + row))
+        k = tl.minimum(tl.load(parameters.top_k + row), vocab).to(tl.int32)
+        tail = (1.0 - tl.load(parameters.top_p + row)).to(tl.float32)
+        min_p = tl.load(parameters.min_p + row)
         best = _drawn(
-            x, ids, row, needs, k, tail, min_p, position, use, seed_ptr, sample_index_ptr,
-            spare_x_ptr + place * FEW, spare_ids_ptr + place * FEW, FEW,
-        )  # fmt: skip
+            x,
+            ids,
+            Wanted(needs, k, tail, min_p),
+            draw_of(parameters, row, position, use),
+            spare_x_ptr,
+            spare_ids_ptr,
+            FEW,
+        )
     else:
         best = tl.max(rank_of(x, ids))
     tl.store(out_ptr + place * out_stride, id_of(best))
@@ -105,9 +72,7 @@ def draw_row(
     logits_stride,
     rows_ptr,
     position_ptr,
-    temperature_ptr,
-    seed_ptr,
-    sample_index_ptr,
+    seeds,
     spare_x_ptr,
     spare_ids_ptr,
     out_ptr,
@@ -119,18 +84,17 @@ def draw_row(
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """At temperature 1, with the same settings for all rows; greedy rows are so here too. Spare ones: as in `sample_row`."""
+    """At temperature 1, with the same settings for all rows; greedy rows are so here too. seeds: as `Seeds`. Spare ones: as in
+    `sample_row`."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     ids = tl.arange(0, BLOCK)
     x = meant(tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32))
     best = tl.full([], NOTHING, tl.int64)
-    if tl.load(temperature_ptr + row) != 0:
+    if tl.load(seeds.temperature + row) != 0:
         needs = tl.full([], NEEDS, tl.int32)
-        best = _drawn(
-            x, ids, row, needs, k, tail, 0.0, tl.load(position_ptr + place), use, seed_ptr, sample_index_ptr,
-            spare_x_ptr + place * FEW, spare_ids_ptr + place * FEW, FEW,
-        )  # fmt: skip
+        draw = draw_of(seeds, row, tl.load(position_ptr + place), use)
+        best = _drawn(x, ids, Wanted(needs, k, tail, 0.0), draw, spare_x_ptr, spare_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
     # A code is looked up in a table next: where none is possible, any does.
@@ -138,25 +102,8 @@ def draw_row(
 
 
 @triton.jit
-def _drawn(
-    x,
-    ids,
-    row,
-    needs,
-    k,
-    tail,
-    min_p,
-    position,
-    use,
-    seed_ptr,
-    sample_index_ptr,
-    spare_x_ptr,
-    spare_ids_ptr,
-    FEW: tl.constexpr,
-):
-    counter, index, purpose, k0, k1 = draw_key(seed_ptr, sample_index_ptr, row, position, use)
+def _drawn(x, ids, wanted, draw, spare_x_ptr, spare_ids_ptr, FEW: tl.constexpr):
     most = tl.max(x)
     most = tl.where(most == float("-inf"), 0.0, most)
-    return choose(
-        x, ids, most, 0.0, needs, k, tail, min_p, counter, index, purpose, k0, k1, spare_x_ptr, spare_ids_ptr, FEW
-    )
+    first = tl.program_id(0).to(tl.int64) * FEW
+    return choose(x, ids, most, 0.0, wanted, draw, Spare(spare_x_ptr + first, spare_ids_ptr + first), FEW)

@@ -31,35 +31,21 @@ def _measured(x_ptr, most, low, middle, vocab, TILE: tl.constexpr):
 
 
 @triton.jit
-def draw_from_row(
-    x_ptr,
-    most,
-    needs,
-    k,
-    tail,
-    min_p,
-    position,
-    index,
-    use,
-    k0,
-    k1,
-    vocab,
-    TILE: tl.constexpr,
-):
+def draw_from_row(x_ptr, most, wanted, draw, vocab, TILE: tl.constexpr):
     """As `choose`, of all values of a row."""
     threshold = tl.full([], LOWEST + 1, tl.int32)
-    if (needs & TOP_K) != 0:
-        threshold = _kth_largest(x_ptr, most, threshold, k, vocab, TILE)
-    if (needs & TOP_P) != 0:
-        threshold = _nucleus(x_ptr, most, threshold, tail, vocab, TILE)
+    if (wanted.needs & TOP_K) != 0:
+        threshold = _kth_largest(x_ptr, most, threshold, wanted.k, vocab, TILE)
+    if (wanted.needs & TOP_P) != 0:
+        threshold = _nucleus(x_ptr, most, threshold, wanted.tail, vocab, TILE)
     best = tl.full([], NOTHING, tl.int64)
     for start in range(0, vocab, TILE):
         ids = start + tl.arange(0, TILE)
         x = tl.load(x_ptr + ids, mask=ids < vocab, other=float("-inf"))
         keep = key_of(x) >= threshold
-        if (needs & MIN_P) != 0:
-            keep = keep & (tl.exp(x - most) >= min_p)
-        noisy = tl.where(keep, x + noise_of_all(start, position, index, use, k0, k1, TILE), float("-inf"))
+        if (wanted.needs & MIN_P) != 0:
+            keep = keep & (tl.exp(x - most) >= wanted.min_p)
+        noisy = tl.where(keep, x + noise_of_all(start, draw, TILE), float("-inf"))
         best = tl.maximum(best, tl.max(rank_of(noisy, ids)))
     return best
 

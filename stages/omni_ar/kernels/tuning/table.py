@@ -1,8 +1,8 @@
 """Looks launch settings up.
 
 `<device>/<operation>.json` beside this file maps a shape's key to a map from a size (rows, tokens) to settings:
-`{"norm_linear-N4096-D1024-bfloat16": {"1": {"block_n": 4, "block_d": 1024, "num_warps": 2}, "8": {...}}}`. Written by the scripts
-in `benchmarks/tune`.
+`{"H32-K8-D128-B16-bf16": {"1": {"block_n": 64, "splits": 32, ...}, "8": {...}}}`. The `settings` of an operation convert them to
+the struct that its kernels take. Written by the scripts in `benchmarks/tune`.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-Config = Mapping[str, int]
+Config = Mapping[str, object]
 
 
 def tuned(operation: str, device: torch.device, key: str, size: int, default: Config) -> Config:

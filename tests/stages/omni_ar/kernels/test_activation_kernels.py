@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from omni_ar.kernels.activation import kernel, reference
-from support.exact import DTYPES, HERE
+from support.exact import DTYPES, HERE, served
 
 SHAPES = [(1, 8), (3, 40), (2, 7), (4, 1030)]
 LARGE = [(1, 3072), (64, 768), (33, 12_288), (2049, 3072), (5, 385)]
@@ -19,7 +19,9 @@ def exact(x):
 
 @pytest.mark.parametrize("run", [kernel.silu_and_mul, reference.silu_and_mul], ids=["kernel", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), SHAPES + [pytest.param(*s, marks=pytest.mark.gpu) for s in LARGE])
+@pytest.mark.parametrize(
+    ("rows", "width"), SHAPES + [served(3, 3072)] + [pytest.param(*s, marks=pytest.mark.gpu) for s in LARGE]
+)
 def test_silu_and_mul(run, rows, width, dtype):
     x = (torch.randn(rows, 2 * width, generator=torch.Generator().manual_seed(rows)) * 6).to(HERE, dtype)
     ours = run(x)

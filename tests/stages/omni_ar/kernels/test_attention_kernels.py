@@ -1,6 +1,8 @@
 """The attention kernels against brute-force attention in float64: tiny under the interpreter, and random shapes on a GPU."""
 
 import random
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from omni_ar.attention import TritonPagedAttention
 from omni_ar.kernels.attention import decode_kernel, prefill_kernel
 from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
+from support.exact import served
 from support.paged_rows import LAYER, PagedRows, mixed_batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,10 +30,9 @@ def attend(world, q, meta, decode, prefill=PREFILL):
     if count:
         table, lengths = meta.decode_block_table_RM, meta.decode_lengths_R
         decode_kernel.decode_attention(q[:count], key, value, table, lengths, arrivals, decode, out[:count])
-    if meta.prefills:
-        lengths = [row.query_length for row in meta.prefills]
+    if q.shape[0] > count:
         rows = meta.prefill_rows_P4
-        prefill_kernel.prefill_attention(q, key, value, meta.block_table_NM, rows, lengths, prefill, out)
+        prefill_kernel.prefill_attention(q, key, value, meta.block_table_NM, rows, count, prefill, out)
     assert not arrivals.any()
     return out
 
@@ -59,6 +61,21 @@ def test_kernels(splits, fused, decodes, prefills, shape):
     world = PagedRows(splits, device=DEVICE, **shape)
     q, meta, expected = mixed_batch(world, decodes, prefills, spare_columns=2, poison=world.poison)
     check(attend(world, q, meta, decode_settings(splits, fused)), expected)
+
+
+@pytest.mark.parametrize(
+    ("prefills", "spare", "shape"),
+    [
+        pytest.param([(3, 9), (0, 8), (17, 1)], (2, 15), {"group": 2}, id="tokens and rows"),
+        pytest.param([(0, 1), (5, 1), (9, 9)], (0, 3), {"group": 2}, id="every row with a last tile"),
+        pytest.param([(2, 5)], (3, 0), {"group": 3, "head_dim": 20, "block_size": 3}, id="rows alone"),
+        pytest.param([], (4, 21), {"group": 4}, id="nobody"),
+    ],
+)
+def test_what_a_captured_batch_has_left_is_zero(prefills, spare, shape):
+    world = PagedRows(3, device=DEVICE, **shape)
+    q, meta, expected = mixed_batch(world, [0, 7], prefills, spare=spare, poison=world.poison)
+    check(attend(world, q, meta, decode_settings(1)), expected)
 
 
 def test_queries_may_be_a_part_of_something_wider():
@@ -97,11 +114,23 @@ def test_random_shapes(dtype, head_dim, omni_device):
             lengths = [longest]
         blocks = 2 + sum(-(-length // block_size) for length in [*lengths, *(sum(chunk) for chunk in chunks)])
         world = PagedRows(seed, kv_heads, group, head_dim, block_size, blocks, dtype, "cuda")
-        q, meta, expected = mixed_batch(world, lengths, chunks, spare_columns=seed % 3 * 50, poison=world.poison)
+        spare = (chance.randint(0, 16), chance.choice([0, 1, 40, 1000])) if seed % 2 else None
+        q, meta, expected = mixed_batch(
+            world, lengths, chunks, spare_columns=seed % 3 * 50, spare=spare, poison=world.poison
+        )
         backend = TritonPagedAttention(omni_device)
         ours = backend.attend(q, world.cache, LAYER, meta)
         check(ours, expected)
         assert torch.equal(backend.attend(q, world.cache, LAYER, meta), ours)
+
+
+# Heads that were measured, small: parts added up by the last split to arrive, and by a second kernel.
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kv_heads", "group", "lengths"), [served(8, 2, [300, 70]), served(4, 8, [700])])
+def test_served_heads(kv_heads, group, lengths, omni_device):
+    world = PagedRows(0, kv_heads, group, 128, 16, 100, torch.bfloat16, "cuda")
+    q, meta, expected = mixed_batch(world, lengths, [(40, 100), (0, 70)], spare_columns=9, poison=world.poison)
+    check(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
 
 
 @pytest.mark.gpu
@@ -134,6 +163,47 @@ def test_a_captured_step_reads_lengths_and_tables_when_it_is_replayed(rows, omni
         meta.decode_lengths_R.copy_(new.decode_lengths_R)
         meta.decode_block_table_RM.zero_()
         meta.decode_block_table_RM[:, : new.decode_block_table_RM.shape[1]] = new.decode_block_table_RM
+        graph.replay()
+        check(captured, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [48, 512, 2048])
+@pytest.mark.parametrize("decodes", [0, 16])
+def test_a_captured_prompt_reads_chunks_when_it_is_replayed(tokens, decodes, omni_device):
+    """Other chunks of other rows in every replay, and padding behind them."""
+    chance, chunks = random.Random(tokens + decodes), 16
+    blocks = 2 + decodes * 40 + 8 * tokens // 16 + chunks * 64
+    world = PagedRows(0, 4, 8, 128, 16, blocks, torch.bfloat16, "cuda")
+    columns = 64 + tokens // 16
+    q, meta, _ = mixed_batch(world, [1] * decodes, [], spare=(chunks, tokens))
+    meta = replace(
+        meta,
+        decode_block_table_RM=torch.zeros(decodes, columns, dtype=torch.int64, device="cuda"),
+        decode_max_length=columns * 16,
+        block_table_NM=torch.zeros(decodes + chunks, columns, dtype=torch.int64, device="cuda"),
+    )
+    backend = TritonPagedAttention(omni_device)
+    q.zero_()
+    backend.attend(q, world.cache, LAYER, meta)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backend.attend(q, world.cache, LAYER, meta)
+    for count in (0, 1, 3, chunks):
+        taken = PagedRows(count, 4, 8, 128, 16, blocks, torch.bfloat16, "cuda")
+        taken.cache = world.cache
+        cuts = sorted(chance.sample(range(1, tokens), count))
+        queries = [end - begin for begin, end in pairwise([0, *cuts])]
+        prefills = [(chance.choice([0, chance.randint(1, 900)]), length) for length in queries]
+        lengths = [chance.choice([0, chance.randint(1, 600)]) for _ in range(decodes)]
+        spare = (chunks - count, tokens - sum(queries))
+        new_q, new, expected = mixed_batch(taken, lengths, prefills, spare=spare)
+        q.copy_(new_q)
+        meta.decode_lengths_R.copy_(new.decode_lengths_R)
+        meta.prefill_rows_P4.copy_(new.prefill_rows_P4)
+        width = new.block_table_NM.shape[1]
+        meta.block_table_NM[: len(new.block_table_NM), :width] = new.block_table_NM
+        meta.decode_block_table_RM[:, :width] = new.decode_block_table_RM
         graph.replay()
         check(captured, expected)
 

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from omni_ar.kernels.frame import kernel, reference
 from omni_ar.kernels.rope import HeadNorms
 from omni_ar.kernels.rope.reference import rotary_table
-from support.exact import DTYPES, HERE
+from support.exact import DTYPES, HERE, served
 
 EPS = 1e-6
 # Rows, positions, query heads, key heads, head width.
@@ -41,7 +41,9 @@ def exact_frames(qkv_RGX, norms, cos, sin, heads, kv_heads, width):
 @pytest.mark.parametrize("operation", [kernel.attend_frame, reference.attend_frame], ids=["kernel", "reference"])
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES + [pytest.param(s, marks=pytest.mark.gpu) for s in LARGE])
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, served((2, 16, 16, 8, 128)), *(pytest.param(s, marks=pytest.mark.gpu) for s in LARGE)]
+)
 def test_a_frame_in_passes(operation, shape, normed, dtype):
     rows, positions, heads, kv_heads, width = shape
     qkv = draw(rows, positions, (heads + 2 * kv_heads) * width, dtype=dtype)

@@ -13,7 +13,13 @@ from omni_ar.kernels.moe.few import mix_few
 from omni_ar.kernels.moe.grouped import multiply_down, multiply_gate_up
 from omni_ar.kernels.moe.grouping import route_and_group
 from omni_ar.kernels.moe.kernel import mix_experts, mix_grouped
-from omni_ar.kernels.moe.settings import default_settings
+from omni_ar.kernels.moe.settings import (
+    FewProduct,
+    FewSettings,
+    GroupedProduct,
+    GroupedSettings,
+    default_settings,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Largest error as a share of the largest result.
@@ -21,22 +27,15 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 CLOSE = {torch.float32: 1e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def few(gate_i=4, gate_d=16, down_d=4, down_i=8):
-    return {
-        "gate_i": gate_i,
-        "gate_d": gate_d,
-        "gate_warps": 4,
-        "down_d": down_d,
-        "down_i": down_i,
-        "down_warps": 4,
-    }
+def few(gate_i=4, gate_d=16, down_d=4, down_i=8, warps=4):
+    return FewSettings(
+        gate=FewProduct(i=gate_i, d=gate_d, warps=warps), down=FewProduct(i=down_i, d=down_d, warps=warps)
+    )
 
 
-def grouped(block_m=16, n=16, k=16, left=0, stages=2, warps=4, tma=0, halves=0, overlap=0):
-    tile = {"n": n, "k": k, "stages": stages, "warps": warps, "left": left, "tma": tma, "halves": halves}
-    return {"block_m": block_m, "overlap": overlap} | {
-        f"{product}_{key}": v for product in ("gate", "down") for key, v in tile.items()
-    }
+def grouped(block_m=16, n=16, k=16, left=False, stages=2, warps=4, tma=False, halves=False, overlap=False):
+    tile = GroupedProduct(n=n, k=k, stages=stages, warps=warps, left=left, tma=tma, halves=halves)
+    return GroupedSettings(block_m=block_m, overlap=overlap, gate=tile, down=tile)
 
 
 class Case:
@@ -64,13 +63,15 @@ class Case:
             y_TD.index_add_(0, token, out * weight_TK[token, k][:, None])
         return y_TD
 
-    def run(self, config):
-        weight_TK, _, groups = route_and_group(self.logits_TE, self.top_k, True, config["block_m"])
-        hidden_SI = multiply_gate_up(self.x_TD, self.gate_up_EXD, groups, self.top_k, config)
-        return combine(multiply_down(hidden_SI, self.down_EDI, groups, config), weight_TK, config["overlap"])
+    def run(self, settings):
+        weight_TK, _, groups = route_and_group(self.logits_TE, self.top_k, True, settings.block_m)
+        given = (self.x_TD, self.gate_up_EXD, groups, self.top_k)
+        hidden_SI = multiply_gate_up(*given, settings.gate, settings.overlap)
+        y_SD = multiply_down(hidden_SI, self.down_EDI, groups, settings.down, settings.overlap)
+        return combine(y_SD, weight_TK, settings.overlap)
 
-    def check(self, config):
-        y_TD, expected = self.run(config), self.expected()
+    def check(self, settings):
+        y_TD, expected = self.run(settings), self.expected()
         assert y_TD.dtype == self.x_TD.dtype
         error = (y_TD.double() - expected).abs().max() / expected.abs().max()
         assert error < TOLERANCE[y_TD.dtype]
@@ -95,11 +96,11 @@ class Mixture:
         )
         self.experts = Experts(*weights, top_k, norm_topk, SharedExpert(*own) if shared else None)
 
-    def check(self, run, *config):
-        self._check(run(self.x_TD, self.delta_TD, self.norm, self.experts, *config), self.x_TD + self.delta_TD)
+    def check(self, run, *settings):
+        self._check(run(self.x_TD, self.delta_TD, self.norm, self.experts, *settings), self.x_TD + self.delta_TD)
         normed_TD = self._normed(self.x_TD).to(self.x_TD.dtype)
-        self._check(run(self.x_TD, None, self.norm, self.experts, *config), self.x_TD)
-        self._check(run(normed_TD, None, None, self.experts, *config), normed_TD, normed_TD)
+        self._check(run(self.x_TD, None, self.norm, self.experts, *settings), self.x_TD)
+        self._check(run(normed_TD, None, None, self.experts, *settings), normed_TD, normed_TD)
 
     def _normed(self, x_TD):
         x_TD = x_TD.double()
@@ -159,7 +160,7 @@ def test_mixtures_by_the_default_of_an_unmeasured_shape(tokens):
     Mixture(tokens, 16, 8, 4, 2, shared=12).check(mix_experts)
 
 
-@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "width", "intermediate", "experts", "top_k"),
     [(1, 16, 8, 4, 2), (21, 20, 13, 6, 3), (40, 32, 24, 2, 1), (7, 33, 17, 3, 3)],
@@ -170,12 +171,12 @@ def test_grouped_rows(left, tokens, width, intermediate, experts, top_k):
 
 def test_blocks_that_are_not_half_full():
     routing = torch.tensor([[0]] * 18 + [[1]] * 30 + [[2]] * 3)
-    Case(51, 16, 8, 4, 1, routing=routing).check(grouped(block_m=32, halves=1))
+    Case(51, 16, 8, 4, 1, routing=routing).check(grouped(block_m=32, halves=True))
 
 
-@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("left", [False, True])
 def test_weights_through_the_copy_engine(left):
-    Case(21, 24, 12, 6, 3).check(grouped(left=left, tma=1))
+    Case(21, 24, 12, 6, 3).check(grouped(left=left, tma=True))
 
 
 def test_one_expert_takes_every_token():
@@ -188,8 +189,8 @@ def test_idle_experts_are_not_read():
     for idle in (0, 2, 3, 5):
         case.gate_up_EXD[idle] = float("nan")
         case.down_EDI[idle] = float("nan")
-    for config in (grouped(), grouped(left=1)):
-        torch.testing.assert_close(case.run(config).double(), expected, rtol=1e-4, atol=1e-5)
+    for settings in (grouped(), grouped(left=True)):
+        torch.testing.assert_close(case.run(settings).double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -258,11 +259,44 @@ def test_adding_the_shared_expert(tokens, width, dtype):
     y_TKD, shared_TD, x_TD, gate_1D = draw(tokens, 3, width), draw(tokens, width), draw(tokens, width), draw(1, width)
     weight_TK = torch.rand(tokens, 3, generator=generator).to(DEVICE)
     given = [tensor.double() for tensor in (y_TKD, weight_TK, shared_TD, x_TD, gate_1D)]
-    out_TD = combine(y_TKD.flatten(0, 1), weight_TK, 0, (shared_TD, x_TD, gate_1D))
+    out_TD = combine(y_TKD.flatten(0, 1), weight_TK, False, (shared_TD, x_TD, gate_1D))
     y_TKD, weight_TK, shared_TD, x_TD, gate_1D = given
     expected = (y_TKD * weight_TK[..., None]).sum(1) + (x_TD @ gate_1D.T).sigmoid() * shared_TD
     assert out_TD.dtype == dtype
     assert (out_TD.double() - expected).abs().max() / expected.abs().max() < TOLERANCE[dtype]
+
+
+# As the shapes that are served, but small: tiles fill their blocks.
+SERVED = {"width": 1024, "intermediate": 384, "experts": 128, "top_k": 6, "dtype": torch.bfloat16}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shared", [0, 768])
+def test_few_rows_at_served_tiles(shared):
+    mixture = Mixture(2, shared=shared, **SERVED)
+    mixture.check(mix_few, few(gate_i=2, gate_d=1024, down_d=2, down_i=128, warps=2))
+    mixture.check(mix_few, few(gate_i=4, gate_d=512, down_d=1, down_i=512, warps=1))
+
+
+# One program groups up to 64 tokens, more are counted first.
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("tokens", "tile"),
+    [
+        (8, {"n": 32, "k": 128, "left": True, "stages": 3, "overlap": True}),
+        (40, {"n": 32, "k": 128, "left": True, "stages": 3, "tma": True, "overlap": True}),
+        (70, {"block_m": 64, "n": 64, "k": 64, "stages": 3}),
+        (150, {"block_m": 128, "n": 64, "k": 64, "stages": 3, "tma": True, "halves": True, "warps": 8}),
+    ],
+)
+def test_grouped_rows_at_served_tiles(tokens, tile):
+    Case(tokens, **SERVED).check(grouped(**tile))
+
+
+@pytest.mark.gpu
+def test_mixtures_of_grouped_rows_at_served_tiles():
+    """So few tokens that none of its linear maps is one of cuBLAS's, which racecheck does not get through."""
+    Mixture(24, shared=768, **SERVED).check(mix_experts)
 
 
 @pytest.mark.gpu
@@ -273,14 +307,14 @@ def test_random_shapes(seed):
     experts = rng.choice([1, 3, 8, 17, 64, 128])
     top_k = rng.randint(1, min(8, experts))
     width, intermediate = rng.choice([64, 129, 256, 520, 1024]), rng.choice([8, 33, 96, 384])
-    tma = int(width % 8 == 0 and intermediate % 8 == 0 and dtype != torch.float32)
+    tma = width % 8 == 0 and intermediate % 8 == 0 and dtype != torch.float32
     tiles = [
-        {"block_m": rng.choice([16, 32, 64]), "n": rng.choice([32, 64]), "k": 32, "left": left, "tma": tma * overlap}
+        {"block_m": rng.choice([16, 32, 64]), "n": rng.choice([32, 64]), "k": 32, "left": left, "tma": tma and overlap}
         | {"overlap": overlap}
-        for left in (0, 1)
-        for overlap in (0, 1)
+        for left in (False, True)
+        for overlap in (False, True)
     ]
-    tiles.append({"block_m": 128, "n": 64, "k": 32, "halves": 1, "tma": tma, "warps": 8})
+    tiles.append({"block_m": 128, "n": 64, "k": 32, "halves": True, "tma": tma, "warps": 8})
     for tokens in (1, 2, rng.randint(3, 16), rng.randint(17, 90), rng.randint(91, 400)):
         case = Case(tokens, width, intermediate, experts, top_k, seed, dtype)
         for tile in tiles:
@@ -314,7 +348,7 @@ def test_the_same_bits_every_time(tokens):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tokens", [1, 8, 40, 300])
 def test_captured(tokens, overlap):
     mixture = Mixture(tokens, 256, 128, 32, 4, 128, dtype=torch.bfloat16)
@@ -322,7 +356,7 @@ def test_captured(tokens, overlap):
 
     def step():
         few_TD, _ = mix_few(*given, few(8, 256, 2, 128))
-        grouped_TD, _ = mix_grouped(*given, grouped(n=32, k=64, left=1, stages=3, tma=1, overlap=overlap))
+        grouped_TD, _ = mix_grouped(*given, grouped(n=32, k=64, left=True, stages=3, tma=True, overlap=overlap))
         return few_TD, grouped_TD
 
     step()

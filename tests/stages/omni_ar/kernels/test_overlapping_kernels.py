@@ -2,16 +2,18 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 pytest.importorskip("triton")
 
+from omni_ar.kernels.linear.settings import StreamedSettings, TiledSettings
 from omni_ar.kernels.overlap import kernels_in_turn, overlaps
 from support.exact import HERE
 
-STREAMED = {"block_n": 4, "block_d": 1024, "num_warps": 4}
-TILED = {"tile_n": 16, "tile_d": 128, "slices": 1, "rows_left": 0, "num_warps": 4, "num_stages": 4}
-SLICED = {"tile_n": 8, "tile_d": 256, "slices": 4, "rows_left": 0, "num_warps": 4, "num_stages": 4}
-HELD = {"tile_n": 16, "tile_d": 512, "slices": 8, "rows_left": 0, "num_warps": 8, "num_stages": 2, "held": 1}
+STREAMED = StreamedSettings(block_n=4, block_d=1024, num_warps=4)
+TILED = TiledSettings(tile_n=16, tile_d=128, slices=1, rows_left=False, num_warps=4, num_stages=4)
+SLICED = TiledSettings(tile_n=8, tile_d=256, slices=4, rows_left=False, num_warps=4, num_stages=4)
+HELD = TiledSettings(tile_n=16, tile_d=512, slices=8, rows_left=False, num_warps=8, num_stages=2, held=True)
 WIDTH, HEADS, KV_HEADS, HEAD, INNER, EPS = 1024, 8, 2, 128, 1536, 1e-6
 
 
@@ -46,10 +48,10 @@ class Chain:
                 return streamed.norm_linear(x, delta, self.norm, EPS, weight, None, gated, STREAMED)
             if way == "sliced":
                 # Weight rows of a tile: the matrix units' left operand has 16.
-                config = SLICED if gated else SLICED | {"tile_n": 16}
-                return tiled.norm_linear(x, delta, self.norm, EPS, weight, None, gated, config)
+                settings = SLICED if gated else replace(SLICED, tile_n=16)
+                return tiled.norm_linear(x, delta, self.norm, EPS, weight, None, gated, settings)
             if way == "held" and gated:
-                return tiled.norm_linear(x, delta, self.norm, EPS, weight, None, gated, HELD | {"tile_n": 8})
+                return tiled.norm_linear(x, delta, self.norm, EPS, weight, None, gated, replace(HELD, tile_n=8))
             x, total = add_rms_norm(x, delta, self.norm, EPS, ahead=weight)
             return (tiled.gated_linear if gated else tiled.linear)(x, weight, None, TILED), total
 
@@ -66,7 +68,7 @@ class Chain:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("way", "rows"), [("streamed", 7), ("tiled", 5), ("sliced", 8)])
+@pytest.mark.parametrize(("way", "rows"), [("streamed", 7), ("tiled", 5), ("sliced", 8), ("held", 8)])
 def test_a_chain_gives_the_same_bits_as_one_kernel_after_another(way, rows):
     chain = Chain(rows, layers=2)
     with kernels_in_turn():

@@ -6,13 +6,13 @@ import torch
 pytest.importorskip("triton")
 
 from omni_ar.kernels.rope import HeadNorms, kernel, reference
-from support.exact import DTYPES, HERE, assert_near
+from support.exact import DTYPES, HERE, assert_near, served
 
 EPS = 1e-6
 # Tokens, query heads, key heads, head width, block size.
 SHAPES = [(3, 4, 2, 8, 4), (1, 2, 1, 16, 8), (2, 3, 3, 12, 1)]
 LARGE = [(1, 32, 4, 128, 16), (64, 16, 8, 128, 16), (2049, 16, 2, 128, 16), (5, 7, 1, 80, 16), (33, 8, 8, 256, 32)]
-ALL_SHAPES = SHAPES + [pytest.param(shape, marks=pytest.mark.gpu) for shape in LARGE]
+ALL_SHAPES = [*SHAPES, served((5, 16, 8, 128, 16)), *(pytest.param(shape, marks=pytest.mark.gpu) for shape in LARGE)]
 
 
 def generator(seed):
@@ -25,7 +25,9 @@ def frequencies(half):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("axes", [1, 3])
-@pytest.mark.parametrize(("tokens", "half"), [(9, 8), (2, 6), pytest.param(5000, 64, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("tokens", "half"), [(9, 8), (2, 6), served(9, 64), pytest.param(5000, 64, marks=pytest.mark.gpu)]
+)
 def test_table(tokens, half, axes, dtype):
     positions = torch.randint(0, 65_536, (axes, tokens), generator=generator(tokens)).to(HERE)
     axis = None if axes == 1 else torch.arange(half, device=HERE) % 3
@@ -75,7 +77,9 @@ class Layer:
         return turned[0], *pages
 
 
-@pytest.mark.parametrize("operation", [kernel.qk_norm_rope_write, reference.qk_norm_rope_write])
+@pytest.mark.parametrize(
+    "operation", [kernel.qk_norm_rope_write, reference.qk_norm_rope_write], ids=["kernel", "reference"]
+)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ALL_SHAPES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from omni_ar.kernels.sampling import fused_draw, fused_sample, kernel
+from omni_ar.kernels.sampling.settings import WideSettings
 from omni_ar.sampling import EVERYTHING, draw, sample
 from support.sampling_kernels import assert_same_ids, moved, noisy_logits, state_of
 
@@ -36,9 +37,10 @@ PROMPT, OUTPUTS = (1, 2, 2, 5), (5, 5, 7)
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary of 100 is a wide one."""
-    settings = {"block": 32, "segment": 8, "nucleus": 4, "scan_warps": 4, "scan_registers": 0, "finish_warps": 4}
-    for name, value in {"_ROOM": 32, "_FEW": 16, "_WIDE": settings}.items():
-        monkeypatch.setattr(kernel, name, value)
+    settings = WideSettings(block=32, segment=8, nucleus=4, scan_warps=4, scan_registers=0, finish_warps=4)
+    monkeypatch.setattr(kernel, "_ROOM", 32)
+    monkeypatch.setattr(kernel, "_FEW", 16)
+    monkeypatch.setattr(kernel, "wide_settings", lambda device, vocab: settings)
 
 
 def check_rows(vocab: int, rows: list[dict[str, Any]], device: str, scale: float = 2.0, steps: int = 2) -> set[int]:

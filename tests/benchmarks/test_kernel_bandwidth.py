@@ -1,4 +1,4 @@
-"""benchmarks/kernels.py calls every kernel that a layer or a step is made of."""
+"""benchmarks/kernel_bandwidth.py calls every kernel that a layer or a step is made of."""
 
 import json
 from pathlib import Path
@@ -31,9 +31,9 @@ OPERATIONS = {
 }
 
 
-def test_kernels_measures_every_operation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_operation_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
-    run_script(monkeypatch, "kernels", "--device", "cpu", "--tiny", "--json", str(file))
+    run_script(monkeypatch, "kernel_bandwidth", "--device", "cpu", "--tiny", "--json", str(file))
     cases = json.loads(file.read_text())["numbers"]
     assert {case["name"].split()[0] for case in cases} == OPERATIONS
     assert all(case["bytes"] > 0 and case["seconds"] > 0 for case in cases)

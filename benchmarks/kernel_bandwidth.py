@@ -1,6 +1,6 @@
 """Every kernel at the shapes that matter: bytes over time, as a share of what a copy reaches in the same run.
 
-    python benchmarks/kernels.py [--only moe attention ...] [--json FILE]
+    python benchmarks/kernel_bandwidth.py [--only moe attention ...] [--json FILE]
 
 Times are medians of calls in one CUDA graph, so launches cost what they cost in a captured step. Weights, keys and values are
 rotated over more memory than the L2 cache holds; activations of a few rows stay in it. `share` is the floor over the time: the

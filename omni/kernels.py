@@ -1,4 +1,4 @@
-"""Kernel or reference."""
+"""Kernel or plain torch: what operations ask that have both."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

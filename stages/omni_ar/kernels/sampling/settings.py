@@ -1,0 +1,43 @@
+"""Launch settings of the sampling kernels. For any number of rows the same: sums would round otherwise, and a row's tokens depend
+on its neighbours."""
+
+from functools import cache
+
+import msgspec
+import torch
+
+from omni_ar.kernels.tuning import tuned
+
+
+class RowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a program that holds a row."""
+
+    warps: int
+
+
+class WideSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a wide vocabulary. block, segment: ids of a program and of a segment. nucleus: segments that are searched for what top-p
+    keeps, before all are. scan_registers: of a thread at most; 0 leaves it to the compiler."""
+
+    block: int
+    segment: int
+    nucleus: int
+    scan_warps: int
+    scan_registers: int
+    finish_warps: int
+
+
+_WIDE = WideSettings(block=2048, segment=128, nucleus=256, scan_warps=4, scan_registers=64, finish_warps=8)
+
+
+@cache
+def row_settings(device: torch.device, operation: str, block: int) -> RowSettings:
+    """operation: `sample` or `draw`. block: values that a program has room for."""
+    measured = tuned("sampling", device, f"{operation}-{block}", 1, {})
+    return msgspec.convert(measured, RowSettings) if measured else RowSettings(warps=min(max(block // 512, 1), 8))
+
+
+@cache
+def wide_settings(device: torch.device, vocab: int) -> WideSettings:
+    measured = tuned("sampling", device, f"V{vocab}", 1, {})
+    return msgspec.convert(measured, WideSettings) if measured else _WIDE

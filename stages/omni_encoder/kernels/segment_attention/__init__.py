@@ -1,0 +1,34 @@
+"""Attention within the segments of a packed batch: every position attends to all positions of its own segment.
+
+Shape legend: S positions of the batch, H heads, W width of a head.
+"""
+
+from torch import Tensor
+
+from omni.kernels import runs_kernel
+from omni_encoder.kernels.segment_attention import reference
+
+__all__ = ["attend_segments"]
+
+
+def attend_segments(
+    q_SHW: Tensor,
+    k_SHW: Tensor,
+    v_SHW: Tensor,
+    bounds_S2: Tensor,
+    lengths: tuple[int, ...] | None,
+    scale: float,
+) -> Tensor:
+    """Attention of every position to those of its segment: contiguous, `[S, H, W]`.
+
+    q_SHW, k_SHW, v_SHW: float32, float16 or bfloat16, all of one; dense along W. Kernels are compiled for the strides of H and S,
+    which should not follow from S. bounds_S2: int32, where each position's segment begins and where the next one does; segments
+    lie one behind the other. Zeros from where padding begins: it attends to nothing, and gets zeros. lengths: of the segments,
+    where the host knows them and there is no padding; else None. scale: of scores, before the softmax.
+    """
+    if not runs_kernel(q_SHW):
+        return reference.attend_segments(q_SHW, k_SHW, v_SHW, bounds_S2, lengths, scale)
+    from omni_encoder.kernels.segment_attention import kernel
+
+    settings = kernel.choose_settings(q_SHW.dtype)
+    return kernel.attend_segments(q_SHW, k_SHW, v_SHW, bounds_S2, scale, settings)
