@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.replay import H200_BANDWIDTH, replayed_seconds
+from omni.kernels import plain_torch
 from omni_ar.attention import AttentionMetadata, KVCache
 from omni_ar.kernels.fetch import nothing_fetched
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.kernels.overlap import kernels_in_turn
-from omni_ar.kernels.select import plain_torch
 from omni_ar.layers import Attention, DecoderConfig, DecoderLayer, GatedMLP, RotaryEmbedding
 from omni_qwen3_omni.code_predictor import CodePredictor
 

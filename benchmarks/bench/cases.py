@@ -50,6 +50,7 @@ class DecodeCase:
             "block_size": _BLOCK,
             "num_blocks": max(self.rows * longest, 8192 // _BLOCK),
             "graph_batch_sizes": (self.rows,),
+            "graph_chunk_sizes": tuple({min(self.prompt, _BUDGET), _BUDGET}),
         }
 
     def tokens(self, steps: int) -> int:

@@ -1,8 +1,9 @@
 """A CUDA device: torch streams and events."""
 
+import gc
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -97,7 +98,7 @@ class CudaDevice(Device):
 
     def _captured(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with self._on(stream):
+        with self._on(stream), _no_collection():
             # Thread-local: another thread may allocate meanwhile.
             graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
             try:
@@ -148,6 +149,19 @@ class CudaDevice(Device):
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         assert isinstance(stream, CudaStream)
         return _Entered(self, stream.raw)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Graphs of an engine that is gone wait for Python's collector, and to destroy one while another is captured spoils that. For
+    whoever holds `_capturing`."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Entered:

@@ -1,10 +1,20 @@
 """What a step leaves for the host, copied on a stream of its own."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from omni.device.base import Device, Event, Phase, Stream
 from omni.device.ring import HostRing, HostSlot
+
+
+class Sent(NamedTuple):
+    """A copy on its way. ready: the host may read `slot`. made: what is copied was there, and all that was launched before."""
+
+    slot: HostSlot
+    ready: Event
+    made: Event
 
 
 class Downloader:
@@ -43,10 +53,11 @@ class Downloader:
         if self._newest is not None:
             self._newest.release()
 
-    def send(self, copy: Phase, source: Tensor) -> tuple[HostSlot, Event]:
+    def send(self, copy: Phase, source: Tensor) -> Sent:
         """Enqueues `copy(host, source)` behind what is on `after` now, and nothing that follows there. `source` has the shape of a
         slot but for its first dimension, which may be shorter."""
-        self._device.wait(self._stream, self._device.record(self._after))
+        made = self._device.record(self._after)
+        self._device.wait(self._stream, made)
         slot = self._newest = self._ring.advance()
         self.turn = (self.turn + 1) % self._slots
         slot.take()
@@ -56,4 +67,4 @@ class Downloader:
         finally:
             ready = self._device.record(self._stream)
             slot.guard(ready)
-        return slot, ready
+        return Sent(slot, ready, made)

@@ -59,6 +59,7 @@ class Talker(CodecModel):
             position_axes=3,
             prompt_columns=("text", "codec"),
             step_columns=("text",),
+            forward_segments=(),
         )
 
     @property

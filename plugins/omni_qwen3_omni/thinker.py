@@ -50,6 +50,7 @@ class Thinker(ArModel):
             max_positions=config.max_positions,
             position_axes=3,
             payload_width=config.width if self._accept is not None else 0,
+            forward_segments=("image",),
         )
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:

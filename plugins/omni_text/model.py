@@ -33,6 +33,7 @@ class TextModel(ArModel):
             hidden_width=config.width,
             vocab_size=self._config.vocab_size,
             max_positions=config.max_positions,
+            forward_segments=(),
         )
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:

@@ -1,6 +1,9 @@
 """An autoregressive stage that is loaded, and has no KV blocks yet."""
 
-from omni.batch_sizes import captured_sizes
+import logging
+from itertools import islice
+
+from omni.batch_sizes import captured_lengths, captured_sizes
 from omni.device import AllocationCount
 from omni.stage import Footprint, StageContext, capture_progress, module_bytes
 from omni_ar.attention.select import select_backend
@@ -12,6 +15,8 @@ from omni_ar.run.pages import block_bytes
 from omni_ar.run.profile import run_largest_steps
 from omni_ar.run.runner import Runner
 from omni_ar.run.worker import ArWorker
+
+_log = logging.getLogger(__name__)
 
 
 class LoadedAr:
@@ -50,16 +55,31 @@ class LoadedAr:
     def start(self, pages: int) -> ArWorker:
         self._runner.allocate(pages)
         if self._context.graphs:
-            self._runner.capture(capture_progress(self._context.stage.name, self._captured_sizes()))
+            name, chunks = self._context.stage.name, self._captured_chunks()
+            if not self._runner.captures_chunks:
+                backend = self._options.attention_backend
+                _log.warning(
+                    "%s: steps with prompts run uncaptured: %r attends to chunks that the host knows", name, backend
+                )
+            sizes = capture_progress(name, (*chunks, *self._captured_sizes()))
+            self._runner.capture_chunks(islice(sizes, len(chunks)))
+            self._runner.capture(sizes)
         return self._new_worker(pages)
 
     def _run_largest_steps(self) -> None:
         run_largest_steps(self._runner, self._model.shape, self._limits)
         if self._context.graphs:
-            self._runner.capture(self._captured_sizes()[:1])  # the others fit where it was
+            # The others fit where the largest were.
+            self._runner.capture_chunks(self._captured_chunks()[:1])
+            self._runner.capture(self._captured_sizes()[:1])
 
     def _captured_sizes(self) -> tuple[int, ...]:
         return captured_sizes(self._options.graph_batch_sizes, self._limits.rows)
+
+    def _captured_chunks(self) -> tuple[int, ...]:
+        if not self._runner.captures_chunks:
+            return ()
+        return captured_lengths(self._options.graph_chunk_sizes, self._limits.max_num_batched_tokens)
 
     def _new_runner(self) -> Runner:
         """With the null block alone."""

@@ -19,12 +19,15 @@ from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 class ArShape:
     """What the runner must know to allocate and to feed a model.
 
-    hidden_width: width of the hidden states that `forward` returns. position_axes: 3 for M-RoPE, else 1.
+    hidden_width: width of the hidden states that `forward` returns. input_width: that of input embeddings, which are of the stage's
+    dtype; None for the same. position_axes: 3 for M-RoPE, else 1.
     prompt_columns: id columns of a prompt, in order. step_columns: id columns that condition each decode step.
     payload_width: width of the hidden states that `forward` stores for a consumer; 0 if it stores none.
     emits_tokens: whether it stores those of generated tokens too, one for each (`TokenHidden`), and not only those of prompts.
     max_positions: longest sequence the model was made for.
     logits_dtype: what `logits` returns, if it is not the stage's dtype: logits are kept as they are.
+    forward_segments: names of the prompt segments that `forward` reads too, besides `embed_prompt`; None: it may read any. Steps
+    with others can be captured, and then show `forward` none.
     """
 
     num_layers: int
@@ -33,12 +36,14 @@ class ArShape:
     hidden_width: int
     vocab_size: int
     max_positions: int
+    input_width: int | None = None
     position_axes: int = 1
     prompt_columns: tuple[str, ...] = ("ids",)
     step_columns: tuple[str, ...] = ()
     payload_width: int = 0
     emits_tokens: bool = False
     logits_dtype: torch.dtype | None = None
+    forward_segments: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,34 +78,28 @@ class NextTokens:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSink:
-    """Where the hidden states that a consumer needs go: a gather and a store, or for decode rows one store.
+    """Where the hidden states that a consumer needs go.
 
-    decode_slots_R: page slots of the decode rows, with which the batch begins; `[0]` if theirs are not needed.
-    tokens_m, slots_m: index into the batch and page slot of the others.
+    slots_n: int64 page slots of the n tokens with which the batch begins; a null slot where nobody needs one. Of those behind them,
+    nobody needs any.
     """
 
     pages: Tensor
-    decode_slots_R: Tensor
-    tokens_m: Tensor
-    slots_m: Tensor
+    slots_n: Tensor
 
     def store(self, hidden_TD: Tensor) -> None:
         """Stores the needed rows of `hidden_TD` into the payload pages."""
-        rows_SD = self.pages.flatten(0, 1)
-        decodes = self.decode_slots_R.shape[0]
-        if decodes:
-            rows_SD.index_copy_(0, self.decode_slots_R, hidden_TD[:decodes])
-        if self.tokens_m.shape[0]:
-            rows_SD.index_copy_(0, self.slots_m, hidden_TD.index_select(0, self.tokens_m))
+        self.pages.flatten(0, 1).index_copy_(0, self.slots_n, hidden_TD[: self.slots_n.shape[0]])
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's batch as `forward` sees it: decode rows first, one token each, then chunks of other requests.
 
-    positions_PT: int64 rotary positions. prompt_start: the first prompt token; before it stand decode rows, and generated tokens
-    that preempted requests run again. segments: of the prompt tokens, each with the part that stands in this step's chunk.
-    payload: None when nothing of this step is needed elsewhere.
+    positions_PT: int64 rotary positions. segments: of the prompt tokens, each with the part that stands in this step's chunk.
+    prompt_start: of a batch with segments the first prompt token; before it stand decode rows, and generated tokens that preempted
+    requests run again. payload: None when nothing of this step is needed elsewhere.
+    A captured batch has no segments, and may end in tokens that are nobody's.
     """
 
     positions_PT: Tensor

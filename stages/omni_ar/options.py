@@ -75,6 +75,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_in_flight: steps that are launched before the tokens of the first of them are read; 1 waits for each step's tokens.
     graph_batch_sizes: numbers of rows whose decode steps are captured at start, where graphs are on (`engine.graphs`); a batch of
         fewer rows is padded to the next, one of more runs uncaptured. None takes sizes up to `max_num_seqs`.
+    graph_chunk_sizes: numbers of prompt tokens (tokens of chunks) of the steps whose forward is captured at start, where graphs are
+        on; a step with fewer is padded to the next, one with more runs uncaptured. None takes sizes up to `max_num_batched_tokens`.
     attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or `"flashinfer"`, the last two where installed.
     prefix_cache: keep the blocks of what has been computed, for prompts that begin alike.
     sampling: defaults for what a request leaves open.
@@ -87,6 +89,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_num_batched_tokens: int = 2048
     max_in_flight: int = 2
     graph_batch_sizes: tuple[int, ...] | None = None
+    graph_chunk_sizes: tuple[int, ...] | None = None
     attention_backend: str = "auto"
     prefix_cache: bool = True
     sampling: SamplingParams = GREEDY
@@ -99,6 +102,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if not 1 <= self.max_in_flight <= MAX_IN_FLIGHT:
             raise ValueError(f"max_in_flight must be at least 1, at most {MAX_IN_FLIGHT}")
         check_sizes(self.graph_batch_sizes, self.max_num_seqs)
+        check_sizes(self.graph_chunk_sizes, self.max_num_batched_tokens, "graph_chunk_sizes", "max_num_batched_tokens")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError("max_model_len must be at least 2")
         try:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni.batch_sizes import captured_sizes
+from omni.batch_sizes import captured_lengths, captured_sizes
 from omni.chunks import TokenChunk
 from omni.connector import Ref
 from omni.device import COMPLETED, Device, Stream
@@ -64,6 +64,8 @@ class ArWorkerDriver(StageDriver):
         self.lent: list[Lent] = []
         self.rows: dict[str, list[tuple[PromptHidden | TokenHidden | CodeFrame, Tensor]]] = {}
         self.looks: list[tuple[Tensor, Tensor]] = []
+        self._slots: list[Tensor] = []
+        """Of all gathers: made on another stream than theirs, their memory must not be given to the next meanwhile."""
 
     def ask(
         self,
@@ -161,6 +163,7 @@ class ArWorkerDriver(StageDriver):
         place = part.pages.device
         out = torch.empty(len(part.slots), part.pages.shape[-1], dtype=part.pages.dtype, device=place)
         slots_n = torch.from_numpy(part.slots.copy()).to(place)
+        self._slots.append(slots_n)
         self.device.launch(self.consumer_stream, take_rows, part.pages, slots_n, out)
         return out
 
@@ -215,7 +218,7 @@ class ArDriver(ArWorkerDriver):
         backend: AttentionBackend | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """captured: whether decode steps are, in `graph_batch_sizes`. backend: None takes that of plain torch."""
+        """captured: whether steps are, in `graph_batch_sizes` and `graph_chunk_sizes`. backend: None takes that of plain torch."""
         device = device or CpuDevice()
         options = options or ArOptions(max_num_seqs=4, block_size=4)
         limits = Limits.of("text", options, model.shape)
@@ -225,6 +228,7 @@ class ArDriver(ArWorkerDriver):
             blocks = options.num_blocks or limits.rows * limits.max_blocks
             runner.allocate(blocks)
             if captured:
+                runner.capture_chunks(captured_lengths(options.graph_chunk_sizes, limits.max_num_batched_tokens))
                 runner.capture(captured_sizes(options.graph_batch_sizes, limits.rows))
             worker = ArWorker("text", runner, model.shape, limits, options, blocks)
         super().__init__(worker, device, runner.stream)

@@ -133,7 +133,7 @@ class GlooTokens:
         self._sampled += 1
         self._awaited.append(Awaited(context.step, slot, arrival, kept_2R[0], kept_2R[1], context.flags, self._sending))
         self._sending = []
-        return Broadcast(slot, arrival)
+        return Broadcast(slot, arrival, self._device.record(self._stream))
 
     def forget(self) -> None:
         if self._awaited and self._awaited[-1].step == self._step:

@@ -29,7 +29,9 @@ class HiddenText(SmallText):
 
     @property
     def shape(self) -> ArShape:
-        return replace(super().shape, payload_width=self.emitted, emits_tokens=self.tokens)
+        shape = super().shape
+        wider = shape.hidden_width + 1
+        return replace(shape, input_width=wider, payload_width=self.emitted, emits_tokens=self.tokens)
 
     def _embed(self, ids_T: Tensor) -> Tensor:
         """The id goes along in a column of its own, which `forward` takes off again."""

@@ -45,6 +45,7 @@ class Cell:
                 "max_num_batched_tokens": 5 if self.tiny_budget else 2048,
                 "prefix_cache": self.cached,
                 "graph_batch_sizes": None if self.captured else (),
+                "graph_chunk_sizes": None if self.captured else (),
                 "max_num_seqs": 6,
             }.items()
         }

@@ -59,6 +59,7 @@ def ar_knobs(stage: str, block_size: int, roomy: int, few: int) -> Knobs:
     return {
         f"{stage}.max_in_flight": (1, 2, 4, 8),
         f"{stage}.graph_batch_sizes": ((), None, (1,)),
+        f"{stage}.graph_chunk_sizes": ((), None, (3,)),
         f"{stage}.block_size": (block_size,),
         f"{stage}.num_blocks": (roomy, few, few, few + 3),
         f"{stage}.max_num_batched_tokens": (2048, 3, 9),

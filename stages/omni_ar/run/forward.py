@@ -1,9 +1,10 @@
 """What a step's forward is made of: its launches, from the step's inputs to the hidden states that sampling needs.
 
-Shape legend: R rows of the batch, B rows of a captured one, S step columns, T tokens, D width.
+Shape legend: R rows of the batch, B rows of a captured one, S step columns, T tokens, P chunks, D width.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,17 +19,31 @@ from omni_ar.run.phases import (
     Embedded,
     Kept,
     embed_inputs,
+    keep_hidden,
     place_chunks,
+    place_payload,
     prepare_decodes,
     restore_frames,
     run_forward,
 )
-from omni_ar.run.plan import Chunk, StepPlan
-from omni_ar.run.state import RowState, StepBuffers, next_width
+from omni_ar.run.plan import Chunk, Room, StepPlan
+from omni_ar.run.state import ChunkBuffers, RowState, StepBuffers, next_width
 from omni_ar.run.step import PromptScores
 
 View = Callable[[Span], Tensor]
 """An uploaded array on the device (`Uploader.view`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStep:
+    """A step with chunks: what is planned, what was uploaded of it and how it is viewed, and what its batch has room for."""
+
+    plan: StepPlan
+    packed: PackedStep
+    chunks: PackedChunks
+    room: Room
+    view: View
+    scores: PromptScores | None
 
 
 class Forward:
@@ -58,121 +73,148 @@ class Forward:
         """Of a batch that only decodes. Its launches depend on nothing else, so they can be captured. blocks: how many of a row's
         table may be in use."""
         count, embedded = rows_R.shape[0], Embedded()
-        metadata = self._metadata(count, count, blocks)
-        batch = self._batch(metadata, count, pages, self._sink(count, None, None, pages))
+        room, sink = Room(count, 0, 0), None
+        if pages.hidden is not None and self._emits(room):
+            sink = PayloadSink(pages.hidden, self._buffers.slots_T[:count])
+        batch = self._batch(self._metadata(room, blocks), pages, sink)
         kept = Kept(None, self._buffers.hidden[:count])
         return [
             self._prepare(rows_R, blocks),
-            Launch.of(embed_inputs, self._model, [self._nexts(columns_SR)], None, embedded),
+            Launch.of(embed_inputs, self._model, [self.nexts(columns_SR)], None, embedded),
             Launch.of(run_forward, self._model, embedded, batch, kept),
         ]
 
-    def chunks(
-        self,
-        plan: StepPlan,
-        packed: PackedStep,
-        chunks: PackedChunks,
-        view: View,
-        scores: PromptScores | None,
-        pages: Pages,
-    ) -> list[Launch]:
+    def chunks(self, step: ChunkStep, pages: Pages) -> list[Launch]:
         """Of a batch with chunks, behind rows that decode, if there are any."""
-        buffers, decodes, embedded = self._buffers, len(plan.decodes), Embedded()
-        total, prompt_start = decodes + chunks.slots.size, decodes + chunks.replayed
-        launches: list[Launch] = []
-        nexts: list[NextTokens] = []
-        blocks = self.decode_blocks(plan) if decodes else 0
-        if decodes:
-            launches.append(self._prepare(view(packed.rows)[:decodes], blocks))
-            nexts.append(self._nexts(view(packed.columns)[:, :decodes]))
-        launches.append(self._place(chunks, decodes, total, view))
-        if chunks.replayed:
-            replayed, restore = self._replay(plan, chunks, view, pages)
-            nexts.append(replayed)
-            launches += restore
-        segments = tuple(_placed(segment, view) for segment in chunks.segments)
-        prompts = PromptTokens(view(chunks.columns), segments) if plan.prompts else None
-        metadata = self._metadata(decodes, total, blocks, self._prefill_rows(plan), view(chunks.rows))
-        sink = self._sink(decodes, chunks, view, pages)
-        batch = self._batch(metadata, total, pages, sink, prompt_start, segments)
-        kept = Kept(view(chunks.last), buffers.hidden[: chunks.last.size])
-        if scores is not None:
-            kept = Kept(kept.last_R, kept.hidden_RD, view(chunks.scored_tokens), scores.hidden_sD)
-        launches.append(Launch.of(embed_inputs, self._model, nexts, prompts, embedded))
-        launches.append(Launch.of(run_forward, self._model, embedded, batch, kept))
-        return launches
+        plan, chunks, view, embedded = step.plan, step.chunks, step.view, Embedded()
+        blocks = self.decode_blocks(plan) if plan.decodes else 0
+        segments = _placed(chunks, view)
+        metadata = self._metadata(step.room, blocks, self._prefill_rows(plan), view(chunks.rows))
+        sink = self._payload(step.room, pages) if self._emits(step.room) or chunks.payload else None
+        prompt_start = step.room.decodes + chunks.replayed
+        batch = self._batch(metadata, pages, sink, prompt_start, segments)
+        return [
+            *self._inputs(step, segments, blocks, embedded, pages),
+            Launch.of(run_forward, self._model, embedded, batch, self._kept(step)),
+        ]
+
+    def captured(self, room: Room, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
+        """The forward alone, of a batch with chunks that only the device knows, to be captured: `fill` comes before it, and `keep`
+        behind it."""
+        total = room.total
+        metadata = self._metadata(room, self._limits.max_blocks, rows_P4=buffers.rows_P4)
+        batch = self._batch(metadata, pages, self._payload(room, pages))
+        embedded, kept = Embedded(buffers.inputs_TD[:total]), Kept(None, buffers.outputs_TD[:total])
+        return [Launch.of(run_forward, self._model, embedded, batch, kept)]
+
+    def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
+        """What a captured forward reads."""
+        embedded = Embedded(buffers.inputs_TD[: step.room.total])
+        segments = _placed(step.chunks, step.view)
+        return self._inputs(step, segments, self._limits.max_blocks, embedded, pages, buffers.rows_P4)
+
+    def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> Launch:
+        """What is needed of what a captured forward has left."""
+        return Launch.of(keep_hidden, buffers.outputs_TD[: step.room.total], self._kept(step))
 
     def decode_blocks(self, plan: StepPlan) -> int:
         """How many blocks of the decoding rows' tables may be in use."""
         longest = max(request.computed for request in plan.decodes) + 1
         return -(-longest // self._limits.block_size)
 
-    def _prepare(self, rows_R: Tensor, blocks: int) -> Launch:
-        return Launch.of(prepare_decodes, self._state, rows_R, self._limits.block_size, self._buffers, blocks)
-
-    def _nexts(self, columns_SR: Tensor) -> NextTokens:
+    def nexts(self, columns_SR: Tensor) -> NextTokens:
+        """What decode rows feed in, once it is prepared."""
         count = columns_SR.shape[1]
         return NextTokens(self._buffers.ids_N[:count], columns_SR, self._buffers.codes_ND[:count])
 
-    def _metadata(
+    def _inputs(
         self,
-        decodes: int,
-        total: int,
+        step: ChunkStep,
+        segments: Sequence[PlacedSegment],
         blocks: int,
-        prefills: tuple[PrefillRow, ...] = (),
-        prefill_rows_P4: Tensor | None = None,
+        embedded: Embedded,
+        pages: Pages,
+        rows_P4: Tensor | None = None,
+    ) -> list[Launch]:
+        """Places and embeds a batch with chunks, its padding included. rows_P4: where the chunks are to be known, if not only where
+        they were uploaded to."""
+        chunks, room, view, buffers = step.chunks, step.room, step.view, self._buffers
+        targets, uploaded = [buffers.places_AT[:, room.decodes : room.total]], [view(chunks.places)]
+        if rows_P4 is not None:
+            targets.append(rows_P4)
+            uploaded.append(view(chunks.rows))
+        launches: list[Launch] = []
+        nexts: list[NextTokens] = []
+        if room.decodes:
+            launches.append(self._prepare(view(chunks.decodes), blocks))
+            nexts.append(self.nexts(view(step.packed.columns)))
+        launches.append(Launch.of(place_chunks, targets, uploaded))
+        if room.decodes and pages.hidden is not None:
+            slots_R = buffers.slots_T[: room.decodes] if self._emits(room) else None
+            launches.append(Launch.of(place_payload, buffers.payload_slots_T[: room.decodes], slots_R))
+        if chunks.replayed:
+            replayed, restore = self._replay(step, pages)
+            nexts.append(replayed)
+            launches += restore
+        prompts = PromptTokens(view(chunks.columns), segments) if step.plan.prompts else None
+        launches.append(Launch.of(embed_inputs, self._model, nexts, prompts, embedded))
+        return launches
+
+    def _kept(self, step: ChunkStep) -> Kept:
+        chunks, view = step.chunks, step.view
+        hidden_RD = self._buffers.hidden[: chunks.last.size]
+        if step.scores is None:
+            return Kept(view(chunks.last), hidden_RD)
+        return Kept(view(chunks.last), hidden_RD, view(chunks.scored_tokens), step.scores.hidden_sD)
+
+    def _prepare(self, rows_R: Tensor, blocks: int) -> Launch:
+        return Launch.of(prepare_decodes, self._state, rows_R, self._limits.block_size, self._buffers, blocks)
+
+    def _metadata(
+        self, room: Room, blocks: int, prefills: tuple[PrefillRow, ...] = (), rows_P4: Tensor | None = None
     ) -> AttentionMetadata:
-        buffers = self._buffers
+        buffers, decodes = self._buffers, room.decodes
         return AttentionMetadata(
-            slots_T=buffers.slots_T[:total],
+            slots_T=buffers.slots_T[: room.total],
             num_decode=decodes,
             decode_block_table_RM=buffers.table_NM[:decodes, :blocks],
             decode_lengths_R=buffers.lengths_N[:decodes],
             decode_max_length=blocks * self._limits.block_size,
             prefills=prefills,
-            prefill_rows_P4=prefill_rows_P4,
+            prefill_rows_P4=rows_P4,
             block_table_NM=self._state.block_table,
         )
 
     def _batch(
         self,
         metadata: AttentionMetadata,
-        total: int,
         pages: Pages,
         sink: PayloadSink | None,
-        prompt_start: int | None = None,
+        prompt_start: int = 0,
         segments: Sequence[PlacedSegment] = (),
     ) -> Batch:
-        positions_PT = self._buffers.positions_PT[:, :total]
-        start = total if prompt_start is None else prompt_start
-        return Batch(positions_PT, metadata, pages.kv, self._backend, start, segments, sink)
+        positions_PT = self._buffers.positions_PT[:, : metadata.slots_T.shape[0]]
+        return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, segments, sink)
 
-    def _sink(self, decodes: int, chunks: PackedChunks | None, view: View | None, pages: Pages) -> PayloadSink | None:
-        hidden = pages.hidden
-        emitting = decodes if self._model.shape.emits_tokens else 0
-        needed = chunks is not None and chunks.payload_tokens.size > 0
-        if hidden is None or not (emitting or needed):
-            return None
-        none = self._state.counting[:0]
-        tokens_m, slots_m = none, none
-        if chunks is not None and view is not None:
-            tokens_m, slots_m = view(chunks.payload_tokens), view(chunks.payload_slots)
-        return PayloadSink(hidden, self._buffers.slots_T[:emitting], tokens_m, slots_m)
+    def _emits(self, room: Room) -> bool:
+        """Whether hidden states of the batch's decode rows are needed elsewhere."""
+        return room.decodes > 0 and self._model.shape.emits_tokens
 
-    def _place(self, chunks: PackedChunks, start: int, end: int, view: View) -> Launch:
-        positions_PT, slots_T = self._buffers.positions_PT[:, start:end], self._buffers.slots_T[start:end]
-        return Launch.of(place_chunks, positions_PT, slots_T, view(chunks.positions), view(chunks.slots))
+    def _payload(self, room: Room, pages: Pages) -> PayloadSink | None:
+        """Of a batch with chunks."""
+        return (
+            PayloadSink(pages.hidden, self._buffers.payload_slots_T[: room.total]) if pages.hidden is not None else None
+        )
 
-    def _replay(
-        self, plan: StepPlan, chunks: PackedChunks, view: View, pages: Pages
-    ) -> tuple[NextTokens, list[Launch]]:
+    def _replay(self, step: ChunkStep, pages: Pages) -> tuple[NextTokens, list[Launch]]:
         """Generated tokens of preempted requests as inputs, and what restores their frames."""
-        model, count = self._model, chunks.replayed
+        model, chunks, view, count = self._model, step.chunks, step.view, step.chunks.replayed
         codes_nD = self._device.empty((count, next_width(model)), self._dtype, self._stream)
         launches: list[Launch] = []
         if pages.codes is not None:
-            saved = [_saved(chunk) for chunk in plan.replays]
-            slots_n = view(chunks.slots)[:count]
+            saved = [_saved(chunk) for chunk in step.plan.replays]
+            first = step.room.decodes
+            slots_n = self._buffers.slots_T[first : first + count]
             launches.append(Launch.of(restore_frames, model, saved, slots_n, pages.codes, codes_nD))
         return NextTokens(view(chunks.ids), view(chunks.steps), codes_nD), launches
 
@@ -186,7 +228,11 @@ class Forward:
         return tuple(rows)
 
 
-def _placed(packed: PackedSegment, view: View) -> PlacedSegment:
+def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedSegment, ...]:
+    return tuple(_placed_segment(segment, view) for segment in chunks.segments)
+
+
+def _placed_segment(packed: PackedSegment, view: View) -> PlacedSegment:
     """A chunk's part of a segment: views of its tensors, whose second-last dimension counts its positions."""
     tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.segment.tensors.items()}
     return PlacedSegment(packed.name, view(packed.tokens), tensors)

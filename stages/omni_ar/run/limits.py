@@ -12,6 +12,9 @@ from omni_ar.sampling import edit_words, start_words
 MAX_STARTS = 8
 """Rows that one step sets up: what a start uploads is bounded by it."""
 
+MAX_CAPTURED_CHUNKS = 2 * MAX_STARTS
+"""Chunks that a captured step has room for: as many as start in one, and as many that go on."""
+
 MAX_SCORED = 256
 """Prompt tokens that one step scores: each takes the logits of the whole vocabulary, and every row of the step waits for that."""
 
@@ -44,6 +47,11 @@ class Limits:
         return self.rows
 
     @property
+    def captured_chunks(self) -> int:
+        """Chunks that a captured step has room for."""
+        return min(self.rows, MAX_CAPTURED_CHUNKS)
+
+    @property
     def ring(self) -> int:
         # One more than may be unread, for the step that is being launched.
         return self.max_in_flight + 1
@@ -57,12 +65,12 @@ class Limits:
             raise ConfigError(f"{stage}.max_model_len", problem, "lower it")
         rows, size, budget = options.max_num_seqs, options.block_size, options.max_num_batched_tokens
         max_blocks = -(-length // size)
-        # Per token of a chunk: columns or step columns, positions, id, slot, segment index, payload index and slot; and, to be
-        # scored, its index and the id after it.
-        per_token = len(shape.prompt_columns) + len(shape.step_columns) + shape.position_axes + 7
-        # Per row that decodes: row, last, advance, step columns, a block's place and number, payload index and slot; and of a
+        # Per token of a chunk, or of the padding behind them: columns or step columns, positions, id, slot, segment index, payload
+        # slot; and, to be scored, its index and the id after it.
+        per_token = len(shape.prompt_columns) + len(shape.step_columns) + shape.position_axes + 6
+        # Per row: row, last, advance, row again if it decodes beside chunks, step columns, a block's place and number; and of a
         # chunk, of which there may be as many, what attention must know.
-        per_row = 11 + len(shape.step_columns)
+        per_row = 10 + len(shape.step_columns)
         # Per row that starts: its row, words and blocks, and what sampling sets up.
         per_start = 16 + max_blocks + start_words(shape.vocab_size, length, processors)
         starts = min(rows, MAX_STARTS)

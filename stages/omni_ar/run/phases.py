@@ -1,6 +1,6 @@
-"""The phases of a step: functions over preallocated buffers, launched in this order. None of them synchronizes.
+"""The phases of a step: functions over preallocated buffers. None of them synchronizes; docs/step.md has their order.
 
-Shape legend: R rows of the batch, K ids of a row (one, and as many more as are drafted), T tokens, S sampling words, V vocabulary,
+Shape legend: R rows of the batch, K ids of a row (one, and as many more as are drafted), T tokens, S step columns, V vocabulary,
 W handoff words, G code groups.
 """
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from omni.kernels import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
-from omni_ar.kernels.select import runs_kernel
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.state import OUTPUTS, RowState, StepBuffers
@@ -51,10 +51,18 @@ def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepB
     step.prepare_decodes(state, rows_R, block_size, out, max_blocks)
 
 
-def place_chunks(positions_PT: Tensor, slots_T: Tensor, chunk_positions_PT: Tensor, chunk_slots_T: Tensor) -> None:
-    """Appends the chunks' positions and slots to the decode rows'."""
-    positions_PT.copy_(chunk_positions_PT)
-    slots_T.copy_(chunk_slots_T)
+def place_chunks(targets: Sequence[Tensor], uploaded: Sequence[Tensor]) -> None:
+    """Puts what was uploaded of chunks where the forward finds it: their tokens' places behind those of decode rows."""
+    for target, source in zip(targets, uploaded, strict=True):
+        target.copy_(source)
+
+
+def place_payload(payload_slots_R: Tensor, slots_R: Tensor | None) -> None:
+    """Page slots of decode rows beside chunks; None if nobody needs their hidden states."""
+    if slots_R is None:
+        payload_slots_R.zero_()
+    else:
+        payload_slots_R.copy_(slots_R)
 
 
 def restore_frames(
@@ -84,32 +92,64 @@ class Kept:
 class Embedded:
     """Input embeddings on their way from one phase to the next, `[T, D]`."""
 
-    __slots__ = ("_x_TD",)
+    __slots__ = ("_place_TD", "_x_TD")
 
-    def __init__(self) -> None:
+    def __init__(self, place_TD: Tensor | None = None) -> None:
+        """place_TD: where they must be, if the forward is captured and embedding is not."""
+        self._place_TD = place_TD
         self._x_TD: Tensor | None = None
 
-    def put(self, x_TD: Tensor) -> None:
-        self._x_TD = x_TD
+    def put(self, parts: Sequence[Tensor]) -> None:
+        """One after another; zeros behind them, where there is a place and it is larger. Raises ValueError for embeddings that are
+        not what the model's shape says: to fit them in would be silent."""
+        if self._place_TD is None:
+            self._x_TD = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+            return
+        rest_TD = self._place_TD
+        for part in parts:
+            if part.shape[1] != rest_TD.shape[1] or part.dtype != rest_TD.dtype:
+                given, wanted = f"{part.dtype} of width {part.shape[1]}", f"{rest_TD.dtype} of {rest_TD.shape[1]}"
+                raise ValueError(f"the model gave {given} as input embeddings, not {wanted}: see ArShape.input_width")
+            rest_TD[: part.shape[0]].copy_(part)
+            rest_TD = rest_TD[part.shape[0] :]
+        # Equal rows take the same experts, so padding wakes few of them.
+        rest_TD.zero_()
 
     def take(self) -> Tensor:
-        """Lets go of them: the forward need not keep its input."""
+        """Lets go of them, unless they have a place of their own: the forward need not keep its input."""
+        if self._place_TD is not None:
+            return self._place_TD
         x_TD, self._x_TD = self._x_TD, None
         assert x_TD is not None
         return x_TD
 
 
 def embed_inputs(model: ArModel, nexts: Sequence[NextTokens], prompts: PromptTokens | None, out: Embedded) -> None:
-    """Input embeddings of the batch."""
-    parts = [model.embed_next(tokens) for tokens in nexts]
+    """Input embeddings of the batch. Raises ValueError for more or fewer than tokens: with padding, that would be silent."""
+    parts = [_embeddings("embed_next", model.embed_next(tokens), tokens.ids_R.shape[0]) for tokens in nexts]
     if prompts is not None:
-        parts.append(model.embed_prompt(prompts))
-    out.put(parts[0] if len(parts) == 1 else torch.cat(parts))
+        parts.append(_embeddings("embed_prompt", model.embed_prompt(prompts), prompts.columns_CT.shape[1]))
+    out.put(parts)
+
+
+def _embeddings(function: str, given_TD: Tensor, tokens: int) -> Tensor:
+    if given_TD.ndim != 2 or given_TD.shape[0] != tokens:
+        raise ValueError(f"{function} gave {list(given_TD.shape)} for {tokens} tokens: give one embedding for each")
+    return given_TD
 
 
 def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: Kept) -> None:
-    """Runs the backbone and keeps the hidden states that sampling needs."""
+    """Runs the backbone and keeps the hidden states that are needed. Raises ValueError for others than the model's shape says."""
     hidden_TD = model(embedded.take(), batch)
+    wanted, dtype = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), kept.hidden_RD.dtype
+    if hidden_TD.shape != wanted or hidden_TD.dtype != dtype:
+        given = f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
+        raise ValueError(f"forward gave {given}, not {dtype} {list(wanted)}: see ArShape.hidden_width")
+    keep_hidden(hidden_TD, kept)
+
+
+def keep_hidden(hidden_TD: Tensor, kept: Kept) -> None:
+    """Keeps the hidden states that sampling and scoring need. A phase of its own where the forward was captured."""
     if kept.last_R is None:
         kept.hidden_RD.copy_(hidden_TD)
     else:

@@ -39,6 +39,10 @@ class StepPlan:
     grown: tuple[Growth, ...] = ()
 
     @property
+    def chunk_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
     def requests(self) -> tuple[ArRequest, ...]:
         """All that take part."""
         return self.decodes + tuple(chunk.request for chunk in self.chunks)
@@ -57,6 +61,26 @@ class StepPlan:
         return tuple(chunk for chunk in self.chunks if not chunk.replay)
 
     @property
+    def room(self) -> "Room":
+        """As much as the step needs."""
+        return Room(len(self.decodes), self.chunk_tokens, len(self.chunks))
+
+    @property
     def starts(self) -> tuple[ArRequest, ...]:
         """Requests whose row's state is set up by this step."""
         return tuple(chunk.request for chunk in self.chunks if chunk.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a batch with chunks is laid out for: rows that decode, then tokens of chunks, of so many chunks. Of each there may be
+    more than a step needs; what is left is padding."""
+
+    decodes: int
+    tokens: int
+    chunks: int
+
+    @property
+    def total(self) -> int:
+        """Tokens of the batch."""
+        return self.decodes + self.tokens

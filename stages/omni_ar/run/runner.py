@@ -10,13 +10,14 @@ from omni.device import Device, Event, Graph, Launch, Stream, Uploader
 from omni_ar.attention import AttentionBackend
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.forward import Forward
+from omni_ar.run.chunk_graphs import ChunkGraphs
+from omni_ar.run.forward import ChunkStep, Forward
 from omni_ar.run.graphs import CapturedStep, StepGraphs
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack import PackedChunks, PackedStarts, PackedStep, captured_spans, pack_step, scored_positions
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
-from omni_ar.run.plan import StepPlan
+from omni_ar.run.plan import Room, StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
 from omni_ar.run.state import RowState, StepBuffers
@@ -25,7 +26,9 @@ from omni_ar.run.step import (
     PromptScores,
     SampledStep,
     ScoredChunk,
+    ScoreHandoff,
     StepContext,
+    TokenHandoff,
     Written,
     snapshot,
 )
@@ -62,6 +65,9 @@ class Runner:
         self._buffers = StepBuffers.allocate(device, model, limits, dtype)
         self._forward = Forward(device, self.stream, model, backend, limits, dtype, self._state, self._buffers)
         self._graphs = StepGraphs(name)
+        self._chunk_graphs = ChunkGraphs(name, device, self.stream, model, self._forward, limits, dtype)
+        self.captures_chunks = backend.captures_prefills
+        """Whether the attention backend lets steps with prompts be captured."""
         self._pages: Pages | None = None
         # One more than steps in flight: a step that fails half-way may leave a copy behind.
         self._uploader = Uploader(device, self.stream, limits.upload_words, limits.ring + 1)
@@ -77,6 +83,7 @@ class Runner:
         """Allocates KV and payload pages, the null block besides; replaces those that were there."""
         self._pages = None  # the old ones go before the new ones come
         self._graphs.clear()  # they are of the old ones
+        self._chunk_graphs.clear()
         self._pages = Pages.allocate(self.device, self._model, num_blocks, self._limits.block_size, self._dtype)
 
     def capture(self, sizes: Iterable[int]) -> None:
@@ -90,6 +97,12 @@ class Runner:
             graph = self.device.capture(self.stream, f"{self._graphs.name}-decode-{size}", decode)
             self.source.capture(rows_B, advance_B)
             self._graphs[size] = CapturedStep(graph, self._capture_codes(rows_B))
+
+    def capture_chunks(self, sizes: Iterable[int]) -> None:
+        """Captures the forward of steps with prompts, of these numbers of tokens in chunks. As `capture`, and before it: these take
+        the most memory. Not for a runner whose backend does not let it (`captures_chunks`)."""
+        for size in sizes:
+            self._chunk_graphs.capture(size, self.pages)
 
     @property
     def pages(self) -> Pages:
@@ -120,7 +133,8 @@ class Runner:
         self._scorer.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
         padded = self._graphs.padded(len(rows))
-        packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded)
+        room = self._chunk_graphs.room(plan) if plan.chunks else None
+        packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded, room)
         view, launch = self._uploader.view, self.device.launch
         if packed.starts is not None:
             self._start(packed.starts)
@@ -128,9 +142,11 @@ class Runner:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.grown))
         scores = self._prompt_scores(plan, packed.chunks)
         if packed.chunks is not None:
-            self.device.enqueue(
-                self.stream, self._forward.chunks(plan, packed, packed.chunks, view, scores, self.pages)
-            )
+            step = ChunkStep(plan, packed, packed.chunks, room or plan.room, view, scores)
+            if room is not None:
+                self._chunk_graphs.launch(step, self.pages)
+            else:
+                self.device.enqueue(self.stream, self._forward.chunks(step, self.pages))
         elif padded is not None:
             self.device.replay(self.stream, self._graphs[padded].decode)
         else:
@@ -138,7 +154,7 @@ class Runner:
             decodes = self._forward.decodes(view(packed.rows), view(packed.columns), blocks, self.pages)
             self.device.enqueue(self.stream, decodes)
         emits = any(scheduled.emits_hidden for scheduled in rows) or (rows and self._model.shape.emits_tokens)
-        written = self._written() if emits else None
+        written = self._written(self.device.record(self.stream)) if emits else None
         edits = view_edits(packed.edits, view) if packed.edits is not None else None
         hidden_RD = self._buffers.hidden[: len(rows)]
         return StepContext(
@@ -148,15 +164,20 @@ class Runner:
     def sample_tokens(self, context: StepContext) -> SampledStep:
         """Launches logits and sampling, hands the tokens over, then launches what may run behind the handoff."""
         tokens = self.source.sample(context) if context.rows else None
-        codes = self._predict_codes(context) if context.rows else None
+        if context.rows:
+            self._predict_codes(context)
         hidden = (
             Written(self.pages.hidden, context.written) if context.written and self.pages.hidden is not None else None
         )
         scores = self._scorer.score(context)
-        end = self.device.record(self.stream)
+        end = self._end(tokens, scores)
+        pages = self.pages.codes if context.rows else None
+        codes = Written(pages, self._written(end)) if pages is not None else None
         return SampledStep(context.rows, tokens, PayloadHandoff(hidden, codes), scores, end)
 
-    def _pack(self, plan: StepPlan, rows: tuple[int, ...], padded: int | None) -> tuple[PackedStep, SamplingFlags]:
+    def _pack(
+        self, plan: StepPlan, rows: tuple[int, ...], padded: int | None, room: Room | None
+    ) -> tuple[PackedStep, SamplingFlags]:
         """Uploads what the step needs from the host."""
         edited = any(request.edit is not None for request in plan.sampled)
         changed = bool(plan.chunks or plan.grown or edited or self._model.shape.step_columns)
@@ -165,7 +186,7 @@ class Runner:
             return steady.packed, steady.flags  # same rows as the step before: nothing to copy
         upload = self._uploader.begin()
         try:
-            packed = pack_step(upload, plan, self._limits, self._model.shape, self._processors, padded)
+            packed = pack_step(upload, plan, self._limits, self._model.shape, self._processors, padded, room)
         except Exception:
             self._uploader.cancel(upload)
             raise
@@ -175,21 +196,29 @@ class Runner:
         self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
         return packed, flags
 
-    def _written(self) -> Event:
-        """The event of payload that was launched so far: what consumers wait for is on a stream of its own, as is what they do."""
-        self.device.wait(self._payload_stream, self.device.record(self.stream))
+    def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
+        """The end of the step, which may have its event already: to record one is a good part of what a step costs the host."""
+        if scores is not None:
+            return scores.made
+        if tokens is not None and self.pages.codes is None:
+            return tokens.made
+        return self.device.record(self.stream)
+
+    def _written(self, launched: Event) -> Event:
+        """The event of payload that is there after `launched`: what consumers wait for is on a stream of its own, as is what they
+        do."""
+        self.device.wait(self._payload_stream, launched)
         return self.device.record(self._payload_stream)
 
-    def _predict_codes(self, context: StepContext) -> Written | None:
+    def _predict_codes(self, context: StepContext) -> None:
         pages = self.pages
         if pages.codes is None:
-            return None
+            return
         graph = self._graphs[context.padded].codes if context.padded is not None else None
         if graph is not None:
             self.device.replay(self.stream, graph)
         else:
             self.device.enqueue(self.stream, [self._codes(context.rows_R, context.flags.any_random, pages.codes)])
-        return Written(pages.codes, self._written())
 
     def _capture_codes(self, rows_B: Tensor) -> Graph | None:
         codes, name = self.pages.codes, f"{self._graphs.name}-codes-{rows_B.shape[0]}"

@@ -66,7 +66,16 @@ class Scorer:
                 _LOGITS_AT_ONCE,
                 scores[rows:],
             )
-        handoff = self._downloads.send(copy_scores, scores)
+        sent = self._downloads.send(copy_scores, scores)
         chunks, prompt_count = (prompt.chunks, prompt.count) if prompt is not None else ((), 0)
         requests = dict.fromkeys([*asking, *(chunk.request for chunk in chunks)])
-        return ScoreHandoff(*handoff, rows, max(counts, default=0), chunks, prompt_count, tuple(requests))
+        return ScoreHandoff(
+            host=sent.slot,
+            ready=sent.ready,
+            made=sent.made,
+            rows=rows,
+            count=max(counts, default=0),
+            chunks=chunks,
+            prompt_count=prompt_count,
+            requests=tuple(requests),
+        )

@@ -1,7 +1,6 @@
 """Where the tokens come from that rows go on with."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -70,16 +69,12 @@ class TokenSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """Captured: up to the token point, and behind it."""
-
-    sample: Graph
-    update: Graph
-
-
 class LocalTokens:
-    """Samples here. The token point is where `copy_tokens` is enqueued: nothing that follows on the main stream is waited for."""
+    """Samples here. The token point is where `copy_tokens` is enqueued: nothing that follows on the main stream is waited for.
+
+    The rows' counts, `post_update`, come before it: the token is a few microseconds later for it, and the host, for which a graph
+    is dear whatever is in it, launches one for all.
+    """
 
     lag = 1
     gives_logits = True
@@ -104,7 +99,7 @@ class LocalTokens:
         self._buffers = buffers
         self._drafts = limits.step_ids - 1
         self._processors = processors
-        self._graphs: dict[int, _Sampling] = {}
+        self._graphs: dict[int, Graph] = {}
         copy_stream, shape = device.stream(f"{name}-copy", priority=priority), (limits.rows, 2 + limits.step_ids)
         # Its turns are those of `RowState.counter`, which the device counts by itself.
         self._downloads = Downloader(device, stream, copy_stream, shape, torch.int64, limits.ring)
@@ -114,13 +109,9 @@ class LocalTokens:
         return self._downloads.ready
 
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
-        size, name = rows_B.shape[0], self._name
-        sampling = self._sampling(rows_B, EVERYTHING, None)
-        sample = self._device.capture(self._stream, f"{name}-sample-{size}", sampling)
-        update = self._device.capture(
-            self._stream, f"{name}-update-{size}", [self._update(rows_B, advance_B, EVERYTHING)]
-        )
-        self._graphs[size] = _Sampling(sample, update)
+        size = rows_B.shape[0]
+        sampling = self._sampling(rows_B, advance_B, EVERYTHING, None)
+        self._graphs[size] = self._device.capture(self._stream, f"{self._name}-sample-{size}", sampling)
         self._set_counter()  # capturing may have run steps, or not
 
     def begin(self, step: int) -> None:
@@ -130,26 +121,25 @@ class LocalTokens:
         pass
 
     def sample(self, context: StepContext) -> TokenHandoff:
-        graphs = self._captured(context)
-        if graphs is not None:
-            self._device.replay(self._stream, graphs.sample)
+        graph = self._captured(context)
+        if graph is not None:
+            self._device.replay(self._stream, graph)
         else:
-            self._device.enqueue(self._stream, self._sampling(context.rows_R, context.flags, context.edits))
+            sampling = self._sampling(context.rows_R, context.advance_R, context.flags, context.edits)
+            self._device.enqueue(self._stream, sampling)
         handoff_RW = self._state.handoff[self._downloads.turn, : len(context.rows)]
-        tokens = TokenHandoff(*self._downloads.send(copy_tokens, handoff_RW))
-        if graphs is not None:
-            self._device.replay(self._stream, graphs.update)
-        else:
-            self._device.enqueue(self._stream, [self._update(context.rows_R, context.advance_R, context.flags)])
-        return tokens
+        sent = self._downloads.send(copy_tokens, handoff_RW)
+        return TokenHandoff(host=sent.slot, ready=sent.ready, made=sent.made)
 
-    def _captured(self, context: StepContext) -> _Sampling | None:
+    def _captured(self, context: StepContext) -> Graph | None:
         """What stands for the step, unless it is asked for what only some steps are: processors, edits."""
         if context.padded is None or context.edits is not None or context.flags.processors:
             return None
         return self._graphs.get(context.padded)
 
-    def _sampling(self, rows_R: Tensor, flags: SamplingFlags, edits: StepEdits | None) -> list[Launch]:
+    def _sampling(
+        self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None
+    ) -> list[Launch]:
         """Up to the token point."""
         count, state, buffers = rows_R.shape[0], self._state, self._buffers
         hidden_RD, logits_RV, accepted_RW = (
@@ -160,11 +150,8 @@ class LocalTokens:
             Launch.of(compute_logits, self._model, hidden_RD, logits_RV),
             Launch.of(sample_rows, state, logits_RV, rows_R, flags, edits, self._processors, ids_R),
             Launch.of(accept_tokens, state, rows_R, accepted_RW),
+            Launch.of(post_update, state, rows_R, accepted_RW, advance_R, self._drafts, flags),
         ]
-
-    def _update(self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags) -> Launch:
-        accepted_RW = self._buffers.accepted_NW[: rows_R.shape[0]]
-        return Launch.of(post_update, self._state, rows_R, accepted_RW, advance_R, self._drafts, flags)
 
     def forget(self) -> None:
         self._downloads.forget()  # what it left in the rows' state their starts write over

@@ -3,7 +3,7 @@
 | buffer | written by | read by |
 |---|---|---|
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
-| `StepBuffers` but for `scores` | phases of one step | later phases of that step, same stream |
+| `StepBuffers` but for `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
 | `RowState.counting` | nobody: it counts from 0 | phases |
 | `RowState.handoff[counter % ring]` | `accept_tokens` | the token copy, on its own stream; rewritten `ring` steps later |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from omni.device import Device
 from omni.sampling_params import MAX_LOGPROBS
-from omni_ar.model import ArModel, CodecModel
+from omni_ar.model import ArModel, ArShape, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.sampling import SamplingState
@@ -87,6 +87,7 @@ class RowState:
 class StepBuffers:
     """What phases of one step hand to each other. N rows, K ids of a row, P rotary axes, `tokens` the most that one step may have.
 
+    places_AT: int64 `[P + 2, tokens]`: each token's positions, its KV slot and its payload slot, so that one copy places it.
     accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, of the sampled
     rows. scored_TD: of prompt tokens to be scored.
     scores: int64 `[ring, N + scored tokens, SCORE_WORDS]`.
@@ -95,8 +96,7 @@ class StepBuffers:
     ids_N: Tensor
     lengths_N: Tensor
     table_NM: Tensor
-    positions_PT: Tensor
-    slots_T: Tensor
+    places_AT: Tensor
     hidden: Tensor
     scored_TD: Tensor
     logits_NV: Tensor
@@ -115,14 +115,47 @@ class StepBuffers:
             ids_N=words(rows),
             lengths_N=words(rows),
             table_NM=words(rows, limits.max_blocks),
-            positions_PT=words(shape.position_axes, tokens),
-            slots_T=words(tokens),
+            places_AT=words(shape.position_axes + 2, tokens),
             hidden=device.zeros((rows, shape.hidden_width), dtype),
             scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
             logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),
             codes_ND=device.zeros((rows, next_width(model)), dtype),
             accepted_NW=words(rows, 2 + limits.step_ids),
             scores=words(limits.ring, rows + limits.scored_tokens, SCORE_WORDS),
+        )
+
+    @property
+    def positions_PT(self) -> Tensor:
+        return self.places_AT[:-2]
+
+    @property
+    def slots_T(self) -> Tensor:
+        return self.places_AT[-2]
+
+    @property
+    def payload_slots_T(self) -> Tensor:
+        return self.places_AT[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBuffers:
+    """What phases hand to a captured forward of a batch with chunks, and it to them. P chunks, `tokens` the most of a batch.
+
+    inputs_TD: input embeddings. rows_P4: `AttentionMetadata.prefill_rows_P4`. outputs_TD: hidden states of all tokens.
+    """
+
+    inputs_TD: Tensor
+    rows_P4: Tensor
+    outputs_TD: Tensor
+
+    @classmethod
+    def allocate(
+        cls, device: Device, shape: ArShape, limits: Limits, tokens: int, dtype: torch.dtype
+    ) -> "ChunkBuffers":
+        return cls(
+            inputs_TD=device.zeros((tokens, shape.input_width or shape.hidden_width), dtype),
+            rows_P4=device.zeros((limits.captured_chunks, 4), torch.int64),
+            outputs_TD=device.zeros((tokens, shape.hidden_width), dtype),
         )
 
 

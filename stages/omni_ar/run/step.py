@@ -72,10 +72,14 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class TokenHandoff:
-    """The early handoff: ids are on the device already as the next step's input; `host` has them once `ready` is done."""
+    """The early handoff: ids are on the device already as the next step's input; `host` has them once `ready` is done.
+
+    made: done when all that was launched for it on the stage's stream is.
+    """
 
     host: HostSlot
     ready: Event
+    made: Event
 
     def read(self, count: int) -> list[list[int]]:
         """Of each row: status, how many tokens, the tokens. Once, and only once `ready` is done: the slot is free then."""
@@ -104,11 +108,13 @@ class PayloadHandoff:
 class ScoreHandoff:
     """The third handoff: log-probabilities, of `rows` sampled tokens and then of prompt tokens.
 
-    count, prompt_count: likeliest ids of each of the two. requests: those that asked for any of it, each once.
+    made: as of `TokenHandoff`. count, prompt_count: likeliest ids of each of the two. requests: those that asked for any of it,
+    each once.
     """
 
     host: HostSlot
     ready: Event
+    made: Event
     rows: int
     count: int
     chunks: tuple[ScoredChunk, ...]

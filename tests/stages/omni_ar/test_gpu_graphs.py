@@ -2,15 +2,18 @@
 
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from omni.device import open_device
+from omni_ar.attention import TorchPagedAttention, TritonPagedAttention
 from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
 from omni_ar.run.step import SampledStep
-from support.ar_driver import ArDriver
+from support.ar_driver import ArDriver, plain_prompt
+from support.counting_device import CountingCuda
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy
 
@@ -78,6 +81,42 @@ def test_captured_tokens_are_those_of_full_recomputation_on_the_cpu(sizes: tuple
     while len(driver.ends) < len(PROMPTS):
         driver.tick()
     assert [driver.tokens(str(index)) for index in range(len(PROMPTS))] == expected
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize(("budget", "blocks"), [(2048, None), (9, None), (9, 16)])
+def test_captured_prompts_are_those_of_full_recomputation_on_the_cpu(budget: int, blocks: int | None, backend: str):
+    """By themselves, several at once, in chunks, beside rows that decode, behind shared prefixes, and after a preemption."""
+    model, device = SmallText(payload=True), CountingCuda()
+    options = ArOptions(
+        max_num_seqs=4,
+        block_size=4,
+        num_blocks=blocks,
+        max_num_batched_tokens=budget,
+        graph_chunk_sizes=(4, 9) if budget == 9 else None,
+    )
+    attention = TritonPagedAttention(device) if backend == "triton" else TorchPagedAttention()
+    driver = ArDriver(SmallText(payload=True).to("cuda"), device, options, captured=True, backend=attention)
+    device.launches.clear()
+    prompts = [[*PROMPTS[4], *prompt, *prompt] for prompt in PROMPTS]
+    for index, prompt in enumerate(prompts):
+        wanted = np.arange(0, len(prompt), 2)
+        driver.ask(str(index), plain_prompt(prompt, payload_positions=wanted), max_tokens=12)
+        if index > 1:
+            driver.tick()
+    for _ in range(100_000):
+        driver.tick()
+        driver.gather()
+        if len(driver.ends) == len(prompts) and not driver.lent:
+            break
+    driver.device.synchronize()
+    assert [driver.tokens(str(index)) for index in range(5)] == [greedy(model, prompt, 12) for prompt in prompts]
+    for index, prompt in enumerate(prompts):
+        (hidden_nD,) = driver.hidden(str(index))
+        torch.testing.assert_close(hidden_nD.cpu(), model.whole(prompt)[::2], rtol=1e-4, atol=1e-4)
+    assert {name.split("-")[1] for name in device.replays} >= {"prompts", "mixed", "decode"}
+    assert not device.launches["run_forward"]
+    assert (driver.counter("preemptions") > 0) == (blocks is not None)
 
 
 def test_captured_frames_are_those_of_full_recomputation_on_the_cpu():

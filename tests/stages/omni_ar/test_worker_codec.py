@@ -141,7 +141,7 @@ def test_a_consumer_that_gathers_now_and_then_while_requests_leave(seed: int):
     driver = ArDriver(MODEL, device, options(num_blocks=LITTLE + seed, max_num_batched_tokens=1 + 4 * seed))
     speak_all(driver)
     leaver, when = str(seed % 5), 6 * seed + 9
-    for turn in range(120):
+    for turn in range(200):
         driver.tick()
         if turn == when and leaver not in driver.ends:
             driver.abort(leaver)

@@ -1,6 +1,6 @@
 """From a plan to packed host arrays: everything that a step's phases need from the host, in one copy."""
 
-from omni_ar.run.pack.chunks import PackedChunks, PackedSegment, scored_positions
+from omni_ar.run.pack.chunks import PackedChunks, PackedSegment, scored_positions, segments_in
 from omni_ar.run.pack.starts import PackedStarts
 from omni_ar.run.pack.step import PackedStep, captured_spans, pack_step
 
@@ -12,4 +12,5 @@ __all__ = [
     "captured_spans",
     "pack_step",
     "scored_positions",
+    "segments_in",
 ]

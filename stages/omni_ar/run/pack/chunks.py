@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import Span, Upload
-from omni_ar.inputs import Prompt
+from omni_ar.inputs import Prompt, SegmentSlot
 from omni_ar.model import ArShape
-from omni_ar.run.plan import Chunk, StepPlan
+from omni_ar.run.limits import Limits
+from omni_ar.run.plan import Chunk, Room, StepPlan
 from omni_ar.run.request import ArRequest, ReadySegment
 
 
@@ -25,54 +26,56 @@ class PackedSegment:
 
 @dataclass(frozen=True, slots=True)
 class PackedChunks:
-    """The chunks of a step: `replayed` generated tokens, then prompt tokens.
+    """The chunks of a step: `replayed` generated tokens, then prompt tokens, then padding, as there is room.
 
-    rows: int64 `[P, 4]`, row, first token in the batch, length and context of each chunk. positions, slots: of all of their tokens.
-    ids, steps: of replays. columns, segments: of prompts. last: last token of each sampled row.
-    payload_tokens, payload_slots: batch index and page slot of hidden states that are needed elsewhere.
+    decodes: rows that decode, null rows behind them. rows: int64 `[P, 4]`, row, first token in the batch, length and context of
+    each chunk. places: what `StepBuffers.places_AT` says of their tokens. payload: whether hidden states of any are needed
+    elsewhere. ids, steps: of replays. columns, segments: of prompts. last: last token of each sampled row.
     scored_tokens, scored_ids: batch index of prompt tokens, and the prompt token after each, whose probability is asked for.
     """
 
     replayed: int
+    decodes: Span
     rows: Span
-    positions: Span
-    slots: Span
+    places: Span
+    payload: bool
     ids: Span
     steps: Span
     columns: Span
     segments: tuple[PackedSegment, ...]
     last: Span
-    payload_tokens: Span
-    payload_slots: Span
     scored_tokens: Span
     scored_ids: Span
 
 
-def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, block_size: int) -> PackedChunks:
-    chunks, prompts, decodes = plan.chunks, plan.prompts, len(plan.decodes)
+def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, limits: Limits, room: Room) -> PackedChunks:
+    chunks, prompts = plan.chunks, plan.prompts
     replays = [(chunk.request, index) for chunk in plan.replays for index in _outputs(chunk)]
     # Where each chunk begins in the batch.
-    starts = decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
+    starts = room.decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
     ends = [int(end) for chunk, end in zip(chunks, starts[1:], strict=True) if chunk.last]
-    rows = [(c.request.row_index, start, c.length, c.start) for c, start in zip(chunks, starts[:-1], strict=True)]
-    needed = [_needed(chunk, shape.emits_tokens) for chunk in chunks]
-    places = [n - chunk.start + start for n, chunk, start in zip(needed, chunks, starts[:-1], strict=True)]
     scored = [(chunk, scored_positions(chunk), start) for chunk, start in zip(chunks, starts[:-1], strict=True)]
-    pages = [chunk.request.held_table.slots(n, block_size) for n, chunk in zip(needed, chunks, strict=True)]
+    decodes = np.full(room.decodes, limits.null_row)
+    decodes[: len(plan.decodes)] = [request.row_index for request in plan.decodes]
+    rows = np.zeros((room.chunks, 4), np.int64)
+    rows[: len(chunks)] = [
+        (c.request.row_index, start, c.length, c.start) for c, start in zip(chunks, starts[:-1], strict=True)
+    ]
+    # Padding is at position 0, and writes to the null block.
+    places = np.zeros((shape.position_axes + 2, room.tokens), np.int64)
+    for chunk, start in zip(chunks, starts[:-1] - room.decodes, strict=True):
+        _place(places[:, start : start + chunk.length], chunk, shape.emits_tokens, limits.block_size)
     return PackedChunks(
         replayed=len(replays),
-        rows=upload.add(np.array(rows, np.int64)),
-        positions=upload.add(np.concatenate([_positions(chunk) for chunk in chunks], axis=1)),
-        slots=upload.add(
-            np.concatenate([chunk.request.held_table.slots(_tokens(chunk), block_size) for chunk in chunks])
-        ),
+        decodes=upload.add(decodes),
+        rows=upload.add(rows),
+        places=upload.add(places),
+        payload=bool(places[-1].any()),
         ids=upload.add(np.array([request.outputs[index] for request, index in replays], np.int64)),
         steps=upload.add(step_columns(replays, len(shape.step_columns))),
         columns=upload.add(_columns(prompts, len(shape.prompt_columns))),
         segments=tuple(_pack_segments(upload, prompts)),
-        last=upload.add(np.array([*range(decodes), *(end - 1 for end in ends)], np.int64)),
-        payload_tokens=upload.add(np.concatenate(places)),
-        payload_slots=upload.add(np.concatenate(pages)),
+        last=upload.add(np.array([*range(len(plan.decodes)), *(end - 1 for end in ends)], np.int64)),
         scored_tokens=upload.add(np.concatenate([n - chunk.start + start for chunk, n, start in scored])),
         scored_ids=upload.add(np.concatenate([_prompt(chunk).columns[0, n + 1] for chunk, n, _ in scored])),
     )
@@ -99,17 +102,28 @@ def step_columns(inputs: Sequence[tuple[ArRequest, int]], count: int) -> NDArray
 def _pack_segments(upload: Upload, prompts: Sequence[Chunk]) -> Iterator[PackedSegment]:
     start = 0
     for chunk in prompts:
-        for slot in _prompt(chunk).segments:
-            first, last = np.searchsorted(slot.positions, (chunk.start, chunk.start + chunk.length)).tolist()
-            if first < last:
-                segment = chunk.request.segments[slot.name, slot.index]
-                tokens = upload.add(slot.positions[first:last] - chunk.start + start)
-                yield PackedSegment(slot.name, tokens, segment, slice(first, last))
+        for slot, rows in segments_in(chunk):
+            segment = chunk.request.segments[slot.name, slot.index]
+            tokens = upload.add(slot.positions[rows] - chunk.start + start)
+            yield PackedSegment(slot.name, tokens, segment, rows)
         start += chunk.length
 
 
-def _tokens(chunk: Chunk) -> NDArray[np.int64]:
-    return np.arange(chunk.start, chunk.start + chunk.length)
+def segments_in(chunk: Chunk) -> Iterator[tuple[SegmentSlot, slice]]:
+    """Segments that stand in a prompt's chunk, each with the part that does."""
+    for slot in _prompt(chunk).segments:
+        first, last = np.searchsorted(slot.positions, (chunk.start, chunk.start + chunk.length)).tolist()
+        if first < last:
+            yield slot, slice(first, last)
+
+
+def _place(places_AT: NDArray[np.int64], chunk: Chunk, emits_tokens: bool, block_size: int) -> None:
+    """Positions, KV slots and payload slots of a chunk's tokens."""
+    places_AT[:-2] = _positions(chunk)
+    table, tokens = chunk.request.held_table, np.arange(chunk.start, chunk.start + chunk.length)
+    places_AT[-2] = table.slots(tokens, block_size)
+    needed = _needed(chunk, emits_tokens) - chunk.start
+    places_AT[-1, needed] = places_AT[-2, needed]
 
 
 def _outputs(chunk: Chunk) -> range:

@@ -12,14 +12,15 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack.chunks import PackedChunks, pack_chunks, step_columns
 from omni_ar.run.pack.starts import PackedStarts, pack_starts
-from omni_ar.run.plan import StepPlan
+from omni_ar.run.plan import Room, StepPlan
 from omni_ar.sampling import PackedEdits, pack_edits
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
     """rows: row of each request that is sampled; advance: tokens that the step runs of it. columns: step columns of the decode rows
-    `[S, R]`. Of a batch that is padded to B rows these are the beginning of `captured_spans`, whatever else is in the upload.
+    `[S, R]`. Of a batch that is padded to B rows these are the beginning of `captured_spans`, whatever else is in the upload; in a
+    step with chunks, which replays no captured decode, rows and advance are.
 
     grown: of blocks added to tables, place in the flattened block table and block, `[2, k]`; None if there are none.
     edits: what guides do to the logits; None if no row is guided.
@@ -50,15 +51,19 @@ def pack_step(
     shape: ArShape,
     processors: Sequence[NamedProcessor],
     padded: int | None = None,
+    room: Room | None = None,
 ) -> PackedStep:
-    """Fills `upload`. processors: those that the stage has. padded: rows of the batch, null rows included; None for no padding."""
+    """Fills `upload`. processors: those that the stage has. padded: rows of the batch, null rows included; None for no padding.
+    room: of a batch with chunks; None for as much as it needs."""
+    room = room or plan.room
     sampled = plan.sampled
     size = len(sampled) if padded is None else padded
     rows, advance = np.full(size, limits.null_row), np.ones(size, np.int64)
     rows[: len(sampled)] = [request.row_index for request in sampled]
     advance[len(plan.decodes) : len(sampled)] = [chunk.request.target for chunk in plan.chunks if chunk.last]
     inputs = [(request, request.scheduled - 1) for request in plan.decodes]
-    columns = np.zeros((len(shape.step_columns), size if padded else len(inputs)), np.int64)
+    width = room.decodes if plan.chunks else size if padded else len(inputs)
+    columns = np.zeros((len(shape.step_columns), width), np.int64)
     columns[:, : len(inputs)] = step_columns(inputs, len(shape.step_columns))
     return PackedStep(
         _first(upload.add(rows), len(sampled)),
@@ -66,7 +71,7 @@ def pack_step(
         upload.add(columns),
         upload.add(_growth(plan, limits.max_blocks)) if plan.grown else None,
         pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
-        pack_chunks(upload, plan, shape, limits.block_size) if plan.chunks else None,
+        pack_chunks(upload, plan, shape, limits, room) if plan.chunks else None,
         _pack_edits(upload, plan, shape),
     )
 

@@ -1,0 +1,121 @@
+"""Captured forwards of steps with chunks, by how many tokens of chunks they have room for.
+
+Shape legend: S step columns, R rows.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from omni.batch_sizes import BatchSizes
+from omni.device import Device, Graph, Stream, SyncPoint, may_sync
+from omni_ar.model import ArModel
+from omni_ar.run.forward import ChunkStep, Forward
+from omni_ar.run.limits import Limits
+from omni_ar.run.pack import segments_in
+from omni_ar.run.pages import Pages
+from omni_ar.run.phases import Embedded, embed_inputs
+from omni_ar.run.plan import Room, StepPlan
+from omni_ar.run.state import ChunkBuffers
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedForward:
+    """buffers: what it was captured with."""
+
+    graph: Graph
+    buffers: ChunkBuffers
+
+
+class ChunkGraphs:
+    """What was captured at start: nothing, or two batches for each of some numbers of tokens. One is of chunks alone; in the other
+    all rows decode before them, most of which may be null rows."""
+
+    def __init__(
+        self,
+        name: str,
+        device: Device,
+        stream: Stream,
+        model: ArModel,
+        forward: Forward,
+        limits: Limits,
+        dtype: torch.dtype,
+    ) -> None:
+        self._name = name
+        self._device = device
+        self._stream = stream
+        self._model = model
+        self._forward = forward
+        self._limits = limits
+        self._dtype = dtype
+        self._read = model.shape.forward_segments
+        self._sizes = BatchSizes(name, unit="chunk tokens", option="graph_chunk_sizes")
+        self._captured: dict[Room, CapturedForward] = {}
+        self._buffers: ChunkBuffers | None = None
+        self._told: set[str] = set()
+
+    def clear(self) -> None:
+        self._sizes.clear()
+        self._captured.clear()
+        self._buffers = None
+
+    def capture(self, tokens: int, pages: Pages) -> None:
+        """Captures both batches of a size. The largest first: what they read and write is then allocated once."""
+        buffers = self._buffers_for(self._limits.rows + tokens)
+        for rows in (self._limits.rows, 0):
+            room = Room(rows, tokens, self._limits.captured_chunks)
+            name = f"{self._name}-{'mixed' if rows else 'prompts'}-{tokens}"
+            graph = self._device.capture(self._stream, name, self._forward.captured(room, buffers, pages))
+            self._captured[room] = CapturedForward(graph, buffers)
+        self._sizes.add(tokens)
+
+    def room(self, plan: StepPlan) -> Room | None:
+        """Of the captured batch that stands for a step with chunks; None if none does: it runs uncaptured."""
+        if not self._captured or not self._fits(plan):
+            return None
+        tokens = self._sizes.padded(plan.chunk_tokens)
+        if tokens is None:
+            return None
+        return Room(self._limits.rows if plan.decodes else 0, tokens, self._limits.captured_chunks)
+
+    def launch(self, step: ChunkStep, pages: Pages) -> None:
+        """Inputs and forward of a step whose room is one that `room` gave."""
+        captured = self._captured[step.room]
+        self._device.enqueue(self._stream, self._forward.fill(step, captured.buffers, pages))
+        self._device.replay(self._stream, captured.graph)
+        self._device.enqueue(self._stream, [self._forward.keep(step, captured.buffers)])
+
+    def _fits(self, plan: StepPlan) -> bool:
+        count, most = len(plan.chunks), self._limits.captured_chunks
+        if count > most:
+            self._tell_once("chunks", f"{count} chunks runs uncaptured, as do all of more than {most}")
+            return False
+        segments, read = {slot.name for chunk in plan.prompts for slot, _ in segments_in(chunk)}, self._read
+        if segments and (read is None or not segments.isdisjoint(read)):
+            names = ", ".join(sorted(segments if read is None else segments.intersection(read)))
+            told = "that the model's forward reads" if read else "of which ArShape.forward_segments tells nothing"
+            self._tell_once("segments", f"segments ({names}) {told} runs uncaptured, as do all")
+            return False
+        return True
+
+    def _tell_once(self, kind: str, step: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            _log.warning("%s: a step with %s", self._name, step)
+
+    def _buffers_for(self, tokens: int) -> ChunkBuffers:
+        if self._buffers is None or self._buffers.inputs_TD.shape[0] < tokens:
+            self._buffers = ChunkBuffers.allocate(self._device, self._model.shape, self._limits, tokens, self._dtype)
+            self._try_embedding(self._buffers)
+        return self._buffers
+
+    def _try_embedding(self, buffers: ChunkBuffers) -> None:
+        """Embeds null rows: a wrong `ArShape.input_width` would else show with the first prompt only."""
+        columns_SR = self._device.zeros((len(self._model.shape.step_columns), self._limits.rows), torch.int64)
+        with may_sync(SyncPoint.CAPTURE):
+            self._device.synchronize()  # zeros are written on another stream
+        nexts, embedded = [self._forward.nexts(columns_SR)], Embedded(buffers.inputs_TD)
+        self._device.launch(self._stream, embed_inputs, self._model, nexts, None, embedded)

@@ -1,0 +1,285 @@
+"""Captured steps with prompts: padded with tokens that are nobody's and rows that are over, and the same results as uncaptured."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from omni.chunks import LogprobChunk
+from omni.device import Device
+from omni.payload import Payload
+from omni_ar.attention import TorchPagedAttention
+from omni_ar.inputs import Segment, SegmentSlot, TokenHidden
+from omni_ar.model import ArShape, Batch, PromptTokens
+from omni_ar.options import ArOptions
+from omni_ar.run.limits import Limits
+from support.ar_driver import ArDriver, plain_prompt
+from support.counting_device import CountingDevice
+from support.small_codec import SmallCodec, codec_prompt, spoken
+from support.small_text import WIDTH, SmallText, greedy
+from support.stirred_device import StirredDevice
+from support.tiny_text import TextEngine, write_text_model
+
+MODEL = SmallText(payload=True)
+PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(2 + 7 * index)] for index in range(5)]
+TOKENS = 14
+LITTLE = 11
+"""Blocks of 4 tokens: as many as the longest request takes."""
+PROMPT_STEPS = {"ar-prompts", "ar-mixed"}
+
+
+def options(**changes: object) -> ArOptions:
+    return msgspec.structs.replace(ArOptions(max_num_seqs=4, block_size=4, graph_chunk_sizes=(4, 9, 32)), **changes)
+
+
+def ask(driver: ArDriver, index: int, name: str | None = None, **sampling: object) -> None:
+    wanted = np.arange(0, len(PROMPTS[index]), 2)
+    prompt = plain_prompt(PROMPTS[index], payload_positions=wanted)
+    driver.ask(name or str(index), prompt, max_tokens=TOKENS, **sampling)
+
+
+def one_after_another(driver: ArDriver) -> None:
+    """Each request joins when those before it decode."""
+    for index in range(len(PROMPTS)):
+        ask(driver, index)
+        for _ in range(2):
+            driver.tick()
+    driver.gather_all()
+
+
+def check(driver: ArDriver, count: int = len(PROMPTS)) -> None:
+    for index in range(count):
+        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], TOKENS)
+        (hidden_nD,) = driver.hidden(str(index))
+        torch.testing.assert_close(hidden_nD, MODEL.whole(PROMPTS[index])[::2], rtol=1e-4, atol=1e-5)
+    assert not driver.held
+
+
+def replayed(device: CountingDevice) -> set[str]:
+    """Graphs of steps with prompts, their rows and tokens."""
+    return {name for name in device.replays if name.rpartition("-")[0] in PROMPT_STEPS}
+
+
+def test_prompts_by_themselves_and_beside_rows_that_decode():
+    device = CountingDevice()
+    driver = ArDriver(MODEL, device, options(), captured=True)
+    one_after_another(driver)
+    check(driver)
+    assert {"ar-prompts-4", "ar-mixed-9", "ar-mixed-32"} <= replayed(device)
+    assert not device.launches["run_forward"]
+
+
+def test_several_prompts_in_one_step():
+    device = CountingDevice()
+    driver = ArDriver(MODEL, device, options(), captured=True)
+    for index in range(3):
+        ask(driver, index)
+    driver.gather_all()
+    check(driver, 3)
+    assert device.replays["ar-prompts-32"] == 1
+    assert not device.launches["run_forward"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("budget", "blocks"), [(1, None), (9, None), (5, LITTLE), (9, LITTLE)])
+def test_chunks_few_blocks_and_shared_prefixes(late: bool, budget: int, blocks: int | None):
+    device: Device = StirredDevice(budget) if late else CountingDevice()
+    changes = {"max_num_batched_tokens": budget, "num_blocks": blocks, "graph_chunk_sizes": (1, budget)}
+    driver = ArDriver(MODEL, device, options(**changes), captured=True)
+    one_after_another(driver)
+    check(driver)
+    ask(driver, 4, "again")
+    driver.gather_all()
+    assert driver.tokens("again") == driver.tokens("4")
+    assert (driver.counter("preemptions") > 0) == (blocks is not None)
+    assert driver.done("again").counts["cached_tokens"] > 0
+    if isinstance(device, CountingDevice):
+        assert replayed(device)
+        assert not device.launches["run_forward"]
+    else:
+        device.assert_no_races()
+
+
+def logprobs(driver: ArDriver, name: str) -> Tensor:
+    """Of all tokens, those of the prompt first."""
+    metas = [produced.payload.meta for produced in driver.produced[name]]
+    chunks = [meta for meta in metas if isinstance(meta, LogprobChunk)]
+    ordered = sorted(chunks, key=lambda chunk: (not chunk.prompt, chunk.first))
+    return torch.from_numpy(np.concatenate([chunk.logprobs for chunk in ordered]))
+
+
+def test_what_prompts_score_and_tokens_emit():
+    model = SmallText(payload=True, emits_tokens=True)
+    drivers = []
+    for sizes in ((), (16,)):
+        device = CountingDevice()
+        driver = ArDriver(model, device, options(graph_chunk_sizes=sizes, max_num_batched_tokens=16), captured=True)
+        for index in range(4):
+            ask(driver, index, prompt_logprobs=2, logprobs=2)
+            driver.tick()
+        driver.gather_all()
+        assert bool(device.launches["run_forward"]) == (not sizes)
+        drivers.append(driver)
+    eager, captured = drivers
+    for index in range(4):
+        name = str(index)
+        assert captured.tokens(name) == eager.tokens(name) == greedy(model, PROMPTS[index], TOKENS)
+        whole_TD, last = model.whole([*PROMPTS[index], *captured.tokens(name)]), len(PROMPTS[index]) - 1
+        for driver in drivers:
+            assert len(driver.rows[name]) == 1 + TOKENS
+            for meta, rows in driver.rows[name]:
+                place = (
+                    slice(last + meta.index, last + meta.index + 1)
+                    if isinstance(meta, TokenHidden)
+                    else slice(0, last + 1, 2)
+                )
+                torch.testing.assert_close(rows, whole_TD[place], rtol=1e-4, atol=1e-5)
+        mine, theirs = logprobs(captured, name), logprobs(eager, name)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        assert len(mine) == TOKENS + len(PROMPTS[index]) - 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_frames_and_conditioning_and_frames_that_are_restored(late: bool):
+    model = SmallCodec()
+    device: Device = StirredDevice(3) if late else CountingDevice()
+    prompts = [codec_prompt([1, 2, 3, 5, 8][: 2 + index], [9, 8, 7, 6, 5][: 2 + index]) for index in range(4)]
+    texts = [[index + step for step in range(4)] for index in range(4)]
+    few = ArOptions(max_num_seqs=3, block_size=3, num_blocks=7, graph_chunk_sizes=(7, 40), prefix_cache=False)
+    driver = ArDriver(model, device, few, captured=True)
+    for index, prompt in enumerate(prompts):
+        driver.speak(str(index), prompt, max_tokens=10)
+        driver.condition(str(index), texts[index], pad=2)
+        driver.tick()
+    driver.gather_all()
+    assert driver.counter("preemptions") > 0
+    for index, prompt in enumerate(prompts):
+        assert driver.frames(str(index)) == spoken(model, prompt, texts[index], 2, 10)[:-1]
+    if isinstance(device, CountingDevice):
+        assert device.launches["restore_frames"]
+        assert not device.launches["run_forward"]
+    else:
+        device.assert_no_races()
+
+
+def test_more_tokens_and_more_chunks_run_uncaptured_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("omni_ar.run.limits.MAX_CAPTURED_CHUNKS", 2)
+    device = CountingDevice()
+    driver = ArDriver(MODEL, device, options(), captured=True)
+    with caplog.at_level(logging.INFO):
+        for indexes in ((0, 1, 2), (3, 4), (0, 1, 2), (3, 4)):
+            for index in indexes:
+                ask(driver, index, f"{len(driver.ends)}-{index}", cache_salt=str(len(driver.ends)))
+            driver.gather_all()
+    assert [driver.tokens(name) for name in driver.ends] == [
+        greedy(MODEL, PROMPTS[int(name[-1])], TOKENS) for name in driver.ends
+    ]
+    assert device.launches["run_forward"] == 4
+    assert not replayed(device)
+    assert [record.getMessage() for record in caplog.records] == [
+        "ar: a step with 3 chunks runs uncaptured, as do all of more than 2",
+        "ar: a batch of 53 chunk tokens runs uncaptured, as do all of more than 32: raise ar.graph_chunk_sizes",
+    ]
+
+
+class Illustrated(SmallText):
+    """Adds what segments hold: some to its input, and `deep` ones in its forward."""
+
+    def __init__(self, read: tuple[str, ...] | None) -> None:
+        super().__init__()
+        self._read = read
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, forward_segments=self._read)
+
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        x_TD = super().embed_prompt(prompt).clone()
+        for segment in prompt.segments:
+            if segment.name == "plain":
+                x_TD.index_add_(0, segment.tokens_n, segment.tensors["rows"])
+        return x_TD
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        for segment in batch.segments:
+            if segment.name == "deep":
+                x_TD = x_TD.index_add(0, segment.tokens_n + batch.prompt_start, segment.tensors["rows"])
+        return super().forward(x_TD, batch)
+
+
+@pytest.mark.parametrize(
+    ("read", "name"), [(None, "plain"), (None, "deep"), (("deep",), "plain"), (("deep",), "deep"), ((), "plain")]
+)
+def test_what_forward_reads_itself_is_not_captured(read: tuple[str, ...] | None, name: str):
+    said, captured = [], []
+    for sizes in ((), (32,)):
+        device = CountingDevice()
+        driver = ArDriver(Illustrated(read), device, options(graph_chunk_sizes=sizes), captured=True)
+        slot = SegmentSlot(name=name, index=0, positions=np.array([2, 3, 5]))
+        driver.open("0")
+        driver.feed_host("0", Payload(plain_prompt(PROMPTS[3], segments=(slot,))))
+        rows = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
+        driver.feed("0", Payload(Segment(name=name, index=0), {"rows": rows}))
+        driver.end("0")
+        for _ in range(200):
+            driver.tick()
+        said.append(driver.tokens("0"))
+        captured.append(not device.launches["run_forward"])
+    assert said[0] == said[1] != greedy(SmallText(), PROMPTS[3], len(said[0]))
+    assert captured == [False, read is not None and name not in read]
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_an_attention_backend_may_have_to_know_chunks_on_the_host(
+    captures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(TorchPagedAttention, "captures_prefills", captures)
+    write_text_model(tmp_path / "model", "untied")
+    device = CountingDevice()
+    with caplog.at_level(logging.WARNING, "omni_ar"):
+        engine = TextEngine(tmp_path / "model", {"text.attention_backend": "torch"}, device, graphs=True)
+    device.launches.clear()
+    engine.submit("0", [1, 2, 3], max_tokens=3)
+    engine.run()
+    assert device.launches["run_forward"] == (not captures)
+    assert device.replays["text-prompts-16"] == captures
+    said = ["text: steps with prompts run uncaptured: 'torch' attends to chunks that the host knows"]
+    assert [record.getMessage() for record in caplog.records] == ([] if captures else said)
+
+
+class Narrow(SmallText):
+    """Embeds in another width than its shape says."""
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, input_width=7)
+
+
+def test_embeddings_that_are_not_what_the_shape_says_are_refused_at_start():
+    with pytest.raises(
+        ValueError, match=r"float32 of width 24 as input embeddings, not torch.float32 of 7: see ArShape"
+    ):
+        ArDriver(Narrow(), options=options(), captured=True)
+
+
+@pytest.mark.parametrize("sizes", [(0,), (33,), (4, -1)])
+def test_sizes_that_no_step_has_are_refused(sizes: tuple[int, ...]):
+    with pytest.raises(ValueError, match="graph_chunk_sizes must be at least 1, at most max_num_batched_tokens, 32"):
+        ArOptions(max_num_batched_tokens=32, graph_chunk_sizes=sizes)
+
+
+@pytest.mark.parametrize("model", [SmallText(payload=True, emits_tokens=True), SmallCodec()])
+@pytest.mark.parametrize(("rows", "budget"), [(1, 1), (2, 30), (9, 5)])
+def test_padding_fits_into_the_upload(model: SmallText | SmallCodec, rows: int, budget: int):
+    limits = Limits.of("ar", ArOptions(max_num_seqs=rows, max_num_batched_tokens=budget), model.shape)
+    shape = model.shape
+    padding = (shape.position_axes + 2) * budget + rows + limits.captured_chunks * 4 + len(shape.step_columns) * rows
+    columns = max(len(shape.prompt_columns), 1 + len(shape.step_columns)) * budget
+    assert padding + columns + 4 * rows < limits.upload_words
