@@ -3,8 +3,6 @@
 from omni.device import Bucket
 
 BUCKETS = {
-    "gather_frames": Bucket.PAYLOAD,
-    "store_frames": Bucket.PAYLOAD,
     "set_null_rows": Bucket.PREPROCESS,
     "reset_rows": Bucket.PREPROCESS,
     "decode_frames": Bucket.FORWARD,

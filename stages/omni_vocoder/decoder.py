@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omni.batch_graphs import BatchGraphs
 from omni.device import Device, Event, HostSlot, Launch, Span, Stream, Uploader
+from omni.frames import FrameStore
 from omni_vocoder.chunks import ChunkSizes
-from omni_vocoder.frames import FrameStore
-from omni_vocoder.graphs import Chunk, ChunkGraphs
+from omni_vocoder.graphs import Captured, Chunk
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.request import VocoderRequest
 
@@ -85,7 +86,7 @@ class Decoder:
         self._slots = [HostSlot(device, (samples,), torch.float32) for _ in range(MAX_IN_FLIGHT)]
         self._steps = 0
         self._chunks = (Chunk(sizes.first, True), Chunk(sizes.later, False))
-        self._graphs = ChunkGraphs(stream.name)
+        self._graphs = BatchGraphs[Captured](stream.name)
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures chunks of these numbers of rows. At start, before there are requests. sizes: best the largest first."""
@@ -98,7 +99,7 @@ class Decoder:
                 for turn in range(MAX_IN_FLIGHT):
                     decode = [self._decode(chunk, *views, turn)]
                     name = f"{self._stream.name}-{chunk.frames}-frames-{size}"
-                    self._graphs.add(size, chunk, turn, self._device.capture(self._stream, name, decode))
+                    self._graphs.add((chunk, turn), size, self._device.capture(self._stream, name, decode))
 
     @property
     def ready(self) -> bool:
@@ -109,7 +110,7 @@ class Decoder:
     def prepare(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
         """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. May be tried again if it fails."""
         count, chunk = len(requests), Chunk(frames, first)
-        padded = self._graphs.padded(count, chunk)
+        padded = self._graphs.padded((chunk, 0), count)
         rows, places = np.full(padded or count, self._null_row), np.zeros((padded or count, frames), np.int64)
         rows[:count] = [request.row for request in requests]
         places[:count] = [self._store.places(request, 0, frames) for request in requests]
@@ -122,7 +123,7 @@ class Decoder:
         """Enqueues the decoding, which moves the rows' state on. Changes no request."""
         chunk, count, turn = prepared.chunk, len(prepared.requests), self._steps % MAX_IN_FLIGHT
         if prepared.padded is not None:
-            self._device.replay(self._stream, self._graphs.get(prepared.padded, chunk, turn))
+            self._device.replay(self._stream, self._graphs.get((chunk, turn), prepared.padded))
         else:
             self._device.enqueue(self._stream, [self._decode(chunk, prepared.rows_B, prepared.places_BN, turn)])
         decoded = self._device.record(self._stream)

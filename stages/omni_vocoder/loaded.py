@@ -6,11 +6,11 @@ import torch
 
 from omni.batch_sizes import captured_sizes
 from omni.device import COMPLETED, AllocationCount
+from omni.frames import CodeFrames
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Ended, Feed, Footprint, Inbound, Open, StageContext, capture_progress, module_bytes, rehearse
 from omni_vocoder.chunks import ChunkSizes
-from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderWorker

@@ -1,49 +1,18 @@
 """What the host knows of one request at the vocoder."""
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from omni.device import COMPLETED, Event
-from omni.payload import PageSlice
-from omni.stage import Feed, release
+from omni.frames import FrameReader
 from omni_vocoder.chunks import ChunkSizes
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
-    """Frames that came and are not all copied yet. taken: how many are. after: the last copy that reads them."""
-
-    message: Feed
-    codes: PageSlice | Tensor
-    count: int
-    taken: int = 0
-    after: Event = COMPLETED
-
-    def let_go(self) -> None:
-        release(self.message, self.after)
-
-
-@dataclass(slots=True, eq=False)
-class VocoderRequest:
+class VocoderRequest(FrameReader):
     """A request from `Open` to its end.
 
-    rank: who of those that wait for a row gets one: the lowest.
-    row: its place in per-row device memory, or None while it has none. The record itself tells one owner of a row from
-    the next: late results of a record that is not `live` are dropped.
     paused: a consumer is behind: no chunk of it is decoded.
-    start, buffered: where the row's frames begin in its ring, and how many are in it.
     """
 
-    id: str
-    open_sources: set[str]
-    rank: tuple[int, int] = (0, 0)
-    arrivals: deque[Arrival] = field(default_factory=deque)
-    row: int | None = None
-    live: bool = True
-    start: int = 0
-    buffered: int = 0
     started: bool = False
     paused: bool = False
     in_flight: bool = False
@@ -51,11 +20,6 @@ class VocoderRequest:
     """A step that it was part of could not be prepared: the next is its own, so that only what is at fault fails."""
     frames: int = 0
     samples: int = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether every frame that will ever come is in the row's ring."""
-        return not self.open_sources and not self.arrivals
 
     def finished(self, sizes: ChunkSizes) -> bool:
         """Whether there is nothing left to wait for."""
@@ -70,7 +34,6 @@ class VocoderRequest:
 
     def consume(self, frames: int, capacity: int) -> None:
         """A step that decodes the oldest `frames` frames has been launched."""
-        self.start = (self.start + frames) % capacity
-        self.buffered -= frames
+        self.forget(frames, capacity)
         self.started = self.in_flight = True
         self.alone = False

@@ -3,21 +3,17 @@
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-import torch
-
 from omni.chunks import AudioChunk
 from omni.device import COMPLETED, Device
 from omni.errors import StageError
-from omni.payload import PageSlice, Payload
+from omni.frames import FrameStore, RowQueue, read_arrival
+from omni.payload import Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.decoder import MAX_IN_FLIGHT, Decoder, DecodeStep
-from omni_vocoder.frames import FrameStore
-from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
-from omni_vocoder.request import Arrival, VocoderRequest
-from omni_vocoder.rows import RowQueue
+from omni_vocoder.request import VocoderRequest
 
 
 class VocoderWorker(MailboxWorker[VocoderRequest]):
@@ -33,7 +29,7 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
         self._sizes = ChunkSizes.of(options, model)
         self._sample_rate = model.sample_rate
         self._num_groups = model.num_groups
-        self._rows = RowQueue(rows)
+        self._rows = RowQueue[VocoderRequest](rows)
         self._store = FrameStore(device, stream, rows, self._sizes.capacity, model.num_groups)
         self._decoder = Decoder(device, stream, copy_stream, model, self._store, rows, self._sizes)
         self._in_flight: deque[DecodeStep] = deque()
@@ -66,10 +62,10 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
 
     def feed(self, request: VocoderRequest, message: Feed) -> None:
         try:
-            arrival = self._read(message)
-        except Exception:
+            arrival = read_arrival(message, "vocoder", self._num_groups)
+        except ValueError as error:
             release(message, COMPLETED)
-            raise
+            raise StageError(self.name, "taking its input", str(error)) from error
         if request.row is None and not request.arrivals:
             self._rows.join(request)
         request.arrivals.append(arrival)
@@ -164,17 +160,3 @@ class VocoderWorker(MailboxWorker[VocoderRequest]):
     def _finish(self, request: VocoderRequest) -> None:
         counts = {"frames": request.frames, "samples": request.samples}
         self.finish(request.id, "stop" if request.frames else "empty", counts)
-
-    def _read(self, message: Feed) -> Arrival:
-        meta, codes = message.payload.meta, message.payload.tensors.get("codes")
-        if not isinstance(meta, CodeFrames) or codes is None:
-            raise self._refusal(f"a stage of kind 'vocoder' takes CodeFrames with a tensor 'codes', not {meta!r}")
-        pages = codes.pages if isinstance(codes, PageSlice) else codes
-        count = len(codes.slots) if isinstance(codes, PageSlice) else codes.shape[0]
-        if pages.dtype != torch.int64 or pages.shape[-1] != self._num_groups or count != meta.count:
-            wanted = f"{meta.count} int64 frames of {self._num_groups} code groups"
-            raise self._refusal(f"codes are {count} {pages.dtype} frames of {pages.shape[-1]}; wanted {wanted}")
-        return Arrival(message, codes, count)
-
-    def _refusal(self, problem: str) -> StageError:
-        return StageError(self.name, "taking its input", problem)

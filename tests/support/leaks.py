@@ -14,11 +14,15 @@ from omni.engine.route import Route
 from omni.stage import Hold, Lease
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.request import ArRequest
+from omni_diffusion.request import DiffusionRequest
 from omni_encoder.request import EncoderRequest
 from omni_local.connector import LocalRef
 from omni_vocoder.request import VocoderRequest
 
-_RECORDS = (Ticket, Live, Route, Hold, Lease, HostRef, LocalRef, ArRequest, BlockTable, EncoderRequest, VocoderRequest)
+_RECORDS = (
+    *(Ticket, Live, Route, Hold, Lease, HostRef, LocalRef),
+    *(ArRequest, BlockTable, DiffusionRequest, EncoderRequest, VocoderRequest),
+)
 
 
 def records() -> Counter[str]:

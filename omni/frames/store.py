@@ -1,33 +1,38 @@
-"""Frames on their way from the producer's memory into the vocoder's own.
+"""Frames on their way from the producer's memory into a stage's own.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | the producer's pages or tensors | producer, before the payload's event | `gather_frames`, `store_frames` | the lease |
-| `ring_RCG` of a row | `gather_frames`, `store_frames` | `decode_frames`, same stream | the host's count |
+| `ring_RCG` of a row | `gather_frames`, `store_frames` | the stage's phases, same stream | the host's count |
 
 A lease is released with the end of the last copy, and who lent the memory keeps it until then: nothing is kept here.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Device, Stream, Uploader
+from omni.device import Bucket, Device, Stream, Uploader, declare_buckets
+from omni.frames.arrival import Arrival
+from omni.frames.reader import FrameReader
 from omni.payload import PageSlice
-from omni_vocoder.request import Arrival, VocoderRequest
 
 _RING = 4
+ReaderT = TypeVar("ReaderT", bound=FrameReader)
+
+declare_buckets({"gather_frames": Bucket.PAYLOAD, "store_frames": Bucket.PAYLOAD})
 
 
 @dataclass(frozen=True, slots=True)
-class _Take:
+class _Take(Generic[ReaderT]):
     """Part of an arrival that has room. places: int64, where its frames go in the flattened ring."""
 
-    request: VocoderRequest
+    request: ReaderT
     arrival: Arrival
     first: int
     places: NDArray[np.int64]
@@ -47,13 +52,13 @@ class FrameStore:
         self._capacity = capacity
         self._upload = Uploader(device, stream, 2 * rows * capacity, _RING)
 
-    def places(self, request: VocoderRequest, start: int, count: int) -> NDArray[np.int64]:
+    def places(self, request: FrameReader, start: int, count: int) -> NDArray[np.int64]:
         """Where frames `start` to `start + count` of the row, counted from its oldest, are in the flattened ring."""
         assert request.row is not None
         offsets = request.start + np.arange(start, start + count, dtype=np.int64)
         return request.row * self._capacity + offsets % self._capacity
 
-    def take(self, requests: Iterable[VocoderRequest]) -> tuple[bool, dict[VocoderRequest, Exception]]:
+    def take(self, requests: Iterable[ReaderT]) -> tuple[bool, dict[ReaderT, Exception]]:
         """Enqueues the copy of all frames of `requests` that are ready and have room; releases what is wholly copied.
 
         Returns whether there were any, and the requests whose copy could not be launched.
@@ -63,8 +68,8 @@ class FrameStore:
         takes = [take for request in requests for take in self._plan(request)]
         return bool(takes), self._launch(takes) if takes else {}
 
-    def _plan(self, request: VocoderRequest) -> list[_Take]:
-        takes: list[_Take] = []
+    def _plan(self, request: ReaderT) -> list[_Take[ReaderT]]:
+        takes: list[_Take[ReaderT]] = []
         for arrival in request.arrivals:
             room = self._capacity - request.buffered
             if not room or not arrival.message.arrived:
@@ -74,7 +79,7 @@ class FrameStore:
             request.buffered += count
         return takes
 
-    def _launch(self, takes: list[_Take]) -> dict[VocoderRequest, Exception]:
+    def _launch(self, takes: list[_Take[ReaderT]]) -> dict[ReaderT, Exception]:
         groups = _by_source(takes)
         arrays = [
             np.concatenate(parts)
@@ -85,7 +90,7 @@ class FrameStore:
             views = self._upload.send(arrays)
         except Exception as error:
             return {take.request: error for take in takes}  # nothing was copied
-        failed: dict[VocoderRequest, Exception] = {}
+        failed: dict[ReaderT, Exception] = {}
         for group, sources_n, places_n in zip(groups, views[::2], views[1::2], strict=True):
             try:
                 self._copy(group, sources_n, places_n)
@@ -100,7 +105,7 @@ class FrameStore:
         self._release(takes)
         return failed
 
-    def _copy(self, group: list[_Take], sources_n: Tensor, places_n: Tensor) -> None:
+    def _copy(self, group: list[_Take[ReaderT]], sources_n: Tensor, places_n: Tensor) -> None:
         codes = group[0].arrival.codes
         if isinstance(codes, PageSlice):
             self._device.launch(self._stream, gather_frames, self.ring_RCG, codes.pages, sources_n, places_n)
@@ -108,23 +113,23 @@ class FrameStore:
             first, count = group[0].first, group[0].count
             self._device.launch(self._stream, store_frames, self.ring_RCG, codes[first : first + count], places_n)
 
-    def _release(self, takes: list[_Take]) -> None:
+    def _release(self, takes: list[_Take[ReaderT]]) -> None:
         for take in takes:
             if take.arrival.taken == take.arrival.count:
                 take.request.arrivals.remove(take.arrival)
                 take.arrival.let_go()
 
 
-def _by_source(takes: list[_Take]) -> list[list[_Take]]:
+def _by_source(takes: list[_Take[ReaderT]]) -> list[list[_Take[ReaderT]]]:
     """Slices of the same pages share a copy; a tensor is copied by itself."""
-    groups: dict[int, list[_Take]] = {}
+    groups: dict[int, list[_Take[ReaderT]]] = {}
     for take in takes:
         codes = take.arrival.codes
         groups.setdefault(id(codes.pages if isinstance(codes, PageSlice) else take), []).append(take)
     return list(groups.values())
 
 
-def _slots(take: _Take) -> NDArray[np.int64]:
+def _slots(take: _Take[ReaderT]) -> NDArray[np.int64]:
     codes = take.arrival.codes
     if isinstance(codes, PageSlice):
         return codes.slots[take.first : take.first + take.count]

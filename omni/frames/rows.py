@@ -2,11 +2,14 @@
 
 from bisect import insort
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from omni_vocoder.request import VocoderRequest
+from omni.frames.reader import FrameReader
+
+ReaderT = TypeVar("ReaderT", bound=FrameReader)
 
 
-class RowQueue:
+class RowQueue(Generic[ReaderT]):
     """Rows go to the requests of lowest rank among those whose first frames came. A request keeps its row to its end.
 
     A row may be given on at once: whatever touches its memory runs on one stream, so new work follows the old.
@@ -14,15 +17,15 @@ class RowQueue:
 
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
-        self._waiting: list[VocoderRequest] = []
-        self._seated: list[VocoderRequest] = []
+        self._waiting: list[ReaderT] = []
+        self._seated: list[ReaderT] = []
 
     @property
-    def seated(self) -> Sequence[VocoderRequest]:
+    def seated(self) -> Sequence[ReaderT]:
         """Requests that have a row, longest first."""
         return self._seated
 
-    def join(self, request: VocoderRequest) -> None:
+    def join(self, request: ReaderT) -> None:
         """The request wants a row."""
         insort(self._waiting, request, key=lambda waiting: waiting.rank)
 
@@ -35,7 +38,7 @@ class RowQueue:
             self._seated.append(request)
         return len(self._seated) > seated
 
-    def leave(self, request: VocoderRequest) -> None:
+    def leave(self, request: ReaderT) -> None:
         """The request needs no row any more."""
         if request.row is not None:
             self._free.append(request.row)

@@ -1,0 +1,39 @@
+"""Frames that came, and are not all copied yet."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from omni.device import COMPLETED, Event
+from omni.frames.inputs import CodeFrames
+from omni.payload import PageSlice
+from omni.stage import Feed, release
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """taken: how many of its frames are copied. after: the last copy that reads them."""
+
+    message: Feed
+    codes: PageSlice | Tensor
+    count: int
+    taken: int = 0
+    after: Event = COMPLETED
+
+    def let_go(self) -> None:
+        release(self.message, self.after)
+
+
+def read_arrival(message: Feed, kind: str, groups: int) -> Arrival:
+    """The frames of an input. kind: of the stage. groups: codes per frame. Raises ValueError, which says what was wanted, for
+    anything else."""
+    meta, codes = message.payload.meta, message.payload.tensors.get("codes")
+    if not isinstance(meta, CodeFrames) or codes is None:
+        raise ValueError(f"a stage of kind {kind!r} takes CodeFrames with a tensor 'codes', not {meta!r}")
+    pages = codes.pages if isinstance(codes, PageSlice) else codes
+    count = len(codes.slots) if isinstance(codes, PageSlice) else codes.shape[0]
+    if pages.dtype != torch.int64 or pages.shape[-1] != groups or count != meta.count:
+        wanted = f"{meta.count} int64 frames of {groups} code groups"
+        raise ValueError(f"codes are {count} {pages.dtype} frames of {pages.shape[-1]}; wanted {wanted}")
+    return Arrival(message, codes, count)

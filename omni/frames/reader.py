@@ -1,0 +1,36 @@
+"""What the host knows of one request that reads code frames."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from omni.frames.arrival import Arrival
+
+
+@dataclass(slots=True, eq=False)
+class FrameReader:
+    """A request from `Open` to its end. A stage's own record adds to it.
+
+    rank: who of those that wait for a row gets one: the lowest.
+    row: its place in per-row device memory, or None while it has none. The record itself tells one owner of a row from
+    the next: late results of a record that is not `live` are dropped.
+    start, buffered: where the row's frames begin in its ring, and how many are in it.
+    """
+
+    id: str
+    open_sources: set[str]
+    rank: tuple[int, int] = (0, 0)
+    arrivals: deque[Arrival] = field(default_factory=deque)
+    row: int | None = None
+    live: bool = True
+    start: int = 0
+    buffered: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether every frame that will ever come is in the row's ring."""
+        return not self.open_sources and not self.arrivals
+
+    def forget(self, frames: int, capacity: int) -> None:
+        """The oldest `frames` in the ring are no longer needed by anything that is to be launched."""
+        self.start = (self.start + frames) % capacity
+        self.buffered -= frames

@@ -1,0 +1,62 @@
+"""Convolutions over time that take a signal in pieces. Parameters are those of `conv`, the convolution they are given."""
+
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from omni_vocoder.layers.stream_layer import StreamLayer
+from omni_vocoder.state import Chunk, StateLayout
+
+
+class CausalConv(StreamLayer):
+    """Convolution that sees the present and the past.
+
+    conv: without padding. pad_mode: what is before a whole signal, as `torch.nn.functional.pad` has it, and behind it, up to a full
+    stride; before a stream there are zeros. Strided ones take whole signals only.
+    """
+
+    def __init__(self, layout: StateLayout, conv: nn.Conv1d, pad_mode: str = "constant") -> None:
+        super().__init__()
+        self.conv = conv
+        self.past = layout.reserve(
+            conv.in_channels, (conv.kernel_size[0] - 1) * conv.dilation[0] + 1 - conv.stride[0], time=1
+        )
+        self.pad_mode = pad_mode
+
+    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+        """`[B, inputs, T]` to `[B, outputs, ceil(T / stride)]`."""
+        count = signal_BCT.shape[2]
+        if count == 0:
+            return signal_BCT.new_empty(signal_BCT.shape[0], self.conv.out_channels, 0)
+        if chunk is None:
+            joined_BCT = pad(signal_BCT, (self.past.length, -count % self.conv.stride[0]), mode=self.pad_mode)
+        else:
+            joined_BCT = chunk.extend(self.past, signal_BCT)
+        output_BCT: Tensor = self.conv(joined_BCT)
+        return output_BCT
+
+
+class CausalTransposedConv(StreamLayer):
+    """Upsampling by the stride of `conv`: what the last inputs say of the time behind them comes with the next.
+
+    A convolution that pads cuts as many samples off the beginning of the whole signal, and the network was trained so: a stream is
+    short by them in its first chunk, and in step from then on. As much must be left of the kernel: padding <= kernel - stride.
+    """
+
+    def __init__(self, layout: StateLayout, conv: nn.ConvTranspose1d) -> None:
+        super().__init__()
+        self.conv = conv
+        self.past = layout.reserve(conv.in_channels, -(-conv.kernel_size[0] // conv.stride[0]) - 1, time=1)
+
+    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+        """`[B, inputs, T]` to `[B, outputs, T * stride]`; at the beginning of a signal, less the padding."""
+        count, stride, cut = signal_BCT.shape[2], self.conv.stride[0], int(self.conv.padding[0])
+        joined_BCT = signal_BCT if chunk is None else chunk.extend(self.past, signal_BCT)
+        if chunk is not None and chunk.first:
+            joined_BCT = signal_BCT
+        before = joined_BCT.shape[2] - count
+        start = max(before * stride - cut, 0)
+        length = count * stride - (0 if before else cut)
+        if length <= 0:
+            return signal_BCT.new_empty(signal_BCT.shape[0], self.conv.out_channels, 0)
+        output_BCT: Tensor = self.conv(joined_BCT)
+        return output_BCT.narrow(2, start, length)

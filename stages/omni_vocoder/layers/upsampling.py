@@ -1,0 +1,66 @@
+"""Blocks of convolutional decoders, from frames up to samples."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from omni_vocoder.layers.activation import SnakeBeta
+from omni_vocoder.layers.conv import CausalConv, CausalTransposedConv
+from omni_vocoder.layers.stream_layer import Serial, StreamLayer
+from omni_vocoder.state import Chunk, StateLayout
+
+_DILATIONS = (1, 3, 9)
+
+
+class ConvNeXtBlock(StreamLayer):
+    """Depthwise convolution and a pointwise MLP as a residual branch (Liu et al., 2022), causal."""
+
+    def __init__(self, layout: StateLayout, channels: int, kernel: int = 7) -> None:
+        super().__init__()
+        self.dwconv = CausalConv(layout, nn.Conv1d(channels, channels, kernel, groups=channels))
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = nn.Linear(channels, 4 * channels)
+        self.pwconv2 = nn.Linear(4 * channels, channels)
+        self.gamma = nn.Parameter(torch.ones(channels))
+
+    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+        mixed_BTC = self.norm(self.dwconv(signal_BCT, chunk).transpose(1, 2))
+        branch_BTC: Tensor = self.gamma * self.pwconv2(gelu(self.pwconv1(mixed_BTC)))
+        return signal_BCT + branch_BTC.transpose(1, 2)
+
+
+class SnakeUnit(StreamLayer):
+    """A dilated convolution and a pointwise one, each behind a `SnakeBeta`, as a residual branch."""
+
+    def __init__(self, layout: StateLayout, channels: int, dilation: int, kernel: int = 7) -> None:
+        super().__init__()
+        self.act1 = SnakeBeta(channels)
+        self.conv1 = CausalConv(layout, nn.Conv1d(channels, channels, kernel, dilation=dilation))
+        self.act2 = SnakeBeta(channels)
+        self.conv2 = CausalConv(layout, nn.Conv1d(channels, channels, 1))
+
+    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+        branch_BCT: Tensor = self.conv2(self.act2(self.conv1(self.act1(signal_BCT), chunk)), chunk)
+        return branch_BCT + signal_BCT
+
+
+class SnakeUpsampling(StreamLayer):
+    """Upsamples by `rate`, each output from two inputs, then `SnakeUnit`s of growing dilation.
+
+    It looks one input ahead: see `CausalTransposedConv` about the beginning of a stream.
+    """
+
+    def __init__(self, layout: StateLayout, in_channels: int, out_channels: int, rate: int) -> None:
+        super().__init__()
+        upsample = nn.ConvTranspose1d(in_channels, out_channels, 2 * rate, stride=rate, padding=rate)
+        self.block = Serial(
+            [
+                SnakeBeta(in_channels),
+                CausalTransposedConv(layout, upsample),
+                *(SnakeUnit(layout, out_channels, dilation) for dilation in _DILATIONS),
+            ]
+        )
+
+    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+        output_BCT: Tensor = self.block(signal_BCT, chunk)
+        return output_BCT

@@ -1,0 +1,99 @@
+"""What a stream carries from chunk to chunk, for models whose layers look back: one flat row of numbers per stream, of which every
+layer has a part. A chunk then gathers and scatters its rows once, not once per layer.
+
+Shape legend: R rows of state, B rows of one batch, W numbers of a row.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlot:
+    """A layer's part of each row: `shape` numbers from `start`; dimension `time` of the shape is what it looks back on."""
+
+    start: int
+    shape: tuple[int, ...]
+    time: int
+
+    @property
+    def length(self) -> int:
+        """How far the layer looks back; 0 if it does not."""
+        return self.shape[self.time]
+
+    def of(self, carried_BW: Tensor) -> Tensor:
+        """A view `[B, *shape]` of the layer's part."""
+        part: Tensor = carried_BW.narrow(1, self.start, math.prod(self.shape)).unflatten(1, self.shape)
+        return part
+
+
+class StateLayout:
+    """Hands out slots while layers are built; `width` numbers per row in the end."""
+
+    def __init__(self) -> None:
+        self.slots: list[StateSlot] = []
+        self.width = 0
+
+    def reserve(self, *shape: int, time: int) -> StateSlot:
+        slot = StateSlot(self.width, shape, time)
+        self.slots.append(slot)
+        self.width += math.prod(shape)
+        return slot
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """State of R streams; all that outlives a chunk.
+
+    carried_RW: what the layers look back on; zeros are what they see before a stream begins, so a blank row is the start of one.
+    frames_R: int64, frames decoded so far.
+    """
+
+    carried_RW: Tensor
+    frames_R: Tensor
+
+    @classmethod
+    def allocate(cls, rows: int, width: int, device: torch.device | str, dtype: torch.dtype) -> "StreamState":
+        carried_RW = torch.zeros(rows, width, device=device, dtype=dtype)
+        return cls(carried_RW, torch.zeros(rows, device=device, dtype=torch.int64))
+
+    def reset(self, rows_B: Tensor) -> None:
+        """Blanks rows (int64, on the state's device): they hold nothing of the stream they served."""
+        self.carried_RW.index_fill_(0, rows_B, 0)
+        self.frames_R.index_fill_(0, rows_B, 0)
+
+    def load(self, rows_B: Tensor, first: bool = False) -> "Chunk":
+        """A private copy of the rows. first: these are their streams' first frames: a blank one, whatever the rows held."""
+        if first:
+            rows = rows_B.shape[0]
+            return Chunk(self.carried_RW.new_zeros(rows, self.carried_RW.shape[1]), self.frames_R.new_zeros(rows), True)
+        return Chunk(self.carried_RW.index_select(0, rows_B), self.frames_R.index_select(0, rows_B), False)
+
+    def store(self, rows_B: Tensor, chunk: "Chunk", frames: int) -> None:
+        """Back into the rows, `frames` frames later."""
+        self.carried_RW.index_copy_(0, rows_B, chunk.carried_BW)
+        self.frames_R.index_copy_(0, rows_B, chunk.frames_B + frames)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The state of the B rows of one call, rewritten layer by layer. frames_B: frames before it. first: as told to `load`."""
+
+    carried_BW: Tensor
+    frames_B: Tensor
+    first: bool
+
+    def extend(self, slot: StateSlot, new: Tensor) -> Tensor:
+        """The slot's past followed by `new` along the slot's time; the end of both becomes the slot's past.
+
+        new: `[B, *shape]` but for its length in time.
+        """
+        if slot.length == 0:
+            return new
+        dim, past = slot.time + 1, slot.of(self.carried_BW)
+        joined = torch.cat((past, new), dim)
+        past.copy_(joined.narrow(dim, joined.shape[dim] - slot.length, slot.length))
+        return joined
