@@ -1,0 +1,210 @@
+"""Begins windows and takes rows' latents step by step from noise to what is rendered.
+
+| buffer | written by | read by | freed by |
+|---|---|---|---|
+| state and `latents_RTM` of a row | `begin_windows`, `denoise_rows` | the same, and `render_piece` | stream order |
+| upload of a step | the copy, behind the step before | `denoise_rows` | stream order |
+
+The slot that steps are uploaded from is free again once the copy is over, that is, once the step before the last is. So at most
+two steps are under way: one runs, one is queued behind it, and a row that comes joins the next.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.batch_graphs import BatchGraphs
+from omni.device import Device, Launch, Span, Stream, Uploader
+from omni.frames import FrameStore
+from omni_diffusion.model import DiffusionModel, StateT, Windows
+from omni_diffusion.request import DiffusionRequest
+from omni_diffusion.windows import Window, WindowSizes
+
+MOST_BEGUN = 2
+"""Windows of one launch: to draw the noise of one takes the host a fifth of a millisecond, and other stages wait meanwhile."""
+_HEAD = 6
+"""Words in front of a window's codes and noise: all of `Windows` that is one number."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step whose inputs are on their way to the device. Nothing of its rows is lost if it goes no further.
+
+    width: code frames of its windows. padded: the captured batch that may stand for this one; None if there is none.
+    packed_2B: int64, rows and their steps.
+    """
+
+    width: int
+    padded: int | None
+    packed_2B: Tensor
+
+
+class Denoiser:
+    """Owns the model's state and the latents of windows. Decides nothing."""
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        model: DiffusionModel[StateT],
+        store: FrameStore,
+        rows: int,
+        sizes: WindowSizes,
+    ) -> None:
+        latents = sizes.frames * model.repeats
+        self._null_row = rows
+        self._device = device
+        self._stream = stream
+        self._model = model
+        self._store = store
+        self._sizes = sizes
+        self._state = model.new_state(rows + 1, sizes.frames)
+        self.latents_RTM = device.zeros((rows + 1, latents, model.latent_width), torch.float32)
+        # float32 values go two to a word.
+        self._columns = _HEAD + sizes.frames + -(-latents * model.latent_width // 2)
+        # All rows may begin while a step runs that their uploads wait for.
+        self._windows = Uploader(device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN))
+        self._steps = Uploader(device, stream, 2 * rows, 1)
+        self._begin_graphs = BatchGraphs[None](stream.name)
+        self._step_graphs = BatchGraphs[int](stream.name)
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Captures steps of these numbers of rows, and beginnings of up to `MOST_BEGUN`. At start, before there are requests."""
+        begun: set[int] = set()
+        for size in sizes:
+            if (windows := min(size, MOST_BEGUN)) not in begun:
+                begun.add(windows)
+                graph = self._device.capture(
+                    self._stream, f"{self._stream.name}-begin-{windows}", self.null_begin(windows)
+                )
+                self._begin_graphs.add(None, windows, graph)
+            for width in self._sizes.widths:
+                name = f"{self._stream.name}-{width}-frames-{size}"
+                self._step_graphs.add(
+                    width, size, self._device.capture(self._stream, name, self.null_step(size, width))
+                )
+
+    def null_begin(self, count: int) -> list[Launch]:
+        """The beginning of windows of nothing."""
+        packed_BX = self._windows.view(Span(0, (count, self._columns)))
+        null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
+        self._device.enqueue(self._stream, [null])
+        return [self._begin(packed_BX)]
+
+    def null_step(self, count: int, width: int) -> list[Launch]:
+        """A step of rows of nothing."""
+        packed_2B = self._steps.view(Span(0, (2, count)))
+        self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
+        return [self._step(packed_2B, width)]
+
+    @property
+    def can_begin(self) -> bool:
+        return self._windows.ready
+
+    @property
+    def can_step(self) -> bool:
+        """Whether fewer than two steps are under way."""
+        return self._steps.ready
+
+    def begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> None:
+        """Enqueues the beginning of a window of each, at most `MOST_BEGUN`. May be tried again if it fails. Changes no request."""
+        padded = self._begin_graphs.padded(None, len(requests))
+        packed = np.zeros((padded or len(requests), self._columns), np.int64)
+        packed[:, 0], packed[:, 4] = self._null_row, self._sizes.block
+        for line, request, window in zip(packed, requests, windows, strict=False):
+            self._fill(line, request, window)
+        (packed_BX,) = self._windows.send([packed])
+        if padded is not None:
+            self._device.replay(self._stream, self._begin_graphs.get(None, padded))
+        else:
+            self._device.enqueue(self._stream, [self._begin(packed_BX)])
+
+    def prepare(self, requests: Sequence[DiffusionRequest]) -> PreparedStep:
+        """Enqueues the inputs of each request's next step. May be tried again if it fails."""
+        count = len(requests)
+        width = self._sizes.width(max(request.window.frames for request in requests if request.window is not None))
+        padded = self._step_graphs.padded(width, count)
+        packed = np.zeros((2, padded or count), np.int64)
+        packed[0] = self._null_row
+        packed[:, :count] = np.array([(request.row, request.step) for request in requests]).T
+        (packed_2B,) = self._steps.send([packed])
+        return PreparedStep(width, padded, packed_2B)
+
+    def launch(self, prepared: PreparedStep) -> None:
+        """Enqueues the step, which moves the rows' latents on."""
+        if prepared.padded is not None:
+            self._device.replay(self._stream, self._step_graphs.get(prepared.width, prepared.padded))
+        else:
+            self._device.enqueue(self._stream, [self._step(prepared.packed_2B, prepared.width)])
+
+    def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, window: Window) -> None:
+        assert request.row is not None
+        assert request.voice is not None
+        assert request.noise is not None
+        head = (request.row, window.first, window.context, window.fresh, window.frames, request.voice)
+        line[:_HEAD] = head
+        places = self._store.places(request, window.first - request.passed, window.frames)
+        line[_HEAD : _HEAD + window.frames] = places
+        noise = request.noise.of(window)
+        line[_HEAD + self._sizes.frames :].view(np.float32)[: noise.size] = noise.reshape(-1)
+
+    def _begin(self, packed_BX: Tensor) -> Launch:
+        ring_RCG, latents_RTM = self._store.ring_RCG, self.latents_RTM
+        return Launch.of(begin_windows, self._model, self._state, ring_RCG, packed_BX, self._sizes.frames, latents_RTM)
+
+    def _step(self, packed_2B: Tensor, width: int) -> Launch:
+        held_RTM = self.latents_RTM[:, : width * self._sizes.repeats]
+        return Launch.of(denoise_rows, self._model, self._state, held_RTM, packed_2B)
+
+
+def set_null_windows(packed_BX: Tensor, null_row: int, frames: int) -> None:
+    """Inputs of windows of nothing: one block of them, for a window has at least a frame."""
+    packed_BX.zero_()
+    packed_BX[:, 0] = null_row
+    packed_BX[:, 4] = frames
+
+
+def set_null_steps(packed_2B: Tensor, null_row: int) -> None:
+    packed_2B.zero_()
+    packed_2B[0] = null_row
+
+
+def begin_windows(
+    model: DiffusionModel[StateT],
+    state: StateT,
+    ring_RCG: Tensor,
+    packed_BX: Tensor,
+    frames: int,
+    latents_RTM: Tensor,
+) -> None:
+    """Writes the noise of windows over their rows' latents, and readies the model for them.
+
+    ring_RCG: int64, frames that wait, `C` of each row. packed_BX: int64, for each window the six numbers of it, the places of its
+    `frames` code frames in the ring seen as `[R * C, G]`, and its noise, two float32 to a word.
+    """
+    head_B6, places_BN, words_BX = packed_BX.split((_HEAD, frames, packed_BX.shape[1] - _HEAD - frames), 1)
+    rows_B, first_B, context_B, fresh_B, frames_B, voices_B = head_B6.T.contiguous().unbind()
+    shape = latents_RTM.shape[1:]
+    noise_BTM = words_BX.view(torch.float32)[:, : shape.numel()].unflatten(1, shape)
+    latents_RTM.index_copy_(0, rows_B, noise_BTM)
+    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
+    model.begin(state, Windows(rows_B, first_B, context_B, fresh_B, frames_B, voices_B, codes_BNG))
+
+
+def denoise_rows(model: DiffusionModel[StateT], state: StateT, latents_RTM: Tensor, packed_2B: Tensor) -> None:
+    """Takes the latents of some rows a step on. packed_2B: int64, the rows and the step of each.
+
+    Raises ValueError if the model gives another shape.
+    """
+    rows_B, steps_B = packed_2B.unbind()
+    noisy_BTM = latents_RTM.index_select(0, rows_B)
+    cleaner_BTM = model.denoise(state, noisy_BTM, rows_B, steps_B)
+    if cleaner_BTM.shape != noisy_BTM.shape:
+        raise ValueError(f"the model gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}")
+    latents_RTM.index_copy_(0, rows_B, cleaner_BTM.to(torch.float32))
+    # The null row is in many a step and begins with none: it would drift away.
+    latents_RTM[-1].zero_()

@@ -1,0 +1,27 @@
+"""Modules that authors of denoisers and of what renders their latents compose."""
+
+from omni_diffusion.layers.alias_free import AliasFree
+from omni_diffusion.layers.block_attention import BlockAttention, History, Surroundings, Window
+from omni_diffusion.layers.block_state import BlockState
+from omni_diffusion.layers.modulated import LAYER_PARTS, FeedForward, ModulatedLayer, Modulation, plain_norm, tabulate
+from omni_diffusion.layers.runge_kutta import RungeKutta
+from omni_diffusion.layers.upsampler import AliasFreeUpsampler, ResidualBlock, UpsamplerShape
+
+__all__ = [
+    "LAYER_PARTS",
+    "AliasFree",
+    "AliasFreeUpsampler",
+    "BlockAttention",
+    "BlockState",
+    "FeedForward",
+    "History",
+    "ModulatedLayer",
+    "Modulation",
+    "ResidualBlock",
+    "RungeKutta",
+    "Surroundings",
+    "UpsamplerShape",
+    "Window",
+    "plain_norm",
+    "tabulate",
+]

@@ -1,0 +1,129 @@
+"""A convolutional net from latent frames to samples whose activations alias less (after Lee et al., 2023), exact in pieces.
+
+Shape legend: B rows, M values of a latent frame, T latent frames, C channels, S samples.
+
+All of it sees as far back as ahead, and nothing else reaches from frame to frame: sample by sample, it depends on `context` frames
+on either side. A piece that is made with so many frames more, where there are any, and without their samples, is that of the whole
+waveform: exact, in pieces of any size, `context` frames late. Where the window ends as the signal does, it stays as it is: its
+edges are padded as those of the whole. So rows of a batch have one length, and short signals no pad.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from omni_diffusion.layers.alias_free import AliasFree
+
+_REACH = AliasFree.REACH
+_EDGE = 7
+"""Width of the first and of the last convolution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpsamplerShape:
+    """Named as configs of such nets name them. inputs: M. upsample_initial_channel: of the first level; each further one has half.
+
+    upsample_*: of each level's upsampling. resblock_*: of the blocks behind each, of which the mean is taken.
+    Raises ValueError, naming the field, for kernels that do not give a whole number of samples for each.
+    """
+
+    inputs: int
+    upsample_initial_channel: int
+    upsample_rates: tuple[int, ...]
+    upsample_kernel_sizes: tuple[int, ...]
+    resblock_kernel_sizes: tuple[int, ...]
+    resblock_dilation_sizes: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        for rate, kernel in self.levels:
+            if kernel < rate or (kernel - rate) % 2:
+                raise ValueError(
+                    f"upsample_kernel_sizes has {kernel} beside a rate of {rate}: no whole number of samples"
+                )
+        if any(kernel % 2 == 0 for kernel in self.resblock_kernel_sizes):
+            raise ValueError(f"resblock_kernel_sizes has an even width: {self.resblock_kernel_sizes}")
+
+    @property
+    def levels(self) -> list[tuple[int, int]]:
+        """Rate and kernel width of each upsampling."""
+        return list(zip(self.upsample_rates, self.upsample_kernel_sizes, strict=True))
+
+    @property
+    def residuals(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Kernel width and dilations of each block of a level."""
+        return list(zip(self.resblock_kernel_sizes, self.resblock_dilation_sizes, strict=True))
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.upsample_rates)
+
+    @property
+    def context(self) -> int:
+        """Frames to either side of a frame that its samples depend on: what they need, first and last, from the waveform back."""
+        edge = _EDGE // 2
+        first, last = -edge - _REACH, self.samples_per_frame - 1 + edge + _REACH
+        widest = max(
+            sum((kernel - 1) // 2 * (dilation + 1) + 2 * _REACH for dilation in dilations)
+            for kernel, dilations in self.residuals
+        )
+        for rate, kernel in reversed(self.levels):
+            cut = (kernel - rate) // 2
+            first, last = -((widest - first - cut + kernel - 1) // rate), (last + widest + cut) // rate
+        return max(-first, last) + edge
+
+
+class ResidualBlock(nn.Module):
+    """Dilated convolutions of one kernel width, each with an undilated one behind it, an activation before either."""
+
+    def __init__(
+        self, channels: int, kernel: int, dilations: tuple[int, ...], activation: Callable[[int], nn.Module]
+    ) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(_same(channels, kernel, dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(_same(channels, kernel, 1) for _ in dilations)
+        self.activations = nn.ModuleList(AliasFree(activation(channels)) for _ in range(2 * len(dilations)))
+
+    def forward(self, signal_BCT: Tensor) -> Tensor:
+        for index, (dilated, plain) in enumerate(zip(self.convs1, self.convs2, strict=True)):
+            first, second = self.activations[2 * index], self.activations[2 * index + 1]
+            signal_BCT = signal_BCT + plain(second(dilated(first(signal_BCT))))
+        return signal_BCT
+
+
+class AliasFreeUpsampler(nn.Module):
+    """activation: makes one for so many channels."""
+
+    def __init__(self, shape: UpsamplerShape, activation: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.samples_per_frame, self.context = shape.samples_per_frame, shape.context
+        widths = [shape.upsample_initial_channel >> level for level in range(len(shape.levels) + 1)]
+        self.conv_pre = nn.Conv1d(shape.inputs, widths[0], _EDGE, padding=_EDGE // 2)
+        self.ups = nn.ModuleList(
+            nn.ModuleList([nn.ConvTranspose1d(width, width // 2, kernel, rate, padding=(kernel - rate) // 2)])
+            for width, (rate, kernel) in zip(widths, shape.levels, strict=False)
+        )
+        self.resblocks = nn.ModuleList(
+            ResidualBlock(width, kernel, dilations, activation)
+            for width in widths[1:]
+            for kernel, dilations in shape.residuals
+        )
+        self.activation_post = AliasFree(activation(widths[-1]))
+        self.conv_post = nn.Conv1d(widths[-1], 1, _EDGE, padding=_EDGE // 2, bias=False)
+
+    def forward(self, latents_BMT: Tensor) -> Tensor:
+        """T at least 1, to samples in [-1, 1], `[B, T * samples_per_frame]`."""
+        signal_BCT = self.conv_pre(latents_BMT)
+        parallel = len(self.resblocks) // len(self.ups)
+        for level, upsample in enumerate(self.ups):
+            signal_BCT = upsample[0](signal_BCT)  # type: ignore[index]
+            blocks = self.resblocks[parallel * level : parallel * (level + 1)]
+            signal_BCT = torch.stack([block(signal_BCT) for block in blocks]).mean(0)
+        wave_B1S: Tensor = self.conv_post(self.activation_post(signal_BCT))
+        return wave_B1S.squeeze(1).clamp(-1, 1)
+
+
+def _same(channels: int, kernel: int, dilation: int) -> nn.Conv1d:
+    return nn.Conv1d(channels, channels, kernel, dilation=dilation, padding=(kernel - 1) * dilation // 2)

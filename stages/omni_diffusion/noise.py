@@ -1,0 +1,50 @@
+"""What latents begin as: the same on every device, in every batch, however a stream is cut."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_diffusion.windows import Window
+
+
+class Noise:
+    """Of one stream. Each block's is a function of seed, sample index and the block's number alone.
+
+    block, repeats, width: code frames of a block, latent frames of a code frame, values of a latent frame.
+    given: `[T, M]`, taken instead of what would be drawn.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        sample_index: int,
+        block: int,
+        repeats: int,
+        width: int,
+        given: NDArray[np.float32] | None = None,
+    ) -> None:
+        self._seed = seed
+        self._sample_index = sample_index
+        self._block = block
+        self._repeats = repeats
+        self._width = width
+        self._given = given
+        self._drawn: dict[int, NDArray[np.float32]] = {}
+        """Of the last window: the next one has blocks of it."""
+
+    def of(self, window: Window) -> NDArray[np.float32]:
+        """`[frames * repeats, M]`. Raises ValueError if noise was given, and not for so many frames."""
+        start, count = window.first * self._repeats, window.frames * self._repeats
+        if self._given is not None:
+            if len(self._given) < start + count:
+                problem = f"noise is for {len(self._given)} latent frames, the codes are for {start + count} or more"
+                raise ValueError(problem)
+            return self._given[start : start + count]
+        first = window.first // self._block
+        numbers = range(first, first + -(-window.frames // self._block))
+        self._drawn = {n: self._drawn[n] if n in self._drawn else self._draw(n) for n in numbers}
+        return np.concatenate([self._drawn[n] for n in numbers])[:count]
+
+    def _draw(self, number: int) -> NDArray[np.float32]:
+        key, counter = np.array([self._seed, number], np.uint64), np.array([0, 0, 0, self._sample_index], np.uint64)
+        random = np.random.Generator(np.random.Philox(key=key, counter=counter))
+        return random.standard_normal((self._block * self._repeats, self._width), np.float32)

@@ -1,0 +1,183 @@
+"""Keeps what was denoised, renders it as far as it is surrounded, and brings the samples to the host.
+
+| buffer | written by | read by | freed by |
+|---|---|---|---|
+| `kept_RCM` of a row | `render_piece` | `render_piece`, same stream | the host's count: places are used in turn |
+| `wav[k]` | `render_piece` of a batch | `download_piece` of it, on the copy stream | the host's reading of the batch |
+| download slot `k` | `download_piece` | host, once it is free | the host's reading of the batch |
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.batch_graphs import BatchGraphs
+from omni.device import Device, Downloader, HostSlot, Launch, Span, Stream, Uploader
+from omni_diffusion.model import DiffusionModel, StateT
+from omni_diffusion.request import DiffusionRequest
+from omni_diffusion.windows import Piece, WindowSizes
+
+MAX_IN_FLIGHT = 2
+"""Batches of pieces whose samples the host has not read."""
+_UPLOADS = 4
+
+Captured = tuple[Piece, int]
+"""A piece, and which of the output buffers it writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPieces:
+    """Pieces of several rows whose inputs are on their way to the device. padded: as of a step. packed_BX: int64."""
+
+    requests: tuple[DiffusionRequest, ...]
+    piece: Piece
+    padded: int | None
+    packed_BX: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPieces:
+    """Pieces that were launched. samples: of each of its requests."""
+
+    requests: tuple[DiffusionRequest, ...]
+    samples: int
+    host: HostSlot
+
+    def read(self, index: int) -> NDArray[np.float32]:
+        """The samples of one of the requests, memory of their own. Only once `host` is free."""
+        return self.host.read()[index * self.samples : (index + 1) * self.samples].astype(np.float32)
+
+
+class Renderer:
+    """Owns the latents that were denoised, and samples until they are on the host. Decides nothing.
+
+    latents_RTM: those of the rows' windows.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        copy_stream: Stream,
+        model: DiffusionModel[StateT],
+        latents_RTM: Tensor,
+        sizes: WindowSizes,
+    ) -> None:
+        num_rows, self._window, width = latents_RTM.shape
+        rows = self._null_row = num_rows - 1
+        most = rows * (sizes.most_fresh + sizes.context) * model.samples_per_latent
+        self._device = device
+        self._stream = stream
+        self._model = model
+        self._sizes = sizes
+        self._latents_RTM = latents_RTM
+        self._kept_RCM = device.zeros((num_rows, sizes.kept, width), torch.float32)
+        self._upload = Uploader(device, stream, rows * (2 * sizes.most_fresh + sizes.kept), _UPLOADS)
+        self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
+        self._downloads = Downloader(device, stream, copy_stream, (most,), torch.float32, MAX_IN_FLIGHT)
+        self._graphs = BatchGraphs[Captured](stream.name)
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Captures the pieces of long streams for these numbers of rows. At start, before there are requests."""
+        for size in sizes:
+            for piece in self._sizes.usual_pieces():
+                for turn in range(MAX_IN_FLIGHT):
+                    name = f"{self._stream.name}-{piece.fresh}-{piece.count}-latents-{size}"
+                    launches = self.null_pieces(size, piece, turn)
+                    self._graphs.add((piece, turn), size, self._device.capture(self._stream, name, launches))
+
+    def null_pieces(self, count: int, piece: Piece, turn: int = 0) -> list[Launch]:
+        """Pieces of rows of nothing."""
+        packed_BX = self._upload.view(Span(0, (count, 2 * piece.fresh + piece.seen)))
+        self._device.enqueue(self._stream, [Launch.of(set_null_piece, packed_BX)])
+        return [self._render(piece, packed_BX, turn)]
+
+    @property
+    def ready(self) -> bool:
+        """Whether pieces may be prepared and launched now."""
+        return self._upload.ready and self._downloads.ready
+
+    def prepare(self, requests: Sequence[DiffusionRequest], piece: Piece) -> PreparedPieces:
+        """Enqueues where to find and to keep what is rendered of each. May be tried again if it fails."""
+        count = len(requests)
+        padded = self._graphs.padded((piece, 0), count)
+        packed = np.empty((padded or count, 2 * piece.fresh + piece.seen), np.int64)
+        packed[:, : piece.fresh] = self._null_row * self._window
+        packed[:, piece.fresh :] = self._null_row * self._sizes.kept
+        for line, request in zip(packed, requests, strict=False):
+            self._fill(line, request, piece)
+        (packed_BX,) = self._upload.send([packed])
+        return PreparedPieces(tuple(requests), piece, padded, packed_BX)
+
+    def launch(self, prepared: PreparedPieces) -> RenderedPieces | None:
+        """Enqueues keeping, rendering and the copy to the host; None if nothing is rendered. May be tried again if it fails."""
+        piece, turn, count = prepared.piece, self._downloads.turn, len(prepared.requests)
+        if prepared.padded is not None:
+            self._device.replay(self._stream, self._graphs.get((piece, turn), prepared.padded))
+        else:
+            self._device.enqueue(self._stream, [self._render(piece, prepared.packed_BX, turn)])
+        samples = piece.count * self._model.samples_per_latent
+        if not samples:
+            return None
+        self._downloads.begin()
+        try:
+            host, *_ = self._downloads.send(download_piece, self._wav[turn, : count * samples])
+        except Exception:
+            self._downloads.forget()
+            raise
+        return RenderedPieces(prepared.requests, samples, host)
+
+    def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, piece: Piece) -> None:
+        assert request.row is not None
+        done, kept = request.denoised * self._sizes.repeats, self._sizes.kept
+        if request.window is not None:
+            start = request.row * self._window + request.window.context * self._sizes.repeats
+            line[: piece.fresh] = np.arange(start, start + piece.fresh)
+            line[piece.fresh : 2 * piece.fresh] = request.row * kept + np.arange(done, done + piece.fresh) % kept
+        first = request.rendered - piece.left
+        line[2 * piece.fresh :] = request.row * kept + np.arange(first, first + piece.seen) % kept
+
+    def _render(self, piece: Piece, packed_BX: Tensor, turn: int) -> Launch:
+        count, samples = packed_BX.shape[0], piece.count * self._model.samples_per_latent
+        wav_BS = self._wav[turn, : count * samples].view(count, samples)
+        return Launch.of(render_piece, self._model, self._latents_RTM, self._kept_RCM, packed_BX, piece, wav_BS)
+
+
+def set_null_piece(packed_BX: Tensor) -> None:
+    """Before there are requests, any row is one of nothing."""
+    packed_BX.zero_()
+
+
+def render_piece(
+    model: DiffusionModel[StateT],
+    latents_RTM: Tensor,
+    kept_RCM: Tensor,
+    packed_BX: Tensor,
+    piece: Piece,
+    wav_BS: Tensor,
+) -> None:
+    """Keeps what windows gave and writes the samples of what is surrounded now, if anything is.
+
+    latents_RTM: of windows, `T` of each row. kept_RCM: what is kept, `C` of each row. packed_BX: int64, for each row where its
+    fresh latents are in `[R * T, M]`, where they go in `[R * C, M]`, and where what the model is to see is there. wav_BS: fp32.
+    Raises ValueError if the model gives another shape.
+    """
+    sources_Bn, places_Bn, seen_BT = packed_BX.split((piece.fresh, piece.fresh, piece.seen), 1)
+    if piece.fresh:
+        fresh_nM = latents_RTM.flatten(0, 1).index_select(0, sources_Bn.flatten())
+        kept_RCM.flatten(0, 1).index_copy_(0, places_Bn.flatten(), fresh_nM)
+    if not piece.count:
+        return
+    rendered_BS = model.render(kept_RCM.flatten(0, 1).index_select(0, seen_BT.flatten()).unflatten(0, seen_BT.shape))
+    rate = model.samples_per_latent
+    if rendered_BS.shape != (wav_BS.shape[0], piece.seen * rate):
+        raise ValueError(f"the model gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames")
+    wav_BS.copy_(rendered_BS[:, piece.left * rate : (piece.left + piece.count) * rate])
+
+
+def download_piece(host: Tensor, wav_S: Tensor) -> None:
+    host.copy_(wav_S, non_blocking=True)

@@ -1,0 +1,85 @@
+"""Captured steps: padded batches give each row its own, and long streams find all they need captured."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from omni.device import Graph, Launch, Stream
+from omni.device.cpu import CpuDevice
+from support.diffusion_bench import Bench
+from support.painter import BLOCK, Painter
+from support.vocoder_bench import random_codes
+
+OPTIONS = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1, "max_num_seqs": 8}
+
+
+class GraphDevice(CpuDevice):
+    """Tells what was captured and replayed, and what ran otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured: list[str] = []
+        self.replayed: list[str] = []
+        self.loose: list[str] = []
+        self._replaying = False
+
+    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        self.captured.append(name)
+        self.enqueue(stream, launches)  # as a GPU does first
+        return super().capture(stream, name, launches)
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        self.replayed.append(graph.name)
+        super().replay(stream, graph)
+
+    def launch(self, stream: Stream, phase, *buffers: object) -> None:
+        self.loose.append(phase.__name__)
+        super().launch(stream, phase, *buffers)
+
+
+@pytest.mark.parametrize("sizes", [(8, 4, 2, 1), (5,), (2, 1)])
+@pytest.mark.parametrize("context", [0, 2, 9])
+def test_captured_batches_give_each_row_its_own(sizes: tuple[int, ...], context: int) -> None:
+    device = GraphDevice()
+    bench = Bench(device, Painter(context), **OPTIONS)
+    bench.diffusion.capture(sizes)
+    codes = {name: random_codes(7 + 5 * number, number) for number, name in enumerate("abc")}
+    for name, own in codes.items():
+        bench.speak(name, own)
+        bench.tick()
+    bench.settle(device)
+    for name, own in codes.items():
+        bench.expect(name, own)
+    assert set(device.replayed) <= set(device.captured)
+    assert not bench.held
+
+
+def test_of_a_long_stream_the_last_piece_alone_runs_uncaptured() -> None:
+    device = GraphDevice()
+    bench = Bench(device, Painter(context=9), **OPTIONS)
+    bench.diffusion.capture([1])
+    codes = random_codes(15 * BLOCK + 1)
+    bench.speak("a", codes)
+    bench.model.pieces.clear()
+    bench.model.steps.clear()
+    device.loose.clear()
+    bench.settle(device)
+    bench.expect("a", codes)
+    windows = bench.diffusion.counters()["windows"]
+    assert windows == 8
+    begun = [name for name in device.replayed if "begin" in name]
+    stepped = [name for name in device.replayed if "frames" in name]
+    rendered = [name for name in device.replayed if "latents" in name]
+    assert (len(begun), len(stepped), len(rendered)) == (windows, len(bench.model.steps), windows - 1)
+
+
+def test_what_pads_a_batch_does_not_grow() -> None:
+    bench = Bench(CpuDevice(), **OPTIONS)
+    bench.diffusion.capture([4])
+    latents_RTM = bench.diffusion._denoiser.latents_RTM
+    latents_RTM[-1] = np.inf
+    bench.speak("a", random_codes(20))
+    bench.settle(bench.device)
+    bench.expect("a", random_codes(20))
+    assert not latents_RTM[-1].any()

@@ -1,0 +1,131 @@
+"""The diffusion kind in the real engine: registered, measured, captured, seeded by request."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from omni.checkpoint import Checkpoint
+from omni.chunks import AudioChunk
+from omni.device import Device, SyncCheck, sync_guard
+from omni.device.cpu import CpuDevice
+from omni.device.cuda import CudaDevice
+from omni.engine import (
+    Engine,
+    EngineOptions,
+    EngineOutput,
+    EngineRequest,
+    OutputChunk,
+    RequestFailed,
+    RequestFinished,
+    StageFinished,
+    build_engine,
+    check_pipeline,
+)
+from omni.errors import ConfigError, OmniError
+from omni.payload import Payload
+from omni.pipeline import Pipeline
+from omni.sampling_params import SamplingParams
+from omni.stage import StageContext
+from omni_diffusion.inputs import CodeFrames, Voice
+from omni_diffusion.loaded import LoadedDiffusion
+from support.diffusion_bench import drawn
+from support.paint_pipeline import OPTIONS, PAINT, paint_pipeline, paint_plugins
+from support.painter import Painter, heard, painted, spans
+from support.queued_device import QueuedDevice
+from support.vocoder_bench import random_codes
+
+
+def build(device: Device, folder: Path, graphs: bool, pipeline: Pipeline | None = None) -> Engine:
+    (folder / "config.json").write_text("{}")
+    plugins = paint_plugins()
+    plan = check_pipeline(pipeline or paint_pipeline(), plugins)
+    return build_engine(plan, Checkpoint(folder), plugins, device, EngineOptions(dtype="float32", graphs=graphs))
+
+
+class Listener:
+    """Submits requests and keeps what they give."""
+
+    def __init__(self, engine: Engine, device: Device) -> None:
+        self.engine = engine
+        self.device = device
+        self.heard: dict[str, list[EngineOutput]] = {}
+
+    def say(self, name: str, codes: NDArray[np.int64], seed: int, voice: int = 1) -> None:
+        frames = torch.from_numpy(codes)
+        frames = frames.pin_memory() if self.device.torch_device.type == "cuda" else frames
+        inputs = {
+            PAINT: [Payload(Voice(index=voice)), Payload(CodeFrames(count=len(codes)), {"codes": frames})],
+        }
+        sampling = {PAINT: SamplingParams(seed=seed)}
+        outputs = self.heard.setdefault(name, [])
+        self.engine.submit(EngineRequest(name, frozenset({"audio"}), inputs, sampling=sampling), outputs.append)
+
+    def run(self, ticks: int = 10_000) -> None:
+        """As the engine's thread does, for `ticks` rounds or to the end of all requests."""
+        with torch.inference_mode():
+            while ticks and not self.engine.idle:
+                ticks -= 1
+                self.engine.tick()
+                if isinstance(self.device, QueuedDevice):
+                    self.device.synchronize()
+
+    def expect(self, name: str, codes: NDArray[np.int64], seed: int, voice: int = 1) -> None:
+        chunks = [
+            o.meta.samples for o in self.heard[name] if isinstance(o, OutputChunk) and isinstance(o.meta, AudioChunk)
+        ]
+        latents_TM = painted(codes, voice, drawn(seed, len(codes)), spans(len(codes), OPTIONS))
+        whole = heard(latents_TM, Painter().context)
+        np.testing.assert_allclose(np.concatenate(chunks), whole, rtol=1e-4, atol=1e-5)
+        *_, finished, last = self.heard[name]
+        assert finished == StageFinished(PAINT, "stop", {"frames": len(codes), "samples": len(whole)})
+        assert last == RequestFinished()
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("make_device", [CpuDevice, QueuedDevice, pytest.param(CudaDevice, marks=pytest.mark.gpu)])
+def test_many_requests_one_bad_one_aborted(make_device: type[Device], graphs: bool, tmp_path: Path) -> None:
+    device = make_device()
+    listener = Listener(build(device, tmp_path, graphs), device)
+    codes = {f"r{n}": random_codes(4 + 5 * n, n) for n in range(5)}
+    with sync_guard(device, SyncCheck.OFF if isinstance(device, QueuedDevice) else SyncCheck.ERROR):
+        for seed, (name, rows) in enumerate(codes.items()):
+            listener.say(name, rows, seed)
+        listener.say("gone", random_codes(40, 9), 1)
+        listener.say("bad", random_codes(5, 9), 1, voice=77)
+        listener.run(ticks=4)
+        listener.engine.abort("gone", OmniError("the user left"))
+        listener.run()
+    for seed, (name, rows) in enumerate(codes.items()):
+        listener.expect(name, rows, seed)
+    assert listener.engine.idle
+    assert isinstance(listener.heard["gone"][-1], RequestFailed)
+    (failed,) = listener.heard["bad"]
+    assert isinstance(failed, RequestFailed)
+    assert "voice 77 is not there" in str(failed.error)
+    listener.engine.close()
+
+
+def test_a_factory_of_the_wrong_thing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pipeline\.stages\.paint\.model: gave a object; kind 'diffusion' takes an "):
+        build(CpuDevice(), tmp_path, False, paint_pipeline("build_nothing"))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_it_is_measured_on_its_largest_batches(graphs: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    stage, model = paint_pipeline().stages[0], Painter()
+    context = StageContext(stage, OPTIONS, Checkpoint(tmp_path), CpuDevice(), torch.float32, "auto", graphs=graphs)
+    loaded = LoadedDiffusion(context, model)
+    assert loaded.footprint.weights == model.weights.nbytes
+    latents = (1 + 2 + 1) * model.block_frames * model.repeats
+    assert loaded.footprint.fixed > (OPTIONS.max_num_seqs + 1) * latents * model.latent_width * 4
+    assert loaded.measure() > 0
+    assert (3, latents) in {(rows, length) for rows, length, _ in model.steps}
+    most_fresh = (2 + 1) * model.block_frames * model.repeats
+    assert (3, most_fresh + 2 * model.context) in model.pieces
+    worker = loaded.start(0)
+    assert not any(worker.usage().values())
+    assert not any(worker.counters().values())

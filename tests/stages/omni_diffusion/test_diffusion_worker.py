@@ -1,0 +1,328 @@
+"""The diffusion stage on a model small enough to check by hand."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni.chunks import AudioChunk
+from omni.device.cpu import CpuDevice
+from omni.payload import PageSlice, Payload
+from omni.stage import Done, Failed
+from omni.testing import LaunchGuard
+from omni_diffusion.inputs import CodeFrames, Voice
+from support.diffusion_bench import Bench, noise_of
+from support.painter import BLOCK, POISON, REPEATS, STEPS, VOICES, Painter, Span, spans
+from support.queued_device import QueuedDevice
+from support.vocoder_bench import frames, random_codes
+
+SMALL = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "before", "after"), [(1, 1, 0, 0), (1, 2, 1, 1), (2, 1, 3, 0), (3, 2, 0, 2), (1, 1, 2, 3)]
+)
+@pytest.mark.parametrize("context", [0, 3, 14])
+def test_streamed_frames_make_the_waves_of_their_windows(
+    first: int, later: int, before: int, after: int, context: int
+) -> None:
+    options = {"first_chunk_blocks": first, "chunk_blocks": later, "blocks_before": before, "blocks_after": after}
+    bench = Bench(CpuDevice(), Painter(context), **options)
+    for total in (1, BLOCK, 4 * BLOCK, 7 * BLOCK + 2):
+        name, codes = f"{total} frames", random_codes(total, total)
+        bench.open(name)
+        bench.give_voice(name, 2, noise_of(name, total))
+        for frame in codes:
+            bench.feed_host(name, frames(torch.from_numpy(frame[None])))
+            bench.tick()
+        bench.end(name)
+        bench.model.begun.clear()
+        bench.settle(bench.device)
+        bench.expect(name, codes, voice=2)
+        begun = [span for batch in bench.model.begun for span in batch]
+        assert begun == spans(total, bench.options)[len(spans(total, bench.options)) - len(begun) :]
+    assert not bench.held
+
+
+def test_a_window_that_holds_everything_is_the_whole() -> None:
+    bench = Bench(CpuDevice(), **SMALL | {"first_chunk_blocks": 9})
+    codes = random_codes(20)
+    bench.speak("a", codes)
+    bench.settle(bench.device)
+    assert bench.model.begun == [[Span(0, 0, 20, 20)]]
+    bench.expect("a", codes)
+    assert bench.diffusion.counters() == {"windows": 1, "steps": STEPS, "frames": 20, "samples": len(bench.wave("a"))}
+
+
+def test_what_is_not_seen_makes_the_difference_between_a_stream_and_the_whole() -> None:
+    """More blocks beside a chunk come nearer; as far as steps reach, it is the whole."""
+    codes = random_codes(8 * BLOCK)
+    waves = []
+    for around in (0, 1, STEPS):
+        options = {"first_chunk_blocks": 1, "chunk_blocks": 1, "blocks_before": around, "blocks_after": around}
+        bench = Bench(CpuDevice(), **options)
+        bench.speak("a", codes)
+        bench.settle(bench.device)
+        bench.expect("a", codes)
+        waves.append(bench.wave("a"))
+    whole = Bench(CpuDevice(), first_chunk_blocks=8)
+    whole.speak("a", codes)
+    whole.settle(whole.device)
+    alone, little, enough = (np.abs(wave - whole.wave("a")).max() for wave in waves)
+    assert alone > 2 * little > 100 * enough
+
+
+def test_the_first_chunk_waits_for_its_look_ahead_and_for_no_more() -> None:
+    bench = Bench(CpuDevice(), Painter(context=0), **SMALL)
+    codes = random_codes(2 * BLOCK)
+    bench.open("a")
+    bench.give_voice("a", 0)
+    bench.feed_pages("a", codes[:-1])
+    bench.settle(bench.device)
+    assert not bench.produced
+    bench.feed_pages("a", codes[-1:])
+    bench.settle(bench.device)
+    assert len(bench.wave("a")) == BLOCK * REPEATS * bench.model.samples_per_latent
+    bench.abort("a")
+    bench.settle(bench.device)
+    assert not bench.held
+
+
+def test_windows_do_not_depend_on_when_the_end_is_known() -> None:
+    total = 4 * BLOCK  # just a first chunk, a later one and its look-ahead
+    for early in (True, False):
+        bench = Bench(CpuDevice(), **SMALL)
+        codes = random_codes(total)
+        bench.open("a")
+        bench.give_voice("a", 1, noise_of("a", total))
+        bench.feed_pages("a", codes)
+        if early:
+            bench.end("a")
+        bench.settle(bench.device)
+        if not early:
+            assert not bench.ends
+            bench.end("a")
+            bench.settle(bench.device)
+        assert [len(batch) for batch in bench.model.begun] == [1, 1, 1]
+        bench.expect("a", codes)
+
+
+def test_rows_join_at_any_step_and_each_is_at_its_own() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, **SMALL)
+    codes = {name: random_codes(9, seed) for seed, name in enumerate("abc")}
+    for name, own in codes.items():
+        bench.speak(name, own)
+        bench.tick()
+        device.run()
+    bench.settle(device)
+    for name, own in codes.items():
+        bench.expect(name, own)
+    assert any(len(set(steps)) > 1 for _, _, steps in bench.model.steps)
+    assert max(rows for rows, _, _ in bench.model.steps) == 3
+
+
+def test_at_most_two_steps_are_under_way() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, **SMALL)
+    bench.speak("a", random_codes(9))
+    under_way = set()
+    while "a" not in bench.ends:
+        while bench.tick():
+            pass
+        under_way.add(bench.diffusion.counters()["steps"] - len(bench.model.steps))
+        device.run(operations=1)
+    assert under_way == {0, 1, 2}
+    bench.settle(device)
+    bench.expect("a", random_codes(9))
+
+
+def test_steps_are_as_wide_as_their_windows() -> None:
+    bench = Bench(CpuDevice(), **SMALL)
+    bench.speak("a", random_codes(6 * BLOCK))
+    bench.settle(bench.device)
+    lengths = [length // (BLOCK * REPEATS) for _, length, _ in bench.model.steps]
+    assert lengths == [2] * STEPS + [4] * STEPS * 2 + [2] * STEPS
+
+
+@given(data=st.data())
+def test_any_arrival_order_batching_and_timing_gives_each_its_own_wave(data: st.DataObject) -> None:
+    """Requests, inputs and device progress in any order; more requests than rows; inputs longer than a row's ring."""
+    device = QueuedDevice()
+    options = {
+        "first_chunk_blocks": data.draw(st.integers(1, 2)),
+        "chunk_blocks": data.draw(st.integers(1, 2)),
+        "blocks_before": data.draw(st.integers(0, 2)),
+        "blocks_after": data.draw(st.integers(0, 2)),
+    }
+    bench = Bench(device, Painter(data.draw(st.integers(0, 9))), max_num_seqs=2, **options)
+    codes = {name: random_codes(data.draw(st.integers(1, 17)), seed) for seed, name in enumerate("abc")}
+    left = {name: list(rows) for name, rows in codes.items()}
+    bench.open(*codes)
+    for name, own in codes.items():
+        bench.give_voice(name, 1, noise_of(name, len(own)))
+    refs = []
+    while left:
+        name = data.draw(st.sampled_from(sorted(left)))
+        count = data.draw(st.integers(1, 24))
+        refs.append(bench.feed_pages(name, np.array(left[name][:count])))
+        del left[name][:count]
+        if not left[name]:
+            del left[name]
+            bench.end(name)
+        for _ in range(data.draw(st.integers(0, 3))):
+            bench.tick()
+            device.run(
+                {data.draw(st.sampled_from(["diffusion", "diffusion-copy"]))}, operations=data.draw(st.integers(0, 6))
+            )
+    bench.settle(device)
+    for name, own in codes.items():
+        bench.expect(name, own)
+    assert all(ref.freed for ref in refs)
+    assert not bench.held
+
+
+@pytest.mark.parametrize("moment", range(0, 30, 2))
+def test_an_abort_at_any_moment_frees_everything_and_harms_nobody(moment: int) -> None:
+    device = QueuedDevice()
+    bench = Bench(device, max_num_seqs=2, **SMALL)
+    codes = {name: random_codes(14, seed) for seed, name in enumerate("abc")}
+    refs = [bench.speak(name, own) for name, own in codes.items()]
+    for step in range(moment):
+        bench.tick()
+        device.run(operations=step % 4)
+    bench.abort("a")
+    before = bench.wave("a")
+    bench.settle(device)
+    assert np.array_equal(bench.wave("a"), before)
+    for name in "bc":
+        bench.expect(name, codes[name])
+    assert all(ref.freed for ref in refs)
+    assert not bench.held
+    assert not device.pending
+
+
+def test_device_memory_is_touched_in_phases_only() -> None:
+    device = CpuDevice()
+    bench = Bench(device, **SMALL)
+    codes = random_codes(7)
+    bench.speak("a", codes)
+    with LaunchGuard(device) as guard:
+        bench.settle(device)
+    bench.expect("a", codes)
+    phases = {"copy_upload", "gather_frames", "begin_windows", "denoise_rows", "render_piece", "download_piece"}
+    assert guard.launched == phases
+
+
+def test_a_row_starts_anew_for_its_next_request() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, max_num_seqs=1, **SMALL)
+    codes = random_codes(8, 1)
+    bench.speak("gone", random_codes(12, 2))
+    bench.tick()  # its first steps are on the device when it goes, and the row is given on
+    bench.abort("gone")
+    bench.speak("next", codes)
+    bench.tick()
+    assert bench.held["rows"] == 1
+    bench.settle(device)
+    assert "gone" not in bench.produced
+    bench.expect("next", codes)
+
+
+def test_a_paused_request_begins_no_window_and_the_others_do() -> None:
+    bench = Bench(CpuDevice(), **SMALL)
+    codes = random_codes(11)
+    bench.open("a")
+    bench.pause("a")
+    bench.give_voice("a", 1, noise_of("a", 11))
+    bench.feed_pages("a", codes)
+    bench.end("a")
+    bench.speak("b", codes)
+    bench.settle(bench.device)
+    assert "a" not in bench.produced
+    bench.expect("b", codes)
+    bench.resume("a")
+    bench.settle(bench.device)
+    bench.expect("a", codes)
+    assert not bench.held
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (Payload(CodeFrames(count=1)), "CodeFrames with a tensor 'codes'"),
+        (Payload(AudioChunk(samples=np.empty(0, np.float32), sample_rate=1)), "CodeFrames"),
+        (frames(torch.zeros((1, 3), dtype=torch.int64)), "wanted 1 int64 frames of 2 code groups"),
+        (Payload(Voice(index=VOICES)), "voice 4 is not there: 0 to 3 are"),
+        (Payload(Voice(index=-1)), "voice -1 is not there"),
+        (Payload(Voice(index=0), {"noise": torch.zeros(4, 2).double()}), "wanted float32 [latent frames, 2]"),
+        (Payload(Voice(index=0), {"noise": torch.zeros(4, 3)}), "wanted float32 [latent frames, 2]"),
+        (
+            Payload(Voice(index=0), {"noise": PageSlice(torch.zeros(1, 1, 2), np.zeros(1, np.int64))}),
+            "read by the host",
+        ),
+    ],
+)
+def test_a_wrong_input_fails_the_request_and_is_let_go(payload: Payload, problem: str) -> None:
+    bench = Bench(CpuDevice())
+    bench.open("a")
+    ref = bench.feed("a", payload)
+    bench.settle(bench.device)
+    assert isinstance(failed := bench.ends["a"], Failed)
+    assert problem in str(failed.error)
+    assert ref.freed
+    assert not bench.held
+
+
+def test_a_second_voice_and_none_are_refused() -> None:
+    bench = Bench(CpuDevice())
+    bench.open("two", "none", "silent")
+    bench.give_voice("two", 0)
+    bench.give_voice("two", 1)
+    bench.feed_pages("none", random_codes(2))
+    bench.end("none", "silent")
+    bench.settle(bench.device)
+    for name, problem in (("two", "a second Voice came"), ("none", "no Voice that speaks them")):
+        assert isinstance(failed := bench.ends[name], Failed)
+        assert problem in str(failed.error)
+    assert bench.ends["silent"] == Done("silent", "empty", {"frames": 0, "samples": 0})
+    assert not bench.held
+
+
+def test_noise_for_fewer_frames_than_come_fails_that_request_only() -> None:
+    bench = Bench(CpuDevice(), **SMALL)
+    codes = random_codes(8)
+    bench.speak("short", codes, noise=noise_of("short", 7))
+    bench.speak("good", codes)
+    bench.settle(bench.device)
+    assert isinstance(failed := bench.ends["short"], Failed)
+    assert "noise is for 14 latent frames, the codes are for 16 or more" in str(failed.error)
+    bench.expect("good", codes)
+    assert not bench.held
+
+
+def test_a_failing_window_fails_its_request_only() -> None:
+    bench = Bench(CpuDevice(), **SMALL)
+    bad, good = random_codes(9, 1), random_codes(9, 2)
+    bad[4, 1] = POISON
+    ref = bench.speak("bad", bad)
+    bench.speak("good", good)
+    bench.settle(bench.device)
+    assert isinstance(failed := bench.ends["bad"], Failed)
+    assert "stage 'diffusion' failed while beginning a window, in phase begin_windows" in str(failed.error)
+    assert ref.freed
+    bench.expect("good", good)
+    assert not bench.held
+
+
+def test_closing_lets_go_of_everything() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, max_num_seqs=1)
+    refs = [bench.speak(name, random_codes(12)) for name in "ab"]
+    bench.tick()
+    device.synchronize()
+    bench.diffusion.close()
+    bench.diffusion.close()
+    assert all(ref.freed for ref in refs)
+    assert not bench.held
