@@ -1,10 +1,13 @@
 """What an autoregressive stage takes and gives, besides `omni.chunks.TokenChunk`."""
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from omni.errors import InputError
+from omni.frontend.media import Media
 
 
 class SegmentSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +22,17 @@ class SegmentSlot(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     positions: NDArray[np.int64]
     key: str | None = None
+
+
+def segment_slots(
+    media: Mapping[str, Sequence[Media]], places: Mapping[str, Sequence[NDArray[np.int64]]]
+) -> tuple[SegmentSlot, ...]:
+    """The places of a request's media. media: by the segments' name. places: of each, as `omni.frontend.media.expand` has them."""
+    return tuple(
+        SegmentSlot(name=name, index=index, positions=positions, key=each.key)
+        for name, pieces in media.items()
+        for index, (each, positions) in enumerate(zip(pieces, places[name], strict=True))
+    )
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +75,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditioning of the next decode steps of a model with `step_columns`: a step does not run before its column is there.
+    """Conditioning of the next decode steps of a model with `step_columns` or `step_width`: a step does not run before its own is
+    there.
 
     columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after the last; None while more may come.
+
+    The payload may have a tensor `rows` for a model with a `step_width` W: `[n, W]`, or a page slice of n such rows, one for each
+    step; of a floating dtype, from which they are converted to the stage's. A step without a row gets zeros.
     """
 
     columns: NDArray[np.int64]

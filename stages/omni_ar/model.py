@@ -1,7 +1,7 @@
 """What a model author writes for an autoregressive stage.
 
 Shape legend: T tokens of the batch, Tp its prompt tokens, R rows (requests), D width, V vocabulary, P rotary axes, C prompt
-columns, S step columns, G code groups, n positions of one segment.
+columns, S step columns, W width of step rows, G code groups, n positions of one segment.
 """
 
 from abc import ABC, abstractmethod
@@ -22,6 +22,8 @@ class ArShape:
     hidden_width: width of the hidden states that `forward` returns. input_width: that of input embeddings, which are of the stage's
     dtype; None for the same. position_axes: 3 for M-RoPE, else 1.
     prompt_columns: id columns of a prompt, in order. step_columns: id columns that condition each decode step.
+    step_width: width of the device rows that condition decode steps, such as another stage's hidden states; 0 for none. The
+    model gets them in the stage's dtype.
     payload_width: width of the hidden states that `forward` stores for a consumer; 0 if it stores none.
     emits_tokens: whether it stores those of generated tokens too, one for each (`TokenHidden`), and not only those of prompts.
     max_positions: longest sequence the model was made for.
@@ -40,10 +42,16 @@ class ArShape:
     position_axes: int = 1
     prompt_columns: tuple[str, ...] = ("ids",)
     step_columns: tuple[str, ...] = ()
+    step_width: int = 0
     payload_width: int = 0
     emits_tokens: bool = False
     logits_dtype: torch.dtype | None = None
     forward_segments: tuple[str, ...] | None = None
+
+    @property
+    def conditioned(self) -> bool:
+        """Whether decode steps have inputs besides the token."""
+        return bool(self.step_columns) or self.step_width > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +77,13 @@ class NextTokens:
 
     ids_R: sampled ids. columns_SR: conditioning ids of the step that each is the input of, `[S, R]`.
     codes_RD: what `predict_codes` returned as the next embedding; `[R, 0]` for a model without codes.
+    rows_RW: the device rows that condition the steps, zeros where there is none; `[R, 0]` for a model without a `step_width`.
     """
 
     ids_R: Tensor
     columns_SR: Tensor
     codes_RD: Tensor
+    rows_RW: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +164,14 @@ class Codes:
     next_RD: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class FrameEnd:
+    """A frame whose first `groups` codes are all `code` ends its request, as a stop id would: its token has no frame."""
+
+    code: int
+    groups: int
+
+
 class CodecModel(ArModel):
     """A decoder whose token is the first code of a frame and whose next input is made of all of the frame's codes."""
 
@@ -166,6 +184,11 @@ class CodecModel(ArModel):
     @abstractmethod
     def next_width(self) -> int:
         """Width of `Codes.next_RD`."""
+
+    @property
+    def frame_end(self) -> FrameEnd | None:
+        """None where tokens alone say what ends a request. Otherwise a token is handed over when its frame is there, not before."""
+        return None
 
     @abstractmethod
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:

@@ -10,22 +10,27 @@ from omni_ar.layers.decoder import DecoderConfig, DecoderLayers, decoder_config
 from omni_ar.layers.decoder_layer import DecoderLayer
 from omni_ar.layers.expert_weights import ExpertDestination, ExpertPart, expert_destination
 from omni_ar.layers.frame_attention import FrameAttention, FrameCache
+from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameLayers, first_pass
 from omni_ar.layers.linear import Linear, StackedLinear, stacked_destinations
 from omni_ar.layers.mlp import GatedMLP
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.norm import RMSNorm
-from omni_ar.layers.rotary import RotaryEmbedding
+from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
 
 __all__ = [
     "Attention",
     "AttentionProjections",
+    "ChooseCode",
     "DecoderConfig",
     "DecoderLayer",
     "DecoderLayers",
+    "EmbedCode",
     "ExpertDestination",
     "ExpertPart",
     "FrameAttention",
     "FrameCache",
+    "FrameLayers",
+    "FrequencyScaling",
     "GatedMLP",
     "Linear",
     "RMSNorm",
@@ -35,6 +40,7 @@ __all__ = [
     "StackedLinear",
     "decoder_config",
     "expert_destination",
+    "first_pass",
     "residual_sum",
     "stacked_destinations",
 ]

@@ -15,7 +15,8 @@ from omni_ar.layers.norm import RMSNorm
 class AttentionProjections(nn.Module):
     """What is learned of an attention layer: `qkv_proj` (stacked), `o_proj`, and `q_norm` and `k_norm` if asked for.
 
-    qk_norm_eps: None for models without RMSNorm over each query and key head. bias: of all four projections.
+    qk_norm_eps: None for models without RMSNorm over each query and key head. bias: of all four projections, or of all but the last
+    without `output_bias`.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class AttentionProjections(nn.Module):
         *,
         qk_norm_eps: float | None,
         bias: bool = False,
+        output_bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -37,7 +39,7 @@ class AttentionProjections(nn.Module):
         kv = num_kv_heads * head_dim
         parts = {"q_proj": num_heads * head_dim, "k_proj": kv, "v_proj": kv}
         self.qkv_proj = StackedLinear(width, parts, bias=bias, device=device, dtype=dtype)
-        self.o_proj = Linear(num_heads * head_dim, width, bias=bias, device=device, dtype=dtype)
+        self.o_proj = Linear(num_heads * head_dim, width, bias=bias and output_bias, device=device, dtype=dtype)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if qk_norm_eps is not None:
@@ -54,7 +56,8 @@ class AttentionProjections(nn.Module):
 class Attention(AttentionProjections):
     """Grouped-query attention with rotary positions and, if asked for, RMSNorm over each query and key head.
 
-    qk_norm_eps: None for models without these norms. bias: of all four projections. layer: index into the KV cache.
+    qk_norm_eps: None for models without these norms. bias, output_bias: as of `AttentionProjections`. layer: index into the KV
+    cache.
     """
 
     def __init__(
@@ -66,12 +69,21 @@ class Attention(AttentionProjections):
         *,
         qk_norm_eps: float | None,
         bias: bool = False,
+        output_bias: bool = True,
         layer: int,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            width, num_heads, num_kv_heads, head_dim, qk_norm_eps=qk_norm_eps, bias=bias, device=device, dtype=dtype
+            width,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            qk_norm_eps=qk_norm_eps,
+            bias=bias,
+            output_bias=output_bias,
+            device=device,
+            dtype=dtype,
         )
         self.layer = layer
 

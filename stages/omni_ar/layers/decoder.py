@@ -12,7 +12,7 @@ from omni_ar.layers.decoder_layer import DecoderLayer
 from omni_ar.layers.mlp import GatedMLP
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.norm import RMSNorm
-from omni_ar.layers.rotary import RotaryEmbedding
+from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
 from omni_ar.model import Batch
 
 MOST_EXPERTS = 8192
@@ -23,7 +23,10 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Shape of a stack.
 
     num_experts: 0 for a dense model. dense_layers: layers that keep a plain feed-forward in a model with experts.
+    qk_norm: whether queries and keys are normed, head by head. rope_scaling: None for plain rotary positions.
     shared_expert_width: 0 for layers without a shared expert. mrope_section: None for one-axis rotary positions.
+    mrope_interleaved: as `RotaryEmbedding` has it. attention_bias: of the four projections, or of queries, keys and values alone
+    without `output_bias`.
     """
 
     width: int
@@ -36,7 +39,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rope_theta: float
     rms_norm_eps: float
     attention_bias: bool = False
+    output_bias: bool = True
+    qk_norm: bool = True
+    rope_scaling: FrequencyScaling | None = None
     mrope_section: tuple[int, ...] | None = None
+    mrope_interleaved: bool = True
     num_experts: int = 0
     top_k: int = 0
     norm_topk: bool = True
@@ -48,7 +55,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def decoder_config(hf: Any) -> DecoderConfig:
     """From a transformers text config with rotary positions, dense or mixture of experts.
 
-    Raises CheckpointError for scaled rotary positions, another activation than SiLU, and experts that no token could be sent to.
+    Whether queries and keys are normed is not in it. Raises CheckpointError for rotary positions scaled in an unknown way, another
+    activation than SiLU, and experts that no token could be sent to.
     """
     raw = hf.to_dict()
     if raw["hidden_act"] != "silu":
@@ -56,11 +64,6 @@ def decoder_config(hf: Any) -> DecoderConfig:
             "config.json: hidden_act", f"{raw['hidden_act']!r} is not supported", "use a model with silu"
         )
     rope = raw["rope_parameters"]
-    if rope.get("rope_type", "default") != "default":
-        problem = f"{rope['rope_type']!r} is not supported"
-        raise CheckpointError(
-            "config.json: rope_parameters.rope_type", problem, "use a model with plain rotary positions"
-        )
     experts = raw.get("num_experts") or raw.get("num_local_experts") or 0
     sparse_step, mlp_only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     top_k = raw.get("num_experts_per_tok") or 0
@@ -81,6 +84,7 @@ def decoder_config(hf: Any) -> DecoderConfig:
         rope_theta=rope["rope_theta"],
         rms_norm_eps=raw["rms_norm_eps"],
         attention_bias=raw.get("attention_bias", False),
+        rope_scaling=_rope_scaling(rope),
         mrope_section=tuple(section) if section is not None else None,
         num_experts=experts,
         top_k=top_k,
@@ -90,12 +94,29 @@ def decoder_config(hf: Any) -> DecoderConfig:
     )
 
 
+def _rope_scaling(rope: dict[str, Any]) -> FrequencyScaling | None:
+    match rope.get("rope_type", "default"):
+        case "default":
+            return None
+        case "llama3":
+            return FrequencyScaling(
+                factor=rope["factor"],
+                slow_turns=rope["low_freq_factor"],
+                fast_turns=rope["high_freq_factor"],
+                trained_positions=rope["original_max_position_embeddings"],
+            )
+        case other:
+            field, remedy = "config.json: rope_parameters.rope_type", 'use a model with "default" or "llama3"'
+            raise CheckpointError(field, f"{other!r} is not supported", remedy)
+
+
 class DecoderLayers(nn.Module):
     """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`."""
 
     def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.mrope_section)
+        rotary = (config.head_dim, config.rope_theta, config.mrope_section, config.rope_scaling)
+        self.rotary = RotaryEmbedding(*rotary, interleaved=config.mrope_interleaved)
         layers = (_layer(config, index, device, dtype) for index in range(config.num_layers))
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.width, config.rms_norm_eps, device=device, dtype=dtype)
@@ -116,8 +137,9 @@ def _layer(config: DecoderConfig, index: int, device: torch.device, dtype: torch
         config.num_heads,
         config.num_kv_heads,
         config.head_dim,
-        qk_norm_eps=config.rms_norm_eps,
+        qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
         bias=config.attention_bias,
+        output_bias=config.output_bias,
         layer=index,
         device=device,
         dtype=dtype,

@@ -3,8 +3,10 @@
 Shape legend: T tokens, D head width, P position axes (1, or 3: time, height, width), F = D / 2 frequencies.
 """
 
+import math
 from collections.abc import Sequence
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -15,24 +17,56 @@ from omni_ar.kernels.rope import rotary_table
 _AXES = 3
 
 
+class FrequencyScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Slows the rotations that a model saw less than whole turns of while it was trained, for longer sequences (Dubey et al., 2024,
+    arXiv:2407.21783).
+
+    A frequency that turns fewer than `slow_turns` times in `trained_positions` is divided by `factor`, one that turns more than
+    `fast_turns` times stays as it is, and between the two the divisor goes over from one to the other.
+    """
+
+    factor: float
+    slow_turns: float
+    fast_turns: float
+    trained_positions: int
+
+    def __call__(self, frequency_F: Tensor) -> Tensor:
+        """Frequencies in fp32, of the same shape."""
+        turns_F = self.trained_positions / (2 * math.pi / frequency_F)
+        kept_F = (turns_F - self.slow_turns) / (self.fast_turns - self.slow_turns)
+        between_F = (1 - kept_F) * frequency_F / self.factor + kept_F * frequency_F
+        scaled_F = torch.where(turns_F < self.slow_turns, frequency_F / self.factor, between_F)
+        return torch.where(turns_F > self.fast_turns, frequency_F, scaled_F)
+
+
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of the rotary angles, computed in fp32.
 
     mrope_section: how many frequencies each of the three axes turns, for models with M-RoPE; they sum to F. They are
-    interleaved: time, height, width, time, ... until an axis has its share; time takes the rest.
+    interleaved: time, height, width, time, ... until an axis has its share; time takes the rest; or, not
+    `interleaved`, they lie one axis behind the other. scaling: of the frequencies, for models that have it.
 
     The tables are plain tensors that always start on the CPU: as buffers they would lose their values when a module is
     built on the meta device, and their precision in `module.to(torch.bfloat16)`. The first call on a device moves them.
     """
 
-    def __init__(self, head_dim: int, theta: float, mrope_section: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        mrope_section: Sequence[int] | None = None,
+        scaling: FrequencyScaling | None = None,
+        *,
+        interleaved: bool = True,
+    ) -> None:
         """Raises ConfigError if `head_dim` is odd or `mrope_section` does not fit it."""
         super().__init__()
         if head_dim % 2:
             raise ConfigError("head_dim", f"is {head_dim}", "give an even number: rotary dimensions turn in pairs")
         exponent_F = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-        self._frequency_F = 1.0 / (theta**exponent_F)
-        self._axis_F = None if mrope_section is None else _interleaved_axes(head_dim // 2, mrope_section)
+        frequency_F = 1.0 / (theta**exponent_F)
+        self._frequency_F = frequency_F if scaling is None else scaling(frequency_F)
+        self._axis_F = None if mrope_section is None else _axes(head_dim // 2, mrope_section, interleaved)
 
     def forward(self, positions_PT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """int64 positions `[P, T]` to (cos, sin), each `[T, D]` of `dtype`. P is 1, or 3 with M-RoPE.
@@ -55,12 +89,15 @@ class RotaryEmbedding(nn.Module):
             self._axis_F = None if self._axis_F is None else self._axis_F.to(device)
 
 
-def _interleaved_axes(frequencies: int, section: Sequence[int]) -> Tensor:
+def _axes(frequencies: int, section: Sequence[int], interleaved: bool) -> Tensor:
     if len(section) != _AXES or sum(section) != frequencies:
         raise ConfigError(
             "mrope_section",
             f"is {list(section)}",
             f"give {_AXES} numbers that sum to half the head width, {frequencies}",
         )
-    axes = [f % _AXES if f < _AXES * section[f % _AXES] else 0 for f in range(frequencies)]
+    if interleaved:
+        axes = [f % _AXES if f < _AXES * section[f % _AXES] else 0 for f in range(frequencies)]
+    else:
+        axes = [axis for axis, count in enumerate(section) for _ in range(count)]
     return torch.tensor(axes, dtype=torch.int64, device="cpu")

@@ -1,6 +1,6 @@
 """Captured forwards of steps with chunks, by how many tokens of chunks they have room for.
 
-Shape legend: S step columns, R rows.
+Shape legend: X words that condition a step, R rows.
 """
 
 import logging
@@ -12,10 +12,10 @@ from omni.batch_sizes import BatchSizes
 from omni.device import Device, Graph, Stream, SyncPoint, may_sync
 from omni_ar.model import ArModel
 from omni_ar.run.forward import ChunkStep, Forward
-from omni_ar.run.limits import Limits
+from omni_ar.run.limits import Limits, step_words
 from omni_ar.run.pack import segments_in
 from omni_ar.run.pages import Pages
-from omni_ar.run.phases import Embedded, embed_inputs
+from omni_ar.run.phases import Embedded
 from omni_ar.run.plan import Room, StepPlan
 from omni_ar.run.state import ChunkBuffers
 
@@ -114,8 +114,8 @@ class ChunkGraphs:
 
     def _try_embedding(self, buffers: ChunkBuffers) -> None:
         """Embeds null rows: a wrong `ArShape.input_width` would else show with the first prompt only."""
-        columns_SR = self._device.zeros((len(self._model.shape.step_columns), self._limits.rows), torch.int64)
+        steps_XR = self._device.zeros((step_words(self._model.shape), self._limits.rows), torch.int64)
         with may_sync(SyncPoint.CAPTURE):
             self._device.synchronize()  # zeros are written on another stream
-        nexts, embedded = [self._forward.nexts(columns_SR)], Embedded(buffers.inputs_TD)
-        self._device.launch(self._stream, embed_inputs, self._model, nexts, None, embedded)
+        embedding = self._forward.embed([self._forward.nexts(steps_XR)], None, Embedded(buffers.inputs_TD))
+        self._device.enqueue(self._stream, [embedding])

@@ -1,6 +1,6 @@
 """What a step's forward is made of: its launches, from the step's inputs to the hidden states that sampling needs.
 
-Shape legend: R rows of the batch, B rows of a captured one, S step columns, T tokens, P chunks, D width.
+Shape legend: R rows of the batch, B rows of a captured one, X words that condition a step, T tokens, P chunks, D width.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from omni.device import Device, Launch, Span, Stream
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
-from omni_ar.model import ArModel, Batch, NextTokens, PayloadSink, PlacedSegment, PromptTokens
+from omni_ar.model import ArModel, Batch, PayloadSink, PlacedSegment, PromptTokens
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack import PackedChunks, PackedSegment, PackedStep
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import (
     Embedded,
     Kept,
+    NextInputs,
     embed_inputs,
     keep_hidden,
     place_chunks,
@@ -69,7 +70,7 @@ class Forward:
         self._state = state
         self._buffers = buffers
 
-    def decodes(self, rows_R: Tensor, columns_SR: Tensor, blocks: int, pages: Pages) -> list[Launch]:
+    def decodes(self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages) -> list[Launch]:
         """Of a batch that only decodes. Its launches depend on nothing else, so they can be captured. blocks: how many of a row's
         table may be in use."""
         count, embedded = rows_R.shape[0], Embedded()
@@ -80,7 +81,7 @@ class Forward:
         kept = Kept(None, self._buffers.hidden[:count])
         return [
             self._prepare(rows_R, blocks),
-            Launch.of(embed_inputs, self._model, [self.nexts(columns_SR)], None, embedded),
+            self.embed([self.nexts(steps_XR)], None, embedded),
             Launch.of(run_forward, self._model, embedded, batch, kept),
         ]
 
@@ -122,10 +123,14 @@ class Forward:
         longest = max(request.computed for request in plan.decodes) + 1
         return -(-longest // self._limits.block_size)
 
-    def nexts(self, columns_SR: Tensor) -> NextTokens:
+    def nexts(self, steps_XR: Tensor) -> NextInputs:
         """What decode rows feed in, once it is prepared."""
-        count = columns_SR.shape[1]
-        return NextTokens(self._buffers.ids_N[:count], columns_SR, self._buffers.codes_ND[:count])
+        count = steps_XR.shape[1]
+        return NextInputs(self._buffers.ids_N[:count], steps_XR, self._buffers.codes_ND[:count])
+
+    def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
+        """The batch's input embeddings."""
+        return Launch.of(embed_inputs, self._model, nexts, prompts, self._state.step_rows, embedded)
 
     def _inputs(
         self,
@@ -144,10 +149,10 @@ class Forward:
             targets.append(rows_P4)
             uploaded.append(view(chunks.rows))
         launches: list[Launch] = []
-        nexts: list[NextTokens] = []
+        nexts: list[NextInputs] = []
         if room.decodes:
             launches.append(self._prepare(view(chunks.decodes), blocks))
-            nexts.append(self.nexts(view(step.packed.columns)))
+            nexts.append(self.nexts(view(step.packed.steps)))
         launches.append(Launch.of(place_chunks, targets, uploaded))
         if room.decodes and pages.hidden is not None:
             slots_R = buffers.slots_T[: room.decodes] if self._emits(room) else None
@@ -157,7 +162,7 @@ class Forward:
             nexts.append(replayed)
             launches += restore
         prompts = PromptTokens(view(chunks.columns), segments) if step.plan.prompts else None
-        launches.append(Launch.of(embed_inputs, self._model, nexts, prompts, embedded))
+        launches.append(self.embed(nexts, prompts, embedded))
         return launches
 
     def _kept(self, step: ChunkStep) -> Kept:
@@ -206,7 +211,7 @@ class Forward:
             PayloadSink(pages.hidden, self._buffers.payload_slots_T[: room.total]) if pages.hidden is not None else None
         )
 
-    def _replay(self, step: ChunkStep, pages: Pages) -> tuple[NextTokens, list[Launch]]:
+    def _replay(self, step: ChunkStep, pages: Pages) -> tuple[NextInputs, list[Launch]]:
         """Generated tokens of preempted requests as inputs, and what restores their frames."""
         model, chunks, view, count = self._model, step.chunks, step.view, step.chunks.replayed
         codes_nD = self._device.empty((count, next_width(model)), self._dtype, self._stream)
@@ -216,7 +221,7 @@ class Forward:
             first = step.room.decodes
             slots_n = self._buffers.slots_T[first : first + count]
             launches.append(Launch.of(restore_frames, model, saved, slots_n, pages.codes, codes_nD))
-        return NextTokens(view(chunks.ids), view(chunks.steps), codes_nD), launches
+        return NextInputs(view(chunks.ids), view(chunks.steps), codes_nD), launches
 
     def _prefill_rows(self, plan: StepPlan) -> tuple[PrefillRow, ...]:
         rows = []

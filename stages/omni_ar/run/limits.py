@@ -28,6 +28,7 @@ class Limits:
     step_tokens: tokens of one step at most. scored_tokens: prompt tokens among them whose log-probabilities are asked for; 0 for a
     model whose prompt is not a row of its own tokens. step_ids: tokens that one step may give a row: one, and as many more as are
     drafted. ring: steps whose handoffs have memory of their own. upload_words: int64 words that one step's packed inputs take.
+    step_rows: device rows that may condition steps of one request; 0 for a model without.
     """
 
     rows: int
@@ -40,11 +41,17 @@ class Limits:
     scored_tokens: int
     upload_words: int
     step_ids: int = 1
+    step_rows: int = 0
 
     @property
     def null_row(self) -> int:
         """The row that pads a batch: over before it began, without blocks. It may stand in a batch several times."""
         return self.rows
+
+    @property
+    def null_place(self) -> int:
+        """Where steps that no row conditions find zeros: behind the rows of all requests."""
+        return self.rows * self.step_rows
 
     @property
     def captured_chunks(self) -> int:
@@ -67,14 +74,30 @@ class Limits:
         max_blocks = -(-length // size)
         # Per token of a chunk, or of the padding behind them: columns or step columns, positions, id, slot, segment index, payload
         # slot; and, to be scored, its index and the id after it.
-        per_token = len(shape.prompt_columns) + len(shape.step_columns) + shape.position_axes + 6
+        per_token = len(shape.prompt_columns) + step_words(shape) + shape.position_axes + 6
         # Per row: row, last, advance, row again if it decodes beside chunks, step columns, a block's place and number; and of a
         # chunk, of which there may be as many, what attention must know.
-        per_row = 10 + len(shape.step_columns)
+        per_row = 10 + step_words(shape)
         # Per row that starts: its row, words and blocks, and what sampling sets up.
         per_start = 16 + max_blocks + start_words(shape.vocab_size, length, processors)
         starts = min(rows, MAX_STARTS)
         words = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * starts
         words += edit_words(shape.vocab_size, rows)
         scored = min(budget, MAX_SCORED) if len(shape.prompt_columns) == 1 else 0
-        return cls(rows, length, size, max_blocks, budget, options.max_in_flight, rows + budget, scored, words)
+        return cls(
+            rows,
+            length,
+            size,
+            max_blocks,
+            budget,
+            options.max_in_flight,
+            rows + budget,
+            scored,
+            words,
+            step_rows=options.max_step_rows if shape.step_width else 0,
+        )
+
+
+def step_words(shape: ArShape) -> int:
+    """int64 words that say what conditions one step: its columns and, behind them, the place of its row if the model takes rows."""
+    return len(shape.step_columns) + (shape.step_width > 0)

@@ -1,7 +1,7 @@
 """The phases of a step: functions over preallocated buffers. None of them synchronizes; docs/step.md has their order.
 
 Shape legend: R rows of the batch, K ids of a row (one, and as many more as are drafted), T tokens, S step columns, V vocabulary,
-W handoff words, G code groups.
+W handoff words, or the width of step rows, G code groups.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.state import OUTPUTS, RowState, StepBuffers
+from omni_ar.run.state import ACTIVE, OUTPUTS, STOPPED, RowState, StepBuffers
 from omni_ar.sampling import (
     SamplingFlags,
     SamplingStart,
@@ -34,11 +34,11 @@ def start_rows(state: RowState, rows_n: Tensor, words_nC: Tensor, table_nM: Tens
     start_sampling(state.sampling, sampling)
 
 
-def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, columns_SB: Tensor) -> None:
+def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Tensor) -> None:
     """Inputs of a batch of nothing."""
     rows_B.fill_(null_row)
     advance_B.fill_(1)
-    columns_SB.zero_()
+    steps_XB.zero_()
 
 
 def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
@@ -124,9 +124,33 @@ class Embedded:
         return x_TD
 
 
-def embed_inputs(model: ArModel, nexts: Sequence[NextTokens], prompts: PromptTokens | None, out: Embedded) -> None:
+@dataclass(frozen=True, slots=True)
+class NextInputs:
+    """Generated tokens to be embedded, and what conditions the steps that they are the inputs of.
+
+    steps_XR: int64, the step columns and, behind them, of a model with a `step_width`, where each step's row is in
+    `RowState.step_rows`.
+    """
+
+    ids_R: Tensor
+    steps_XR: Tensor
+    codes_RD: Tensor
+
+    def tokens(self, step_rows: Tensor) -> NextTokens:
+        """Inside a phase."""
+        if not step_rows.shape[1]:
+            return NextTokens(self.ids_R, self.steps_XR, self.codes_RD, step_rows.expand(self.ids_R.shape[0], 0))
+        rows_RW = step_rows.index_select(0, self.steps_XR[-1])
+        return NextTokens(self.ids_R, self.steps_XR[:-1], self.codes_RD, rows_RW)
+
+
+def embed_inputs(
+    model: ArModel, nexts: Sequence[NextInputs], prompts: PromptTokens | None, step_rows: Tensor, out: Embedded
+) -> None:
     """Input embeddings of the batch. Raises ValueError for more or fewer than tokens: with padding, that would be silent."""
-    parts = [_embeddings("embed_next", model.embed_next(tokens), tokens.ids_R.shape[0]) for tokens in nexts]
+    parts = [
+        _embeddings("embed_next", model.embed_next(inputs.tokens(step_rows)), inputs.ids_R.shape[0]) for inputs in nexts
+    ]
     if prompts is not None:
         parts.append(_embeddings("embed_prompt", model.embed_prompt(prompts), prompts.columns_CT.shape[1]))
     out.put(parts)
@@ -257,3 +281,16 @@ def predict_codes(
     frame = model.predict_codes(hidden_RD, last_R, draw_code)
     # The token that ends a row has no frame, and what the row is left with nobody reads.
     step.place_frames(state, rows_R, frame.codes_RG, frame.next_RD, block_size, code_pages)
+    if model.frame_end is not None:
+        end_frames(state, rows_R, frame.codes_RG[:, : model.frame_end.groups] == model.frame_end.code)
+
+
+def end_frames(state: RowState, rows_R: Tensor, is_end_RG: Tensor) -> None:
+    """A row whose frame ends its request is over, and the token that waits to be handed over is one that ends it."""
+    active_R = state.column(ACTIVE).index_select(0, rows_R)
+    ended_R = is_end_RG.all(1) & (active_R != 0)
+    state.column(ACTIVE).index_copy_(0, rows_R, active_R * ~ended_R)
+    # `accept_tokens` has counted the step already.
+    slot, status_RR = (state.counter - 1) % state.handoff.shape[0], state.handoff[:, : rows_R.shape[0], 0]
+    status_R = torch.where(ended_R, STOPPED, status_RR.index_select(0, slot))
+    status_RR.index_copy_(0, slot, status_R)

@@ -9,7 +9,7 @@ from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.options import GREEDY
 from omni_ar.run.blocks import NULL_BLOCK, BlockTable
-from omni_ar.run.limits import MAX_STARTS, Limits
+from omni_ar.run.limits import MAX_STARTS, Limits, step_words
 from omni_ar.run.plan import Chunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row
@@ -83,7 +83,7 @@ def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams)
         sampling,
         set(),
         prompt=prompt,
-        step_pad=np.zeros(len(shape.step_columns), np.int64),
+        step_pad=np.zeros(step_words(shape), np.int64),
         row=Row(row, 0),
         table=BlockTable.of(str(row), [NULL_BLOCK] * limits.max_blocks, limits.max_blocks),
         computed=length,

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from omni.device import COMPLETED, Event
 from omni.errors import InputError
+from omni.payload import PageSlice
 from omni.rules import Guide, LogitsEdit, StopMatcher
 from omni.sampling_params import SamplingParams
-from omni.stage import Lease, Produced
+from omni.stage import Feed, Lease, Produced
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.run.blocks import BlockTable, PrefixKeys
 from omni_ar.run.rows import Row
@@ -33,6 +34,20 @@ class ReadySegment:
         """after: the end of the request's last step, COMPLETED if none was launched; a step follows the gathers."""
         if self.lease is not None:
             self.lease.release(self.gathered if after is COMPLETED else after)
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrival:
+    """Conditioning that came. rows: its steps' device rows; None if it has none."""
+
+    message: Feed
+    inputs: StepInputs
+    rows: PageSlice | Tensor | None
+
+    @property
+    def count(self) -> int:
+        """Steps."""
+        return int(self.inputs.columns.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +90,16 @@ class ArRequest:
     prompt: Prompt | None = None
     segments: dict[tuple[str, int], ReadySegment] = field(default_factory=dict)
     """Kept to the end: a preempted request runs its prompt again."""
-    step_columns: list[NDArray[np.int64]] = field(default_factory=list)
+    steps: list[NDArray[np.int64]] = field(default_factory=list)
+    """What conditions each step, `step_words` of them. Of steps with device rows, those whose rows are in their places."""
     step_pad: NDArray[np.int64] | None = None
+    """The same of all later steps."""
+    step_rows: int = 0
+    """How many of its places for device rows are taken."""
+    step_arrivals: deque[StepArrival] = field(default_factory=deque)
+    """Conditioning that has come and is not in `steps` yet, in order."""
+    awaits_step: bool = False
+    """Whether it is not to have a row yet: device rows, or the pad, come first, which shows that their producer has begun."""
     queued: bool = False
     """Whether the scheduler has it, or had it."""
     paused: bool = False
@@ -193,19 +216,19 @@ class ArRequest:
             return False
         if self.guides and (self.unread or self.edit is None):
             return False
-        return not conditioned or self.step_pad is not None or self.scheduled - 1 < len(self.step_columns)
+        return not conditioned or self.step_pad is not None or self.scheduled - 1 < len(self.steps)
 
-    def step_column(self, index: int) -> NDArray[np.int64]:
-        """Conditioning `[S]` of the step whose input is generated token `index`. Only after `can_step`."""
-        if index < len(self.step_columns):
-            return self.step_columns[index]
+    def step(self, index: int) -> NDArray[np.int64]:
+        """What conditions the step whose input is generated token `index`. Only after `can_step`."""
+        if index < len(self.steps):
+            return self.steps[index]
         assert self.step_pad is not None
         return self.step_pad
 
-    def add_steps(self, inputs: StepInputs) -> None:
-        self.step_columns.extend(np.ascontiguousarray(inputs.columns.T))
-        if inputs.pad is not None:
-            self.step_pad = inputs.pad
+    @property
+    def knows_all_steps(self) -> bool:
+        """Whether conditioning of every step has come, if not all of it is in its place."""
+        return self.step_pad is not None or any(arrival.inputs.pad is not None for arrival in self.step_arrivals)
 
     def rewind(self) -> None:
         """Nothing of the request is in memory any more: it will run from the beginning, up to its newest confirmed token."""

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from omni.device import Device, Event, Graph, Launch, Stream, Uploader
 from omni_ar.attention import AttentionBackend
-from omni_ar.model import ArModel
+from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.chunk_graphs import ChunkGraphs
 from omni_ar.run.forward import ChunkStep, Forward
 from omni_ar.run.graphs import CapturedStep, StepGraphs
-from omni_ar.run.limits import Limits
+from omni_ar.run.limits import Limits, step_words
 from omni_ar.run.pack import PackedChunks, PackedStarts, PackedStep, captured_spans, pack_step, scored_positions
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
@@ -89,11 +89,11 @@ class Runner:
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures decode steps of these numbers of rows, on the pages that there are: from then on steps of up to as many rows
         replay them. At start, before there are requests. sizes: best the largest first."""
-        columns, launch = len(self._model.shape.step_columns), self.device.launch
+        words, launch = step_words(self._model.shape), self.device.launch
         for size in sizes:
-            rows_B, advance_B, columns_SB = map(self._uploader.view, captured_spans(size, columns))
-            launch(self.stream, set_null_rows, rows_B, self._limits.null_row, advance_B, columns_SB)
-            decode = self._forward.decodes(rows_B, columns_SB, self._limits.max_blocks, self.pages)
+            rows_B, advance_B, steps_XB = map(self._uploader.view, captured_spans(size, words))
+            launch(self.stream, set_null_rows, rows_B, self._limits.null_row, advance_B, steps_XB)
+            decode = self._forward.decodes(rows_B, steps_XB, self._limits.max_blocks, self.pages)
             graph = self.device.capture(self.stream, f"{self._graphs.name}-decode-{size}", decode)
             self.source.capture(rows_B, advance_B)
             self._graphs[size] = CapturedStep(graph, self._capture_codes(rows_B))
@@ -103,6 +103,11 @@ class Runner:
         the most memory. Not for a runner whose backend does not let it (`captures_chunks`)."""
         for size in sizes:
             self._chunk_graphs.capture(size, self.pages)
+
+    @property
+    def step_rows(self) -> Tensor:
+        """`RowState.step_rows`, for whoever fills them, on the stage's stream."""
+        return self._state.step_rows
 
     @property
     def pages(self) -> Pages:
@@ -151,7 +156,7 @@ class Runner:
             self.device.replay(self.stream, self._graphs[padded].decode)
         else:
             blocks = self._forward.decode_blocks(plan)
-            decodes = self._forward.decodes(view(packed.rows), view(packed.columns), blocks, self.pages)
+            decodes = self._forward.decodes(view(packed.rows), view(packed.steps), blocks, self.pages)
             self.device.enqueue(self.stream, decodes)
         emits = any(scheduled.emits_hidden for scheduled in rows) or (rows and self._model.shape.emits_tokens)
         written = self._written(self.device.record(self.stream)) if emits else None
@@ -163,8 +168,12 @@ class Runner:
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
         """Launches logits and sampling, hands the tokens over, then launches what may run behind the handoff."""
-        tokens = self.source.sample(context) if context.rows else None
-        if context.rows:
+        late = isinstance(self._model, CodecModel) and self._model.frame_end is not None
+        tokens = None
+        if context.rows and late:
+            tokens = self.source.sample(context, self._predict_codes)
+        elif context.rows:
+            tokens = self.source.sample(context)
             self._predict_codes(context)
         hidden = (
             Written(self.pages.hidden, context.written) if context.written and self.pages.hidden is not None else None
@@ -180,7 +189,7 @@ class Runner:
     ) -> tuple[PackedStep, SamplingFlags]:
         """Uploads what the step needs from the host."""
         edited = any(request.edit is not None for request in plan.sampled)
-        changed = bool(plan.chunks or plan.grown or edited or self._model.shape.step_columns)
+        changed = bool(plan.chunks or plan.grown or edited or self._model.shape.conditioned)
         steady = self._steady
         if steady is not None and steady.rows == rows and not changed:
             return steady.packed, steady.flags  # same rows as the step before: nothing to copy
@@ -192,7 +201,7 @@ class Runner:
             raise
         self._uploader.launch(upload)
         flags = flags_of(request.sampling for request in plan.sampled)
-        repeats = not plan.chunks and not self._model.shape.step_columns
+        repeats = not plan.chunks and not self._model.shape.conditioned
         self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
         return packed, flags
 

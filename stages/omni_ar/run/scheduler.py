@@ -221,7 +221,7 @@ class Scheduler:
     def _may_start(self, request: ArRequest) -> bool:
         # What is in flight of a preempted request is confirmed first: it starts again behind that, and no token comes twice.
         ready = not request.paused and not request.unread and not self._waits_for_scores(request)
-        return ready and request.can_step(self._conditioned)
+        return ready and not request.awaits_step and request.can_step(self._conditioned)
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
         """Who gives way to the request, the first first."""

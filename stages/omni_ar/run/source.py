@@ -1,6 +1,6 @@
 """Where the tokens come from that rows go on with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -57,9 +57,10 @@ class TokenSource(Protocol):
         """
         ...
 
-    def sample(self, context: StepContext) -> TokenHandoff:
+    def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
         """Launches what makes the tokens of the step's rows from `context.hidden_RD`, or sends for them, and hands them over.
 
+        frames: launches what must come between the two, where frames have a say in what ends a request.
         A row whose generation is not that of the step is to be left as it is.
         """
         ...
@@ -120,13 +121,15 @@ class LocalTokens:
     def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
         pass
 
-    def sample(self, context: StepContext) -> TokenHandoff:
+    def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
         graph = self._captured(context)
         if graph is not None:
             self._device.replay(self._stream, graph)
         else:
             sampling = self._sampling(context.rows_R, context.advance_R, context.flags, context.edits)
             self._device.enqueue(self._stream, sampling)
+        if frames is not None:
+            frames(context)
         handoff_RW = self._state.handoff[self._downloads.turn, : len(context.rows)]
         sent = self._downloads.send(copy_tokens, handoff_RW)
         return TokenHandoff(host=sent.slot, ready=sent.ready, made=sent.made)

@@ -7,6 +7,7 @@
 | `RowState.counting` | nobody: it counts from 0 | phases |
 | `RowState.handoff[counter % ring]` | `accept_tokens` | the token copy, on its own stream; rewritten `ring` steps later |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
+| `RowState.step_rows` of a row | `gather_step_rows`, `store_step_rows`, a place once in a request | `embed_inputs`, same stream |
 | `code_pages` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 
@@ -47,12 +48,15 @@ class RowState:
     cache, rotary position minus length, generated tokens, how many there may be, whether the row still runs, its generation.
     next_codes: the codes' part of the next input embedding.
     handoff: int64 `[ring, N, 2 + K]`: status, how many tokens, and the tokens, of the steps that are in flight.
+    step_rows: `[rows * K + 1, W]`, the device rows that condition each row's steps, K for a row; the last is zeros, for steps that
+    none conditions. They are a request's own to its end: run again, it finds them here.
     counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
     """
 
     words: Tensor
     block_table: Tensor
     next_codes: Tensor
+    step_rows: Tensor
     handoff: Tensor
     counter: Tensor
     sampling: SamplingState
@@ -72,6 +76,7 @@ class RowState:
             words=device.zeros((rows, COLUMNS), torch.int64),
             block_table=device.zeros((rows, limits.max_blocks), torch.int64),
             next_codes=device.zeros((rows, next_width(model)), dtype),
+            step_rows=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
             handoff=device.zeros((limits.ring, rows, 2 + limits.step_ids), torch.int64),
             counter=device.zeros((1,), torch.int64),
             sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),

@@ -14,6 +14,7 @@ from omni_ar.options import GREEDY, ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
+from omni_ar.run.conditioning import StepIntake
 from omni_ar.run.confirm import Confirmer
 from omni_ar.run.guides import GuideDesk
 from omni_ar.run.limits import Limits
@@ -53,7 +54,6 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._pool = BlockPool(num_blocks)
         self._spiller = Spiller(runner.device, runner.stream, limits.max_model_len)
         self._reclaimer = Reclaimer(self._pool, self._spiller)
-        conditioned = bool(shape.step_columns)
         self._allocator = Allocator(
             self._rows,
             self._pool,
@@ -63,9 +63,10 @@ class ArWorker(MailboxWorker[ArRequest]):
             max_blocks=limits.max_blocks,
             code_pages=runner.pages.codes,
             prefix_cache=options.prefix_cache,
-            conditioned=conditioned,
+            conditioned=shape.conditioned,
         )
-        self._scheduler = Scheduler(self._allocator, limits, conditioned, runner.source.lag)
+        self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
+        self._steps_in = StepIntake(name, runner.device, runner.stream, runner.step_rows, shape, limits)
         self._segments = SegmentIntake(runner.device, runner.stream, limits.max_model_len)
         self._desk = GuideDesk(runner.device.host_worker(f"{name}-guides"), shape.vocab_size)
         self._confirmer = Confirmer(
@@ -84,6 +85,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             "rows": self._rows.used,
             "blocks": self._pool.used,
             "segments": self._segments.waiting,
+            "leases": self._steps_in.waiting,
             "steps": self._confirmer.unread,
             "scores": self._confirmer.unread_scores,
             "guides": self._desk.waiting,
@@ -134,6 +136,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._processors.params(sampling.processors),
             message.rules.stops,
             (*message.rules.guides, *self._processors.guides(sampling.processors)),
+            # Of several producers one may not have begun, and must not wait there for what another request holds up here.
+            awaits_step=self._shape.step_width > 0 and len(message.inputs) > 1,
         )
         if request.guided:
             self._desk.ask(request)
@@ -158,6 +162,10 @@ class ArWorker(MailboxWorker[ArRequest]):
         if isinstance(meta, Segment):
             self._segments.add(request, meta, message)
             return
+        if isinstance(meta, StepInputs):
+            self._steps_in.add(request, meta, message)
+            self._scheduler.wake(request)
+            return
         release(message, COMPLETED)  # the other inputs are read from the host alone
         match meta:
             case Prompt() as prompt:
@@ -167,10 +175,6 @@ class ArWorker(MailboxWorker[ArRequest]):
                 request.prompt = prompt
                 self._scheduler.check(request, self.name)
                 self._queue(request)
-            case StepInputs() as steps:
-                steps.check(len(self._shape.step_columns))
-                request.add_steps(steps)
-                self._scheduler.wake(request)
             case other:
                 raise StageError(self.name, "taking its input", f"a stage of kind 'ar' takes no {type(other).__name__}")
 
@@ -180,7 +184,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             return
         if request.prompt is None:
             self.finish(request.id, "empty", _counts(request))
-        elif self._shape.step_columns and request.step_pad is None:
+        elif self._shape.conditioned and not request.knows_all_steps:
             raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
         elif not request.queued and (missing := self._segments.missing(request)):
             raise StageError(self.name, "taking its input", f"it ended before segment {missing}")
@@ -193,6 +197,7 @@ class ArWorker(MailboxWorker[ArRequest]):
                 message.hold.seal()  # it goes to nobody
         request.held.clear()
         self._segments.drop(request)
+        self._steps_in.drop(request)
         for segment in request.segments.values():
             segment.let_go(request.last_step)
         request.segments.clear()
@@ -202,17 +207,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._reclaimer.add_table(request.table)
 
     def advance(self) -> bool:
-        moved = self._reclaimer.tick()
-        taken, failed = self._segments.tick()
-        for request, error in failed:
-            self._fail_live(request, "gathering a segment", error)
-        for request in taken:
-            try:
-                self._queue(request)
-            except Exception as error:
-                self._fail_live(request, "taking its input", error)
-        moved |= bool(taken or failed)
-        moved |= self._confirm() | self._hear_guides()
+        moved = self._reclaimer.tick() | self._take_segments()
+        moved |= self._confirm() | self._hear_guides() | self._take_steps()
         if self._confirmer.unread < self._limits.max_in_flight and self._runner.ready:
             plan = self._plan()
             if plan is not None:
@@ -235,6 +231,25 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def settled(self, request: ArRequest) -> None:
         self._scheduler.wake(request)
+
+    def _take_segments(self) -> bool:
+        taken, failed = self._segments.tick()
+        for request, error in failed:
+            self._fail_live(request, "gathering a segment", error)
+        for request in taken:
+            try:
+                self._queue(request)
+            except Exception as error:
+                self._fail_live(request, "taking its input", error)
+        return bool(taken or failed)
+
+    def _take_steps(self) -> bool:
+        taken, failed = self._steps_in.tick()
+        for request in taken:
+            self._scheduler.wake(request)
+        for request, error in failed:
+            self._fail_live(request, "gathering what conditions its steps", error)
+        return bool(taken or failed)
 
     def _hear_guides(self) -> bool:
         answers = self._desk.poll()

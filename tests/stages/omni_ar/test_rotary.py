@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen3Config
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTextConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
@@ -14,7 +15,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from omni.errors import ConfigError
 from omni_ar.kernels.rope.reference import apply_rotary
-from omni_ar.layers import RotaryEmbedding
+from omni_ar.layers import FrequencyScaling, RotaryEmbedding
 
 THETA = 1e6
 SECTIONS = [(128, (24, 20, 20)), (16, (4, 2, 2)), (16, (3, 3, 2)), (8, (2, 1, 1)), (32, (6, 5, 5)), (12, (0, 3, 3))]
@@ -118,3 +119,19 @@ def test_an_odd_head_is_refused():
 def test_axes_that_the_embedding_does_not_have_are_refused(section, axes):
     with pytest.raises(ValueError, match="axes"):
         RotaryEmbedding(16, THETA, section)(random_positions(axes, 2, seed=7), torch.float32)
+
+
+@pytest.mark.parametrize(("factor", "slow", "fast", "trained"), [(32.0, 0.125, 0.5, 1024), (8.0, 1.0, 4.0, 8192)])
+def test_scaled_frequencies(factor, slow, fast, trained):
+    positions = random_positions(1, 50, seed=3)
+    scaling = {"factor": factor, "low_freq_factor": slow, "high_freq_factor": fast}
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": trained, **scaling}
+    expected = LlamaRotaryEmbedding(LlamaConfig(head_dim=64, rope_parameters=rope))(torch.zeros(1), positions)
+    ours = RotaryEmbedding(
+        64,
+        5e5,
+        scaling=FrequencyScaling(factor=factor, slow_turns=slow, fast_turns=fast, trained_positions=trained),
+    )(positions, torch.float32)
+    plain = RotaryEmbedding(64, 5e5)(positions, torch.float32)
+    assert all(torch.equal(x, y[0]) for x, y in zip(ours, expected, strict=True))
+    assert not torch.allclose(ours[0], plain[0], atol=0.1)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from omni.device import Span, Upload
 from omni_ar.inputs import Prompt, SegmentSlot
 from omni_ar.model import ArShape
-from omni_ar.run.limits import Limits
+from omni_ar.run.limits import Limits, step_words
 from omni_ar.run.plan import Chunk, Room, StepPlan
 from omni_ar.run.request import ArRequest, ReadySegment
 
@@ -72,7 +72,7 @@ def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, limits: Limits, 
         places=upload.add(places),
         payload=bool(places[-1].any()),
         ids=upload.add(np.array([request.outputs[index] for request, index in replays], np.int64)),
-        steps=upload.add(step_columns(replays, len(shape.step_columns))),
+        steps=upload.add(pack_steps(replays, shape, limits, len(replays))),
         columns=upload.add(_columns(prompts, len(shape.prompt_columns))),
         segments=tuple(_pack_segments(upload, prompts)),
         last=upload.add(np.array([*range(len(plan.decodes)), *(end - 1 for end in ends)], np.int64)),
@@ -90,13 +90,17 @@ def scored_positions(chunk: Chunk) -> NDArray[np.int64]:
     return np.arange(max(chunk.start, request.scored), end)
 
 
-def step_columns(inputs: Sequence[tuple[ArRequest, int]], count: int) -> NDArray[np.int64]:
-    """Conditioning `[S, n]` of steps whose inputs are these generated tokens."""
-    columns = np.empty((count, len(inputs)), np.int64)
-    if count:
+def pack_steps(
+    inputs: Sequence[tuple[ArRequest, int]], shape: ArShape, limits: Limits, width: int
+) -> NDArray[np.int64]:
+    """What conditions the steps whose inputs are these generated tokens, `[X, width]`; zeros behind them, and no rows."""
+    words = np.zeros((step_words(shape), width), np.int64)
+    if shape.step_width:
+        words[-1, len(inputs) :] = limits.null_place
+    if shape.conditioned:
         for place, (request, index) in enumerate(inputs):
-            columns[:, place] = request.step_column(index)
-    return columns
+            words[:, place] = request.step(index)
+    return words
 
 
 def _pack_segments(upload: Upload, prompts: Sequence[Chunk]) -> Iterator[PackedSegment]:

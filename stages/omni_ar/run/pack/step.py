@@ -10,7 +10,7 @@ from omni.device import Span, Upload
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
-from omni_ar.run.pack.chunks import PackedChunks, pack_chunks, step_columns
+from omni_ar.run.pack.chunks import PackedChunks, pack_chunks, pack_steps
 from omni_ar.run.pack.starts import PackedStarts, pack_starts
 from omni_ar.run.plan import Room, StepPlan
 from omni_ar.sampling import PackedEdits, pack_edits
@@ -18,9 +18,9 @@ from omni_ar.sampling import PackedEdits, pack_edits
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """rows: row of each request that is sampled; advance: tokens that the step runs of it. columns: step columns of the decode rows
-    `[S, R]`. Of a batch that is padded to B rows these are the beginning of `captured_spans`, whatever else is in the upload; in a
-    step with chunks, which replays no captured decode, rows and advance are.
+    """rows: row of each request that is sampled; advance: tokens that the step runs of it. steps: what conditions those that
+    decode, `step_words` each, `[X, R]`. Of a batch that is padded to B rows these are the beginning of `captured_spans`, whatever
+    else is in the upload; in a step with chunks, which replays no captured decode, rows and advance are.
 
     grown: of blocks added to tables, place in the flattened block table and block, `[2, k]`; None if there are none.
     edits: what guides do to the logits; None if no row is guided.
@@ -28,7 +28,7 @@ class PackedStep:
 
     rows: Span
     advance: Span
-    columns: Span
+    steps: Span
     grown: Span | None
     starts: PackedStarts | None
     chunks: PackedChunks | None
@@ -39,9 +39,10 @@ class PackedStep:
         return replace(self, grown=None, edits=None)
 
 
-def captured_spans(rows: int, columns: int) -> tuple[Span, Span, Span]:
-    """Where a captured graph for so many rows finds `rows`, `advance` and `columns`: `pack_step` adds them first."""
-    return Span(0, (rows,)), Span(rows, (rows,)), Span(2 * rows, (columns, rows))
+def captured_spans(rows: int, words: int) -> tuple[Span, Span, Span]:
+    """Where a captured graph for so many rows finds `rows`, `advance` and `steps`: `pack_step` adds them first.
+    words: `step_words`."""
+    return Span(0, (rows,)), Span(rows, (rows,)), Span(2 * rows, (words, rows))
 
 
 def pack_step(
@@ -63,12 +64,10 @@ def pack_step(
     advance[len(plan.decodes) : len(sampled)] = [chunk.request.target for chunk in plan.chunks if chunk.last]
     inputs = [(request, request.scheduled - 1) for request in plan.decodes]
     width = room.decodes if plan.chunks else size if padded else len(inputs)
-    columns = np.zeros((len(shape.step_columns), width), np.int64)
-    columns[:, : len(inputs)] = step_columns(inputs, len(shape.step_columns))
     return PackedStep(
         _first(upload.add(rows), len(sampled)),
         _first(upload.add(advance), len(sampled)),
-        upload.add(columns),
+        upload.add(pack_steps(inputs, shape, limits, width)),
         upload.add(_growth(plan, limits.max_blocks)) if plan.grown else None,
         pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
         pack_chunks(upload, plan, shape, limits, room) if plan.chunks else None,

@@ -1,0 +1,66 @@
+"""What edges into and out of autoregressive stages do in most families. Edges name them: `"omni_ar.adapters:FramesToCodes"`."""
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from omni.chunks import TokenChunk
+from omni.encoded import Encoded
+from omni.frames import CodeFrames
+from omni.payload import Payload
+from omni_ar.inputs import CodeFrame, Segment
+
+
+class EncodedToSegment:
+    """What an encoder made of an item fills the prompt segment of the same index. name: of the segment."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        assert isinstance(payload.meta, Encoded)
+        return (Payload(Segment(name=self._name, index=payload.meta.index), payload.tensors),)
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return ()
+
+
+def audio_segments(args: msgspec.Struct | None) -> EncodedToSegment:
+    """Into segments called `"audio"`."""
+    return EncodedToSegment("audio")
+
+
+def image_segments(args: msgspec.Struct | None) -> EncodedToSegment:
+    """Into segments called `"image"`."""
+    return EncodedToSegment("image")
+
+
+class FramesToCodes:
+    """Each codec frame to a stage that reads code frames; the ids of their first codes are of no use to it."""
+
+    def __init__(self, args: msgspec.Struct | None) -> None:
+        pass
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        return (Payload(CodeFrames(count=1), payload.tensors),) if isinstance(payload.meta, CodeFrame) else ()
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return ()
+
+
+class TokensToCodes:
+    """Each token but the one that ends them is a frame of one code, for a stage that reads code frames."""
+
+    def __init__(self, args: msgspec.Struct | None) -> None:
+        pass
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        assert isinstance(payload.meta, TokenChunk)
+        ids = payload.meta.ids[:-1] if payload.meta.ends else payload.meta.ids
+        if not ids:
+            return ()
+        return (Payload(CodeFrames(count=len(ids)), {"codes": torch.tensor(ids)[:, None]}),)
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return ()

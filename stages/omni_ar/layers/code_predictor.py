@@ -1,0 +1,76 @@
+"""Frame-wise code prediction: a small decoder that runs once per code group, within one step of a larger one.
+
+Shape legend: R rows, D width, G code groups.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from omni_ar.layers.decoder import DecoderConfig
+from omni_ar.layers.frame_layers import FrameLayers, first_pass
+from omni_ar.layers.linear import Linear
+from omni_ar.model import Codes, DrawCode
+
+
+class CodePredictor(nn.Module):
+    """Predicts groups 1 to G - 1 from a hidden state and the embedding of group 0, each with a table and a head of its own.
+
+    top_k, top_p: with which they are sampled where group 0 is, whatever that is sampled with; 0 and 1 are off. Parameters bear the
+    names `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        vocab_size: int,
+        num_groups: int,
+        *,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self._top_k, self._top_p = top_k, top_p
+        self._groups = num_groups
+        self.model = _Decoder(config, vocab_size, num_groups, device=device, dtype=dtype)
+        heads = (
+            Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype) for _ in range(num_groups - 1)
+        )
+        self.lm_head = nn.ModuleList(heads)
+
+    def predict(self, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
+        """The frame that `code0_R` (embedded: `code0_RD`) begins. Its codes' embeddings add up to the next input's codec part."""
+        embedded = [code0_RD]
+
+        def choose(last_RD: Tensor, group: int) -> Tensor:
+            return draw(self.lm_head[group - 1](last_RD), group, top_k=self._top_k, top_p=self._top_p)
+
+        def embed(code_R: Tensor, group: int) -> Tensor:
+            embedded.append(self.model.codec_embedding[group - 1](code_R))
+            return embedded[-1]
+
+        codes = self.model.run(first_pass(hidden_RD, code0_RD), self._groups, choose, embed)
+        embed(codes[-1], self._groups - 1)
+        next_RD = code0_RD
+        for code_RD in embedded[1:]:
+            next_RD = next_RD + code_RD
+        return Codes(torch.stack([code0_R, *codes], 1), next_RD)
+
+    def embed(self, codes_RG: Tensor, embedding0_RD: Tensor) -> Tensor:
+        """`Codes.next_RD` of known frames. embedding0_RD: embeddings of the first codes. Adds in the order of `predict`."""
+        next_RD = embedding0_RD
+        for group in range(1, codes_RG.shape[1]):
+            next_RD = next_RD + self.model.codec_embedding[group - 1](codes_RG[:, group])
+        return next_RD
+
+
+class _Decoder(FrameLayers):
+    """An embedding table per predicted group, layers, final norm."""
+
+    def __init__(
+        self, config: DecoderConfig, vocab_size: int, num_groups: int, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(config, device=device, dtype=dtype)
+        tables = (nn.Embedding(vocab_size, config.width, device=device, dtype=dtype) for _ in range(num_groups - 1))
+        self.codec_embedding = nn.ModuleList(tables)

@@ -1,0 +1,91 @@
+"""The layers of a decoder that runs once per code group, within one step of the stage's own decoder.
+
+Shape legend: R rows, T tokens of a pass, D width, G positions of a frame, W head width, X = queries, keys and values of one token.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from omni_ar.layers.decoder import DecoderConfig
+from omni_ar.layers.frame_attention import FrameAttention, FrameCache
+from omni_ar.layers.mlp import GatedMLP
+from omni_ar.layers.norm import RMSNorm
+from omni_ar.layers.rotary import RotaryEmbedding
+
+ChooseCode = Callable[[Tensor, int], Tensor]
+"""From the normed hidden states `[R, D]` that a code group is predicted from, and which group it is, to its codes, int64 `[R]`."""
+
+EmbedCode = Callable[[Tensor, int], Tensor]
+"""From codes `[R]`, and which group they are of, to what the layers take for them, `[R, D]`."""
+
+
+class FrameLayers(nn.Module):
+    """Layers and the final norm, dense. Parameter names below it are those of `DecoderLayers`: `layers.N...`, `norm.weight`.
+
+    A frame is a sequence of its own: hidden state, code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g.
+    """
+
+    def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+        """config: its positions have one axis here, whatever it says of M-RoPE."""
+        super().__init__()
+        self.layers = nn.ModuleList(_FrameLayer(config, device=device, dtype=dtype) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.width, config.rms_norm_eps, device=device, dtype=dtype)
+        self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, scaling=config.rope_scaling)
+
+    def run(self, first_TD: Tensor, num_groups: int, choose: ChooseCode, embed: EmbedCode) -> list[Tensor]:
+        """The codes of groups 1 to `num_groups - 1`, chosen one after another. All but the last are embedded.
+
+        first_TD: inputs of the first two positions, `[2 * R, D]`; those of a row lie together (`first_pass`).
+        """
+        cos_GW, sin_GW = self.rotary(torch.arange(num_groups, device=first_TD.device)[None], first_TD.dtype)
+        layers = [layer for layer in self.layers if isinstance(layer, _FrameLayer)]
+        cache = [layer.self_attn.room(first_TD[::2], num_groups) for layer in layers]
+        codes: list[Tensor] = []
+        # The first pass has two tokens a row, the others one.
+        x_TD, start, count = first_TD, 0, 2
+        for group in range(1, num_groups):
+            if codes:
+                x_TD, start, count = embed(codes[-1], group - 1), start + count, 1
+            delta_TD: Tensor | None = None
+            for layer, frames in zip(layers, cache, strict=True):
+                x_TD, delta_TD = layer(x_TD, delta_TD, start, cos_GW, sin_GW, frames)
+            normed_TD, _ = self.norm.add(x_TD, delta_TD)
+            codes.append(choose(normed_TD[count - 1 :: count], group))
+        return codes
+
+
+def first_pass(hidden_RD: Tensor, code0_RD: Tensor) -> Tensor:
+    """What a frame begins with, the hidden state and code 0's embedding of each row, as `FrameLayers.run` wants it."""
+    return torch.stack([hidden_RD, code0_RD], 1).flatten(0, 1)
+
+
+class _FrameLayer(nn.Module):
+    """A decoder layer over the few tokens of one frame. What its last part adds is left to the next layer's norm."""
+
+    def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        width, eps = config.width, config.rms_norm_eps
+        self.self_attn = FrameAttention(
+            width,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            qk_norm_eps=eps if config.qk_norm else None,
+            bias=config.attention_bias,
+            output_bias=config.output_bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.mlp = GatedMLP(width, config.mlp_width, device=device, dtype=dtype)
+        self.input_layernorm = RMSNorm(width, eps, device=device, dtype=dtype)
+        self.post_attention_layernorm = RMSNorm(width, eps, device=device, dtype=dtype)
+
+    def forward(
+        self, x_TD: Tensor, delta_TD: Tensor | None, start: int, cos_GW: Tensor, sin_GW: Tensor, frames: FrameCache
+    ) -> tuple[Tensor, Tensor]:
+        qkv_TX, x_TD = self.input_layernorm.into(self.self_attn.qkv_proj, x_TD, delta_TD)
+        attended_TD = self.self_attn(qkv_TX, start, cos_GW, sin_GW, frames)
+        delta_TD, x_TD = self.mlp.after(self.post_attention_layernorm, x_TD, attended_TD)
+        return x_TD, delta_TD

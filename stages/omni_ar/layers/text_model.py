@@ -1,0 +1,76 @@
+"""A whole causal text model, for families to derive from."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from omni.stage import StageContext
+from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
+from omni_ar.layers.linear import Linear
+from omni_ar.loading import load_weights
+from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
+
+
+class TextModel(ArModel):
+    """Token ids in, token ids out.
+
+    Prompt segments, in families that have some: tensor `embeddings` `[n, D]`, in place of those of the tokens. tied: the output
+    matrix is the embedding table.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, vocab_size: int, *, tied: bool, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self._config = config
+        self._tied = tied
+        self.embed_tokens = nn.Embedding(vocab_size, config.width, device=device, dtype=dtype)
+        self.decoder = DecoderLayers(config, device=device, dtype=dtype)
+        self.lm_head = Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype)
+        if tied:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    @property
+    def shape(self) -> ArShape:
+        return decoder_shape(self._config, self.lm_head.out_features)
+
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        x_TD: Tensor = self.embed_tokens(prompt.columns_CT[0])
+        for segment in prompt.segments:
+            x_TD.index_copy_(0, segment.tokens_n, segment.tensors["embeddings"].to(x_TD.dtype))
+        return x_TD
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        embeddings: Tensor = self.embed_tokens(step.ids_R)
+        return embeddings
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        hidden_TD: Tensor = self.decoder(x_TD, batch)
+        return hidden_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden_RD)
+        return logits
+
+    def load(self, context: StageContext, prefix: str = "") -> None:
+        """Fills it, as `load_weights` does. prefix: what the names of its weights start with, before `model.` and `lm_head.`."""
+        prefixes = {f"{prefix}model.embed_tokens.": "embed_tokens.", f"{prefix}model.": "decoder."}
+        load_weights(self, context, prefixes if self._tied else prefixes | {f"{prefix}lm_head.": "lm_head."})
+
+
+def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShape:
+    """The shape of a model around `DecoderLayers`, whose `forward` reads no segments unless `more` says so.
+
+    more: other fields of `ArShape`.
+    """
+    fields: dict[str, Any] = {"forward_segments": ()} | more
+    return ArShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_width=config.width,
+        vocab_size=vocab_size,
+        max_positions=config.max_positions,
+        **fields,
+    )

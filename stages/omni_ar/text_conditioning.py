@@ -1,0 +1,81 @@
+"""Streaming text conditioning: a stage that speaks is fed a text while another still writes it.
+
+The edge between them names the adapter, `"omni_ar.text_conditioning:TextConditioning"`, and a front end gives its arguments,
+`SpokenPrompt`.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from omni.chunks import TokenChunk
+from omni.payload import Payload
+from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs
+
+
+class SpokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the speaker's prompt is made of, but for what the writer writes.
+
+    prompt: complete except for the last id of its first column, the first text token. Steps have that column. lead: text tokens
+    that stand at the end of the writer's prompt already. eos, pad: text ids that end the text and follow it.
+    """
+
+    prompt: Prompt
+    lead: tuple[int, ...]
+    eos: int
+    pad: int
+
+
+class TextConditioning:
+    """Feeds the speaker one text token per step, as the writer writes them, and its prompt's hidden states as segment `hidden`.
+
+    A step needs its token *and* whether it is the last: the last one that the writer sampled is replaced by `eos`, an end id or
+    not. So a token is passed on when the next one is known, or the end. Where the text was ended from outside, by a stop string or
+    because its form was complete, all that came is text, and `eos` follows it. With fewer than two tokens, `eos` counted, there is
+    nothing to say.
+    """
+
+    def __init__(self, args: msgspec.Struct | None) -> None:
+        assert isinstance(args, SpokenPrompt)
+        self._args = args
+        self._ids = list(args.lead)
+        self._sent = 0
+        self._ended = False
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        match payload.meta:
+            case TokenChunk(ids=ids, ends=ends):
+                self._ids += ids
+                self._ended = ends
+                return self._known()
+            case PromptHidden():
+                return (Payload(Segment(name="hidden", index=0), payload.tensors),)
+            case other:
+                raise TypeError(f"text conditioning reads no {type(other).__name__}")
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        if not self._ended and reason != "length" and len(self._ids) > len(self._args.lead):
+            self._ids.append(self._args.eos)
+        if len(self._ids) < 2:
+            return ()
+        end = StepInputs(columns=_column([self._args.eos]), pad=np.array([self._args.pad], np.int64))
+        return (*self._known(), Payload(end))
+
+    def _known(self) -> list[Payload]:
+        inputs: list[Payload] = []
+        if self._sent == 0 and len(self._ids) >= 2:
+            columns = self._args.prompt.columns.copy()
+            columns[0, -1] = self._ids[0]
+            inputs.append(Payload(msgspec.structs.replace(self._args.prompt, columns=columns)))
+            self._sent = 1
+        certain = self._ids[self._sent : -1] if self._sent else []
+        if certain:
+            inputs.append(Payload(StepInputs(columns=_column(certain))))
+            self._sent += len(certain)
+        return inputs
+
+
+def _column(ids: list[int]) -> NDArray[np.int64]:
+    return np.array([ids], np.int64)

@@ -1,0 +1,209 @@
+"""A writer whose hidden states condition the steps of a listener, which answers what a plain loop answers, come what may."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni.checkpoint import Checkpoint
+from omni.config import Layer
+from omni.device import Device, SyncCheck, open_device, sync_guard
+from omni.device.cpu import CpuDevice
+from omni.engine import Engine, EngineOptions, build_engine, resolve_pipeline
+from omni.errors import InputError, StageError
+from omni.rules import HostRules
+from omni.sampling_params import SamplingParams
+from omni.testing import SimulatedDevice, Simulation
+from support.full_float32 import full_float32
+from support.heard import Heard
+from support.host_rules import TwoInARow
+from support.listener_family import (
+    ANSWER,
+    LISTENER,
+    TEXT,
+    WRITER,
+    answer,
+    ask,
+    listener_plugins,
+    write_checkpoint,
+)
+from support.no_synchronization import no_synchronization
+
+WRITTEN = [[(5 * place + 3 * index) % 61 for place in range(1 + 3 * index)] for index in range(4)]
+HEARD = [[(7 * place + index) % 53 for place in range(6 - index)] for index in range(4)]
+WRITES, ANSWERS = 11, 14
+FEW_BLOCKS = {
+    "writer.num_blocks": 9,
+    "writer.max_model_len": 27,
+    "listener.num_blocks": 9,
+    "listener.max_model_len": 27,
+}
+TIGHT = {"writer.max_num_seqs": 1, "listener.max_num_seqs": 1}
+
+
+def build(
+    folder: Path,
+    settings: Mapping[str, object] = {},
+    device: Device | None = None,
+    *,
+    credit: int = 64,
+    graphs: bool = False,
+) -> Engine:
+    plugins, checkpoint = listener_plugins(), Checkpoint(write_checkpoint(folder, credit))
+    plan = resolve_pipeline(checkpoint, plugins, [Layer("test", settings)])
+    with torch.inference_mode():
+        return build_engine(
+            plan, checkpoint, plugins, device or CpuDevice(), EngineOptions(dtype="float32", graphs=graphs)
+        )
+
+
+def submit(
+    engine: Engine, index: int, *, from_frontend: bool = False, priority: int = 0, rules: HostRules | None = None
+) -> Heard:
+    sampling = {WRITER: SamplingParams(max_tokens=WRITES), LISTENER: SamplingParams(max_tokens=ANSWERS)}
+    heard, name = Heard(), str(index)
+    request = ask(
+        name,
+        WRITTEN[index],
+        HEARD[index],
+        from_frontend=from_frontend,
+        priority=priority,
+        sampling=sampling,
+        rules=rules,
+    )
+    engine.submit(request, heard.take)
+    return heard
+
+
+def run(engine: Engine, ticks: int = 100_000) -> None:
+    with torch.inference_mode():
+        for _ in range(ticks):
+            if engine.idle:
+                assert not any(count for usage in engine.usage().values() for count in usage.values())
+                return
+            engine.tick()
+    raise AssertionError(f"stuck with {engine.usage()}")
+
+
+def tick(engine: Engine, times: int) -> None:
+    with torch.inference_mode():
+        for _ in range(times):
+            engine.tick()
+
+
+def expect(results: Sequence[Heard]) -> None:
+    for index, heard in enumerate(results):
+        assert heard.error is None, heard.error
+        tokens = _tokens(heard)
+        wanted = answer(WRITTEN[index], tokens, HEARD[index], ANSWERS) if tokens else []
+        assert heard.exact.get(ANSWER, []) == wanted, "the prompt of who heard nothing never came"
+
+
+def _tokens(heard: Heard) -> list[int]:
+    tokens = heard.exact.get(TEXT, [])
+    return [token for token in tokens if isinstance(token, int)]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("settings", "credit", "graphs"),
+    [({}, 64, True), (FEW_BLOCKS, 64, False), (FEW_BLOCKS, 1, True)],
+    ids=["room, captured", "few blocks", "few blocks, credit of 1, captured"],
+)
+def test_answers_are_those_of_a_plain_loop(
+    tmp_path: Path, settings: Mapping[str, object], credit: int, graphs: bool, ahead: int
+) -> None:
+    in_flight = {"writer.max_in_flight": ahead, "listener.max_in_flight": ahead}
+    engine = build(tmp_path, {**settings, **in_flight}, credit=credit, graphs=graphs)
+    results = []
+    for index in range(4):
+        results.append(submit(engine, index, from_frontend=index % 2 == 0))
+        tick(engine, 5)
+    run(engine)
+    expect(results)
+    assert [len(heard.exact[TEXT]) for heard in results] == [WRITES] * 4
+    assert (engine.counters()[LISTENER]["preemptions"] > 0) == bool(settings)
+
+
+def test_one_row_each_and_a_credit_of_one_and_those_who_come_later_first(tmp_path: Path) -> None:
+    """Whoever has the listener's row needs the writer's: who has that must not be paused for want of the first."""
+    engine = build(tmp_path, TIGHT, credit=1)
+    results = []
+    for index in range(4):
+        results.append(submit(engine, index, from_frontend=True, priority=-index))
+        tick(engine, 3)
+    run(engine)
+    expect(results)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_producer_that_stalls_delays_its_listeners_and_nothing_else(tmp_path: Path, seed: int) -> None:
+    device = SimulatedDevice(seed)
+    with torch.inference_mode():
+        engine = build(tmp_path, [{}, FEW_BLOCKS, TIGHT][seed], device, credit=(64, 3, 1)[seed], graphs=seed == 1)
+        device.synchronize()
+        simulation = Simulation(device, engine.tick, lambda: engine.idle, lambda: str(engine.usage()))
+        results: dict[int, Heard] = {}
+        for index in range(4):
+            simulation.at(12 * index, lambda i=index: results.setdefault(i, submit(engine, i)))  # type: ignore[misc]
+        for round_, stream in ((5, "writer-payload"), (40, "writer"), (70, "listener"), (100, "writer-payload")):
+            simulation.at(round_, lambda s=stream: device.stall(s, 1.0))  # type: ignore[misc]
+        simulation.run()
+    expect([results[index] for index in range(4)])
+    device.assert_no_races()
+
+
+def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
+    """A text that ends within a stop string, of which every token is withheld until it is certain."""
+    engine = build(tmp_path)
+    results = [
+        submit(engine, index, rules=HostRules(stops=TwoInARow(frozenset(range(0, 61, 2))))) for index in range(4)
+    ]
+    run(engine)
+    expect(results)
+    assert any(heard.exact["end of writer"] == ["stop"] for heard in results)
+
+
+def test_more_rows_than_there_is_room_for(tmp_path: Path) -> None:
+    engine = build(tmp_path, {"listener.max_step_rows": 7})
+    heard = submit(engine, 0)
+    run(engine)
+    assert isinstance(heard.error, InputError)
+    assert "raise listener.max_step_rows" in str(heard.error)
+
+
+def test_a_request_that_leaves_leaves_nothing(tmp_path: Path) -> None:
+    engine = build(tmp_path, TIGHT, credit=2)
+    results = [submit(engine, index) for index in range(4)]
+    tick(engine, 8)
+    left = StageError("request", "being tested", "it was given up")
+    with torch.inference_mode():
+        engine.abort("0", left)
+        engine.abort("2", left)
+    run(engine)
+    assert [heard.error for heard in results] == [left, None, left, None]
+    assert results[1].exact[ANSWER] == answer(WRITTEN[1], _tokens(results[1]), HEARD[1], ANSWERS)
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("ahead", [2, pytest.param(4, marks=pytest.mark.gpu)])
+def test_nothing_waits_for_the_device(tmp_path: Path, name: str, graphs: bool, ahead: int) -> None:
+    device = open_device(name)
+    settings = {
+        f"{stage}.{name}": value
+        for stage in (WRITER, LISTENER)
+        for name, value in (("max_in_flight", ahead), ("block_size", 4))
+    }
+    with full_float32():
+        engine = build(tmp_path, settings, device, graphs=graphs)
+        with sync_guard(device, SyncCheck.ERROR):
+            if name == "cuda":
+                with no_synchronization():
+                    results = [submit(engine, index) for index in range(4)]
+                    run(engine, ticks=10_000_000)
+            else:
+                results = [submit(engine, index) for index in range(4)]
+                run(engine)
+    expect(results)

@@ -1,0 +1,46 @@
+"""The adapters that families share."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from omni.chunks import TokenChunk
+from omni.encoded import Encoded
+from omni.frames import CodeFrames
+from omni.payload import PageSlice, Payload
+from omni_ar.adapters import EncodedToSegment, FramesToCodes, TokensToCodes, audio_segments, image_segments
+from omni_ar.inputs import CodeFrame, Segment
+
+
+@pytest.mark.parametrize(("factory", "name"), [(audio_segments, "audio"), (image_segments, "image")])
+def test_media_fill_the_segment_of_their_index(factory: Callable[[None], EncodedToSegment], name: str) -> None:
+    adapter, embeddings = factory(None), torch.zeros(5, 8)
+
+    (payload,) = adapter.push(Payload(Encoded(index=3), {"embeddings": embeddings}))
+
+    assert payload.meta == Segment(name=name, index=3)
+    assert payload.tensors["embeddings"] is embeddings
+    assert adapter.finish("stop") == ()
+
+
+def test_frames_pass_on_as_codes_and_their_ids_do_not() -> None:
+    adapter, pages = FramesToCodes(None), PageSlice(torch.zeros(2, 4, 8, dtype=torch.int64), np.arange(1))
+
+    assert adapter.push(Payload(TokenChunk(ids=(4,)))) == ()
+    (payload,) = adapter.push(Payload(CodeFrame(), {"codes": pages}))
+
+    assert payload.meta == CodeFrames(count=1)
+    assert payload.tensors == {"codes": pages}
+    assert adapter.finish("stop") == ()
+
+
+def test_codes_go_on_without_the_one_that_ends_them() -> None:
+    adapter = TokensToCodes(None)
+    (frames,) = adapter.push(Payload(TokenChunk(ids=(5, 6), ends=False)))
+    assert (frames.meta, frames.tensors["codes"].tolist()) == (CodeFrames(count=2), [[5], [6]])
+    (last,) = adapter.push(Payload(TokenChunk(ids=(9, 40), ends=True)))
+    assert last.tensors["codes"].tolist() == [[9]]
+    assert not adapter.push(Payload(TokenChunk(ids=(40,), ends=True)))
+    assert not adapter.finish("stop")
