@@ -1,5 +1,6 @@
 """From what a user calls a model to a folder on this machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -11,10 +12,11 @@ _TEXTS = ["*.json", "*.jinja", "*.txt", "*.model"]
 _WEIGHTS = ["*.safetensors"]
 
 
-def resolve(model: str | Path, *, weights: bool = True, download: bool = True) -> Path:
+def resolve(model: str | Path, *, weights: bool = True, download: bool = True, files: Sequence[str] = ()) -> Path:
     """The folder of `model`: a local folder, or the id of a repository on the Hugging Face hub, downloaded if need be.
 
     weights: False leaves them where they are, if they are not here. download: False takes what is here already.
+    files: names or patterns of further files of the repository that are wanted.
     Raises CheckpointError if it is neither.
     """
     folder = Path(model).expanduser()
@@ -28,8 +30,8 @@ def resolve(model: str | Path, *, weights: bool = True, download: bool = True) -
             "model", f"there is no folder {model}", "give a checkpoint folder or a hub id (owner/name)"
         )
     try:
-        files = [*_TEXTS, *(_WEIGHTS if weights else ())]
-        return Path(snapshot_download(model, allow_patterns=files, local_files_only=not download))
+        wanted = [*_TEXTS, *(_WEIGHTS if weights else ()), *files]
+        return Path(snapshot_download(model, allow_patterns=wanted, local_files_only=not download))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         problem = f"{model} is no local folder, and the hub gave no such checkpoint ({reason})"

@@ -3,6 +3,7 @@
 The front end runs in threads of its own. It talks to the engine by messages only.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -26,7 +27,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class AudioPart:
-    """samples: float32 mono at 16 kHz. field: where in the request it stood, for errors."""
+    """samples: float32 mono at the front end's `sample_rate`. field: where in the request it stood, for errors."""
 
     samples: NDArray[np.float32]
     field: str
@@ -45,8 +46,11 @@ Part = TextPart | AudioPart | ImagePart
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """name: which of several of the same role says it, where a family tells them apart; never empty."""
+
     role: Role
     content: tuple[Part, ...]
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +93,38 @@ class TextDecoder(Protocol):
         ...
 
 
-class Frontend(Protocol):
+class Frontend(ABC):
     """Built by `Pipeline.frontend`, called with the checkpoint. Its methods are called from several threads."""
 
     @property
     def voices(self) -> tuple[str, ...]:
         """Voices a request can name, the default first; empty if the checkpoint does not speak."""
-        ...
+        return ()
 
+    @property
+    def sample_rate(self) -> int:
+        """Hz, at which `AudioPart`s are wanted; sound is resampled to it as it is decoded."""
+        return 16000
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether `Message.name` means something here. If not, messages with one are refused before `prepare`."""
+        return False
+
+    @abstractmethod
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for what is wrong with the request (an unknown voice, an empty prompt, ...).
 
         A prompt that is too long is refused by its stage, which knows what it was configured for.
         """
-        ...
 
-    def text_decoder(self) -> TextDecoder: ...
+    def text_decoder(self) -> TextDecoder | None:
+        """A new one. None only where no stage writes text."""
+        return None
 
     def vocabulary(self) -> Vocabulary | None:
         """What the ids of the stage that writes the text stand for; always the same object.
 
-        None if that cannot be told: stop strings, bad words and structured outputs are then refused.
+        None if no stage does or that cannot be told: stop strings, bad words and structured outputs are then refused.
         """
-        ...
+        return None

@@ -63,11 +63,12 @@ class CompiledSampling:
 class SamplingCompiler:
     """Made before anything is served: it holds the interpreter lock for a while where the vocabulary is large.
 
-    stage: writes the text. vocabulary: of that stage; None if it cannot be told, which leaves what is said in ids.
+    stage: writes the text; None where none does. vocabulary: of that stage; None if it cannot be told, which leaves what is said in
+    ids.
     Raises ConfigError if a stage that does not write the text has defaults that are about a text.
     """
 
-    def __init__(self, pipeline: Pipeline, stage: str, vocabulary: Vocabulary | None) -> None:
+    def __init__(self, pipeline: Pipeline, stage: str | None, vocabulary: Vocabulary | None) -> None:
         self._stage = stage
         self._defaults = {name: _defaults(pipeline, name) for name in pipeline.sampling_stages}
         self._vocabulary = vocabulary
@@ -92,7 +93,8 @@ class SamplingCompiler:
                     continue
                 if stage != self._stage:
                     problem = f"is about the text, which stage {stage!r} does not write"
-                    raise InputError(f"{fields[stage]}.{name}", problem, f"give it for stage {self._stage!r}")
+                    remedy = f"give it for stage {self._stage!r}" if self._stage is not None else "leave it out"
+                    raise InputError(f"{fields[stage]}.{name}", problem, remedy)
                 if self._vocabulary is None and "logprobs" not in name:
                     problem = "needs to know what ids write, which cannot be told of this checkpoint's tokenizer"
                     raise InputError(f"{fields[stage]}.{name}", problem, "use ids: stop_token_ids or bad_words_ids")
@@ -115,6 +117,8 @@ class SamplingCompiler:
         self, error: InputError, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]
     ) -> InputError:
         """What a stage says of ids that were texts, as an error about the texts."""
+        if self._stage is None:
+            return error
         asked, field = sampling.get(self._stage), fields.get(self._stage, "")
         if asked is None or asked.bad_words_ids or error.field != f"{field}.bad_words_ids":
             return error
@@ -138,10 +142,12 @@ class SamplingCompiler:
         stage, vocabulary = self._stage, self._vocabulary
         if samples > 1:
             sampling = self._seeded(sampling)
+        if stage is None or vocabulary is None:
+            return CompiledSampling(sampling)
         defaults = self._defaults.get(stage, SamplingParams())
         asked = sampling.get(stage, SamplingParams())
         params = asked.over(defaults)
-        if vocabulary is None or not (params.stop or params.bad_words or params.structured):
+        if not (params.stop or params.bad_words or params.structured):
             return CompiledSampling(sampling)
         field = fields.get(stage, f"{stage}.sampling")
         words = {"bad_words": params.bad_words, "bad_words_ids": params.bad_words_ids}

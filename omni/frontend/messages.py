@@ -7,9 +7,11 @@
     ]}]
 
 Media may also be given as they are: a path, a URL, a data URI, bytes, an array, a tensor, `(array, rate)`, a PIL image.
+A message may have a `name` beside its role where the model tells speakers apart.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from omni.errors import InputError
@@ -17,12 +19,14 @@ from omni.frontend.base import AudioPart, ImagePart, Message, Part, Role, TextPa
 from omni.media import load_audio, load_image
 
 _ROLES: tuple[str, ...] = get_args(Role)
+_PARTS = ("text", "input_audio", "image_url")
 _VIDEO = ("video", "video_url", "input_video")
 
 
-def parse_messages(messages: object) -> tuple[Message, ...]:
+def parse_messages(messages: object, *, sample_rate: int = 16000, names: bool = False) -> tuple[Message, ...]:
     """A chat from a list of messages, or from a string: one message of the user.
 
+    sample_rate: Hz, of `AudioPart`s. names: whether messages may have one (`Frontend.sample_rate`, `Frontend.takes_names`).
     Reads and decodes media, so it may take a while. Raises InputError with the path of the field that is wrong.
     """
     if isinstance(messages, str):
@@ -32,36 +36,60 @@ def parse_messages(messages: object) -> tuple[Message, ...]:
         raise InputError("messages", f"are a {type(messages).__name__}", remedy)
     if not messages:
         raise InputError("messages", "are empty", "give at least one message")
-    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(cast(Sequence[Any], messages)))
+    read = _Reader(sample_rate, names)
+    given = cast(Sequence[Any], messages)
+    return tuple(read.message(message, f"messages[{index}]") for index, message in enumerate(given))
 
 
-def _message(message: object, field: str) -> Message:
-    given = _fields(message, field, ("role", "content"))
-    if given["role"] not in _ROLES:
-        raise InputError(f"{field}.role", f"{given['role']!r} is unknown", f"use one of {', '.join(_ROLES)}")
-    return Message(cast(Role, given["role"]), _content(given["content"], f"{field}.content"))
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What depends on the model."""
 
+    sample_rate: int
+    names: bool
 
-def _content(content: object, field: str) -> tuple[Part, ...]:
-    if isinstance(content, str):
-        return (_text(content, field),)
-    if not _is_list(content):
-        raise InputError(field, f"is a {type(content).__name__}", "give a string or a list of parts")
-    if not content:
-        raise InputError(field, "is empty", "give at least one part, or a string")
-    return tuple(_part(part, f"{field}[{index}]") for index, part in enumerate(cast(Sequence[Any], content)))
+    def message(self, message: object, field: str) -> Message:
+        given = _fields(message, field, ("role", "content"), optional="name")
+        if given["role"] not in _ROLES:
+            raise InputError(f"{field}.role", f"{given['role']!r} is unknown", f"use one of {', '.join(_ROLES)}")
+        name = self._name(given["name"], f"{field}.name") if "name" in given else None
+        return Message(cast(Role, given["role"]), self._content(given["content"], f"{field}.content"), name)
 
+    def _name(self, name: object, field: str) -> str | None:
+        if name is None:
+            return None
+        if not self.names:
+            raise InputError(field, "is given, but this model does not tell speakers apart by name", "leave it out")
+        text = _text(name, field).text
+        if not text:
+            raise InputError(field, "is empty", "give a name, or leave it out")
+        return text
 
-def _part(part: object, field: str) -> Part:
-    if not isinstance(part, Mapping):
-        raise InputError(field, f"is a {type(part).__name__}", 'give a dict such as {"type": "text", "text": "..."}')
-    kind = part.get("type")
-    if kind in _VIDEO:
-        remedy = "give single pictures as image_url parts and the sound as an input_audio part"
-        raise InputError(f"{field}.type", "video input is not supported", remedy)
-    if not isinstance(kind, str) or kind not in _PARTS:
-        raise InputError(f"{field}.type", f"{kind!r} is unknown", f"use one of {', '.join(_PARTS)}")
-    return _PARTS[kind](_fields(part, field, ("type", kind))[kind], f"{field}.{kind}")
+    def _content(self, content: object, field: str) -> tuple[Part, ...]:
+        if isinstance(content, str):
+            return (_text(content, field),)
+        if not _is_list(content):
+            raise InputError(field, f"is a {type(content).__name__}", "give a string or a list of parts")
+        if not content:
+            raise InputError(field, "is empty", "give at least one part, or a string")
+        parts = cast(Sequence[Any], content)
+        return tuple(self._part(part, f"{field}[{index}]") for index, part in enumerate(parts))
+
+    def _part(self, part: object, field: str) -> Part:
+        if not isinstance(part, Mapping):
+            raise InputError(
+                field, f"is a {type(part).__name__}", 'give a dict such as {"type": "text", "text": "..."}'
+            )
+        kind = part.get("type")
+        if kind in _VIDEO:
+            remedy = "give single pictures as image_url parts and the sound as an input_audio part"
+            raise InputError(f"{field}.type", "video input is not supported", remedy)
+        if kind not in _PARTS:
+            raise InputError(f"{field}.type", f"{kind!r} is unknown", f"use one of {', '.join(_PARTS)}")
+        source, field = _fields(part, field, ("type", kind))[kind], f"{field}.{kind}"
+        if kind == "input_audio":
+            return AudioPart(load_audio(source, field=field, sample_rate=self.sample_rate), field)
+        return _text(source, field) if kind == "text" else _image(source, field)
 
 
 def _text(text: object, field: str) -> TextPart:
@@ -76,10 +104,6 @@ def _text(text: object, field: str) -> TextPart:
     return TextPart(text)
 
 
-def _audio(source: Any, field: str) -> AudioPart:
-    return AudioPart(load_audio(source, field=field), field)
-
-
 def _image(source: Any, field: str) -> ImagePart:
     if isinstance(source, Mapping):
         # OpenAI's clients fill `detail` in; a model here sees a picture in one way only.
@@ -90,11 +114,8 @@ def _image(source: Any, field: str) -> ImagePart:
     return ImagePart(load_image(source, field=field), field)
 
 
-_PARTS: Mapping[str, Callable[[Any, str], Part]] = {"text": _text, "input_audio": _audio, "image_url": _image}
-
-
-def _fields(value: object, field: str, names: tuple[str, ...]) -> Mapping[str, Any]:
-    """`value` if it is a mapping with exactly the keys `names`."""
+def _fields(value: object, field: str, names: tuple[str, ...], optional: str | None = None) -> Mapping[str, Any]:
+    """`value` if it is a mapping with the keys `names`, and none but these and `optional`."""
     wanted = " and ".join(repr(name) for name in names)
     if not isinstance(value, Mapping):
         raise InputError(field, f"is a {type(value).__name__}", f"give a dict with {wanted}")
@@ -102,7 +123,7 @@ def _fields(value: object, field: str, names: tuple[str, ...]) -> Mapping[str, A
         if name not in value:
             raise InputError(f"{field}.{name}", "is missing", f"give {wanted}")
     for key in value:
-        if key not in names:
+        if key not in names and key != optional:
             raise InputError(f"{field}.{key}", "is not known here", f"give {wanted} only")
     return value
 

@@ -1,6 +1,14 @@
-"""What an encoder stage takes and gives."""
+"""What an encoder stage takes. It gives `omni.encoded.Encoded`."""
+
+from collections.abc import Mapping, Sequence
 
 import msgspec
+
+from omni.encoded import Encoded
+from omni.frontend.media import Media
+from omni.payload import Payload
+
+__all__ = ["Encoded", "MediaItem", "media_items"]
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +28,13 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     length: int
 
 
-class Encoded(msgspec.Struct, frozen=True, kw_only=True):
-    """Output: the payload's tensors are what `encode` gave for the item of this index. Shared, so not to be written."""
-
-    index: int
+def media_items(media: Mapping[str, Sequence[Media]]) -> dict[str, list[Payload]]:
+    """What a front end made of a request's media, as inputs of encoder stages, by their name; of none, none."""
+    return {
+        stage: [
+            Payload(MediaItem(index=index, key=each.key, batch_key=each.batch_key, length=each.length), each.tensors)
+            for index, each in enumerate(pieces)
+        ]
+        for stage, pieces in media.items()
+        if pieces
+    }

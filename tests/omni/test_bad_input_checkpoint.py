@@ -82,15 +82,16 @@ def forget(name: str) -> Edit:
 
 THINKER, TALKER, TEXT = "thinker_config", "talker_config", "text_config"
 NORM, HEAD, CONV = "thinker.model.norm.weight", "talker.codec_head.weight", "code2wav.decoder.0.conv.weight"
+KNOWN = "known are csm, qwen2_5_omni, qwen3, qwen3_moe, qwen3_omni_moe"
 BAD_FILES: dict[str, tuple[Edit, str, str]] = {
     "no config": (remove("config.json"), "config.json", "is missing from"),
     "half a config": (cut("config.json", 200), "config.json", "is not valid JSON"),
     "an unknown type": (
         configure("qwen9_omni", "model_type"),
         "config.json: model_type",
-        "no plugin serves model type 'qwen9_omni'; known are qwen3, qwen3_moe, qwen3_omni_moe; install a plugin that serves it",
+        f"no plugin serves model type 'qwen9_omni'; {KNOWN}; install a plugin that serves it",
     ),
-    "no type": (write("config.json", "{}"), "config.json: model_type", "known are qwen3, qwen3_moe, qwen3_omni_moe"),
+    "no type": (write("config.json", "{}"), "config.json: model_type", KNOWN),
     "a size that is text": (
         configure("many", THINKER, TEXT, "num_hidden_layers"),
         "config.json",
@@ -100,7 +101,7 @@ BAD_FILES: dict[str, tuple[Edit, str, str]] = {
     "an empty part": (configure({}, TALKER), "config.json", "does not suit family 'qwen3_omni'"),
     "another size": (
         configure(80, THINKER, TEXT, "hidden_size"),
-        "thinker.model.embed_tokens.weight",
+        "thinker.lm_head.weight",
         "wrong tensor shape: expected (576, 80), found (576, 64); use the config.json that belongs to these weights",
     ),
     "more layers": (configure(4, THINKER, TEXT, "num_hidden_layers"), "", "download the whole checkpoint again"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import omni_ar.kind
+import omni_diffusion.kind
 import omni_encoder.kind
 import omni_vocoder.kind
 from omni.device import Bucket, bucket_of, declare_buckets
@@ -15,6 +16,7 @@ from support.entry_points import REPOSITORY
 
 DECLARED = {
     "stages/omni_ar": omni_ar.kind.BUCKETS,
+    "stages/omni_diffusion": omni_diffusion.kind.BUCKETS,
     "stages/omni_encoder": omni_encoder.kind.BUCKETS,
     "stages/omni_vocoder": omni_vocoder.kind.BUCKETS,
 }

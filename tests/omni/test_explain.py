@@ -68,7 +68,12 @@ def test_the_text_shows_everything(folder: Path, tmp_path: Path) -> None:
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[0] == f"{folder}: family qwen3_omni, on cpu in float32, weights from the checkpoint"
     assert "│ audio_encoder │ │ vision_encoder │" in lines
-    assert "thinker ar 0 omni_qwen3_omni.thinker:build" in lines
+    assert "thinker ar 0 float32 omni_qwen3_omni.thinker:build" in lines
+    assert lines[lines.index("MODALITY STAGE") :][1:4] == [
+        "text thinker",
+        "audio code2wav",
+        "sampling that names no stage is that of thinker",
+    ]
     assert "thinker: prefix cache works: everything that the stage is fed has a content key" in lines
     assert "talker -> code2wav local device same process, same device" in lines
     assert f"thinker.block_size 8 {file}" in lines
@@ -110,6 +115,17 @@ def test_the_report_tells_stages_edges_and_outputs(folder: Path) -> None:
     assert (edge["consumer"], edge["connector"], edge["why"]) == ("code2wav", "local", "same process, same device")
     assert edge["memory"] == "device"
     assert found["outputs"] == [{"modality": "text", "stage": "thinker"}, {"modality": "audio", "stage": "code2wav"}]
+    assert found["main_stage"] == "thinker"
+
+
+def test_the_report_tells_the_dtype_of_each_stage(folder: Path) -> None:
+    found = report(folder, "--device", "cpu", "--dtype", "bfloat16", "--set", "code2wav.dtype=float32")
+    assert found["dtype"] == "bfloat16"
+    assert {stage["name"]: stage["dtype"] for stage in found["stages"]}["code2wav"] == "float32"
+    assert {stage["name"]: stage["dtype"] for stage in found["stages"]}["talker"] == "bfloat16"
+    settings = {setting["path"]: (setting["value"], setting["origin"]) for setting in found["settings"]}
+    assert settings["code2wav.dtype"] == ("float32", "--set")
+    assert settings["talker.dtype"] == (None, "default")
 
 
 def test_no_weight_is_needed_and_the_numbers_are_those_of_loaded_stages(folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinis
 from omni.errors import ConfigError, SyncError
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
-from omni_text.model import TextModel
+from omni_ar.layers.text_model import TextModel
 from support.ar_driver import plain_prompt
 from support.tiny_text import TextEngine, write_text_model
 

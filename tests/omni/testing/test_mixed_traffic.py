@@ -11,9 +11,14 @@ from support.mixed_traffic import HAPPENS, run_seed, scenario
 from support.mixed_worlds import World, make_world
 
 FEW = {"hidden": 20, "codec": 10, "omni": 4}
-MANY = {"hidden": 320, "codec": 140, "omni": 40}
+MANY = {"hidden": 260, "codec": 140, "listener": 60, "omni": 40}
 """Seeds by world: 500 in all."""
-LACKS = {"hidden": set(), "codec": {"guided", "scored"}, "omni": {"guided", "pauses and resumes"}}
+LACKS = {
+    "hidden": set(),
+    "codec": {"guided", "scored"},
+    "listener": {"guided", "scored"},
+    "omni": {"guided", "pauses and resumes"},
+}
 """Events that a world's requests do not bring about."""
 
 

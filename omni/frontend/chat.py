@@ -1,0 +1,78 @@
+"""Chats that a tokenizer's chat template lays out, with a placeholder for each piece of media."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni.errors import InputError
+from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, TextDecoder, TextPart
+from omni.frontend.hf_vocabulary import hf_vocabulary
+from omni.frontend.text import IncrementalDecoder
+from omni.frontend.vocabulary import Vocabulary
+
+Ids = NDArray[np.int64]
+_KINDS = {TextPart: "text", AudioPart: "audio", ImagePart: "image"}
+
+
+class ChatFrontend(Frontend):
+    """What front ends share that use a tokenizer of transformers. tokenizer: with a chat template, for `chat_ids`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
+        self._lock = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+
+    def text_decoder(self) -> TextDecoder:
+        return IncrementalDecoder(self._tokenizer)
+
+    def vocabulary(self) -> Vocabulary | None:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = hf_vocabulary(self._tokenizer, self._lock)
+            return self._vocabulary
+
+    def chat_ids(self, chat: Chat) -> Ids:
+        """The prompt int64 `[T]`, with one placeholder for each piece of media, up to where the answer begins."""
+        turns = [{"role": each.role, "content": [_part(part) for part in each.content]} for each in chat.messages]
+        with self._lock:
+            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            return np.asarray(self._tokenizer(text)["input_ids"], np.int64)
+
+    def chosen_voice(self, chat: Chat, mute: str) -> str | None:
+        """The voice that answers, however its name is capitalized; None if text alone is wanted.
+
+        mute: why a checkpoint without voices has none. Raises InputError for an unknown voice, and for audio where there is none.
+        """
+        if "audio" not in chat.modalities:
+            return None
+        if not self.voices:
+            problem = f"ask for audio, which this checkpoint cannot give: {mute}"
+            raise InputError("modalities", problem, 'ask for "text" only or use another checkpoint')
+        known = {name.lower(): name for name in self.voices}
+        if chat.voice is not None and chat.voice.lower() not in known:
+            raise InputError("voice", f"{chat.voice!r} is unknown", f"use one of {', '.join(self.voices)}")
+        return known[(chat.voice or self.voices[0]).lower()]
+
+
+def check_content(chat: Chat, reserved: Sequence[str]) -> None:
+    """Raises InputError for a chat without content, and for texts with a word that stands for media."""
+    parts = [part for message in chat.messages for part in message.content]
+    if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+        raise InputError("messages", "hold no text, sound or picture", "give the model something to answer")
+    for index, message in enumerate(chat.messages):
+        # Neighbouring texts are read as one.
+        text = "".join(part.text if isinstance(part, TextPart) else "\n" for part in message.content)
+        for word in reserved:
+            if word in text:
+                problem = f"holds {word!r}, which stands for media"
+                raise InputError(f"messages[{index}].content", problem, "remove it or attach the media as a part")
+
+
+def _part(part: TextPart | AudioPart | ImagePart) -> dict[str, str]:
+    kind = _KINDS[type(part)]
+    # Templates ask for the type, or for a key of its name.
+    return {"type": kind, kind: part.text if isinstance(part, TextPart) else ""}

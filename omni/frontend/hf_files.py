@@ -1,0 +1,57 @@
+"""Tokenizers and processors of transformers, from a checkpoint folder."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from omni.checkpoint.json_file import read_object, read_optional_object
+from omni.errors import CheckpointError
+
+
+def load_tokenizer(folder: Path, kind: Any) -> Any:
+    """A tokenizer of the class `kind`, byte-level BPE, with its chat template.
+
+    The template comes from chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there first. Raises
+    CheckpointError if a file is missing or wrong.
+    """
+    # Read here first, for an error that names the file.
+    read_object(folder / "tokenizer_config.json")
+    whole, *halves = ((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    # Without any of them transformers would go on with an empty vocabulary.
+    if not whole and not all(halves):
+        problem = f"there is none in {folder}, neither tokenizer.json nor vocab.json and merges.txt"
+        raise CheckpointError("tokenizer", problem, "download the tokenizer files")
+    try:
+        # The stage refuses a prompt that is too long; transformers would only warn, of a limit that is not the stage's.
+        tokenizer = kind.from_pretrained(folder, local_files_only=True, model_max_length=sys.maxsize)
+    # What the tokenizers library raises has no class of its own.
+    except Exception as error:
+        problem = f"the files in {folder} cannot be read ({error})"
+        raise CheckpointError("tokenizer", problem, "download the tokenizer files again") from error
+    tokenizer.chat_template = _chat_template(folder, tokenizer.chat_template)
+    return tokenizer
+
+
+def load_preprocessor(folder: Path, kind: Any) -> Any:
+    """A processor of the class `kind`, of pictures or of sound, from preprocessor_config.json.
+
+    Raises CheckpointError if that is missing or wrong.
+    """
+    read_object(folder / "preprocessor_config.json")
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    # What transformers raises depends on what is wrong with the file.
+    except Exception as error:
+        problem = f"the one in {folder} cannot be read ({error})"
+        raise CheckpointError("preprocessor_config.json", problem, "download the file") from error
+
+
+def _chat_template(folder: Path, configured: str | None) -> str:
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text(encoding="utf-8")
+    template = read_optional_object(folder / "chat_template.json").get("chat_template") or configured
+    if not isinstance(template, str):
+        problem = f"there is none in {folder}"
+        raise CheckpointError("chat_template", problem, "download chat_template.json or chat_template.jinja")
+    return template

@@ -1,0 +1,64 @@
+"""Sound and pictures as encoders take them, and their places in a prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.errors import InputError
+from omni.frontend.base import ImagePart
+from omni.frontend.mrope import Grid
+from omni.media import content_hash
+
+_MAX_PROPORTION = 200
+"""Long to short side of a picture that image processors take."""
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """tensors: features for the encoder. length: tokens that it becomes. key: equal exactly if the content is. batch_key: pieces of
+    different ones are never encoded together. grid: of a picture."""
+
+    tensors: Mapping[str, Tensor]
+    length: int
+    key: str
+    batch_key: int = 0
+    grid: Grid = (0, 0, 0)
+
+
+def picture(processor: Any, part: ImagePart, merge: int) -> Media:
+    """By an image processor of transformers: tensors `pixels` float32 `[N, P]`, of each patch, and `grid` int64 `[3]`.
+
+    merge: patches along height and width that become one token. Raises InputError for a picture too long and narrow.
+    """
+    width, height = part.image.size
+    if max(width, height) > _MAX_PROPORTION * min(width, height):
+        problem = f"is {width} x {height} pixels, more than {_MAX_PROPORTION} times as long as wide"
+        raise InputError(part.field, problem, "crop it")
+    made = processor(images=[part.image], return_tensors="pt")
+    pixels_NP, grid_3 = made["pixel_values"].contiguous(), made["image_grid_thw"][0]
+    time, rows, columns = grid_3.tolist()
+    key = f"{content_hash(pixels_NP.numpy())}-{content_hash(grid_3.numpy())}"
+    length = time * rows * columns // merge**2
+    return Media({"pixels": pixels_NP, "grid": grid_3}, length, key, grid=(time, rows, columns))
+
+
+def expand(ids: Ids, media: Mapping[int, Sequence[Media]]) -> tuple[Ids, dict[int, list[Ids]]]:
+    """Repeats each placeholder for as many tokens as its media has.
+
+    media: by placeholder, in order. Returns the longer ids, and by placeholder the ascending positions of each piece.
+    """
+    counts = np.ones(len(ids), np.int64)
+    for token, pieces in media.items():
+        counts[ids == token] = [piece.length for piece in pieces]
+    ids = np.repeat(ids, counts)
+    return ids, {token: _split(np.flatnonzero(ids == token), pieces) for token, pieces in media.items()}
+
+
+def _split(positions: Ids, pieces: Sequence[Media]) -> list[Ids]:
+    return np.split(positions, np.cumsum([piece.length for piece in pieces])[:-1]) if pieces else []

@@ -1,0 +1,22 @@
+"""What families write their tiny random checkpoints with, for `omni tiny` and for tests: words, lively weights, files."""
+
+from omni.tiny.chat import ChatTokens, build_tokenizer, write_tokenizer
+from omni.tiny.settings import decoder_settings, mrope_section, tiny_shape, write_json, write_preprocessor
+from omni.tiny.shape import SpeakingShape
+from omni.tiny.weights import fill, sayable, scale_peak, tame
+
+__all__ = [
+    "ChatTokens",
+    "SpeakingShape",
+    "build_tokenizer",
+    "decoder_settings",
+    "fill",
+    "mrope_section",
+    "sayable",
+    "scale_peak",
+    "tame",
+    "tiny_shape",
+    "write_json",
+    "write_preprocessor",
+    "write_tokenizer",
+]

@@ -1,0 +1,136 @@
+"""The tokenizer files of a tiny checkpoint: byte-level BPE over a few dozen words, and a family's special tokens."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers.pre_tokenizers import ByteLevel
+
+from omni.tiny.settings import write_json
+
+ROLES = ("system", "user", "assistant")
+_WORD_LIST = """
+the a and of to in is it you that was for on are with as this have from one had by but not what all were we when your can
+said there use an each which she do how their if will up other about out many then them these so some her would make
+like him into time has look two more write go see number no way could people my than first water been call who its now
+find long down day did get come made may part blue red green square circle picture sound voice hello world
+"""
+WORDS = tuple(_WORD_LIST.split())
+_END, _PAD = "<|im_end|>", "<|endoftext|>"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTokens:
+    """Special tokens of a family whose turns are `<|im_start|>role`, a line break, the content, `<|im_end|>` and a line break.
+
+    special: in the order of their ids, which follow the ordinary vocabulary. plain: those of them that a text shows.
+    audio, image, video: what begins a piece of media, stands for it, and ends it. default_system: a first turn where none is given.
+    """
+
+    special: tuple[str, ...]
+    audio: tuple[str, str, str]
+    image: tuple[str, str, str]
+    video: tuple[str, str, str]
+    plain: tuple[str, ...] = ()
+    default_system: str | None = None
+
+    def media_ids(self, ids: dict[str, int], suffix: str) -> dict[str, int]:
+        """What config.json says of media. suffix: that of the names of placeholders, `"_token_id"` for one."""
+        placeholders = {"audio": self.audio, "image": self.image, "video": self.video}
+        bounds = {"audio": self.audio, "vision": self.image}
+        return {
+            **{f"{name}{suffix}": ids[tokens[1]] for name, tokens in placeholders.items()},
+            **{f"{name}_start_token_id": ids[tokens[0]] for name, tokens in bounds.items()},
+            **{f"{name}_end_token_id": ids[tokens[2]] for name, tokens in bounds.items()},
+        }
+
+    def roles(self) -> dict[str, str]:
+        """What a tokenizer calls them."""
+        return {
+            "image_token": self.image[1],
+            "audio_token": self.audio[1],
+            "video_token": self.video[1],
+            "vision_bos_token": self.image[0],
+            "vision_eos_token": self.image[2],
+            "audio_bos_token": self.audio[0],
+            "audio_eos_token": self.audio[2],
+        }
+
+    def template(self) -> str:
+        """The chat template."""
+        kinds = {"audio": self.audio, "image": self.image, "video": self.video}
+        media = "".join(f"{{% elif part.type == '{kind}' %}}{''.join(tokens)}" for kind, tokens in kinds.items())
+        system = f"<|im_start|>system\n{self.default_system}<|im_end|>\n"
+        first = "{% if loop.first and message.role != 'system' %}" + system + "{% endif %}"
+        return (
+            "{% for message in messages %}"
+            + (first if self.default_system else "")
+            + "<|im_start|>{{ message.role }}\n"
+            "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+            "{% if part.type == 'text' %}{{ part.text }}" + media + "{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+            "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )
+
+
+def build_tokenizer(tokens: ChatTokens, tokenizer_class: Any, max_length: int) -> Any:
+    """A tokenizer with its chat template, for `save_pretrained`.
+
+    tokenizer_class: a class of transformers, of byte-level BPE. max_length: tokens that a text is said to have at most.
+    """
+    vocabulary, merges = _vocabulary()
+    pairs = [tuple(merge.split()) for merge in merges]
+    roles = {"extra_special_tokens": tokens.roles(), "model_max_length": max_length}
+    tokenizer = tokenizer_class(vocab=vocabulary, merges=pairs, eos_token=_END, pad_token=_PAD, **roles)
+    special = {"additional_special_tokens": list(tokens.special)}
+    tokenizer.add_special_tokens(special, replace_extra_special_tokens=False)
+    tokenizer.chat_template = tokens.template()
+    return tokenizer
+
+
+def write_tokenizer(
+    folder: Path, tokens: ChatTokens, tokenizer_class: Any, processor_class: str, max_length: int
+) -> Any:
+    """Writes vocab.json, merges.txt, tokenizer_config.json and chat_template.json, as older ones are; returns it read back.
+
+    tokenizer_class, max_length: as `build_tokenizer` has them.
+    """
+    vocabulary, merges = _vocabulary()
+    special = {str(len(vocabulary) + i): _added(token, tokens.plain) for i, token in enumerate(tokens.special)}
+    config = {
+        "added_tokens_decoder": special,
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": _END,
+        "pad_token": _PAD,
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+        "errors": "replace",
+        "extra_special_tokens": tokens.roles(),
+        "model_max_length": max_length,
+        "split_special_tokens": False,
+        "tokenizer_class": tokenizer_class.__name__,
+        "processor_class": processor_class,
+    }
+    (folder / "vocab.json").write_bytes(msgspec.json.encode(vocabulary))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "chat_template.json", {"chat_template": tokens.template()})
+    return tokenizer_class.from_pretrained(folder)
+
+
+def _vocabulary() -> tuple[dict[str, int], list[str]]:
+    """Bytes, then each word and its beginnings. The template's words come first, so that no later merge splits them."""
+    vocabulary = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
+    merges: list[str] = []
+    for word in (*ROLES, *(f"Ġ{word}" for word in WORDS)):
+        for end in range(1, len(word)):
+            if word[: end + 1] not in vocabulary:
+                vocabulary[word[: end + 1]] = len(vocabulary)
+                merges.append(f"{word[:end]} {word[end]}")
+    return vocabulary, merges
+
+
+def _added(token: str, plain: tuple[str, ...]) -> dict[str, object]:
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    return {"content": token, **flags, "special": token not in plain}

@@ -1,0 +1,78 @@
+"""Random weights that make a tiny model lively.
+
+Every part counts: default initializations leave a tiny model saying one token for ever, whatever it is shown, and its
+vocoder silent. Here matrices keep the scale of what they multiply, biases and norm weights differ from each other, and
+the waveform is scaled to a peak of one half.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from omni.tiny.chat import WORDS
+
+_PEAK = 0.5
+_NEVER = 0.1
+"""Far below the scale of the other logits, yet without ties."""
+_SAYABLE = {*WORDS, *".,?!"}
+
+
+@torch.no_grad()
+def fill(model: nn.Module, generator: torch.Generator, *, deep: str) -> None:
+    """Overwrites all parameters. deep: how the names of parts begin that are deep and without norms, which are chaotic at a gain
+    of 1 and amplify float32 rounding to 1e-4 of their peak. Language models are shallow."""
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            _fill(f"{path}.{name}", module, parameter, 0.8 if path.startswith(deep) else 2.0, generator)
+
+
+def _fill(name: str, module: nn.Module, parameter: Tensor, gain: float, generator: torch.Generator) -> None:
+    parameter.normal_(generator=generator)
+    if isinstance(module, nn.Embedding):
+        return
+    if parameter.dim() > 1:
+        parameter.mul_(gain / math.sqrt(_fan_in(module, parameter)))
+    elif name.endswith("bias"):
+        parameter.mul_(0.1)
+    elif name.endswith(("alpha", "beta")):
+        # Logarithms of the frequency and of the inverse height of a periodic activation.
+        parameter.mul_(0.2)
+    else:
+        parameter.mul_(0.1).add_(1.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0)
+
+
+def _fan_in(module: nn.Module, parameter: Tensor) -> float:
+    """How many products an output sums: of a transposed convolution, only the taps that meet at one place."""
+    if isinstance(module, nn.ConvTranspose1d):
+        return module.in_channels * module.kernel_size[0] / module.stride[0]
+    # A stack of expert matrices [E, out, in] sums over its last dimension alone.
+    is_convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    return math.prod(parameter.shape[1:]) if is_convolution else parameter.shape[-1]
+
+
+@torch.no_grad()
+def scale_peak(last: nn.Module, speak: Callable[[], Tensor]) -> None:
+    """Scales a vocoder's last layer, to which the waveform is proportional, until what `speak` gives has a peak of one half."""
+    # Small first: vocoders clip at one.
+    for parameter in last.parameters():
+        parameter.mul_(1e-3)
+    gain = _PEAK / speak().abs().max()
+    for parameter in last.parameters():
+        parameter.mul_(gain)
+
+
+def sayable(tokenizer: Any, vocab_size: int) -> set[int]:
+    """Ids of what a tiny model is to say: words and the ends of sentences."""
+    texts = tokenizer.batch_decode([[i] for i in range(vocab_size)], skip_special_tokens=True)
+    return {i for i, text in enumerate(texts) if text.strip() in _SAYABLE}
+
+
+@torch.no_grad()
+def tame(head: nn.Linear, said: Iterable[int], stops: Collection[int], gain: float) -> None:
+    """Lets a model say what it is to say, and stop as readily as `gain` says: 0 for never, 1 as anything else."""
+    kept = {*said, *stops}
+    head.weight[[i for i in range(head.out_features) if i not in kept]] *= _NEVER
+    head.weight[sorted(stops)] *= gain
