@@ -1,0 +1,1 @@
+"""CSM: text and earlier turns with their sound in, speech out."""

@@ -1,0 +1,126 @@
+"""The backbone: a turn's text and sound in, codec frames out, with the depth decoder inside each step.
+
+Shape legend: T prompt tokens, R rows, D width, G code groups, n frames of a segment.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from omni.checkpoint import Checkpoint
+from omni.sampling_params import SamplingParams
+from omni.stage import StageContext
+from omni_ar.layers import DecoderLayers, Linear
+from omni_ar.loading import load_weights
+from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, FrameEnd, NextTokens, PromptTokens
+from omni_ar.options import published_sampling
+from omni_csm.config import CsmConfig, read_config
+from omni_csm.depth import DepthDecoder, FrameEmbedding
+
+
+class Backbone(CodecModel):
+    """Prompt column: the text id of each position. Prompt segment `audio`: `codes`, int64 `[n, G]`, the frames at its positions."""
+
+    def __init__(self, config: CsmConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._config = config
+        width = config.backbone.width
+        self.embed_text = nn.Embedding(config.text_vocab_size, width, device=device, dtype=dtype)
+        self.decoder = DecoderLayers(config.backbone, device=device, dtype=dtype)
+        self.depth_decoder = DepthDecoder(config, device=device, dtype=dtype)
+        self.embed_frame = FrameEmbedding(config, device=device, dtype=dtype)
+        self.lm_head = Linear(width, config.vocab_size, bias=False, device=device, dtype=dtype)
+
+    @property
+    def shape(self) -> ArShape:
+        config = self._config.backbone
+        return ArShape(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            hidden_width=config.width,
+            vocab_size=self._config.vocab_size,
+            max_positions=config.max_positions,
+            forward_segments=(),
+        )
+
+    @property
+    def num_groups(self) -> int:
+        return self._config.num_groups
+
+    @property
+    def frame_end(self) -> FrameEnd:
+        """As transformers stops: whatever the last code is."""
+        return FrameEnd(self._config.codec_eos, self.num_groups - 1)
+
+    @property
+    def next_width(self) -> int:
+        return self._config.backbone.width
+
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        ids_T = prompt.columns_CT[0]
+        end_1G = ids_T.new_full((1, self.num_groups), self._config.codec_eos)
+        ends_T1 = (ids_T == self._config.audio_eos)[:, None]
+        x_TD = torch.where(ends_T1, self.embed_frame(end_1G), self.embed_text(ids_T))
+        for segment in prompt.segments:
+            x_TD.index_copy_(0, segment.tokens_n, self.embed_frame(segment.tensors["codes"]))
+        return x_TD
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        return step.codes_RD
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        hidden_TD: Tensor = self.decoder(x_TD, batch)
+        return hidden_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden_RD)
+        return logits
+
+    def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
+        return self.depth_decoder.predict(hidden_RD, code0_R, self.embed_frame, draw)
+
+    def embed_codes(self, codes_RG: Tensor) -> Tensor:
+        embedded_RD: Tensor = self.embed_frame(codes_RG)
+        return embedded_RD
+
+
+_DEPTH = "depth_decoder_"
+_TABLES = ("backbone_model.embed_tokens.embed_audio_tokens.", "depth_decoder.model.embed_tokens.")
+
+
+def depth_sampling(checkpoint: Checkpoint, vocab_size: int) -> SamplingParams:
+    """generation_config.json says it of the depth decoder under names of its own."""
+    generation = checkpoint.generation_config
+    own = {name.removeprefix(_DEPTH): value for name, value in generation.items() if name.startswith(_DEPTH)}
+    return published_sampling(own, None, vocab_size)
+
+
+def build(context: StageContext) -> Backbone:
+    """The checkpoint's backbone and depth decoder on the context's device."""
+    config = read_config(context.checkpoint)
+    model = Backbone(config, device=context.device.torch_device, dtype=context.dtype)
+    depth, sampling = model.depth_decoder, depth_sampling(context.checkpoint, config.vocab_size)
+    # Where it is greedy, it takes the likeliest code whatever the backbone does.
+    depth.temperature, depth.top_k = sampling.temperature or 1.0, (sampling.top_k or 0) if sampling.temperature else 1
+    depth.top_p = 1.0 if sampling.top_p is None else sampling.top_p
+    if _shared_table(context, config):
+        depth.embed_tokens = model.embed_frame
+    prefixes = {
+        _TABLES[0]: "embed_frame.",
+        "backbone_model.": "decoder.",
+        "depth_decoder.model.": "depth_decoder.",
+        "depth_decoder.codebooks_head.weight": "depth_decoder.codebooks_head",
+        "embed_text_tokens.": "embed_text.",
+        "lm_head.": "lm_head.",
+    }
+    load_weights(model, context, prefixes)
+    depth.turn_heads()
+    return model
+
+
+def _shared_table(context: StageContext, config: CsmConfig) -> bool:
+    """Whether the backbone and the depth decoder have one table: published files then hold it once."""
+    if context.load_format == "dummy":
+        return config.tied
+    there = [context.checkpoint.has(f"{prefix}weight") for prefix in _TABLES]
+    return not all(there)

@@ -1,0 +1,76 @@
+"""The depth decoder: a small decoder that runs once per code group, within one step of the backbone.
+
+Shape legend: R rows, D depth width, B backbone width, G code groups, V codes of a group.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from omni_ar.layers import FrameLayers, Linear, first_pass
+from omni_ar.model import Codes, DrawCode
+from omni_csm.config import CsmConfig
+
+
+class FrameEmbedding(nn.Embedding):
+    """A frame's embedding is the sum of its codes'; each group has its own stretch of the table."""
+
+    def __init__(self, config: CsmConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(config.num_groups * config.vocab_size, config.backbone.width, device=device, dtype=dtype)
+        self._size = config.vocab_size
+
+    def code(self, codes_R: Tensor, group: int) -> Tensor:
+        """`[R, B]`."""
+        return super().forward(codes_R + group * self._size)
+
+    def forward(self, codes_RG: Tensor) -> Tensor:
+        """`[R, B]`, added up in fp32 whatever the dtype."""
+        first_G = torch.arange(0, self.num_embeddings, self._size, device=codes_RG.device)
+        return super().forward(codes_RG + first_G).sum(1)
+
+
+class DepthDecoder(FrameLayers):
+    """Predicts groups 1 to G - 1 from the backbone's hidden state and code 0, each by a head of its own.
+
+    temperature, top_k, top_p: with which they are sampled where the backbone samples.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __init__(self, config: CsmConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+        depth = config.depth
+        super().__init__(depth, device=device, dtype=dtype)
+        self._groups = config.num_groups
+        self.embed_tokens = FrameEmbedding(config, device=device, dtype=dtype)
+        self.inputs_embeds_projector = Linear(
+            config.backbone.width, depth.width, bias=False, device=device, dtype=dtype
+        )
+        heads = torch.empty(config.num_groups - 1, depth.width, config.vocab_size, device=device, dtype=dtype)
+        self.codebooks_head: nn.Parameter = nn.Parameter(heads)
+        self.heads = nn.ModuleList()
+
+    def turn_heads(self) -> None:
+        """Once weights are there: they are published as `[D, V]` each, and read as `[V, D]`, whose rows are aligned."""
+        for head_DV in self.codebooks_head.detach():
+            head = Linear(head_DV.shape[0], head_DV.shape[1], bias=False, device="meta")
+            head.weight = nn.Parameter(head_DV.t().contiguous(), requires_grad=False)
+            self.heads.append(head)
+        del self.codebooks_head
+
+    def predict(self, hidden_RB: Tensor, code0_R: Tensor, embed: FrameEmbedding, draw: DrawCode) -> Codes:
+        """The frame that `code0_R` begins. embed: the backbone's; its codes' embeddings add up to the next input."""
+
+        def choose(last_RD: Tensor, group: int) -> Tensor:
+            logits_RV = self.heads[group - 1](last_RD)
+            if self.temperature != 1.0:
+                logits_RV = logits_RV / self.temperature
+            return draw(logits_RV, group, top_k=self.top_k, top_p=self.top_p)
+
+        def enter(code_R: Tensor, group: int) -> Tensor:
+            entered_RD: Tensor = self.inputs_embeds_projector(self.embed_tokens.code(code_R, group))
+            return entered_RD
+
+        first_TD = self.inputs_embeds_projector(first_pass(hidden_RB, self.embed_tokens.code(code0_R, 0)))
+        codes_RG = torch.stack([code0_R, *self.run(first_TD, self._groups, choose, enter)], 1)
+        return Codes(codes_RG, embed(codes_RG))

@@ -1,0 +1,57 @@
+"""Mimi's encoder as an encoder stage's model: frames of the sounds in a prompt."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.mimi import modeling_mimi as hf
+
+from omni.stage import StageContext
+from omni_csm.config import read_config
+from omni_csm.mimi.codec import PER_FRAME, Codec
+from omni_encoder.model import EncoderModel, SampleItem
+from omni_encoder.plan import EncodePlan, EncoderInput
+from omni_vocoder.layers import CausalConv
+
+
+class AudioEncoder(Codec, EncoderModel):
+    """Items: `samples`, float32 `[samples]` at 24 kHz. Outputs: `codes`, int64 `[n, G]`.
+
+    Clips are encoded one after the other: at its end each is padded layer by layer, and not to the length of another.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.encoder = nn.ModuleDict({"layers": self._streaming(hf.MimiEncoder(config).layers)})
+        self.encoder_transformer = self._transformer()
+        strided = nn.Conv1d(width, width, 2 * PER_FRAME, PER_FRAME, bias=False)
+        self.downsample = CausalConv(self.layout, strided, "replicate")
+
+    def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
+        clips = tuple(item["samples"] for item in items)
+        lengths = tuple(clip.shape[0] for clip in clips)
+        sizes = tuple(-(-count // self.samples_per_frame) for count in lengths)
+        return EncodePlan({"samples": EncoderInput((sum(lengths),), torch.float32, clips)}, sizes, lengths)
+
+    @torch.no_grad()
+    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
+        samples = inputs["samples"].to(self.downsample.conv.weight.dtype)
+        return {"codes": torch.cat([self._frames(clip) for clip in samples.split(list(segments or ()))])}
+
+    def largest_item(self, length: int) -> SampleItem:
+        return SampleItem(length, {"samples": torch.zeros(length * self.samples_per_frame, device="cpu")})
+
+    def _frames(self, clip_S: Tensor) -> Tensor:
+        """The codes `[n, G]` of a clip of S samples, at least 1: n is S over the samples of a frame, rounded up."""
+        x_1TD = self.encoder["layers"](clip_S[None, None], None).transpose(1, 2)
+        x_1DT = self.encoder_transformer(x_1TD, None).transpose(1, 2)
+        codes_G1n: Tensor = self.quantizer.encode(self.downsample(x_1DT, None))
+        return codes_G1n[:, 0].t()
+
+
+def build(context: StageContext) -> AudioEncoder:
+    """The checkpoint's codec, samples to frames, on the context's device."""
+    with torch.device(context.device.torch_device):
+        return AudioEncoder(read_config(context.checkpoint).mimi).load(context)

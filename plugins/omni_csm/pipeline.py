@@ -1,0 +1,49 @@
+"""The family's graph: audio encoder -> backbone -> vocoder."""
+
+from omni.checkpoint import Checkpoint
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.sampling_params import SamplingParams
+from omni_ar.options import ArOptions, published_sampling
+from omni_csm.config import CsmConfig, read_config
+from omni_encoder.options import EncoderOptions
+from omni_vocoder.options import VocoderOptions
+
+_HERE = "omni_csm"
+_MOST_FRAMES = 125
+"""As published: 10 seconds."""
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    """Speech only: no stage writes text."""
+    config = read_config(checkpoint)
+    # The codec looks nowhere ahead: little is waited for before the first sound, which lasts while the next chunk is made.
+    speaking = VocoderOptions(first_chunk_frames=4, chunk_frames=12)
+    # A longer clip would not fit a prompt.
+    encoding = EncoderOptions(max_batch_length=config.backbone.max_positions)
+    return Pipeline(
+        family="csm",
+        stages=(
+            Stage(name="audio_encoder", kind="encoder", model=f"{_HERE}.mimi.encoder:build", options=encoding),
+            Stage(
+                name="backbone",
+                kind="ar",
+                model=f"{_HERE}.backbone:build",
+                options=ArOptions(sampling=_sampling(checkpoint, config)),
+                priority=-1,
+            ),
+            Stage(name="vocoder", kind="vocoder", model=f"{_HERE}.mimi.vocoder:build", options=speaking),
+        ),
+        edges=(
+            Edge(producer="audio_encoder", consumer="backbone", adapter="omni_ar.adapters:audio_segments", keyed=True),
+            Edge(producer="backbone", consumer="vocoder", adapter="omni_ar.adapters:FramesToCodes"),
+        ),
+        outputs=(Output(modality="audio", stage="vocoder"),),
+        frontend=f"{_HERE}.frontend:build",
+    )
+
+
+def _sampling(checkpoint: Checkpoint, config: CsmConfig) -> SamplingParams:
+    """As published. A frame ends a sound, not a code, so no id stops. The token that ends a request has no frame."""
+    generation = checkpoint.generation_config
+    published = published_sampling(generation | {"eos_token_id": None}, None, config.vocab_size)
+    return SamplingParams(max_tokens=generation.get("max_new_tokens", _MOST_FRAMES) + 1).over(published)

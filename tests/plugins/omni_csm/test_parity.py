@@ -1,0 +1,97 @@
+"""Requests through the engine against transformers' `generate`: codes of all groups equal, waveform within 1e-4 of its peak."""
+
+import numpy as np
+import pytest
+import torch
+
+from omni.frontend.base import Chat
+from support.csm_reference import Spoken, csm_reference_of, speak, tiny_csm, turn
+from support.omni_engine import OmniEngine, Result
+
+TOLERANCE = 1e-4
+CASES: dict[str, Chat] = {
+    "text": speak("hello"),
+    "unusual text": speak("Grüße 你好\n\n  two  lines"),
+    "another speaker": speak("hello", voice="1"),
+    "a far speaker": speak(turn("user", "who is it", 0.5), "say it", voice="17"),
+    "one turn": speak(turn("assistant", "I am well", 0.73), "how are you"),
+    "three turns": speak(
+        turn("user", "how are you", 0.4, 1),
+        turn("assistant", "I am well", 1.1, 2),
+        turn("user", "and now", 0.11, 3),
+        "I will go on",
+    ),
+    "the same sound twice": speak(turn("user", "so", 0.4, 4), turn("user", "so", 0.4, 4), "again"),
+    "long": speak("tell me more " * 6, frames=40),
+}
+SHAPES = {
+    "sampled": {"sampled": True, "seed": 5},
+    "sixteen groups": {
+        "groups": 16,
+        "semantic": 2,
+        "codebook_size": 128,
+        "depth_heads": 4,
+        "depth_kv_heads": 2,
+        "depth_layers": 3,
+        "seed": 6,
+    },
+    "two groups, biases": {"groups": 2, "attention_bias": True, "layers": 2, "kv_heads": 4, "seed": 7},
+}
+
+
+def assert_same(result: Result, spoken: Spoken) -> None:
+    if result.error is not None:
+        raise result.error
+    assert torch.equal(result.codes, spoken.codes), f"\n{result.codes}\n{spoken.codes}"
+    assert result.wave.shape == spoken.wave.shape
+    peak = np.abs(spoken.wave).max()
+    assert 0.05 < peak < 0.95, f"the reference peaks at {peak}"
+    assert np.abs(result.wave - spoken.wave).max() <= TOLERANCE * peak
+    assert len({tuple(frame) for frame in result.frames}) > len(result.frames) // 2, "it says the same all the time"
+
+
+@pytest.fixture(scope="module")
+def engine() -> OmniEngine:
+    return OmniEngine(tiny_csm())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parity_with_transformers(engine: OmniEngine, case: str) -> None:
+    assert_same(engine.answer(CASES[case]), csm_reference_of(tiny_csm()).speech(CASES[case]))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parity_of_other_shapes(shape: str) -> None:
+    folder = tiny_csm(**SHAPES[shape])
+    asked = speak(turn("user", "how are you", 0.6, 8), "I am well")
+    assert_same(OmniEngine(folder).answer(asked), csm_reference_of(folder).speech(asked))
+
+
+@pytest.mark.parametrize("seed", [0, 2**40 + 3])
+def test_sampled_parity_with_the_same_noise(seed: int) -> None:
+    folder = tiny_csm(**SHAPES["sampled"])
+    asked = speak(turn("user", "who is it", 0.6, 9), "it is me", frames=15, temperature=0.9, top_k=10, seed=seed)
+    assert_same(OmniEngine(folder).answer(asked), csm_reference_of(folder).speech(asked))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"backbone.max_num_batched_tokens": 24, "backbone.block_size": 4, "backbone.max_in_flight": 4},
+        {
+            "backbone.num_blocks": 36,
+            "backbone.block_size": 4,
+            "backbone.prefix_cache": False,
+            "vocoder.max_num_seqs": 2,
+            "vocoder.chunk_frames": 3,
+        },
+    ],
+    ids=["chunked", "few blocks"],
+)
+def test_parity_in_a_batch(settings: dict[str, object]) -> None:
+    reference, cases = csm_reference_of(tiny_csm()), list(reversed(CASES.values()))
+    engine = OmniEngine(tiny_csm(), settings)
+    for result, asked in zip(engine.run(cases, arrivals=range(len(cases))), cases, strict=True):
+        assert_same(result, reference.speech(asked))
+    preempted = engine.engine.counters()["backbone"]["preemptions"]
+    assert (preempted > 0) == ("backbone.num_blocks" in settings)

@@ -1,0 +1,180 @@
+"""What transformers makes of a tiny CSM: the speech that the engine's is compared with."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import (
+    CsmForConditionalGeneration,
+    CsmProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
+
+from omni.checkpoint import Checkpoint
+from omni.frontend.base import AudioPart, Chat, Message, Part, TextPart
+from omni.quiet import quiet
+from omni.sampling_params import SamplingParams
+from omni_ar.sampling import gumbel
+from omni_csm.tiny import write_tiny
+from support.reference_chats import sound
+
+_RATE = 24000
+SPEECH = frozenset({"audio"})
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """codes: int64 `[G, frames]`. wave: fp32 `[samples]`, of those frames that come before one that ends the sound."""
+
+    codes: Tensor
+    wave: NDArray[np.float32]
+
+
+@cache
+def tiny_csm(seed: int = 0, **shape: Any) -> Path:
+    """A tiny checkpoint of this seed and shape, written once per test run."""
+    folder = Path(tempfile.mkdtemp(prefix="omni-csm-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_tiny(folder, seed=seed, **shape)
+    return folder
+
+
+@cache
+def csm_reference_of(folder: Path) -> "CsmReference":
+    return CsmReference(folder)
+
+
+def turn(role: Any, text: str, seconds: float | None = None, seed: int = 0, name: str | None = None) -> Message:
+    """What is said; with `seconds`, also how it sounds."""
+    parts: tuple[Part, ...] = (TextPart(text),)
+    return Message(role, parts if seconds is None else (*parts, sound(seconds, seed, _RATE)), name)
+
+
+def speak(*turns: str | Message, frames: int = 12, voice: str | None = None, **sampling: Any) -> Chat:
+    """A request for so many frames, greedy unless a temperature is given; a string is a user's turn without sound.
+
+    The token that ends a request has no frame.
+    """
+    messages = tuple(turn("user", said) if isinstance(said, str) else said for said in turns)
+    params = SamplingParams(**({"temperature": 0.0} | sampling), max_tokens=frames + 1)
+    return Chat(messages, SPEECH, voice, {"backbone": params})
+
+
+class CsmReference:
+    """transformers' model and processor for a checkpoint folder, float32, on the CPU; one request at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._told = Checkpoint(folder).generation_config
+        with quiet():
+            self.processor = CsmProcessor.from_pretrained(folder)
+            self.model = CsmForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def inputs(self, chat: Chat) -> dict[str, Tensor]:
+        """Model inputs of the chat, from transformers' own processor."""
+        voice = chat.voice or chat.messages[-1].name or "0"
+        other = "1" if voice == "0" else "0"
+        speakers = [m.name or (other if m.role == "user" else voice) for m in chat.messages[:-1]] + [voice]
+        conversation = [
+            {"role": who, "content": [_part(part) for part in message.content]}
+            for who, message in zip(speakers, chat.messages, strict=True)
+        ]
+        clips = [p.samples for message in chat.messages for p in message.content if isinstance(p, AudioPart)]
+        text = self.processor.apply_chat_template(conversation, tokenize=False)
+        given: dict[str, Tensor] = self.processor(text=text, audio=clips or None)
+        return given
+
+    def speech(self, chat: Chat) -> Spoken:
+        """What `generate` gives, with the engine's noise where the chat has a temperature."""
+        params = chat.sampling["backbone"]
+        assert params.max_tokens is not None
+        with ExitStack() as stack:
+            for context in (torch.no_grad(), quiet(), self._noise(params)):
+                stack.enter_context(context)
+            noise = [_FrameNoise(params.seed)] if params.temperature else []
+            out = self.model.generate(
+                **self.inputs(chat),
+                max_new_tokens=params.max_tokens - 1,
+                do_sample=False,
+                depth_decoder_do_sample=False,
+                logits_processor=LogitsProcessorList([*_warpers(params), *noise]),
+                output_audio=True,
+                return_dict_in_generate=True,
+            )
+        return Spoken(out.sequences[0].T, out.audio[0].numpy())
+
+    @contextmanager
+    def _noise(self, params: SamplingParams) -> Iterator[None]:
+        depth = self.model.depth_decoder
+        frames, generate, told = 0, depth.generate, self._told
+
+        def noisy(**arguments: Any) -> Any:
+            nonlocal frames
+            warpers: Sequence[LogitsProcessor] = []
+            if params.temperature:
+                # The depth decoder has settings of its own, in generation_config.json.
+                own = SamplingParams(temperature=told["depth_decoder_temperature"], top_k=told["depth_decoder_top_k"])
+                warpers = [*_warpers(own), _GroupNoise(params.seed, frames)]
+            frames += 1
+            return generate(**arguments, logits_processor=LogitsProcessorList(warpers))
+
+        with mock.patch.object(depth, "generate", noisy):
+            yield
+
+
+class _FrameNoise(LogitsProcessor):
+    """Adds the noise that the engine draws first codes with: after the prompt, `input_ids` are frames."""
+
+    def __init__(self, seed: int | None) -> None:
+        assert seed is not None
+        self._seed = torch.tensor([seed])
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        position = torch.tensor([input_ids.shape[1] if input_ids.dim() == 3 else 0])
+        return scores + gumbel(self._seed, torch.zeros_like(position), position, 0, 0, scores.shape[1])
+
+
+class _GroupNoise(LogitsProcessor):
+    """The same for the other codes of a frame. `input_ids` begin with a placeholder."""
+
+    def __init__(self, seed: int | None, position: int) -> None:
+        assert seed is not None
+        self._seed, self._position = torch.tensor([seed]), torch.tensor([position])
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        zero, group = torch.zeros_like(self._position), input_ids.shape[1] - 1
+        return scores + gumbel(self._seed, zero, self._position, group, 0, scores.shape[1])
+
+
+def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
+    warpers: list[LogitsProcessor] = []
+    if params.temperature:
+        warpers.append(TemperatureLogitsWarper(params.temperature))
+        if params.top_k:
+            warpers.append(TopKLogitsWarper(params.top_k))
+    return warpers
+
+
+def _part(part: Part) -> dict[str, str]:
+    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "audio", "audio": ""}
+
+
+def with_frames(asked: Chat, frames: int) -> Chat:
+    """The same request for another number of frames."""
+    return replace(
+        asked, sampling={"backbone": msgspec.structs.replace(asked.sampling["backbone"], max_tokens=frames + 1)}
+    )
