@@ -1,0 +1,51 @@
+"""The audio and vision towers, from transformers as they are."""
+
+from typing import Any
+
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder, Qwen2_5OmniVisionEncoder
+
+from omni.stage import StageContext
+from omni_encoder.towers.clip_encoder import ClipEncoder
+from omni_encoder.towers.clips import Chunks
+from omni_encoder.towers.loading import load_tower, read_max_pixels
+from omni_encoder.towers.patches import Patches
+from omni_encoder.towers.picture_encoder import PictureEncoder
+from omni_qwen2_5_omni.config import read_config
+
+
+class AudioEncoder(ClipEncoder):
+    """An embedding is two tokens, of every four frames; tokens attend to those of their chunk."""
+
+    def __init__(self, tower: Any) -> None:
+        super().__init__(tower, Chunks(frames=2 * tower.n_window, convolutions=1, pool=2))
+
+
+class VisionEncoder(PictureEncoder):
+    """Most layers attend within windows, in whose order the tower puts the patches."""
+
+    def __init__(self, tower: Any, max_pixels: int | None = None) -> None:
+        patches = Patches(
+            values=tower.patch_embed.proj.weight[0].numel(),
+            side=tower.patch_size,
+            merge=tower.spatial_merge_size,
+            window=tower.window_size // (tower.spatial_merge_size * tower.patch_size),
+        )
+        super().__init__(tower, patches, max_pixels)
+
+
+def embedded_frames(frames: int) -> int:
+    """Audio tokens of a clip of so many mel frames: one convolution of stride 2, then pairs, without an odd one's last."""
+    return -(-frames // 2) // 2
+
+
+def build_audio(context: StageContext) -> AudioEncoder:
+    """The checkpoint's audio tower on the context's device."""
+    config = read_config(context.checkpoint).hf.thinker_config.audio_config
+    return AudioEncoder(load_tower(context, Qwen2_5OmniAudioEncoder, config, "thinker.audio_tower."))
+
+
+def build_vision(context: StageContext) -> VisionEncoder:
+    """The checkpoint's vision tower on the context's device."""
+    config = read_config(context.checkpoint).hf.thinker_config.vision_config
+    tower = load_tower(context, Qwen2_5OmniVisionEncoder, config, "thinker.visual.")
+    return VisionEncoder(tower, read_max_pixels(context.checkpoint))

@@ -1,0 +1,100 @@
+"""From a chat to stage inputs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import Qwen2Tokenizer, Qwen2VLImageProcessorPil, WhisperFeatureExtractor
+
+from omni.checkpoint import Checkpoint
+from omni.errors import InputError
+from omni.frontend.base import AudioPart, Chat, Prepared
+from omni.frontend.hf_files import load_preprocessor, load_tokenizer
+from omni.frontend.media import Media
+from omni.frontend.multimodal import MediaLayout, MultimodalFrontend
+from omni.media import content_hash
+from omni.payload import Payload
+from omni_ar.hidden_conditioning import HeardPrompt
+from omni_ar.inputs import Prompt, SegmentSlot, segment_slots
+from omni_diffusion.inputs import Voice
+from omni_encoder.inputs import media_items
+from omni_qwen2_5_omni.config import OmniConfig, VoiceReference, read_config, read_voices
+from omni_qwen2_5_omni.encoders import embedded_frames
+from omni_qwen2_5_omni.talker import EOS, FIRST_VOICE, NONE, PAD
+
+
+class OmniFrontend(MultimodalFrontend):
+    """Chat template, feature extraction and prompt layout. processors: of text, pictures and sound."""
+
+    def __init__(self, config: OmniConfig, voices: dict[str, VoiceReference], *processors: Any) -> None:
+        tokenizer, images, self._audio = processors
+        merge, per_second = config.spatial_merge_size, config.position_id_per_seconds
+        super().__init__(MediaLayout(config.audio_token, config.image_token, merge, per_second), tokenizer, images)
+        self._config = config
+        self._voices = voices
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self._voices)
+
+    def prepare(self, chat: Chat) -> Prepared:
+        """Raises InputError for an empty prompt, reserved words, an unknown voice, or audio of a model that only writes."""
+        voice, read = self.chosen_voice(chat, "its speech is switched off"), self.read(chat)
+        ids = read.ids_T
+        prompt = Prompt(
+            columns=ids[None],
+            positions=read.positions_3T,
+            next_position=read.next_position,
+            segments=segment_slots(read.media, read.places),
+            payload_positions=np.arange(len(ids) if voice is not None else 0),
+            penalized_ids=np.unique(ids),
+        )
+        inputs = media_items({"audio_encoder": read.media["audio"], "vision_encoder": read.media["image"]})
+        inputs["thinker"] = [Payload(prompt)]
+        if voice is None:
+            return Prepared(inputs=inputs, prompt_tokens=len(ids))
+        index = self.voices.index(voice)
+        inputs["token2wav"] = [Payload(Voice(index=index))]
+        args = self._talker(read.positions_3T, read.next_position, index)
+        return Prepared(inputs=inputs, edges={"thinker->talker": args}, prompt_tokens=len(ids))
+
+    def _talker(self, heard: NDArray[np.int64], after: int, voice: int) -> HeardPrompt:
+        """The talker reads all that the thinker read, as it read it, then what opens the voice, then the first token written."""
+        talker, length = self._config.talker, heard.shape[1]
+        assert talker is not None
+        columns = np.full((2, length + 2), NONE)
+        columns[:, length] = FIRST_VOICE + voice, talker.codec_pad
+        columns[1, length + 1] = talker.codec_bos
+        told = (np.arange(length), np.array([length + 1]))
+        prompt = Prompt(
+            columns=columns,
+            positions=np.concatenate([heard, np.broadcast_to([after, after + 1], (3, 2))], axis=1),
+            next_position=after + 2,
+            segments=tuple(SegmentSlot(name="hidden", index=i, positions=places) for i, places in enumerate(told)),
+            penalized_ids=np.unique([talker.codec_mask, talker.codec_pad, talker.codec_bos]),
+        )
+        return HeardPrompt(prompt=prompt, none=NONE, eos=EOS, pad=PAD)
+
+    def sounds(self, parts: Sequence[AudioPart]) -> list[Media]:
+        return [self._sound(part) for part in parts]
+
+    def _sound(self, part: AudioPart) -> Media:
+        """Features as the published processor's, which pads clips with minutes of silence: as far as a window reaches is enough."""
+        extractor, samples = self._audio, part.samples
+        if len(samples) <= 2 * extractor.hop_length:
+            raise InputError(part.field, f"has {len(samples)} samples: nothing is heard of it", "give more")
+        frames = -(-len(samples) // extractor.hop_length)
+        padded = np.pad(samples, (0, 2 * extractor.n_fft))
+        made = extractor([padded], sampling_rate=extractor.sampling_rate, padding=False, truncation=False)
+        mel = torch.as_tensor(np.asarray(made["input_features"][0]))[:, :frames].contiguous()
+        return Media({"features": mel}, embedded_frames(frames), content_hash(mel.numpy()))
+
+
+def build(checkpoint: Checkpoint) -> OmniFrontend:
+    """The checkpoint's front end. Raises CheckpointError for files that are missing or wrong."""
+    config, folder = read_config(checkpoint), checkpoint.path
+    tokenizer = load_tokenizer(folder, Qwen2Tokenizer)
+    processors = [load_preprocessor(folder, kind) for kind in (Qwen2VLImageProcessorPil, WhisperFeatureExtractor)]
+    return OmniFrontend(config, read_voices(checkpoint) if config.talker is not None else {}, tokenizer, *processors)

@@ -1,0 +1,77 @@
+"""The family's graph: encoders -> thinker -> talker -> token2wav."""
+
+from omni.checkpoint import Checkpoint
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.sampling_params import SamplingParams
+from omni_ar.options import ArOptions, published_sampling
+from omni_diffusion.options import DiffusionOptions
+from omni_encoder.options import EncoderOptions
+from omni_qwen2_5_omni.config import OmniConfig, read_config
+
+_HERE = "omni_qwen2_5_omni"
+_END = 151645
+"""`<|im_end|>` as released, for folders that name no end."""
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    """A checkpoint whose speech is switched off has neither talker nor token2wav."""
+    config = read_config(checkpoint)
+    # As transformers has it: what the thinker's own config says goes before generation_config.json.
+    ends = {name: end for name, end in checkpoint.config["thinker_config"].items() if name == "eos_token_id" and end}
+    published = published_sampling(checkpoint.generation_config | ends, _END, config.thinker_vocab_size)
+    stages = [
+        Stage(name="audio_encoder", kind="encoder", model=f"{_HERE}.encoders:build_audio", options=EncoderOptions()),
+        Stage(name="vision_encoder", kind="encoder", model=f"{_HERE}.encoders:build_vision", options=EncoderOptions()),
+        Stage(name="thinker", kind="ar", model=f"{_HERE}.thinker:build", options=ArOptions(sampling=published)),
+    ]
+    edges = [
+        Edge(producer="audio_encoder", consumer="thinker", adapter="omni_ar.adapters:audio_segments", keyed=True),
+        Edge(producer="vision_encoder", consumer="thinker", adapter="omni_ar.adapters:image_segments", keyed=True),
+    ]
+    outputs = [Output(modality="text", stage="thinker")]
+    if config.talker is not None:
+        # The talker's steps are short and a listener waits for them: they go first where the device can choose.
+        speaking = ArOptions(sampling=_talker_sampling(config))
+        # Windows remember the ones before: they need no context that is denoised anew.
+        denoising = DiffusionOptions(blocks_before=0, blocks_after=1)
+        stages += [
+            Stage(name="talker", kind="ar", model=f"{_HERE}.talker:build", options=speaking, priority=-1),
+            Stage(
+                name="token2wav",
+                kind="diffusion",
+                model=f"{_HERE}.token2wav:build",
+                options=denoising,
+                # As published, whatever the others are in.
+                dtype="float32",
+            ),
+        ]
+        edges += [
+            Edge(producer="thinker", consumer="talker", adapter="omni_ar.hidden_conditioning:HiddenConditioning"),
+            Edge(producer="talker", consumer="token2wav", adapter="omni_ar.adapters:TokensToCodes"),
+        ]
+        outputs.append(Output(modality="audio", stage="token2wav"))
+    return Pipeline(
+        family="qwen2_5_omni",
+        stages=tuple(stages),
+        edges=tuple(edges),
+        outputs=tuple(outputs),
+        frontend=f"{_HERE}.frontend:build",
+    )
+
+
+def _talker_sampling(config: OmniConfig) -> SamplingParams:
+    """The defaults of transformers' `generate`; and no code is said that has no sound, for which that fails."""
+    talker, sounds = config.talker, config.hf.token2wav_config.dit_config.num_embeds + 1
+    assert talker is not None
+    stops = (talker.codec_pad, talker.codec_eos)
+    return SamplingParams(
+        max_tokens=4096,
+        temperature=0.9,
+        top_k=40,
+        top_p=0.8,
+        repetition_penalty=1.05,
+        stop_token_ids=stops,
+        suppress_token_ids=tuple(
+            {talker.codec_bos, *(code for code in range(sounds, talker.vocab_size) if code not in stops)}
+        ),
+    )

@@ -1,0 +1,74 @@
+"""Writes a tiny random Qwen2.5-Omni checkpoint in the published format: for trying things without a download."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    Qwen2_5OmniConfig,
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen2VLImageProcessorPil,
+    WhisperFeatureExtractor,
+)
+
+from omni.quiet import quiet
+from omni.tiny import build_tokenizer, fill, sayable, scale_peak, tame, tiny_shape, write_preprocessor
+from omni_qwen2_5_omni.tiny.shape import TinyShape, model_config
+from omni_qwen2_5_omni.tiny.tokenizer import TOKENS
+
+
+def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: object) -> None:
+    """Writes weights in float32, voices, tokenizer and processor files into `directory`.
+
+    It differs from a published checkpoint in its sizes only, and transformers reads it too. The same arguments write the same
+    checkpoint. shape: fields of `TinyShape` that differ from their defaults. Raises ConfigError for fields or values it lacks.
+    """
+    sizes = tiny_shape(TinyShape, shape)
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(TOKENS, Qwen2Tokenizer, sizes.max_positions)
+    tokenizer.save_pretrained(folder)
+    audio = WhisperFeatureExtractor(feature_size=128, chunk_length=300, return_attention_mask=True)
+    names = {"processor_class": "Qwen2_5OmniProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
+    write_preprocessor(folder, Qwen2VLImageProcessorPil(), audio, **names)
+    ids: dict[str, int] = tokenizer.get_vocab()
+    # Published vocabularies end with unused ids, too.
+    vocab_size = -(-(len(tokenizer) + 8) // 64) * 64
+    config = model_config(sizes, ids, vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    # transformers draws from the global generator, to build and to denoise.
+    with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config)).eval()
+        fill(model, generator, deep="token2wav")
+        if sizes.talker:
+            voices = _voices(sizes, config["token2wav_config"]["dit_config"], vocab_size, generator)
+            token2wav, voice = model.token2wav, voices[sizes.voices[0]]
+            codes_1N = torch.randint(sizes.codes, (1, 30), generator=generator)
+            speak = partial(token2wav, codes_1N, voice["cond"], voice["ref_mel"])
+            scale_peak(token2wav.code2wav_bigvgan_model.conv_post, speak)
+            torch.save(voices, folder / "spk_dict.pt")
+    ends = {"eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "pad_token_id": ids["<|endoftext|>"]}
+    tame(model.thinker.lm_head, sayable(tokenizer, vocab_size), {ids["<|im_end|>"]}, sizes.stop_gain)
+    if sizes.talker:
+        tame(model.talker.codec_head, range(sizes.codes), {sizes.codes + 2}, sizes.codec_stop_gain)
+    model.generation_config = GenerationConfig(**ends)
+    with quiet():
+        model.save_pretrained(folder)
+
+
+def _voices(
+    shape: TinyShape, dit: dict[str, Any], vocab_size: int, generator: torch.Generator
+) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "bos_token": vocab_size - 5 + index % 5,
+            "cond": torch.randn((1, dit["enc_emb_dim"]), generator=generator),
+            "ref_mel": torch.randn((1, 40 + index, dit["mel_dim"]), generator=generator) - 3,
+        }
+        for index, name in enumerate(shape.voices)
+    }

@@ -1,0 +1,91 @@
+"""Codes to sound with a checkpoint's own weights and voices, against transformers' `generate`, given the same noise."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from omni.checkpoint import Checkpoint
+from omni.device.cpu import CpuDevice
+from omni.pipeline import Stage
+from omni.stage import StageContext
+from omni_diffusion.model import Windows
+from omni_diffusion.options import DiffusionOptions
+from omni_qwen2_5_omni.token2wav import Token2Wav, build
+from support.tiny_qwen2_5_omni import Spoken, prompt_ids, speak, tiny_folder
+
+TOLERANCE = 1e-4
+"""Of the peak."""
+SHAPES: list[dict[str, Any]] = [
+    {"codec_stop_gain": 0.0},
+    {"seed": 4, "codec_stop_gain": 0.0, "look_ahead_layers": (0, 2), "block_size": 6, "upsample_rates": (3, 2, 2)},
+]
+
+
+def built(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Token2Wav:
+    """As an engine on the CPU would build it."""
+    given = DiffusionOptions(**options)
+    stage = Stage(name="token2wav", kind="diffusion", model="unused:here", options=given)
+    return build(StageContext(stage, given, Checkpoint(folder), CpuDevice(), dtype, "auto"))
+
+
+def noise_of(codes: int, seed: int) -> Tensor:
+    """`[T, M]`, as transformers draws it."""
+    return torch.randn((1, 2 * codes, 8), generator=torch.Generator().manual_seed(seed))[0]
+
+
+@torch.no_grad()
+def sound(net: Token2Wav, codes_N: Tensor, noise_TM: Tensor, voice: int = 0) -> Tensor:
+    """Samples `[S]`, of a window that holds everything."""
+    count, row_1 = len(codes_N), torch.zeros(1, dtype=torch.int64)
+    padded = -(-count // net.block_frames) * net.block_frames
+    codes_BNG = torch.nn.functional.pad(codes_N, (0, padded - count))[None, :, None]
+    latents_BTM = torch.nn.functional.pad(noise_TM, (0, 0, 0, (padded - count) * net.repeats))[None]
+    state = net.new_state(2, padded)
+    net.begin(state, Windows(row_1, row_1, row_1, row_1 + count, row_1 + count, row_1 + voice, codes_BNG))
+    for step in range(net.num_steps):
+        latents_BTM = net.denoise(state, latents_BTM, row_1, row_1 + step)
+    return net.render(latents_BTM[:, : count * net.repeats])[0]
+
+
+def said(folder: Path, seed: int) -> Spoken:
+    spoken = speak(folder, prompt_ids(folder, "who are you"), codes=19, noise_seed=seed, steps=9)
+    assert len(set(spoken.codes)) > 3
+    assert 0.05 < spoken.wave_S.abs().max() < 0.95
+    return spoken
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_codes_sound_as_transformers_makes_them(shape: dict[str, Any]) -> None:
+    folder = tiny_folder(**shape)
+    spoken, net = said(folder, seed=7), built(folder)
+    codes_N, peak = torch.tensor(spoken.codes), spoken.wave_S.abs().max()
+    noise_TM = noise_of(len(codes_N), seed=7)
+    wave_S = sound(net, codes_N, noise_TM)
+    assert wave_S.shape == spoken.wave_S.shape
+    assert (wave_S - spoken.wave_S).abs().max() < TOLERANCE * peak
+    for other in (sound(net, codes_N, noise_TM, voice=1), sound(net, codes_N.flip(0), noise_TM)):
+        assert (other - spoken.wave_S).abs().max() > 100 * TOLERANCE * peak
+
+
+def test_the_model_is_what_config_and_options_say() -> None:
+    folder = tiny_folder(**SHAPES[0])
+    net = built(folder, num_steps=4, guidance=0.0)
+    assert (net.num_steps, net.code2wav_dit_model.branches, net.num_voices) == (4, 1, 2)
+    assert (net.block_frames, net.repeats, net.latent_width, net.samples_per_latent) == (4, 2, 8, 20)
+    assert built(folder, blocks_before=0).new_state(3, 8).history_RELX is not None
+    assert built(folder, blocks_before=1).new_state(3, 8).history_RELX is None
+    assert (built(folder).num_steps, built(folder).code2wav_dit_model.branches) == (9, 2)
+
+
+def test_half_precision_is_near_and_its_vocoder_is_none() -> None:
+    folder = tiny_folder(**SHAPES[0])
+    half, full = built(folder, torch.bfloat16), built(folder)
+    assert {parameter.dtype for parameter in half.code2wav_dit_model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in half.code2wav_bigvgan_model.parameters()} == {torch.float32}
+    codes_N = torch.arange(17) * 7 % 40
+    made, expected = (sound(net, codes_N, noise_of(17, seed=1)) for net in (half, full))
+    assert made.isfinite().all()
+    assert 0 < (made - expected).norm() < 0.1 * expected.norm()
