@@ -46,7 +46,7 @@ clean:
 # A half-written checkpoint is made anew: it appears under its own name only when it is complete.
 $(MODEL)/config.json: $(INSTALLED)
 	rm -rf $(MODEL) $(MODEL).part
-	$(BIN)/omni tiny $(MODEL).part
+	$(BIN)/omni tiny $(MODEL).part --family qwen3_omni
 	mv $(MODEL).part $(MODEL)
 	touch $@
 

@@ -21,7 +21,7 @@ from omni_ar.kernels.fetch import nothing_fetched
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.kernels.overlap import kernels_in_turn
 from omni_ar.layers import Attention, DecoderConfig, DecoderLayer, GatedMLP, RotaryEmbedding
-from omni_qwen3_omni.code_predictor import CodePredictor
+from omni_ar.layers.code_predictor import CodePredictor
 
 # Layers, width, query heads, key heads, feed-forward width.
 MODELS = {"Qwen3-0.6B": (28, 1024, 16, 8, 3072), "Qwen3-8B": (12, 4096, 32, 8, 12_288)}

@@ -20,6 +20,7 @@ less than `--bar` times transformers'.
 import argparse
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -37,9 +38,11 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from hundred_million import SHAPE
 from omni import Omni, SamplingParams
-from omni_qwen3_omni.processor import load_processor
-from omni_qwen3_omni.quiet import quiet
+from omni.quiet import quiet
 from omni_qwen3_omni.tiny import write_tiny
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from support.omni_processor import load_processor
 
 MODELS: dict[str, dict[str, Any]] = {"tiny": {"stop_gain": 0.0, "codec_stop_gain": 0.0}, "large": SHAPE}
 _TEXT = "the blue voice said a red circle was here and what you see now is it your first green square"

@@ -2,7 +2,7 @@
 
     python examples/generate.py MODEL [--voice ethan] [--out answer.wav]
 
-MODEL is a checkpoint folder or a hub id; `omni tiny DIR` writes one that needs no download.
+MODEL is a checkpoint folder or a hub id; `omni tiny DIR --family qwen3_omni` writes one that needs no download.
 """
 
 import argparse

@@ -125,7 +125,7 @@ def test_installed_it_runs_without_the_checkout(installed: Path, tmp_path: Path)
     assert own == set(project["entry-points"]["omni"])
     assert all(record["error"] is None for record in records if record["name"] in own)
 
-    assert "wrote a tiny qwen3_omni checkpoint" in omni(installed, tmp_path, "tiny", "model")
+    assert "wrote a tiny qwen3_omni checkpoint" in omni(installed, tmp_path, "tiny", "model", "--family", "qwen3_omni")
     text = omni(installed, tmp_path, "run", "model", "who is it", "--seed", "1", "--max-tokens", "8", "--device", "cpu")
     assert text.strip()
     samples, rate = soundfile.read(tmp_path / "out.wav")

@@ -18,8 +18,7 @@ Requests: TypeAlias = Sequence[Messages]
 """Several chats."""
 
 Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
-"""By stage; alone, for the stage that writes the text."""
-
+"""By stage; alone, for `Pipeline.main_stage`."""
 
 MAX_SAMPLES = 64
 """Answers that one request may ask for."""
@@ -49,12 +48,6 @@ def split_requests(messages: object) -> tuple[list[object], bool]:
     if not isinstance(messages, _LISTS) or not messages or not all(isinstance(m, (*_LISTS, str)) for m in messages):
         return [messages], False
     return list(messages), True
-
-
-def text_stage(pipeline: Pipeline) -> str:
-    """The stage that writes the text; where none does, the one that gives the first output."""
-    stages = {output.modality: output.stage for output in pipeline.outputs}
-    return stages.get("text", pipeline.outputs[0].stage)
 
 
 def check_ask(
@@ -111,7 +104,9 @@ def _sampling(pipeline: Pipeline, sampling: Sampling) -> tuple[Mapping[str, Samp
     if sampling is None:
         return {}, {}
     if isinstance(sampling, SamplingParams):
-        stage = text_stage(pipeline)
+        stage = pipeline.main_stage
+        if stage is None:
+            raise InputError("sampling", "is given, but no stage of this model samples", "leave it out")
         return {stage: _checked(sampling, "sampling")}, {stage: "sampling"}
     given: object = sampling
     if not isinstance(given, Mapping):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from omni.api.ask import Ask, text_stage
+from omni.api.ask import Ask
 from omni.api.client import Client
 from omni.api.reply import Reply
 from omni.api.results import Output, Result
@@ -33,7 +33,7 @@ class Batch:
     ) -> None:
         self._client = client
         self._many = many
-        stage = text_stage(client.pipeline)
+        stage = client.pipeline.text_stage
         self._samples = ask.samples
         places = [(index, sample) for index in range(len(requests)) for sample in range(ask.samples)]
         self._replies = [Reply(*place, client.text_decoder(), stage, keep) for place in places]

@@ -63,7 +63,7 @@ class Client:
             self._pool.submit(self._prepare, tickets, messages, ask)
         return tickets
 
-    def text_decoder(self) -> TextDecoder:
+    def text_decoder(self) -> TextDecoder | None:
         return self.frontend.text_decoder()
 
     def usage(self) -> Mapping[str, StageUsage]:
@@ -102,8 +102,10 @@ class Client:
         if all(ticket.over for ticket in tickets):
             return
         try:
-            chat = Chat(parse_messages(messages), ask.modalities, ask.voice, ask.sampling, ask.cache_salt)
-            prepared = self.frontend.prepare(chat)
+            front = self.frontend
+            read = parse_messages(messages, sample_rate=front.sample_rate, names=front.takes_names)
+            chat = Chat(read, ask.modalities, ask.voice, ask.sampling, ask.cache_salt)
+            prepared = front.prepare(chat)
             compiled = self._compiler.compile(ask.sampling, ask.fields, ask.samples)
             asked = {stage: compiled.sampling[stage] for stage in ask.sampling}
             self._engine.check(asked, ask.fields)

@@ -9,12 +9,11 @@ from typing import cast
 import msgspec
 import torch
 
-from omni.api.ask import text_stage
-from omni.checkpoint import Checkpoint, resolve
+from omni.checkpoint import Checkpoint
 from omni.config import Layer, read_config
 from omni.device import open_device
-from omni.engine import Engine, build_engine, dtype_for, engine_options, resolve_pipeline
-from omni.errors import CheckpointError, OmniError
+from omni.engine import Engine, build_engine, dtype_for, engine_options, open_checkpoint, resolve_pipeline
+from omni.errors import CheckpointError, ConfigError, OmniError
 from omni.frontend.base import Frontend
 from omni.frontend.compile import SamplingCompiler
 from omni.pipeline import ENGINE, Pipeline
@@ -42,10 +41,10 @@ def load(
     opened = open_device(options.device)
     options = msgspec.structs.replace(options, dtype=dtype_for(options, opened.torch_device))
     plugins = plugins if plugins is not None else load_plugins()
-    checkpoint = Checkpoint(resolve(model if isinstance(model, str) else Path(model)))
+    checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins)
     plan = resolve_pipeline(checkpoint, plugins, layers)
     frontend = build_frontend(plan.pipeline, checkpoint)
-    compiler = SamplingCompiler(plan.pipeline, text_stage(plan.pipeline), frontend.vocabulary())
+    compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
     return Loaded(plan.pipeline, frontend, compiler, build_engine(plan, checkpoint, plugins, opened, options))
 
 
@@ -75,12 +74,19 @@ def layers_of(
 
 
 def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
-    """The family's front end for the checkpoint. Raises CheckpointError if its files cannot be read."""
-    build = cast(Callable[[Checkpoint], Frontend], locate(pipeline.frontend, "pipeline.frontend"))
+    """The family's front end for the checkpoint. Raises CheckpointError if its files cannot be read, ConfigError if it is none."""
+    build = cast(Callable[[Checkpoint], object], locate(pipeline.frontend, "pipeline.frontend"))
     try:
-        return build(checkpoint)
+        frontend = build(checkpoint)
     except OmniError:
         raise
     except Exception as error:
         problem = f"its tokenizer or processor could not be read ({type(error).__name__}: {error})"
         raise CheckpointError(str(checkpoint.path), problem, "download the whole checkpoint again") from error
+    if not isinstance(frontend, Frontend):
+        remedy = "derive it from omni.frontend.base.Frontend"
+        raise ConfigError("pipeline.frontend", f"gave a {type(frontend).__name__}", remedy)
+    if pipeline.text_stage is not None and frontend.text_decoder() is None:
+        problem = f"has no text decoder, but stage {pipeline.text_stage!r} writes text"
+        raise ConfigError("pipeline.frontend", problem, "make one in Frontend.text_decoder")
+    return frontend

@@ -117,7 +117,7 @@ class Omni(Session):
         messages: OpenAI-style messages, or a string. A list that holds only lists and strings is a list of requests.
         modalities: what to give, of `self.modalities`; None gives all of it.
         voice: of `self.voices`, for audio; None takes the first.
-        sampling: by stage, or alone for the stage that writes the text.
+        sampling: by stage, or alone for the stage that writes the text (where none does, the first that samples).
         priority: the lower is served first; among equals, who came first.
         cache_salt: only requests of the same salt share what is cached of prompts and media; keep tenants apart by it.
         n: answers to each request, 1 to 64, told apart by `Output.sample`; a `Result` has the others in `alternatives`. They

@@ -19,10 +19,13 @@ from omni.frontend.base import TextDecoder
 class Reply:
     """One answer so far.
 
-    index, sample: which request of the call, and which of the answers to it. keep: whether it is all kept for `result`.
+    index, sample: which request of the call, and which of the answers to it. decoder, text_stage: None where no stage writes text.
+    keep: whether it is all kept for `result`.
     """
 
-    def __init__(self, index: int, sample: int, decoder: TextDecoder, text_stage: str, keep: bool) -> None:
+    def __init__(
+        self, index: int, sample: int, decoder: TextDecoder | None, text_stage: str | None, keep: bool
+    ) -> None:
         self.index = index
         self.sample = sample
         self.started = False
@@ -51,9 +54,9 @@ class Reply:
                 self._after_stop = event.after_stop
                 self._times.started(event.taken, at)
                 return None
-            case OutputChunk(modality="text", meta=TokenChunk() as tokens):
+            case OutputChunk(modality="text", meta=TokenChunk() as tokens) if self._decoder is not None:
                 self._times.token(at)
-                return self._give_text(self._read(tokens.ids))
+                return self._give_text(self._read(self._decoder, tokens.ids))
             case OutputChunk(modality="text", meta=LogprobChunk() as logprobs):
                 return self._give_logprobs(logprobs)
             case OutputChunk(meta=AudioChunk() as audio):
@@ -64,7 +67,9 @@ class Reply:
             case StageFinished():
                 self._finish_reasons[event.stage] = event.reason
                 self._times.stage(at, event.stage, event.counts)
-                return self._give_text(self._last_text(event.held)) if event.stage == self._text_stage else None
+                if event.stage != self._text_stage or self._decoder is None:
+                    return None
+                return self._give_text(self._last_text(self._decoder, event.held))
             case RequestFinished():
                 return self._end(at, None)
             case RequestFailed():
@@ -89,14 +94,14 @@ class Reply:
             prompt_logprobs=tuple(self._prompt_logprobs),
         )
 
-    def _read(self, ids: Sequence[int]) -> str:
+    def _read(self, decoder: TextDecoder, ids: Sequence[int]) -> str:
         if self._keep:
             self._tokens += ids
-        return self._decoder.push(ids)
+        return decoder.push(ids)
 
-    def _last_text(self, held: Sequence[int]) -> str:
+    def _last_text(self, decoder: TextDecoder, held: Sequence[int]) -> str:
         """What is left to give. held: the tokens in which the text ended before the last of them."""
-        text = self._read(held) + self._decoder.finish()
+        text = self._read(decoder, held) + decoder.finish()
         return text[: len(text) - len(self._after_stop(held))]
 
     def _give_text(self, text: str) -> Output | None:

@@ -47,7 +47,9 @@ def run(
         str | None,
         typer.Option(help="What to give. (default: all that the model gives)"),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Text tokens at most.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Text tokens at most; of a model that only speaks, codec frames.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, at every stage.")] = None,
     n: Annotated[int, typer.Option("--n", help="Answers to the prompt; each is shown when it is whole.")] = 1,
     timeline: Annotated[
@@ -171,7 +173,9 @@ def plugins(
 @app.command()
 def tiny(
     directory: Annotated[Path, typer.Argument(help="Where to write it; made if need be.")],
-    family: Annotated[str | None, typer.Option(help="Model family. (default: the only one that has one)")] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Model family; `omni plugins` lists them. (default: the only one)")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
     debug: Debug = False,
 ) -> None:

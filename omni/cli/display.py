@@ -16,10 +16,10 @@ class Display:
     """Text to stdout as it comes; a line on stderr, if that is a terminal, that counts the seconds of speech.
 
     Where both are terminals the line waits for the end of the text, which it would overwrite. Of several answers (`samples`) each
-    is shown when it is whole.
+    is shown when it is whole. text_stage: None where no stage writes text.
     """
 
-    def __init__(self, text_stage: str, samples: int = 1) -> None:
+    def __init__(self, text_stage: str | None, samples: int = 1) -> None:
         self._text_stage = text_stage
         self._samples = samples
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
@@ -32,7 +32,7 @@ class Display:
     def show(self, output: Output) -> None:
         if self._samples > 1:
             self._texts[output.sample].append(output.text)
-            if output.finished:
+            if output.finished and self._text_stage is not None:
                 typer.echo(f"--- {output.sample}\n{''.join(self._texts.pop(output.sample))}")
             return
         if output.text:
@@ -41,7 +41,7 @@ class Display:
             self._mid_line = not output.text.endswith("\n")
         if output.audio is not None and output.sample_rate is not None:
             self._seconds += len(output.audio) / output.sample_rate
-        text_over = self._text_stage in output.finish_reasons
+        text_over = self._text_stage is None or self._text_stage in output.finish_reasons
         if text_over:
             self._end_line()
         if self._progress and self._seconds and (text_over or not self._shared):

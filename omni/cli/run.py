@@ -7,7 +7,7 @@ import torch
 import typer
 
 from omni.api import Metrics, Omni, Output
-from omni.api.ask import MAX_SAMPLES, text_stage
+from omni.api.ask import MAX_SAMPLES
 from omni.cli.display import Display, summary
 from omni.cli.options import Choices
 from omni.errors import InputError, OmniError
@@ -60,7 +60,7 @@ def answer(question: Question) -> None:
             n=question.n,
         )
         answers = [_Answer(_numbered(out, sample, question.n)) for sample in range(question.n)]
-        with Display(text_stage(omni.pipeline), samples=question.n) as display:
+        with Display(omni.pipeline.text_stage, samples=question.n) as display:
             for output in outputs:
                 display.show(output)
                 answers[output.sample].take(output)
@@ -147,6 +147,6 @@ def _messages(question: Question) -> list[dict[str, object]]:
 
 def _sampling(question: Question, pipeline: Pipeline) -> dict[str, SamplingParams]:
     sampling = {stage: SamplingParams(seed=question.seed) for stage in pipeline.sampling_stages}
-    writes = text_stage(pipeline)
-    sampling[writes] = SamplingParams(seed=question.seed, max_tokens=question.max_tokens)
+    if pipeline.main_stage is not None:
+        sampling[pipeline.main_stage] = SamplingParams(seed=question.seed, max_tokens=question.max_tokens)
     return sampling

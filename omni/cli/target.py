@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from omni.api.load import layers_of
-from omni.checkpoint import Checkpoint, resolve
+from omni.checkpoint import Checkpoint
 from omni.cli.options import Choices
 from omni.config import Layer, Setting
 from omni.device import name_device
-from omni.engine import EngineOptions, Plan, check_formats, dtype_for, engine_options, resolve_pipeline
+from omni.engine import EngineOptions, Plan, check_formats, dtype_for, engine_options, open_checkpoint, resolve_pipeline
 from omni.plugin.manager import Plugins, load_plugins
 
 
@@ -66,5 +66,5 @@ def resolve_target(model: str, choices: Choices) -> Target:
     layers = layers_from(choices)
     engine = resolve_engine(layers)
     plugins = load_plugins()
-    checkpoint = Checkpoint(resolve(model, weights=False))
+    checkpoint = open_checkpoint(model, plugins, weights=False)
     return Target(checkpoint, plugins, resolve_pipeline(checkpoint, plugins, layers), engine)

@@ -12,6 +12,7 @@ from omni.engine.build import (
 from omni.engine.configure import dtype_for, engine_options
 from omni.engine.connect import ConnectorChoice, choose_connector
 from omni.engine.engine import Engine
+from omni.engine.fetch import open_checkpoint
 from omni.engine.memory import StageMemory
 from omni.engine.options import EngineOptions
 from omni.engine.request import (
@@ -45,5 +46,6 @@ __all__ = [
     "engine_options",
     "load_stages",
     "measure_stages",
+    "open_checkpoint",
     "resolve_pipeline",
 ]

@@ -85,6 +85,8 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
             remedy = f"kind {stage.kind!r} takes {kind.options.__name__}"
             raise ConfigError(f"pipeline.stages.{stage.name}.options", problem, remedy)
         locate(stage.model, f"pipeline.stages.{stage.name}.model")
+        if stage.dtype is not None:
+            check_formats(stage.dtype, field=f"{stage.name}.dtype")
         kinds[stage.name] = kind
     adapters = {
         edge.name: cast(AdapterFactory, locate(edge.adapter, f"pipeline.edges.{edge.name}.adapter"))
@@ -93,10 +95,10 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
     return Plan(pipeline, kinds, adapters, processors=plugins.processors.entries)
 
 
-def check_formats(dtype: str, load_format: str) -> None:
-    """Raises ConfigError for those that `load_stages` does not take."""
+def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -> None:
+    """Raises ConfigError for those that `load_stages` does not take. field: of the dtype."""
     if dtype not in _DTYPES:
-        raise ConfigError("dtype", f"{dtype!r} is not supported", f"use one of {', '.join(_DTYPES)}")
+        raise ConfigError(field, f"{dtype!r} is not supported", f"use one of {', '.join(_DTYPES)}")
     if load_format not in ("auto", "dummy"):
         raise ConfigError("load_format", f"{load_format!r} is not known", 'use "auto" or "dummy"')
 
@@ -104,7 +106,8 @@ def check_formats(dtype: str, load_format: str) -> None:
 def load_stages(
     plan: Plan, checkpoint: Checkpoint, device: Device, dtype: str, load_format: str, graphs: bool = False
 ) -> dict[str, LoadedStage]:
-    """Loads every stage's weights onto `device`, in the pipeline's order. graphs: whether stages that start capture their steps.
+    """Loads every stage's weights onto `device`, in the pipeline's order. dtype: of stages that have none of their own.
+    graphs: whether stages that start capture their steps.
 
     On `omni.device.meta.MetaDevice` with load format `"dummy"` no weight is read and no memory taken: that gives the footprints.
     Raises ConfigError and CheckpointError.
@@ -113,9 +116,8 @@ def load_stages(
     loaded: dict[str, LoadedStage] = {}
     with torch.inference_mode():
         for stage in plan.pipeline.order():
-            context = StageContext(
-                stage, stage.options, checkpoint, device, _DTYPES[dtype], load_format, plan.processors, graphs
-            )
+            own = _DTYPES[stage.dtype or dtype]
+            context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
             with _room_for(stage.name, "its weights", device):
                 loaded[stage.name] = plan.kinds[stage.name].load(context)
     # Zeroed buffers and random weights were written on the default stream, which the stages' streams do not wait for.

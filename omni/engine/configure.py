@@ -8,7 +8,9 @@ import torch
 
 from omni.config import Layer, Setting, overlay
 from omni.engine.options import EngineOptions
-from omni.pipeline import ENGINE, Pipeline
+from omni.pipeline import ENGINE, Pipeline, Stage
+
+_DTYPE = "dtype"
 
 
 def engine_options(layers: Sequence[Layer]) -> tuple[EngineOptions, tuple[Setting, ...]]:
@@ -18,11 +20,30 @@ def engine_options(layers: Sequence[Layer]) -> tuple[EngineOptions, tuple[Settin
 
 
 def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
-    """The pipeline with its stages' options set by layers, and the origins. Raises ConfigError."""
-    before = {stage.name: stage.options for stage in pipeline.stages}
-    options, settings = overlay(before, [layer.without(ENGINE) for layer in layers], others=(ENGINE,))
-    stages = tuple(msgspec.structs.replace(stage, options=options[stage.name]) for stage in pipeline.stages)
+    """The pipeline with its stages' options and dtypes set by layers, and the origins. Raises ConfigError."""
+    before = {stage.name: _settable(stage) for stage in pipeline.stages}
+    after, settings = overlay(before, [layer.without(ENGINE) for layer in layers], others=(ENGINE,))
+    stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
     return msgspec.structs.replace(pipeline, stages=stages), settings
+
+
+def _settable(stage: Stage) -> msgspec.Struct:
+    """The stage's options and, in a struct derived from theirs, its dtype."""
+    options = type(stage.options)
+    if _DTYPE in options.__struct_fields__:
+        return stage.options
+    field = (_DTYPE, str | None, None)
+    derived = msgspec.defstruct(options.__name__, [field], bases=(options,), module=__name__, frozen=True, kw_only=True)
+    return derived(**msgspec.structs.asdict(stage.options), dtype=stage.dtype)
+
+
+def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
+    options = type(stage.options)
+    if type(settings) is options:
+        return msgspec.structs.replace(stage, options=settings)
+    fields = msgspec.structs.asdict(settings)
+    dtype = fields.pop(_DTYPE)
+    return msgspec.structs.replace(stage, options=options(**fields), dtype=dtype)
 
 
 def dtype_for(options: EngineOptions, device: torch.device) -> str:

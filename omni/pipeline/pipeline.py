@@ -38,6 +38,18 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The stages that sample: those whose options have a field `sampling`, the defaults."""
         return tuple(stage.name for stage in self.stages if "sampling" in stage.options.__struct_fields__)
 
+    @property
+    def text_stage(self) -> str | None:
+        """The stage that writes the text; None where none does."""
+        return next((output.stage for output in self.outputs if output.modality == "text"), None)
+
+    @property
+    def main_stage(self) -> str | None:
+        """Whom sampling concerns that names no stage: the stage that writes the text, or else the first that samples, if any."""
+        return self.text_stage or next(
+            (stage.name for stage in self.order() if stage.name in self.sampling_stages), None
+        )
+
     def edges_from(self, stage: str) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.producer == stage)
 

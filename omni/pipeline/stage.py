@@ -16,6 +16,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model: `"module:function"`; the kind says what the function takes and returns.
     options: an instance of the kind's options struct: the family's defaults.
     priority: stream priority hint; negative runs first where the device can.
+    dtype: of its weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None takes the engine's. Users set it as
+        `"name.dtype"`, unless the options have a field of that name.
     """
 
     name: str
@@ -23,6 +25,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model: str
     options: msgspec.Struct
     priority: int = 0
+    dtype: str | None = None
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

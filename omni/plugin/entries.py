@@ -9,6 +9,8 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: unique among families.
     model_types: values of `model_type` in config.json that this family serves.
     pipeline: `"module:function"`, called with an `omni.checkpoint.Checkpoint`, returns a `Pipeline`.
+    files: what a checkpoint needs beside JSON, tokenizer files and safetensors, by name or pattern (`"voices/*.pt"`): fetched with
+        them where the checkpoint is on a hub.
     tiny: `"module:function"`, called with a directory and a keyword `seed`; writes a tiny
         random checkpoint there. None: there is none.
     """
@@ -16,6 +18,7 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str
     model_types: tuple[str, ...]
     pipeline: str
+    files: tuple[str, ...] = ()
     tiny: str | None = None
 
 

@@ -27,8 +27,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         ),
     ]
     edges = [
-        Edge(producer="audio_encoder", consumer="thinker", adapter=f"{_HERE}.adapters:audio_to_thinker", keyed=True),
-        Edge(producer="vision_encoder", consumer="thinker", adapter=f"{_HERE}.adapters:image_to_thinker", keyed=True),
+        Edge(producer="audio_encoder", consumer="thinker", adapter="omni_ar.adapters:audio_segments", keyed=True),
+        Edge(producer="vision_encoder", consumer="thinker", adapter="omni_ar.adapters:image_segments", keyed=True),
     ]
     outputs = [Output(modality="text", stage="thinker")]
     if config.talker is not None:
@@ -43,8 +43,10 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         vocoder = Stage(name="code2wav", kind="vocoder", model=f"{_HERE}.vocoder:build", options=VocoderOptions())
         stages += [talker, vocoder]
         edges += [
-            Edge(producer="thinker", consumer="talker", adapter=f"{_HERE}.adapters:ThinkerToTalker", keyed=True),
-            Edge(producer="talker", consumer="code2wav", adapter=f"{_HERE}.adapters:TalkerToVocoder"),
+            Edge(
+                producer="thinker", consumer="talker", adapter="omni_ar.text_conditioning:TextConditioning", keyed=True
+            ),
+            Edge(producer="talker", consumer="code2wav", adapter="omni_ar.adapters:FramesToCodes"),
         ]
         outputs.append(Output(modality="audio", stage="code2wav"))
     return Pipeline(

@@ -5,9 +5,10 @@ from torch import Tensor, nn
 
 from omni.stage import StageContext
 from omni_ar.layers import DecoderLayers, Linear
+from omni_ar.layers.code_predictor import CodePredictor
+from omni_ar.layers.text_model import decoder_shape
 from omni_ar.loading import load_weights
 from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
-from omni_qwen3_omni.code_predictor import CodePredictor
 from omni_qwen3_omni.config import TalkerConfig, read_config
 from omni_qwen3_omni.talker_prompt import NO_CODE
 
@@ -42,24 +43,25 @@ class Talker(CodecModel):
         self.codec_embedding = nn.Embedding(config.vocab_size, width, device=device, dtype=dtype)
         self.decoder = DecoderLayers(config.decoder, device=device, dtype=dtype)
         self.codec_head = Linear(width, config.vocab_size, bias=False, device=device, dtype=dtype)
+        # When the talker samples, the published model samples the other groups so, whatever the talker uses.
         self.code_predictor = CodePredictor(
-            config.predictor, config.predictor_vocab_size, config.num_groups, device=device, dtype=dtype
+            config.predictor,
+            config.predictor_vocab_size,
+            config.num_groups,
+            top_k=50,
+            top_p=0.8,
+            device=device,
+            dtype=dtype,
         )
 
     @property
     def shape(self) -> ArShape:
-        config = self._config.decoder
-        return ArShape(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            hidden_width=config.width,
-            vocab_size=self._config.vocab_size,
-            max_positions=config.max_positions,
+        return decoder_shape(
+            self._config.decoder,
+            self._config.vocab_size,
             position_axes=3,
             prompt_columns=("text", "codec"),
             step_columns=("text",),
-            forward_segments=(),
         )
 
     @property

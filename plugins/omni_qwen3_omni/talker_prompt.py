@@ -3,17 +3,16 @@
 The talker sees user turns only: system turns and earlier answers are left out, and rotary positions count over what is left.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.media import content_hash
+from omni.frontend.mrope import mrope_positions
+from omni.frontend.multimodal import Read
 from omni_ar.inputs import Prompt, SegmentSlot
-from omni_qwen3_omni.adapters import TalkerArgs
+from omni_ar.text_conditioning import SpokenPrompt
 from omni_qwen3_omni.config import OmniConfig
-from omni_qwen3_omni.mrope import Grid, mrope_positions
 
 NO_CODE = -1
 """In the codec column: a position without a codec id."""
@@ -29,18 +28,18 @@ _FIRST_TEXT = 0
 class TalkerPlan:
     """args: for the edge's adapter. hidden_from: thinker prompt positions whose hidden states the talker's prompt needs."""
 
-    args: TalkerArgs
+    args: SpokenPrompt
     hidden_from: NDArray[np.int64]
 
 
-def talker_args(
-    config: OmniConfig, ids: NDArray[np.int64], grids: Sequence[Grid], voice: str, hidden_key: str
-) -> TalkerPlan:
-    """Lays the talker's prompt out for the thinker prompt `ids`, whose images have `grids`. hidden_key: see `prefix_key`."""
-    talker = config.talker
+def talker_args(config: OmniConfig, read: Read, voice: str) -> TalkerPlan:
+    """Lays the talker's prompt out for what the thinker read."""
+    talker, ids = config.talker, read.ids_T
     assert talker is not None
-    kept = np.flatnonzero(_in_user_turn(config, ids))
+    in_user_turn = _in_user_turn(config, ids)
+    kept = np.flatnonzero(in_user_turn)
     user = ids[kept]
+    pictures = zip(read.media["image"], read.places["image"], strict=True)
     media = np.isin(user, (config.audio_token, config.image_token))
     start = _answer_start(config, ids)
     opening, lead = ids[start : start + _OPENING], ids[start + _OPENING :]
@@ -56,7 +55,7 @@ def talker_args(
     rotary_ids = np.concatenate([user, np.full(len(text) - len(user), config.tts_pad)])
     positions, next_position = mrope_positions(
         rotary_ids,
-        _user_grids(config, ids, grids),
+        [each.grid for each, places in pictures if in_user_turn[places[0]]],
         image_token=config.image_token,
         merge=config.spatial_merge_size,
         per_second=config.position_id_per_seconds,
@@ -66,17 +65,10 @@ def talker_args(
         columns=np.stack([text, codec]).astype(np.int64),
         positions=positions,
         next_position=next_position,
-        segments=(SegmentSlot(name="hidden", index=0, positions=places, key=hidden_key),) if places.size else (),
+        segments=(SegmentSlot(name="hidden", index=0, positions=places, key=read.prefix_key()),) if places.size else (),
     )
-    args = TalkerArgs(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
+    args = SpokenPrompt(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
     return TalkerPlan(args, kept[media])
-
-
-def prefix_key(ids: NDArray[np.int64], positions: NDArray[np.int64], media: Sequence[SegmentSlot]) -> str:
-    """Says all that the thinker's hidden states of its media depend on: the prompt up to the last of them."""
-    end = max((int(slot.positions[-1]) + 1 for slot in media), default=0)
-    parts = [content_hash(np.ascontiguousarray(ids[:end])), content_hash(np.ascontiguousarray(positions[:, :end]))]
-    return "-".join([*parts, *(str(slot.key) for slot in media)])
 
 
 def _in_user_turn(config: OmniConfig, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -90,12 +82,3 @@ def _in_user_turn(config: OmniConfig, ids: NDArray[np.int64]) -> NDArray[np.bool
 def _answer_start(config: OmniConfig, ids: NDArray[np.int64]) -> int:
     opens = (ids[:-1] == config.im_start) & (ids[1:] == config.assistant)
     return int(np.flatnonzero(opens)[-1])
-
-
-def _user_grids(config: OmniConfig, ids: NDArray[np.int64], grids: Sequence[Grid]) -> list[Grid]:
-    """The grids of the images that stand in user turns."""
-    sizes = [t * h * w // config.spatial_merge_size**2 for t, h, w in grids]
-    places = np.flatnonzero(ids == config.image_token)
-    firsts = places[np.cumsum([0, *sizes[:-1]])] if grids else []
-    in_user = _in_user_turn(config, ids)
-    return [grid for grid, first in zip(grids, firsts, strict=True) if in_user[first]]

@@ -1,22 +1,16 @@
 """The thinker: a mixture-of-experts decoder with M-RoPE and deepstack image features."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from omni.stage import StageContext
-from omni_ar.layers import DecoderConfig, DecoderLayers, Linear, residual_sum
-from omni_ar.loading import load_weights
-from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PayloadSink, PromptTokens
+from omni_ar.layers import DecoderConfig, residual_sum
+from omni_ar.layers.text_model import TextModel, decoder_shape
+from omni_ar.model import ArShape, Batch, PayloadSink
 from omni_qwen3_omni.config import read_config
 
-_WEIGHTS = {
-    "thinker.model.embed_tokens.": "embed_tokens.",
-    "thinker.model.": "decoder.",
-    "thinker.lm_head.": "lm_head.",
-}
 
-
-class Thinker(ArModel):
+class Thinker(TextModel):
     """Prompt segments: `audio` and `image`, tensors `embeddings` `[n, D]` and, for images, `deepstack` `[levels, n, D]`.
 
     accept_hidden_layer: the layer whose input is stored as payload; None stores none.
@@ -31,37 +25,18 @@ class Thinker(ArModel):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__()
-        self._config = config
+        super().__init__(config, vocab_size, tied=False, device=device, dtype=dtype)
         self._accept = accept_hidden_layer
-        self.embed_tokens = nn.Embedding(vocab_size, config.width, device=device, dtype=dtype)
-        self.decoder = DecoderLayers(config, device=device, dtype=dtype)
-        self.lm_head = Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype)
 
     @property
     def shape(self) -> ArShape:
-        config = self._config
-        return ArShape(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            hidden_width=config.width,
-            vocab_size=self.lm_head.out_features,
-            max_positions=config.max_positions,
+        return decoder_shape(
+            self._config,
+            self.lm_head.out_features,
             position_axes=3,
-            payload_width=config.width if self._accept is not None else 0,
+            payload_width=self._config.width if self._accept is not None else 0,
             forward_segments=("image",),
         )
-
-    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
-        x_TD: Tensor = self.embed_tokens(prompt.columns_CT[0])
-        for segment in prompt.segments:
-            x_TD.index_copy_(0, segment.tokens_n, segment.tensors["embeddings"].to(x_TD.dtype))
-        return x_TD
-
-    def embed_next(self, step: NextTokens) -> Tensor:
-        embeddings: Tensor = self.embed_tokens(step.ids_R)
-        return embeddings
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
@@ -87,10 +62,6 @@ class Thinker(ArModel):
             _store(batch.payload, hidden_TD)
         return hidden_TD
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden_RD)
-        return logits
-
 
 def _store(payload: PayloadSink | None, hidden_TD: Tensor) -> None:
     if payload is not None:
@@ -103,5 +74,5 @@ def build(context: StageContext) -> Thinker:
     accept = config.talker.accept_hidden_layer if config.talker is not None else None
     device = context.device.torch_device
     model = Thinker(config.thinker, config.thinker_vocab_size, accept, device=device, dtype=context.dtype)
-    load_weights(model, context, _WEIGHTS)
+    model.load(context, "thinker.")
     return model

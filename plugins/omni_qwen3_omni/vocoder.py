@@ -5,12 +5,13 @@ from torch import Tensor
 
 from omni.stage import StageContext
 from omni_ar.loading import load_weights
-from omni_qwen3_omni.code2wav import Code2WavConfig, Code2WavState, StreamingCode2Wav
+from omni_qwen3_omni.code2wav import Code2WavConfig, StreamingCode2Wav
 from omni_qwen3_omni.config import read_config
 from omni_vocoder.model import VocoderModel
+from omni_vocoder.state import StreamState
 
 
-class Vocoder(VocoderModel[Code2WavState]):
+class Vocoder(VocoderModel[StreamState]):
     """The streaming code2wav, on the device and in the dtype its parameters have."""
 
     def __init__(self, net: StreamingCode2Wav) -> None:
@@ -29,14 +30,14 @@ class Vocoder(VocoderModel[Code2WavState]):
     def min_first_frames(self) -> int:
         return self.net.min_first_frames
 
-    def new_state(self, num_rows: int) -> Code2WavState:
+    def new_state(self, num_rows: int) -> StreamState:
         weight = self.net.code_embedding.weight
         return self.net.new_state(num_rows, weight.device, weight.dtype)
 
-    def reset(self, state: Code2WavState, rows_B: Tensor) -> None:
+    def reset(self, state: StreamState, rows_B: Tensor) -> None:
         self.net.reset(state, rows_B)
 
-    def decode(self, codes_BNG: Tensor, state: Code2WavState, rows_B: Tensor, first: bool) -> Tensor:
+    def decode(self, codes_BNG: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
         wav_BS: Tensor = self.net(codes_BNG.transpose(1, 2), state, rows_B, first)
         return wav_BS
 

@@ -4,6 +4,7 @@ import msgspec
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from omni.checkpoint import Checkpoint
+from omni.checkpoint.hf_config import parse_config
 from omni.errors import CheckpointError
 from omni_ar.layers import DecoderConfig, decoder_config
 
@@ -19,12 +20,7 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_config(checkpoint: Checkpoint) -> TextConfig:
     """Raises CheckpointError for what this implementation does not compute."""
     kind = Qwen3MoeConfig if checkpoint.config["model_type"] == "qwen3_moe" else Qwen3Config
-    try:
-        hf = kind.from_dict(checkpoint.config)
-    except Exception as error:  # transformers raises many kinds, all of them about this one file
-        raise CheckpointError(
-            "config.json", f"{type(error).__name__}: {error}", "use a published Qwen3 folder"
-        ) from error
+    hf = parse_config(kind, checkpoint.config, "Qwen3")
     if hf.use_sliding_window:
         raise CheckpointError("config.json: use_sliding_window", "is not supported", "use a model with full attention")
     return TextConfig(decoder=decoder_config(hf), vocab_size=hf.vocab_size, tied=hf.tie_word_embeddings)

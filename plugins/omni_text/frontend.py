@@ -1,7 +1,6 @@
 """From a chat of text to a prompt."""
 
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -9,35 +8,16 @@ from transformers import AutoTokenizer
 
 from omni.checkpoint import Checkpoint
 from omni.errors import CheckpointError, InputError
-from omni.frontend.base import Chat, Prepared, TextDecoder, TextPart
-from omni.frontend.hf_vocabulary import hf_vocabulary
-from omni.frontend.text import IncrementalDecoder
-from omni.frontend.vocabulary import Vocabulary
+from omni.frontend.base import Chat, Prepared, TextPart
+from omni.frontend.chat import ChatFrontend
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-class TextFrontend:
+class TextFrontend(ChatFrontend):
     """Chat template and tokenizer. A tokenizer without a template gets the texts as they are, one after the other."""
-
-    voices: tuple[str, ...] = ()
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
-        self._lock = threading.Lock()
-        self._vocabulary: Vocabulary | None = None
-
-    def text_decoder(self) -> TextDecoder:
-        return IncrementalDecoder(self._tokenizer)
-
-    def vocabulary(self) -> Vocabulary | None:
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = hf_vocabulary(self._tokenizer, self._lock)
-            return self._vocabulary
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for media and for an empty prompt."""

@@ -17,7 +17,7 @@ from omni.checkpoint import Checkpoint
 from omni.chunks import AudioChunk, LogprobChunk, TokenChunk
 from omni.device import COMPLETED
 from omni.errors import InputError
-from omni.frontend.base import AudioPart, Chat, ImagePart, Prepared, TextDecoder, TextPart
+from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Prepared, TextDecoder, TextPart
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
@@ -98,7 +98,7 @@ class CharacterDecoder:
 LETTERS = Vocabulary(tokens=tuple(chr(i).encode() for i in range(0x400)), encode=lambda text: [ord(c) for c in text])
 
 
-class EchoFrontend:
+class EchoFrontend(Frontend):
     voices = ("low", "high")
 
     def __init__(self, checkpoint: Checkpoint) -> None:

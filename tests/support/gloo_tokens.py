@@ -110,7 +110,8 @@ class GlooTokens:
         message: Message = {"kind": "start", "rows_n": rows_n, "words_nC": words_nC, "sampling": list(sampling)}
         self._device.launch(self._stream, send, self._ranks, message, self._sending)
 
-    def sample(self, context: StepContext) -> TokenHandoff:
+    def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
+        assert frames is None, "a frame that ends a request would come after its token was sent"
         kept_2R = self._kept[self._sampled % len(self._kept), :, : len(context.rows)]
         launch, generations = self._device.launch, [one.row.generation for one in context.rows]
         flags = asdict(context.flags) | {"processors": sorted(context.flags.processors)}

@@ -16,7 +16,7 @@ from omni.frontend.compile import CompiledSampling
 from omni.rules import NO_RULES
 from omni.sampling_params import SamplingParams
 from omni_ar.options import ArOptions
-from omni_qwen3_omni.adapters import TalkerArgs
+from omni_ar.text_conditioning import SpokenPrompt
 from omni_qwen3_omni.frontend import build as build_frontend
 from support.entry_points import own_entry_points
 from support.matrix_family import Family, blocks_for_one
@@ -110,7 +110,7 @@ class OmniFamily(Family):
         prompts = []
         for one in self._prepared:
             args = one.edges["thinker->talker"]
-            assert isinstance(args, TalkerArgs)
+            assert isinstance(args, SpokenPrompt)
             prompts.append(args.prompt.length)
         return prompts
 

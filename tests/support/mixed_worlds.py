@@ -24,6 +24,9 @@ from support.codec_family import write_checkpoint as write_codec
 from support.hidden_family import CLERK, READER, WRITER, hidden_plugins
 from support.hidden_family import write_checkpoint as write_hidden
 from support.host_rules import NothingTwice, TwoInARow
+from support.listener_family import LISTENER, listener_plugins
+from support.listener_family import ask as ask_listener
+from support.listener_family import write_checkpoint as write_listener
 from support.omni_engine import OmniEngine
 from support.reference import sizes, tiny_checkpoint
 from support.reference_chats import chat, picture, sound
@@ -32,7 +35,7 @@ from support.small_codec import codec_prompt
 Knobs = Mapping[str, Sequence[object]]
 """What a setting may be, by dotted path. The first value is the easiest."""
 
-_PAUSES = "pauses"
+_PAUSES, _CREDIT = "pauses", "credit"
 _WHOLE = 64
 """Payloads, more than a request has."""
 
@@ -176,6 +179,51 @@ class CodecWorld:
         )
 
 
+class ListenerWorld:
+    """A text model, and one whose steps are conditioned by its hidden states: they never visit the host."""
+
+    name = "listener"
+    knobs: ClassVar[Knobs] = {
+        **ar_knobs(WRITER, 4, 100, 8),
+        **ar_knobs(LISTENER, 3, 100, 10),
+        _CREDIT: (_WHOLE, 4, 1),
+    }
+    _TOKENS = 14
+
+    def __init__(self, folder: Path) -> None:
+        credits: Sequence[int] = (_WHOLE, 4, 1)
+        self._folders = {credit: write_listener(folder / str(credit), credit) for credit in credits}
+
+    @property
+    def contents(self) -> int:
+        return 10
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        options = dict(settings)
+        checkpoint, plugins = Checkpoint(self._folders[int(str(options.pop(_CREDIT)))]), listener_plugins()
+        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", options)])
+        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
+
+    def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
+        length, answers = (1, 4, 9, 3, 6)[content % 5], (self._TOKENS, 9, 18)[content % 3]
+        written = [(5 * p + (p > 5) * content) % 61 for p in range(length)]  # many begin alike
+        heard = [(7 * p + (p > 3) * content) % 53 for p in range(2 + length)]
+        sampled: Mapping[str, Any] = {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.1, "seed": 11}
+        rules = HostRules(stops=TwoInARow(frozenset(range(0, 61, 2)))) if content % 4 == 2 else None
+        return ask_listener(
+            request_id,
+            written,
+            heard,
+            from_frontend=content % 2 == 1,
+            priority=priority,
+            sampling={
+                WRITER: SamplingParams(max_tokens=self._TOKENS, **(sampled if content % 4 == 1 else {})),
+                LISTENER: SamplingParams(max_tokens=answers, **(sampled if content % 4 == 3 else {})),
+            },
+            rules=rules,
+        )
+
+
 class OmniWorld:
     """The tiny Qwen3-Omni, with media, text and sound."""
 
@@ -221,5 +269,7 @@ def make_world(name: str, folder: Path) -> World:
     """folder: for its checkpoint."""
     if name == OmniWorld.name:
         return OmniWorld()
-    worlds: dict[str, type[HiddenWorld | CodecWorld]] = {HiddenWorld.name: HiddenWorld, CodecWorld.name: CodecWorld}
+    worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
+        world.name: world for world in (HiddenWorld, CodecWorld, ListenerWorld)
+    }
     return worlds[name](folder / name)

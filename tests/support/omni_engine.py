@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omni.api.load import build_frontend
 from omni.checkpoint import Checkpoint
 from omni.chunks import AudioChunk, TokenChunk
 from omni.config import Layer
@@ -33,13 +34,13 @@ from omni.engine import (
 from omni.errors import OmniError, StageError
 from omni.frontend.base import Chat
 from omni.plugin.manager import Plugins, load_plugins
-from omni_qwen3_omni.frontend import build as build_frontend
 from support.tap import CodesChunk, with_tap
 
 _MODULES = {
     "ar": "omni_ar.plugin",
     "encoder": "omni_encoder.plugin",
     "vocoder": "omni_vocoder.plugin",
+    "csm": "omni_csm.plugin",
     "qwen3_omni": "omni_qwen3_omni.plugin",
     "local": "omni_local.plugin",
     "tap": "support.tap",
@@ -129,10 +130,10 @@ class OmniEngine:
         self.folder = folder
         checkpoint, plugins = Checkpoint(folder), in_tree_plugins()
         pipeline = resolve_pipeline(checkpoint, plugins, [Layer("test", overrides or {})]).pipeline
-        speaks = any(stage.name == "talker" for stage in pipeline.stages)
+        speaks = any(output.modality == "audio" for output in pipeline.outputs)
         plan = change(check_pipeline(with_tap(pipeline) if speaks else pipeline, plugins))
         self.device = open_device(device) if isinstance(device, str) else device
-        self.frontend = build_frontend(checkpoint)
+        self.frontend = build_frontend(pipeline, checkpoint)
         options = EngineOptions(dtype="float32", memory_bytes=memory_bytes, graphs=graphs)
         self.engine: Engine = build_engine(plan, checkpoint, plugins, self.device, options)
         self.most_rows: dict[str, int] = {}

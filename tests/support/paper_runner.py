@@ -100,6 +100,7 @@ class PaperRunner:
 
     ready = True
     source = PaperSource()
+    step_rows = torch.empty(0)
 
     can_score = True
 
@@ -231,7 +232,7 @@ class PaperRunner:
     def _marks(self, request: ArRequest, said: int | None = None) -> Iterator[int]:
         """Of its prompt and what it has said, or the first of that."""
         outputs = self._rows[request.row_index].outputs[:said]
-        texts = [int(request.step_column(index)[0]) for index in range(len(outputs))] if self._talker else []
+        texts = [int(request.step(index)[0]) for index in range(len(outputs))] if self._talker else []
         return marks(request.cache_salt, _prompt(request).columns[0].tolist(), outputs, texts)
 
     def _demand(self, holds: bool, what: str) -> None:

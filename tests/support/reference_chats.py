@@ -15,10 +15,10 @@ SPEECH = frozenset({"text", "audio"})
 TEXT = frozenset({"text"})
 
 
-def sound(seconds: float, seed: int = 0) -> AudioPart:
+def sound(seconds: float, seed: int = 0, rate: int = SPEECH_RATE) -> AudioPart:
     """A random chord with some noise."""
     random = np.random.default_rng(seed)
-    time = np.arange(round(seconds * SPEECH_RATE)) / SPEECH_RATE
+    time = np.arange(round(seconds * rate)) / rate
     chord = sum(np.sin(2 * np.pi * hertz * time) for hertz in random.uniform(100, 3000, 3))
     samples = 0.2 * chord + 0.02 * random.standard_normal(len(time))
     return AudioPart(samples.astype(np.float32), "sound")

@@ -1,4 +1,4 @@
-"""A stage kind that hands the talker's codec frames to the test, and the pipeline that has such a stage.
+"""A stage kind that hands a vocoder's codec frames to the test, and the pipeline that has such a stage.
 
 A frame leaves the engine only as sound; to compare codes, they are tapped where the vocoder takes them.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Device, Event
 from omni.hookspecs import hookimpl
 from omni.payload import PageSlice, Payload
-from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline import Output, Pipeline, Stage
 from omni.plugin.entries import StageKindEntry
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage, release
 
@@ -134,11 +134,12 @@ def omni_stage_kinds() -> list[StageKindEntry]:
 
 
 def with_tap(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with a tap behind its talker, as the output modality `"codes"`."""
-    edge = Edge(producer="talker", consumer="tap", adapter="omni_qwen3_omni.adapters:TalkerToVocoder")
+    """The pipeline with a tap beside its vocoder, as the output modality `"codes"`."""
+    (vocoder,) = (output.stage for output in pipeline.outputs if output.modality == "audio")
+    (edge,) = (edge for edge in pipeline.edges if edge.consumer == vocoder)
     return msgspec.structs.replace(
         pipeline,
         stages=(*pipeline.stages, Stage(name="tap", kind="tap", model="support.tap:TapWorker", options=TapOptions())),
-        edges=(*pipeline.edges, edge),
+        edges=(*pipeline.edges, msgspec.structs.replace(edge, consumer="tap")),
         outputs=(*pipeline.outputs, Output(modality="codes", stage="tap")),
     )

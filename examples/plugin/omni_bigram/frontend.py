@@ -7,7 +7,7 @@ import numpy as np
 
 from omni import InputError
 from omni.checkpoint import Checkpoint
-from omni.frontend.base import Chat, Prepared, TextDecoder, TextPart
+from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder, TextPart
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
@@ -29,10 +29,8 @@ class Utf8Decoder:
 VOCABULARY = Vocabulary(tokens=tuple(bytes([byte]) for byte in range(256)), encode=lambda text: list(text.encode()))
 
 
-class ByteFrontend:
+class ByteFrontend(Frontend):
     """The texts of all messages, one after the other, as they are."""
-
-    voices: tuple[str, ...] = ()
 
     def text_decoder(self) -> TextDecoder:
         return Utf8Decoder()

@@ -17,12 +17,13 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """prefix_cache: None for a kind of stage that has no such thing."""
+    """dtype: the engine's, or the stage's own. prefix_cache: None for a kind of stage that has no such thing."""
 
     name: str
     kind: str
     model: str
     priority: int
+    dtype: str
     prefix_cache: PrefixCache | None
 
 
@@ -45,7 +46,7 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """settings: every one, with its origin."""
+    """main_stage: whom sampling concerns that names no stage; None where no stage samples. settings: every one, with its origin."""
 
     model: str
     folder: str
@@ -56,6 +57,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageReport]
     edges: list[EdgeReport]
     outputs: list[OutputReport]
+    main_stage: str | None
     memory: MemoryReport
     settings: tuple[Setting, ...]
 
@@ -70,20 +72,22 @@ def make_report(model: str, target: Target, *, measure: bool) -> Report:
         device=str(engine.device),
         dtype=engine.dtype,
         load_format=engine.options.load_format,
-        stages=[_stage(pipeline, stage) for stage in pipeline.order()],
+        stages=[_stage(pipeline, stage, engine.dtype) for stage in pipeline.order()],
         edges=_edges(target),
         outputs=[OutputReport(modality=output.modality, stage=output.stage) for output in pipeline.outputs],
+        main_stage=pipeline.main_stage,
         memory=measure_memory(target) if measure else count_memory(target),
         settings=target.settings,
     )
 
 
-def _stage(pipeline: Pipeline, stage: Stage) -> StageReport:
+def _stage(pipeline: Pipeline, stage: Stage, dtype: str) -> StageReport:
     return StageReport(
         name=stage.name,
         kind=stage.kind,
         model=stage.model,
         priority=stage.priority,
+        dtype=stage.dtype or dtype,
         prefix_cache=_prefix_cache(pipeline, stage),
     )
 

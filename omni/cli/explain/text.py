@@ -22,6 +22,7 @@ def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
         "",
         draw(pipeline, ascii_only=ascii_only),
         *_section("Stages", _stages(report.stages)),
+        *_section("Outputs", _outputs(report)),
         *_section("Connectors", _connectors(report)),
         *_section("Memory, in bytes", _memory(report.memory)),
         *_section("Settings", _settings(report.settings)),
@@ -35,12 +36,18 @@ def _section(title: str, lines: Iterator[str]) -> list[str]:
 
 
 def _stages(stages: list[StageReport]) -> Iterator[str]:
-    rows = [(stage.name, stage.kind, str(stage.priority), stage.model) for stage in stages]
-    yield from columns([("STAGE", "KIND", "PRIORITY", "MODEL"), *rows], right=(2,))
+    rows = [(stage.name, stage.kind, str(stage.priority), stage.dtype, stage.model) for stage in stages]
+    yield from columns([("STAGE", "KIND", "PRIORITY", "DTYPE", "MODEL"), *rows], right=(2,))
     for stage in stages:
         if stage.prefix_cache is not None:
             state = "works" if stage.prefix_cache.works else "does not work"
             yield f"  {stage.name}: prefix cache {state}: {stage.prefix_cache.why}"
+
+
+def _outputs(report: Report) -> Iterator[str]:
+    yield from columns([("MODALITY", "STAGE"), *((output.modality, output.stage) for output in report.outputs)])
+    if report.main_stage is not None:
+        yield f"  sampling that names no stage is that of {report.main_stage}"
 
 
 def _connectors(report: Report) -> Iterator[str]:

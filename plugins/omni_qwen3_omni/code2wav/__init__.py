@@ -2,6 +2,5 @@
 
 from omni_qwen3_omni.code2wav.config import Code2WavConfig
 from omni_qwen3_omni.code2wav.model import StreamingCode2Wav
-from omni_qwen3_omni.code2wav.state import Code2WavState
 
-__all__ = ["Code2WavConfig", "Code2WavState", "StreamingCode2Wav"]
+__all__ = ["Code2WavConfig", "StreamingCode2Wav"]

@@ -1,13 +1,12 @@
 """Shape of the vocoder, from `code2wav_config` of a published config.json, and what follows from it."""
 
-import math
 from collections.abc import Mapping
-from itertools import count
 from typing import Self
 
 import msgspec
 
 from omni.errors import CheckpointError
+from omni_vocoder.layers import UpsamplingRates
 
 _RELEASED_ROPE_THETA = 10000.0
 _POSITIVE = (
@@ -69,33 +68,23 @@ class Code2WavConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
+    def rates(self) -> UpsamplingRates:
+        return UpsamplingRates(self.upsampling_ratios, self.upsample_rates)
+
+    @property
     def samples_per_frame(self) -> int:
         """Samples of waveform per codec frame: 1920 as released (12.5 frames per second at 24 kHz)."""
-        return math.prod(self.upsampling_ratios) * math.prod(self.upsample_rates)
+        return self.rates.samples_per_frame
 
     @property
     def lookahead(self) -> int:
-        """Samples at the end of n frames that frame n + 1 still decides: 555 as released.
-
-        A transposed convolution of rate r turns L samples into (L - 1) r: a shortfall of s samples grows to (s + 1) r.
-        """
-        shortfall = 0
-        for rate in self.upsample_rates:
-            shortfall = (shortfall + 1) * rate
-        return shortfall
+        """Samples at the end of n frames that frame n + 1 still decides: 555 as released."""
+        return self.rates.lookahead
 
     @property
     def min_first_frames(self) -> int:
-        """Fewest frames that can start a stream: every transposed convolution must see a sample. 1 as released."""
-        return next(frames for frames in count(1) if self._reaches_the_end(frames))
-
-    def _reaches_the_end(self, frames: int) -> bool:
-        length = frames * math.prod(self.upsampling_ratios)
-        for rate in self.upsample_rates:
-            if length < 1:
-                return False
-            length = (length - 1) * rate
-        return True
+        """1 as released."""
+        return self.rates.min_first_frames
 
     def _check(self) -> None:
         values = msgspec.structs.asdict(self)

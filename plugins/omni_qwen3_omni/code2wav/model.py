@@ -1,14 +1,25 @@
 """Codec frames to waveform, in chunks of any size whose concatenation equals one whole decode."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from omni.errors import InputError
 from omni_qwen3_omni.code2wav.config import Code2WavConfig
-from omni_qwen3_omni.code2wav.conv import CausalConv, CausalTransposedConv
-from omni_qwen3_omni.code2wav.decoder import ConvNeXtBlock, DecoderBlock, Serial, SnakeBeta
-from omni_qwen3_omni.code2wav.state import Code2WavState, StateLayout
-from omni_qwen3_omni.code2wav.transformer import FrameTransformer
+from omni_vocoder.layers import (
+    CausalConv,
+    CausalTransposedConv,
+    ConvNeXtBlock,
+    GatedMLP,
+    RMSNorm,
+    Serial,
+    SnakeBeta,
+    SnakeUpsampling,
+    WindowShape,
+    WindowTransformer,
+)
+from omni_vocoder.state import StateLayout, StreamState
 
 
 class StreamingCode2Wav(nn.Module):
@@ -29,20 +40,20 @@ class StreamingCode2Wav(nn.Module):
         self.min_first_frames = config.min_first_frames
         self.layout = StateLayout()
         self.code_embedding = nn.Embedding(config.codebook_size * config.num_quantizers, config.hidden_size)
-        self.pre_transformer = FrameTransformer(self.layout, config)
+        self.pre_transformer = _transformer(self.layout, config)
         self.upsample = _upsample(self.layout, config)
         self.decoder = _decoder(self.layout, config)
 
-    def new_state(self, num_rows: int, device: torch.device | str, dtype: torch.dtype) -> Code2WavState:
+    def new_state(self, num_rows: int, device: torch.device | str, dtype: torch.dtype) -> StreamState:
         """Room for `num_rows` streams. dtype: that of the parameters."""
-        return Code2WavState.allocate(num_rows, self.layout.width, device, dtype)
+        return StreamState.allocate(num_rows, self.layout.width, device, dtype)
 
-    def reset(self, state: Code2WavState, rows_B: Tensor) -> None:
+    def reset(self, state: StreamState, rows_B: Tensor) -> None:
         """Blanks rows (int64, on the state's device): they hold nothing of the stream they served."""
         state.reset(rows_B)
 
     @torch.no_grad()
-    def forward(self, codes_BQN: Tensor, state: Code2WavState, rows_B: Tensor, first: bool) -> Tensor:
+    def forward(self, codes_BQN: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
         """Decodes the next N frames of B streams.
 
         codes_BQN: int64, a code per quantizer and frame. rows_B: int64, distinct rows of `state`. first: these frames
@@ -53,11 +64,7 @@ class StreamingCode2Wav(nn.Module):
         self._check(codes_BQN, first)
         chunk = state.load(rows_B, first)
         signal_BCT = self.pre_transformer(self._embed(codes_BQN), chunk).transpose(1, 2)
-        signal_BCT = self.upsample(signal_BCT, chunk)
-        *layers, activation, outlet = self.decoder
-        for layer in layers:
-            signal_BCT = layer(signal_BCT, chunk)
-        wav_B1S: Tensor = outlet(activation(signal_BCT), chunk)
+        wav_B1S: Tensor = self.decoder(self.upsample(signal_BCT, chunk), chunk)
         state.store(rows_B, chunk, frames=codes_BQN.shape[2])
         return wav_B1S.squeeze(1).clamp(-1, 1)
 
@@ -77,20 +84,33 @@ class StreamingCode2Wav(nn.Module):
             raise InputError("codes", f"have {frames} frames", f"give at least {fewest} in this chunk")
 
 
+def _transformer(layout: StateLayout, config: Code2WavConfig) -> WindowTransformer:
+    width = config.hidden_size
+    shape = WindowShape(
+        width=width,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.attention_head_dim,
+        window=config.sliding_window,
+        rope_theta=config.rope_theta,
+        bias=config.attention_bias,
+    )
+    norm, mlp = partial(RMSNorm, width, config.rms_norm_eps), partial(GatedMLP, width, config.intermediate_size)
+    return WindowTransformer(layout, shape, config.num_hidden_layers, norm=norm, mlp=mlp, final_norm=True)
+
+
 def _upsample(layout: StateLayout, config: Code2WavConfig) -> Serial:
     width = config.hidden_size
-    return Serial(
-        Serial([CausalTransposedConv(layout, width, width, ratio, overlap=False), ConvNeXtBlock(layout, width)])
-        for ratio in config.upsampling_ratios
-    )
+    stretch = (nn.ConvTranspose1d(width, width, ratio, stride=ratio) for ratio in config.upsampling_ratios)
+    return Serial(Serial([CausalTransposedConv(layout, conv), ConvNeXtBlock(layout, width)]) for conv in stretch)
 
 
-def _decoder(layout: StateLayout, config: Code2WavConfig) -> nn.ModuleList:
+def _decoder(layout: StateLayout, config: Code2WavConfig) -> Serial:
     channels = [config.decoder_dim // 2**level for level in range(len(config.upsample_rates) + 1)]
+    inlet = CausalConv(layout, nn.Conv1d(config.hidden_size, channels[0], 7))
     blocks = [
-        DecoderBlock(layout, channels[level], channels[level + 1], rate)
+        SnakeUpsampling(layout, channels[level], channels[level + 1], rate)
         for level, rate in enumerate(config.upsample_rates)
     ]
-    inlet = CausalConv(layout, config.hidden_size, channels[0], kernel=7)
-    outlet = CausalConv(layout, channels[-1], 1, kernel=7)
-    return nn.ModuleList([inlet, *blocks, SnakeBeta(channels[-1]), outlet])
+    outlet = CausalConv(layout, nn.Conv1d(channels[-1], 1, 7))
+    return Serial([inlet, *blocks, SnakeBeta(channels[-1]), outlet])

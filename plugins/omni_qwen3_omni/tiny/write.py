@@ -1,22 +1,24 @@
 """Writes a tiny random Qwen3-Omni checkpoint in the published format: the default that needs no download."""
 
-import json
 import os
 from pathlib import Path
+from typing import Any
 
-import msgspec
-from transformers import Qwen2Tokenizer, Qwen3OmniMoeForConditionalGeneration
+import torch
+from transformers import (
+    Qwen2VLImageProcessorPil,
+    Qwen3OmniMoeConfig,
+    Qwen3OmniMoeForConditionalGeneration,
+    WhisperFeatureExtractor,
+)
 
-from omni.errors import ConfigError
-from omni_qwen3_omni.quiet import quiet
-from omni_qwen3_omni.tiny.config import Json, generation_config, model_config, preprocessor_config
+from omni.quiet import quiet
+from omni.tiny import fill, sayable, scale_peak, tame, tiny_shape, write_json, write_preprocessor
+from omni_qwen3_omni.tiny.config import PATCH, Json, model_config
 from omni_qwen3_omni.tiny.shape import TinyShape
-from omni_qwen3_omni.tiny.tokenizer import ROLE_WORDS, SPECIAL_TOKENS, WORDS, write_tokenizer
-from omni_qwen3_omni.tiny.weights import build_model, damp_rows, published, write_shards
+from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
 
-# Far below the scale of the other logits, yet without ties.
-_NEVER = 0.1
-_SAYABLE = {*WORDS, *".,?!"}
+_CALIBRATION_FRAMES = 64
 
 
 def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: object) -> None:
@@ -27,48 +29,42 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
 
     Raises ConfigError for a field that `TinyShape` lacks or a value of a wrong type.
     """
-    sizes = _shape(shape)
+    sizes = tiny_shape(TinyShape, shape)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     with quiet():
         tokenizer = write_tokenizer(folder, sizes.max_positions)
-        token_ids = _token_ids(tokenizer)
+        ids: dict[str, int] = tokenizer.get_vocab()
         # Published vocabularies end with unused ids, too.
-        vocab_size = -(-len(tokenizer) // 64) * 64
-        config = model_config(sizes, token_ids, vocab_size)
-        model = build_model(config, seed)
-    _tame_heads(model, tokenizer, config, sizes)
-    write_shards(folder, published(model.state_dict()), sizes.max_shard_size)
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", generation_config(token_ids))
-    _write_json(folder / "preprocessor_config.json", preprocessor_config())
+        config = model_config(sizes, ids, -(-len(tokenizer) // 64) * 64)
+        model = _model(config, seed)
+        stop = config["im_end_token_id"]
+        head = model.thinker.lm_head
+        tame(head, sayable(tokenizer, head.out_features), {stop}, sizes.stop_gain)
+        if sizes.talker:
+            stops, codes = {config["talker_config"]["codec_eos_token_id"]}, model.talker.codec_head
+            tame(codes, range(codes.out_features), stops, sizes.codec_stop_gain)
+        model.save_pretrained(folder, max_shard_size=sizes.max_shard_size)
+    write_json(folder / "config.json", config)
+    end = ids["<|endoftext|>"]
+    write_json(folder / "generation_config.json", {"eos_token_id": [stop, end], "pad_token_id": end})
+    images = Qwen2VLImageProcessorPil(patch_size=PATCH, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    audio = WhisperFeatureExtractor(feature_size=128, chunk_length=300, return_attention_mask=True)
+    names = {"processor_class": "Qwen3OmniMoeProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
+    write_preprocessor(folder, images, audio, **names)
 
 
-def _shape(fields: dict[str, object]) -> TinyShape:
-    try:
-        return msgspec.convert(fields, TinyShape)
-    except msgspec.ValidationError as error:
-        known = ", ".join(TinyShape.__struct_fields__)
-        raise ConfigError("tiny", str(error), f"the fields are {known}") from error
-
-
-def _token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
-    ids: dict[str, int] = tokenizer.get_vocab()
-    return {name: ids[name] for name in (*SPECIAL_TOKENS, *ROLE_WORDS)}
-
-
-def _tame_heads(
-    model: Qwen3OmniMoeForConditionalGeneration, tokenizer: Qwen2Tokenizer, config: Json, shape: TinyShape
-) -> None:
-    """Lets the thinker say words, and both language models stop as readily as the shape says."""
-    head = model.thinker.lm_head
-    stop = config["im_end_token_id"]
-    texts = tokenizer.batch_decode([[i] for i in range(head.out_features)], skip_special_tokens=True)
-    damp_rows(head, {i for i, text in enumerate(texts) if text.strip() not in _SAYABLE} - {stop}, _NEVER)
-    damp_rows(head, {stop}, shape.stop_gain)
-    if shape.talker:
-        damp_rows(model.talker.codec_head, {config["talker_config"]["codec_eos_token_id"]}, shape.codec_stop_gain)
-
-
-def _write_json(path: Path, value: Json) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+def _model(config: Json, seed: int) -> Any:
+    """The model that `config` describes, on the CPU in float32, with weights that follow from `seed` alone."""
+    # Building draws from the global generator; what it draws is overwritten.
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig(**config)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    fill(model, generator, deep="code2wav")
+    if model.has_talker:
+        vocoder = model.code2wav
+        shape = (1, vocoder.config.num_quantizers, _CALIBRATION_FRAMES)
+        codes_1QN = torch.randint(vocoder.config.codebook_size, shape, generator=generator)
+        with torch.no_grad():
+            scale_peak(vocoder.decoder[-1].conv, lambda: vocoder(codes_1QN))
+    return model

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omni import AsyncOmni, Omni, Output, Result
-from omni_qwen3_omni.encoders import VisionEncoder
+from omni_encoder.towers.picture_encoder import PictureEncoder
 from omni_qwen3_omni.frontend import OmniFrontend
 from omni_qwen3_omni.talker import Talker
 from omni_qwen3_omni.thinker import Thinker
@@ -99,7 +99,7 @@ def test_closing_while_the_prompt_is_prepared(
 @pytest.mark.parametrize(
     ("model", "method", "stage", "what", "count"),
     [
-        (VisionEncoder, "encode", "vision_encoder", "items", 1),
+        (PictureEncoder, "encode", "vision_encoder", "items", 1),
         (Thinker, "forward", "thinker", "rows", 2),
         (Talker, "forward", "talker", "rows", 2),
         (Vocoder, "decode", "code2wav", "rows", 2),

@@ -18,7 +18,8 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni.errors import InputError
-from omni_qwen3_omni.code2wav import Code2WavConfig, Code2WavState, StreamingCode2Wav
+from omni_qwen3_omni.code2wav import Code2WavConfig, StreamingCode2Wav
+from omni_vocoder.state import StreamState
 from support.no_synchronization import no_synchronization
 
 RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -149,7 +150,7 @@ def _stream(
     model: StreamingCode2Wav,
     codes_BQN: Tensor,
     sizes: Sequence[int],
-    tamper: Callable[[Code2WavState], object] | None = None,
+    tamper: Callable[[StreamState], object] | None = None,
 ) -> Tensor:
     """The chunks of `sizes` frames, concatenated. tamper: is let at the state after the first chunk."""
     rows = codes_BQN.shape[0]
@@ -291,11 +292,11 @@ def test_positions_far_beyond_the_trained_range() -> None:
     assert pair.error(output[:, -compared:], expected.last_hidden_state[:, -compared:]) < 1
 
 
-def _forget_all(model: StreamingCode2Wav, slot: int) -> Callable[[Code2WavState], object]:
+def _forget_all(model: StreamingCode2Wav, slot: int) -> Callable[[StreamState], object]:
     return lambda state: model.layout.slots[slot].of(state.carried_RW).zero_()
 
 
-def _forget_oldest(model: StreamingCode2Wav, slot: int) -> Callable[[Code2WavState], object]:
+def _forget_oldest(model: StreamingCode2Wav, slot: int) -> Callable[[StreamState], object]:
     where = model.layout.slots[slot]
     return lambda state: where.of(state.carried_RW).select(where.time + 1, 0).zero_()
 
@@ -305,7 +306,7 @@ def test_planted_fault_a_forgotten_state_is_heard(released: Pair, forget: Callab
     """Every slot of every layer, alone, down to its oldest sample."""
     codes = released.codes(50)
     expected, model = released.whole(codes), released.ours
-    used = [index for index, slot in enumerate(model.layout.slots) if slot.shape[slot.time]]
+    used = [index for index, slot in enumerate(model.layout.slots) if slot.length]
     # Keys and values, upsampling blocks, inlet, decoder blocks (a transposed and three dilated convolutions), outlet.
     assert len(used) == 2 * 2 + 2 + 1 + 4 * 4 + 1
     for slot in used:

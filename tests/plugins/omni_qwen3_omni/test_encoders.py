@@ -4,20 +4,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import get_audio_cu_seqlens, get_valid_indices
-from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from omni.checkpoint import Checkpoint
 from omni.device.cpu import CpuDevice
 from omni.stage import StageContext
 from omni_encoder.model import EncoderModel
-from omni_qwen3_omni import audio_plan, vision_plan
 from omni_qwen3_omni.encoders import AudioEncoder, VisionEncoder, build_audio, build_vision
 from omni_qwen3_omni.pipeline import pipeline
 from support.encode import encode
@@ -88,7 +82,7 @@ def test_clips_are_as_transformers_encodes_them(audio: AudioEncoder, frames: tup
             longest = torch.zeros(tower.num_mel_bins, chunk)
             lengths = torch.tensor([chunk, item["features"].shape[1]])
             out = tower(torch.cat([longest, item["features"]], 1), lengths).last_hidden_state
-            expected.append({"embeddings": out[audio_plan.strided(chunk) :]})
+            expected.append({"embeddings": out[audio.chunks.row(chunk) :]})
     check(audio, items, expected)
 
 
@@ -132,33 +126,3 @@ def test_a_padded_batch_is_laid_out_the_same_whatever_is_in_it(audio: AudioEncod
         ]
         assert empty.segments is full.segments is None
         assert empty.nbytes == full.nbytes
-
-
-@given(frames=st.lists(st.integers(1, 2500), min_size=1, max_size=5))
-@settings(max_examples=40)
-def test_tokens_and_segments_are_those_of_transformers(frames: list[int]) -> None:
-    """Where one clip has a full chunk."""
-    frames = [100, *frames]
-    batch = audio_plan.lay_out(frames, 8, 50, 100, 8, None)
-    lengths = torch.from_numpy(batch.chunks_C3[:, 2])
-    assert np.array_equal(batch.tokens_P, get_valid_indices(lengths, 50).numpy())
-    cumulated = get_audio_cu_seqlens(lengths, torch.tensor(frames), 800, 50)
-    assert list(batch.segments) == cumulated.diff().tolist()
-
-
-@given(
-    grids=st.lists(st.tuples(st.integers(1, 2), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=3),
-    merge=st.integers(1, 2),
-    side=st.integers(2, 48),
-)
-@settings(max_examples=40)
-def test_positions_are_those_of_transformers(grids: list[tuple[int, int, int]], merge: int, side: int) -> None:
-    grids = [(time, height * merge, width * merge) for time, height, width in grids]
-    batch = vision_plan.lay_out_batch(grids, merge, side)
-    grid_thw = torch.tensor(grids)
-    taps, weights = get_vision_interpolation_indices_and_weights(
-        grid_thw, side, "bilinear", align_corners=True, spatial_merge_size=merge
-    )
-    assert np.array_equal(batch.positions_P2, get_vision_position_ids(grid_thw, merge).numpy())
-    assert np.array_equal(batch.taps_P4, taps.numpy())
-    assert np.array_equal(batch.weights_P4, weights.numpy())

@@ -15,10 +15,9 @@ from omni.checkpoint import fill_dummy
 from omni.checkpoint.dummy import default_init
 from omni.kernels import plain_torch
 from omni_ar.layers import DecoderConfig
+from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel
 from omni_qwen3_omni.thinker import Thinker
-from omni_text.config import TextConfig
-from omni_text.model import TextModel
 from support.full_float32 import full_float32
 from support.teacher_forced import Scored, Scorer, Scores
 
@@ -55,8 +54,7 @@ class Case:
 
 
 def text(config: DecoderConfig, vocab: int, tied: bool = False) -> Callable[[torch.dtype, torch.device], ArModel]:
-    described = TextConfig(decoder=config, vocab_size=vocab, tied=tied)
-    return lambda dtype, device: TextModel(described, device=device, dtype=dtype)
+    return lambda dtype, device: TextModel(config, vocab, tied=tied, device=device, dtype=dtype)
 
 
 def thinker(dtype: torch.dtype, device: torch.device) -> ArModel:

@@ -11,7 +11,7 @@ from omni import Omni, OmniError, Result, StageError
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import Chat
 from omni.frontend.messages import parse_messages
-from omni_qwen3_omni.adapters import TalkerArgs, ThinkerToTalker
+from omni_ar.text_conditioning import SpokenPrompt, TextConditioning
 from omni_qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_qwen3_omni.frontend import build as build_frontend
 from omni_qwen3_omni.thinker import Thinker
@@ -128,7 +128,7 @@ def is_bad(omni: Omni) -> Callable[..., bool]:
     """Whether an adapter is the bad request's, told by the talker's prompt."""
     chat = Chat(parse_messages(BAD), frozenset(omni.modalities), None, LENGTHS)
     args = build_frontend(Checkpoint(tiny_checkpoint(3, **SHAPE))).prepare(chat).edges["thinker->talker"]
-    assert isinstance(args, TalkerArgs)
+    assert isinstance(args, SpokenPrompt)
     columns = args.prompt.columns
     return lambda adapter, *given: np.array_equal(adapter._args.prompt.columns, columns)
 
@@ -137,7 +137,7 @@ def is_bad(omni: Omni) -> Callable[..., bool]:
 def test_an_adapter(
     omni: Omni, alone: list[Result], spoil: Callable[..., None], is_bad: Callable[..., bool], method: str
 ) -> None:
-    spoil(ThinkerToTalker, method, is_bad)
+    spoil(TextConditioning, method, is_bad)
     error = error_of_the_bad_one(omni, alone)
     problem = "stage 'thinker->talker' failed while adapting a payload: ValueError: it is spoilt"
     assert str(error) == problem
@@ -147,7 +147,7 @@ def test_an_adapter_that_fails_midway(
     omni: Omni, alone: list[Result], spoil: Callable[..., None], is_bad: Callable[..., bool]
 ) -> None:
     """Text that was given before stays given."""
-    spoil(ThinkerToTalker, "push", lambda adapter, *given: is_bad(adapter) and len(adapter._ids) == 5)
+    spoil(TextConditioning, "push", lambda adapter, *given: is_bad(adapter) and len(adapter._ids) == 5)
     expected = omni.generate(BAD, sampling=LENGTHS, modalities=("text",), stream=False).text
     outputs = list(omni.generate([BAD], sampling=LENGTHS))
     assert "it is spoilt" in str(outputs[-1].error)
@@ -160,14 +160,14 @@ def test_an_adapter_that_fails_midway(
 def test_an_adapter_that_cannot_be_made(
     omni: Omni, alone: list[Result], monkeypatch: pytest.MonkeyPatch, is_bad: Callable[..., bool]
 ) -> None:
-    real = ThinkerToTalker.__init__
+    real = TextConditioning.__init__
 
-    def spoilt(self: ThinkerToTalker, args: Any) -> None:
+    def spoilt(self: TextConditioning, args: Any) -> None:
         real(self, args)
         if is_bad(self):
             raise ValueError("it is spoilt")
 
-    monkeypatch.setattr(ThinkerToTalker, "__init__", spoilt)
+    monkeypatch.setattr(TextConditioning, "__init__", spoilt)
     error = error_of_the_bad_one(omni, alone)
     assert "'thinker->talker' failed while opening its adapter: ValueError: it is spoilt" in str(error)
 

@@ -9,14 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omni.frontend import multimodal as frontend
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.layers import residual_sum
+from omni_ar.layers.code_predictor import CodePredictor
 from omni_ar.model import Batch, Codes, DrawCode, PlacedSegment, PromptTokens
+from omni_ar.text_conditioning import TextConditioning
 from omni_qwen3_omni import config as config_module
-from omni_qwen3_omni import frontend, talker_prompt, thinker
-from omni_qwen3_omni.adapters import ThinkerToTalker
-from omni_qwen3_omni.code_predictor import CodePredictor
+from omni_qwen3_omni import talker_prompt, thinker
 from omni_qwen3_omni.config import OmniConfig
 from omni_qwen3_omni.talker import Talker
 from omni_qwen3_omni.thinker import Thinker
@@ -40,33 +41,33 @@ ASKED = chat(
 
 
 def _last_text_token_is_spoken(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: ThinkerToTalker, reason: str) -> Sequence[Payload]:
+    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
         pad = np.array([self._args.pad])
         return (Payload(StepInputs(columns=np.array([self._ids[-1:]]), pad=pad)),)
 
-    patch.setattr(ThinkerToTalker, "finish", finish)
+    patch.setattr(TextConditioning, "finish", finish)
 
 
 def _end_comes_after_the_last_text_token(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: ThinkerToTalker, reason: str) -> Sequence[Payload]:
+    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
         pad = np.array([self._args.pad])
         return (Payload(StepInputs(columns=np.array([[self._ids[-1], self._args.eos]]), pad=pad)),)
 
-    patch.setattr(ThinkerToTalker, "finish", finish)
+    patch.setattr(TextConditioning, "finish", finish)
 
 
 def _text_goes_on_with_its_end(patch: pytest.MonkeyPatch) -> None:
-    def finish(self: ThinkerToTalker, reason: str) -> Sequence[Payload]:
+    def finish(self: TextConditioning, reason: str) -> Sequence[Payload]:
         eos = np.array([self._args.eos])
         return (Payload(StepInputs(columns=eos[None], pad=eos)),)
 
-    patch.setattr(ThinkerToTalker, "finish", finish)
+    patch.setattr(TextConditioning, "finish", finish)
 
 
 def _conditioning_shifted_by_one_step(patch: pytest.MonkeyPatch) -> None:
-    push = ThinkerToTalker.push
+    push = TextConditioning.push
 
-    def late(self: ThinkerToTalker, payload: Payload) -> Sequence[Payload]:
+    def late(self: TextConditioning, payload: Payload) -> Sequence[Payload]:
         before = self._sent
         inputs = list(push(self, payload))
         if before == 0 and self._sent:
@@ -74,24 +75,24 @@ def _conditioning_shifted_by_one_step(patch: pytest.MonkeyPatch) -> None:
             inputs.insert(1, pad)
         return inputs
 
-    patch.setattr(ThinkerToTalker, "push", late)
+    patch.setattr(TextConditioning, "push", late)
 
 
 def _first_text_token_left_out(patch: pytest.MonkeyPatch) -> None:
-    known = ThinkerToTalker._known
+    known = TextConditioning._known
 
-    def without(self: ThinkerToTalker) -> list[Payload]:
+    def without(self: TextConditioning) -> list[Payload]:
         return [self._padded(payload) for payload in known(self)]
 
-    def padded(self: ThinkerToTalker, payload: Payload) -> Payload:
+    def padded(self: TextConditioning, payload: Payload) -> Payload:
         if not isinstance(payload.meta, Prompt):
             return payload
         columns = payload.meta.columns.copy()
         columns[0, -1] = self._args.pad
         return Payload(msgspec.structs.replace(payload.meta, columns=columns))
 
-    patch.setattr(ThinkerToTalker, "_padded", padded, raising=False)
-    patch.setattr(ThinkerToTalker, "_known", without)
+    patch.setattr(TextConditioning, "_padded", padded, raising=False)
+    patch.setattr(TextConditioning, "_known", without)
 
 
 def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from omni.frontend.base import Chat
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, StepInputs
-from omni_qwen3_omni.adapters import ThinkerToTalker
+from omni_ar.text_conditioning import TextConditioning
 from support.omni_engine import OmniEngine, Result
 from support.reference import tiny_checkpoint
 from support.reference_chats import chat, picture, says, sound
@@ -80,21 +80,21 @@ def test_every_conditioning_token_is_heard_from_its_own_frame_on(
 def test_the_pads_after_the_text_are_heard(engine: OmniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = chat("hello", max_text=6, max_codes=20)
     expected = engine.answer(asked)
-    finish = ThinkerToTalker.finish
+    finish = TextConditioning.finish
 
-    def other_pad(self: ThinkerToTalker, reason: str) -> Sequence[Payload]:
+    def other_pad(self: TextConditioning, reason: str) -> Sequence[Payload]:
         (payload,) = finish(self, reason)
         assert isinstance(payload.meta, StepInputs)
         return (Payload(msgspec.structs.replace(payload.meta, pad=payload.meta.columns[:, 0] * 0 + OTHER)),)
 
-    monkeypatch.setattr(ThinkerToTalker, "finish", other_pad)
+    monkeypatch.setattr(TextConditioning, "finish", other_pad)
 
     assert _first_difference(engine.answer(asked), expected) == 6
 
 
 def _replace_token(patch: pytest.MonkeyPatch, index: int) -> None:
     """Puts another text token in the place of the talker's token `index`, g0 being 0."""
-    push, finish = ThinkerToTalker.push, ThinkerToTalker.finish
+    push, finish = TextConditioning.push, TextConditioning.finish
     seen = 0
 
     def replaced(payloads: Sequence[Payload]) -> list[Payload]:
@@ -116,8 +116,8 @@ def _replace_token(patch: pytest.MonkeyPatch, index: int) -> None:
             out.append(Payload(msgspec.structs.replace(meta, columns=columns)))
         return out
 
-    patch.setattr(ThinkerToTalker, "push", lambda self, payload: replaced(push(self, payload)))
-    patch.setattr(ThinkerToTalker, "finish", lambda self, reason: replaced(finish(self, reason)))
+    patch.setattr(TextConditioning, "push", lambda self, payload: replaced(push(self, payload)))
+    patch.setattr(TextConditioning, "finish", lambda self, reason: replaced(finish(self, reason)))
 
 
 def _first_difference(one: Result, other: Result) -> int:

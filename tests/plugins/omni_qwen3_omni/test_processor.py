@@ -8,8 +8,8 @@ from PIL import Image
 from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, WhisperFeatureExtractor
 
 from omni.errors import CheckpointError, InputError
-from omni_qwen3_omni.processor import load_processor
 from omni_qwen3_omni.tiny import write_tiny
+from support.omni_processor import load_processor
 
 MESSAGES = [
     {"role": "system", "content": "you are here"},

@@ -1,0 +1,168 @@
+"""A tiny diffusion model whose every window is one formula, and the same by the book.
+
+Shape legend: B rows, K blocks of a window, N code frames, F latent frames of a block, T latent frames, M values of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni_diffusion.model import DiffusionModel, Windows
+from omni_diffusion.options import DiffusionOptions
+
+POISON = 999
+"""A code that `Painter` cannot stand."""
+BLOCK, REPEATS, WIDTH, RATE, STEPS, VOICES = 3, 2, 2, 3, 3, 4
+OWN, BACK, AHEAD = 0.5, 0.25, 0.125
+"""How much of a latent, of the mean of the block before and of the one after is in the next step's latent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A window that has begun."""
+
+    first: int
+    context: int
+    fresh: int
+    frames: int
+
+
+class Canvas:
+    """Per row: what drives its code frames, and how many they are."""
+
+    def __init__(self, rows: int, frames: int, device: torch.device) -> None:
+        self.drive = torch.full((rows, frames), float("nan"), device=device)
+        self.frames = torch.ones(rows, dtype=torch.int64, device=device)
+        self.drive[-1] = 0
+
+
+class Painter(DiffusionModel[Canvas]):
+    """A step takes a latent on by its own value, by the means of the blocks beside its own, and by what drives its frame: codes,
+    voice, place in the stream, step. Rendering weighs `context` latents to either side.
+
+    watched: whether it looks at what is on the device: at codes it cannot stand, and to note the batches so far. begun: windows
+    that began. steps: rows, latent frames, steps of the rows. pieces: rows, latent frames.
+    """
+
+    num_groups = 2
+    sample_rate = 24000
+    num_voices = VOICES
+    num_steps = STEPS
+    block_frames = BLOCK
+    repeats = REPEATS
+    latent_width = WIDTH
+    samples_per_latent = RATE
+
+    def __init__(self, context: int = 2, device: str = "cpu", watched: bool = True) -> None:
+        super().__init__()
+        self.context = context
+        self.watched = watched
+        self.weights = torch.nn.Buffer(torch.tensor([1, 2], device=device))
+        self._device = torch.device(device)
+        self.begun: list[list[Span]] = []
+        self.steps: list[tuple[int, int, list[int]]] = []
+        self.pieces: list[tuple[int, int]] = []
+
+    @property
+    def render_context(self) -> int:
+        return self.context
+
+    def new_state(self, num_rows: int, window_frames: int) -> Canvas:
+        return Canvas(num_rows, window_frames, self._device)
+
+    def begin(self, state: Canvas, windows: Windows) -> None:
+        place_N = torch.arange(windows.codes_BNG.shape[1], device=self._device)
+        there_BN = place_N < windows.frames_B[:, None]
+        if self.watched:
+            columns = (windows.first_B, windows.context_B, windows.fresh_B, windows.frames_B)
+            self.begun.append([Span(*numbers) for numbers in torch.stack(columns, 1).tolist()])
+            if bool((windows.codes_BNG[there_BN] == POISON).any()):
+                raise ValueError("poisoned")
+        codes_BN = (windows.codes_BNG * self.weights).sum(-1)
+        drive_BN = codes_BN / 64 + (windows.first_B[:, None] + place_N) / 16 + windows.voices_B[:, None]
+        state.drive.index_copy_(0, windows.rows_B, drive_BN.masked_fill(~there_BN, 0))
+        state.frames.index_copy_(0, windows.rows_B, windows.frames_B)
+
+    def denoise(self, state: Canvas, latents_BTM: Tensor, rows_B: Tensor, steps_B: Tensor) -> Tensor:
+        rows, length, _ = latents_BTM.shape
+        if self.watched:
+            self.steps.append((rows, length, steps_B.tolist()))
+        drive_BT = state.drive[rows_B, : length // REPEATS].repeat_interleave(REPEATS, 1)
+        there_BT = torch.arange(length, device=self._device) < state.frames[rows_B, None] * REPEATS
+        there_BKF1 = there_BT.view(rows, -1, BLOCK * REPEATS, 1)
+        latents_BKFM = latents_BTM.view(rows, -1, BLOCK * REPEATS, WIDTH).masked_fill(~there_BKF1, 0)
+        means_BKM = latents_BKFM.sum(2) / there_BKF1.sum(2).clamp(min=1)
+        none_B1M = torch.zeros_like(means_BKM[:, :1])
+        back_BKM = torch.cat((none_B1M, means_BKM[:, :-1]), 1)
+        ahead_BKM = torch.cat((means_BKM[:, 1:], none_B1M), 1)
+        around_BK1M = (BACK * back_BKM + AHEAD * ahead_BKM)[:, :, None]
+        driven_BKF1 = (drive_BT * (1 + steps_B[:, None])).view(there_BKF1.shape) / 8
+        return (OWN * latents_BKFM + around_BK1M + driven_BKF1).masked_fill(~there_BKF1, 0).view(latents_BTM.shape)
+
+    def render(self, latents_BTM: Tensor) -> Tensor:
+        rows, length, _ = latents_BTM.shape
+        self.pieces.append((rows, length))
+        level_BT = torch.nn.functional.pad(latents_BTM.mean(2).sin(), (self.context, self.context))
+        mixed_BT = sum(level_BT[:, d : d + length] / (d + 1) for d in range(2 * self.context + 1))
+        assert isinstance(mixed_BT, Tensor)
+        return (mixed_BT[:, :, None] * torch.arange(1, RATE + 1, device=self._device) / 8).flatten(1)
+
+
+def spans(total: int, options: DiffusionOptions) -> list[Span]:
+    """The windows of a stream of `total` code frames, block by block."""
+    found: list[Span] = []
+    done = 0
+    while done < total:
+        chunk = BLOCK * (options.chunk_blocks if done else options.first_chunk_blocks)
+        first = max(0, done - BLOCK * options.blocks_before)
+        if total - done < chunk + BLOCK * options.blocks_after:
+            found.append(Span(first, done - first, total - done, total - first))
+            return found
+        found.append(Span(first, done - first, chunk, done - first + chunk + BLOCK * options.blocks_after))
+        done += chunk
+    return found
+
+
+def painted(
+    codes: NDArray[np.int64], voice: int, noise_TM: NDArray[np.float32], windows: Sequence[Span]
+) -> NDArray[np.float64]:
+    """The latents of a stream, `[T, M]`: each window by itself, frame by frame."""
+    parts = []
+    for window in windows:
+        numbers = range(window.first, window.first + window.frames)
+        latents = {(n, r): noise_TM[n * REPEATS + r].astype(np.float64) for n in numbers for r in range(REPEATS)}
+        for step in range(STEPS):
+            blocks: dict[int, list[NDArray[np.float64]]] = {}
+            for (n, _), value in latents.items():
+                blocks.setdefault(n // BLOCK, []).append(value)
+            means = {block: np.mean(values, 0) for block, values in blocks.items()}
+            none = np.zeros(WIDTH)
+            drive = {n: (codes[n, 0] + 2 * codes[n, 1]) / 64 + n / 16 + voice for n in numbers}
+            latents = {
+                (n, r): OWN * value
+                + BACK * means.get(n // BLOCK - 1, none)
+                + AHEAD * means.get(n // BLOCK + 1, none)
+                + drive[n] * (1 + step) / 8
+                for (n, r), value in latents.items()
+            }
+        fresh = range(window.first + window.context, window.first + window.context + window.fresh)
+        parts += [latents[n, r] for n in fresh for r in range(REPEATS)]
+    return np.stack(parts)
+
+
+def heard(latents_TM: NDArray[np.float64], context: int) -> NDArray[np.float64]:
+    """The samples of a whole stream."""
+    level = np.sin(latents_TM.mean(1))
+    return np.array(
+        [
+            sum(level[t + d - context] / (d + 1) for d in range(2 * context + 1) if 0 <= t + d - context < len(level))
+            * (j + 1)
+            / 8
+            for t in range(len(level))
+            for j in range(RATE)
+        ]
+    )
