@@ -13,7 +13,7 @@ from torch import Tensor
 from omni.device import Stream
 from omni.device.base import Phase
 from omni.device.cpu import CpuDevice
-from omni_ar.model import Codes, DrawCode
+from omni_ar.model import CodecModel, Codes, DrawCode
 from omni_ar.run.phases import predict_codes, sample_rows
 from omni_ar.run.state import OUTPUTS, RowState
 
@@ -72,11 +72,12 @@ class WatchedCpu(CpuDevice):
 class _WatchedCodec:
     """Chooses every code twice."""
 
-    def __init__(self, model: object, device: WatchedCpu, stage: str, position_R: Tensor) -> None:
+    def __init__(self, model: CodecModel, device: WatchedCpu, stage: str, position_R: Tensor) -> None:
         self._model = model
         self._device = device
         self._stage = stage
         self._position_R = position_R
+        self.frame_end = model.frame_end
 
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
         def draw_twice(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
