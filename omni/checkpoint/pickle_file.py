@@ -29,8 +29,10 @@ def read_table(path: Path, what: str) -> dict[str, Any]:
 
 
 def check_shape(field: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Raises CheckpointError, naming `field`, if a tensor has another shape. None in `shape` is any number."""
+    """Raises CheckpointError, naming `field`, for another shape, in which None is any number, and for numbers that are none."""
     if tensor.dim() != len(shape) or any(b not in (None, a) for a, b in zip(tensor.shape, shape, strict=True)):
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         problem = f"is {list(tensor.shape)}, not [{expected}]"
         raise CheckpointError(field, problem, "use the file that belongs to these weights")
+    if not tensor.isfinite().all():
+        raise CheckpointError(field, "holds numbers that are not finite", "use the file that belongs to these weights")

@@ -86,7 +86,9 @@ class Token2Wav(DiffusionModel[BlockState]):
 
     def begin(self, state: BlockState, windows: Windows) -> None:
         voices_BGV = self._voices_NGV.index_select(0, windows.voices_B)
-        state.begin(self.code2wav_dit_model.condition(windows.codes_BNG[:, :, 0], voices_BGV), windows)
+        # Control codes have no sound; who makes the talker go on past one (`ignore_eos`) hears some code's.
+        codes_BN = windows.codes_BNG[:, :, 0].clamp(max=self._config.num_embeds)
+        state.begin(self.code2wav_dit_model.condition(codes_BN, voices_BGV), windows)
 
     @torch.no_grad()
     def denoise(self, state: BlockState, latents_BTM: Tensor, rows_B: Tensor, steps_B: Tensor) -> Tensor:

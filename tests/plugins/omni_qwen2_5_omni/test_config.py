@@ -105,6 +105,10 @@ class _Code:
             {"Ann": {"bos_token": 1, "cond": torch.zeros(12), "ref_mel": torch.zeros(1, 9, 7)}},
             r"ref_mel: is \[1, 9, 7\]",
         ),
+        (
+            {"Ann": {"bos_token": 1, "cond": torch.zeros(12), "ref_mel": torch.full((1, 9, 8), torch.nan)}},
+            "ref_mel: holds numbers that are not finite",
+        ),
     ],
 )
 def test_wrong_voices_are_named(folder: Path, content: object, message: str) -> None:

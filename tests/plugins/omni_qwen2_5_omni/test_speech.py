@@ -99,3 +99,20 @@ def test_one_token_is_not_spoken() -> None:
         assert result.error is None
         assert result.audio is None or not len(result.audio)
         assert_freed(omni)
+
+
+def test_codes_without_a_sound_harm_nobody() -> None:
+    """A talker that goes on past its end says control codes, of which there is no embedding."""
+    shape, said = {"seed": 3, "codec_stop_gain": 2.5, "stop_gain": 0.0}, []
+    with Omni(tiny_folder(**shape), device="cpu", plugins=tiny_plugins(), overrides={"token2wav.num_steps": 1}) as omni:
+        for seed in range(3):
+            sampling = {
+                "thinker": SamplingParams(max_tokens=6),
+                "talker": SamplingParams(max_tokens=40, ignore_eos=True, seed=seed),
+            }
+            said.append(omni.generate([{"role": "user", "content": "say"}], sampling=sampling, stream=False))
+    assert [result.usage.tokens["talker"] for result in said] == [40] * 3
+    for result in said:
+        assert result.audio is not None
+        assert result.audio.isfinite().all()
+        assert result.audio.shape == said[0].audio.shape
