@@ -166,7 +166,10 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class FrameEnd:
-    """A frame whose first `groups` codes are all `code` ends its request, as a stop id would: its token has no frame."""
+    """A frame whose first `groups` codes are all `code` ends its request, as a stop id would: its token has no frame.
+
+    `min_tokens` and `ignore_eos` do not keep it from that.
+    """
 
     code: int
     groups: int
