@@ -117,7 +117,8 @@ class CudaDevice(Device):
         return CudaTimer(self.torch_device, _raw)
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+        # device: models are built with the GPU as torch's default device, and their weights are streamed in there.
+        return torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def synchronize(self) -> None:
         host_waits("Device.synchronize")

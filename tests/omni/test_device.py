@@ -146,3 +146,11 @@ def test_an_event_is_done_when_the_work_before_it_is(cuda: Device):
     assert event.done()
     assert copied.done()
     assert host.min() == host.max() == 200
+
+
+@pytest.mark.gpu
+def test_host_memory_is_the_host_s_where_models_are_built(cuda: Device):
+    with torch.device(cuda.torch_device):
+        tensor = cuda.host_tensor((3,), torch.uint8)
+    assert tensor.is_pinned()
+    assert tensor.device.type == "cpu"

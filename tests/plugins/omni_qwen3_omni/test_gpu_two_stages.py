@@ -66,7 +66,7 @@ def test_stages_that_replay_at_the_same_time_compute_what_they_compute_alone(
     expected = answers_alone(shape)
     for model in (Thinker, Talker):
         for name in ("forward", "logits"):
-            monkeypatch.setattr(model, name, napping(vars(model)[name]))
+            monkeypatch.setattr(model, name, napping(getattr(model, name)))
     monkeypatch.setattr(Talker, "predict_codes", napping(Talker.predict_codes))
     omni = OmniEngine(tiny_checkpoint(**SHAPES[shape]), {}, "cuda", graphs=True)
     watch = Watch(omni)
