@@ -40,8 +40,16 @@ from omni_ar.kernels.attention.settings import (
 
 COMPUTE = 790e12
 BLOCK_SIZE, COLUMNS = 16, 512
-SHAPES = {"Qwen3-0.6B": (16, 8), "Qwen3-8B": (32, 8), "thinker": (32, 4), "talker": (16, 2)}
-HEAD_DIM = 128
+# Query heads, key and value heads, head width.
+SHAPES = {
+    "Qwen3-0.6B": (16, 8, 128),
+    "Qwen3-8B": (32, 8, 128),
+    "thinker": (32, 4, 128),
+    "talker": (16, 2, 128),
+    "CSM-1B": (32, 8, 64),
+    "Qwen2.5-Omni-7B": (28, 4, 128),
+    "Qwen2.5-Omni-7B talker": (12, 4, 128),
+}
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 LONG = ((1, 8192), (1, 32768), (8, 8192), (8, 32768))
 PROMPTS = ((512,), (2048,), (512,) * 8)
@@ -68,23 +76,24 @@ class Case:
 
     heads: int
     kv_heads: int
+    head_dim: int
     lengths: Sequence[int]
     queries: Sequence[int]
 
     def __post_init__(self) -> None:
-        row_bytes = 2 * 2 * self.kv_heads * HEAD_DIM
+        row_bytes = 2 * 2 * self.kv_heads * self.head_dim
         self.bytes = sum(self.lengths) * row_bytes
         layers = min(64, max(2, -(-200_000_000 // self.bytes)))
         blocks = [-(-length // BLOCK_SIZE) for length in self.lengths]
         count = 1 + sum(blocks)
-        shape = (layers, count, BLOCK_SIZE, self.kv_heads, HEAD_DIM)
+        shape = (layers, count, BLOCK_SIZE, self.kv_heads, self.head_dim)
         self.key, self.value = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
         order = iter((torch.randperm(count - 1) + 1).tolist())
         columns = max(COLUMNS, *blocks)
         table = [[next(order) for _ in range(used)] + [0] * (columns - used) for used in blocks]
         self.table_RM = torch.tensor(table, device="cuda")
         self.lengths_R = torch.tensor(self.lengths, device="cuda")
-        self.q_THD = torch.randn(sum(self.queries), self.heads, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+        self.q_THD = torch.randn(sum(self.queries), self.heads, self.head_dim, dtype=torch.bfloat16, device="cuda")
         self.out_THD = torch.empty_like(self.q_THD)
         starts = [sum(self.queries[:row]) for row in range(len(self.queries))]
         rows = zip(starts, self.queries, self.lengths, strict=True)
@@ -96,7 +105,7 @@ class Case:
         """Seconds that one layer takes at the rates the device was seen to reach."""
         pairs = sum(q * (n - q) + q * (q + 1) / 2 for q, n in zip(self.queries, self.lengths, strict=True))
         moved = self.bytes + 2 * 2 * self.q_THD.numel()
-        return max(moved / H200_BANDWIDTH, 4 * pairs * self.heads * HEAD_DIM / COMPUTE)
+        return max(moved / H200_BANDWIDTH, 4 * pairs * self.heads * self.head_dim / COMPUTE)
 
     def run(self, settings: Settings, layer: int) -> None:
         key, value, q_THD, out_THD = self.key[layer], self.value[layer], self.q_THD, self.out_THD
@@ -193,10 +202,10 @@ def best_decode_tiles(compiled: Compiled) -> list[tuple[int, int, int]]:
     return list(best)[:4]
 
 
-def tune_decode(compiled: Compiled) -> Table:
+def tune_decode(compiled: Compiled, shapes: Sequence[str]) -> Table:
     tiles = best_decode_tiles(compiled)
     print(f"tiles: {tiles}")
-    cases = {at: decode_case(*at) for at in product(SHAPES, ROWS)}
+    cases = {at: decode_case(*at) for at in product(shapes, ROWS)}
     candidates = {at: decode_candidates(case, tiles) for at, case in cases.items()}
     compiled(sorted({(at[0], one) for at, some in candidates.items() for one in some}, key=str))
     table: Table = {}
@@ -220,11 +229,11 @@ def tune_decode(compiled: Compiled) -> Table:
     return table
 
 
-def tune_prefill(compiled: Compiled) -> Table:
+def tune_prefill(compiled: Compiled, shapes: Sequence[str]) -> Table:
     tiles = [PrefillSettings(block_m=m, block_n=n, num_warps=w, num_stages=s) for m, n, w, s in PREFILL_TILES]
-    compiled([(shape, one) for shape in SHAPES for one in tiles])
+    compiled([(shape, one) for shape in shapes for one in tiles])
     table: Table = {}
-    for shape, prompts in product(SHAPES, PROMPTS):
+    for shape, prompts in product(shapes, PROMPTS):
         case = Case(*SHAPES[shape], prompts, prompts)
         times = [(case.seconds(one), one) for one in tiles]
         if shape == "thinker":
@@ -236,12 +245,12 @@ def tune_prefill(compiled: Compiled) -> Table:
     return table
 
 
-def measure() -> None:
+def measure(shapes: Sequence[str]) -> None:
     """What callers get now."""
-    for shape, (rows, length) in product(SHAPES, [*((rows, None) for rows in ROWS), *LONG]):
+    for shape, (rows, length) in product(shapes, [*((rows, None) for rows in ROWS), *LONG]):
         case = decode_case(shape, rows, length)
         show(f"decode {shape}, {rows} x {length or '512-768'}", case, decode_settings(case.q_THD, case.key[0]))
-    for shape, prompts in product(SHAPES, (*PROMPTS, (64,), (2048,) * 4)):
+    for shape, prompts in product(shapes, (*PROMPTS, (64,), (2048,) * 4)):
         case = Case(*SHAPES[shape], prompts, prompts)
         settings = prefill_settings(sum(prompts), case.q_THD, case.key[0])
         show(f"prefill {shape}, {len(prompts)} x {prompts[0]}", case, settings)
@@ -251,10 +260,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder that the tables are written to")
     parser.add_argument("--quick", action="store_true", help="measure the settings in use, and change nothing")
+    parser.add_argument("--only", nargs="+", choices=SHAPES, default=list(SHAPES), help="these models")
     arguments = parser.parse_args()
     begin = time.monotonic()
     if arguments.quick or arguments.out is None:
-        measure()
+        measure(arguments.only)
         return
     with ProcessPoolExecutor(12, mp_context=get_context("spawn")) as pool:
 
@@ -262,10 +272,15 @@ def main() -> None:
             list(pool.map(compile_one, jobs))
             print(f"compiled {len(jobs)} at {time.monotonic() - begin:.0f} s")
 
-        tables = {"attention_prefill": tune_prefill(compiled), "attention_decode": tune_decode(compiled)}
+        tables = {
+            "attention_prefill": tune_prefill(compiled, arguments.only),
+            "attention_decode": tune_decode(compiled, arguments.only),
+        }
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        (arguments.out / f"{name}.json").write_text(json.dumps(table, indent=1) + "\n")
+        path = arguments.out / f"{name}.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(known | table, indent=1) + "\n")
     print(f"{time.monotonic() - begin:.0f} s")
 
 

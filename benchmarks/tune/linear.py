@@ -51,9 +51,26 @@ SHAPES: dict[str, dict[str, list[tuple[int, int]]]] = {
         "norm_gated": [(24_576, 4096)],
         "linear": [(4096, 4096), (4096, 12_288), (151_936, 4096)],
     },
+    "csm-1b": {
+        "norm_linear": [(3072, 2048), (1536, 1024)],
+        "norm_gated": [(16_384, 2048), (16_384, 1024)],
+        "linear": [(2048, 2048), (2048, 8192), (2051, 2048), (1024, 1024), (1024, 8192), (2051, 1024)],
+    },
+    "2.5-7b": {
+        "norm_linear": [(4608, 3584), (2560, 896)],
+        "norm_gated": [(37_888, 3584), (37_888, 896)],
+        "linear": [
+            *((3584, 3584), (3584, 18_944), (152_064, 3584)),
+            *((896, 1536), (896, 18_944), (8448, 896), (896, 3584)),
+        ],
+    },
 }
 # Their outputs go into a norm, which adds the parts of a split width up: from so many rows on they are measured with it.
-INTO_NORM, INTO_NORM_FROM = {(1024, 2048), (1024, 3072), (4096, 4096), (4096, 12_288)}, 8
+INTO_NORM = {
+    *((1024, 2048), (1024, 3072), (4096, 4096), (4096, 12_288)),
+    *((2048, 8192), (1024, 1024), (1024, 8192), (3584, 3584), (3584, 18_944), (896, 1536), (896, 18_944)),
+}
+INTO_NORM_FROM = 8
 # Few rows share their candidates: the best four for eight go on to fewer.
 CLASSES = ((8, 4, 2, 1), (16,), (32,), (64,))
 KEPT = 4
@@ -187,8 +204,9 @@ def tune(
     compiled: Callable[[Sequence[Job]], None],
     tables: Tables,
     sweep_streamed: bool,
+    save: Callable[[Tables], None],
 ) -> None:
-    """Writes the best settings for each number of rows into `tables`."""
+    """Writes the best settings for each number of rows into `tables`. save: is given them whenever there are more."""
     left = {(shape, counts): candidates_of(shape, counts[0], sweep_streamed) for shape in shapes for counts in CLASSES}
     began = time.monotonic()
     # What streams through registers is compiled for every number of rows, tiles only for their class.
@@ -207,6 +225,7 @@ def tune(
         for count in counts:
             candidates = measure(Case(*shape, count), candidates, tables)
         torch.cuda.empty_cache()
+        save(tables)
     print(f"done after {time.monotonic() - began:.0f} s")
 
 
@@ -239,6 +258,22 @@ def show_tables(shapes: Sequence[tuple[str, int, int]]) -> None:
             show(case, library, apart, float("inf") if config is None else case.seconds(config), config)
 
 
+def save_over_shipped(out: Path | None, tables: Tables) -> None:
+    """What was measured, over what the shipped table has."""
+    if out is None:
+        return
+    folder = torch.cuda.get_device_name().lower().replace(" ", "_")
+    shipped = Path(tuning.__file__).parent / folder / "linear.json"
+    whole = json.loads(shipped.read_text()) if shipped.exists() else {}
+    whole |= {
+        # No settings where cuBLAS is faster.
+        name: {str(rows): msgspec.to_builtins(sizes[rows]) or {} for rows in sorted(sizes)}
+        for name, sizes in tables.items()
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(whole, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -260,18 +295,7 @@ def main() -> None:
             for _ in pool.map(compile_one, jobs, chunksize=4):
                 pass
 
-        tune(shapes, compiled, tables, arguments.streamed)
-    if arguments.out is not None:
-        folder = torch.cuda.get_device_name().lower().replace(" ", "_")
-        shipped = Path(tuning.__file__).parent / folder / "linear.json"
-        whole = json.loads(shipped.read_text()) if shipped.exists() else {}
-        whole |= {
-            # No settings where cuBLAS is faster.
-            name: {str(rows): msgspec.to_builtins(sizes[rows]) or {} for rows in sorted(sizes)}
-            for name, sizes in tables.items()
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(whole, indent=1) + "\n")
+        tune(shapes, compiled, tables, arguments.streamed, partial(save_over_shipped, arguments.out))
 
 
 if __name__ == "__main__":
