@@ -2,8 +2,8 @@
 
     python benchmarks/shapes.py NAME DIR
 
-Sizes are those of the published config.json files. Text models have no tokenizer: benchmarks feed them token ids. Qwen3-Omni's is
-the tiny checkpoint's, so prompts are longer than published ones and text is gibberish, which speed does not notice.
+Sizes are those of the published config.json files. Text models have no tokenizer: benchmarks feed them token ids. The others' are
+the tiny checkpoints', so prompts are longer than published ones and text is gibberish, which speed does not notice.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from heard_shape import QWEN2_5_OMNI_3B, QWEN2_5_OMNI_7B, write_heard_shape, write_tiny_heard
 from omni_qwen3_omni.tiny import write_tiny
 from released_shape import write_released_shape
 
@@ -74,8 +75,11 @@ SHAPES: Mapping[str, Callable[[Path], None]] = {
     "qwen3-0.6b": lambda directory: write_text_shape(directory, _QWEN3_06B),
     "qwen3-8b": lambda directory: write_text_shape(directory, _QWEN3_8B),
     "qwen3-omni-30b": write_released_shape,
+    "qwen2.5-omni-3b": lambda directory: write_heard_shape(directory, QWEN2_5_OMNI_3B),
+    "qwen2.5-omni-7b": lambda directory: write_heard_shape(directory, QWEN2_5_OMNI_7B),
     "tiny-text": lambda directory: write_text_shape(directory, _TINY_TEXT),
     "tiny-omni": write_tiny_omni,
+    "tiny-qwen2.5-omni": write_tiny_heard,
 }
 """By name, what writes the folder."""
 

@@ -7,18 +7,20 @@ import pytest
 
 from support.benchmark_script import run_script
 
-SECONDS_PER_FRAME = 0.08
-"""12.5 frames a second."""
+FRAME_SECONDS = {"tiny-omni": 0.08, "tiny-qwen2.5-omni": 2 * 20 / 24000}
+"""Of one frame: 12.5 a second, and of the tiny checkpoint's two mel frames of 20 samples."""
 
 
-def test_talk_reports_every_concurrency(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "talk.json"
-    sizes = ("--tokens", "4", "--frames", "8", "--concurrency", "1", "2", "--rounds", "1")
-    run_script(monkeypatch, "talk", "--device", "cpu", "--tiny", *sizes, "--json", str(file))
+@pytest.mark.parametrize("shape", FRAME_SECONDS)
+def test_talk_reports_every_concurrency(shape: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, frames = tmp_path / "talk.json", 8
+    sizes = ("--tokens", "4", "--frames", str(frames), "--concurrency", "1", "2", "--rounds", "1")
+    run_script(monkeypatch, "talk", "--device", "cpu", "--shape", shape, *sizes, "--json", str(file))
     rounds = json.loads(file.read_text())["numbers"]
     assert [one["requests"] for one in rounds] == [1, 2]
     for one in rounds:
         assert 0 < one["ttft"] < one["first_audio"] <= one["total"]
         assert set(one["rates"]) >= {"thinker", "talker"}
         # Streaming leaves the last piece of a frame to the one that follows.
-        assert one["speech"] * one["total"] == pytest.approx(one["requests"] * 8 * SECONDS_PER_FRAME, rel=0.1)
+        spoken = one["requests"] * frames * FRAME_SECONDS[shape]
+        assert one["speech"] * one["total"] == pytest.approx(spoken, rel=0.1)

@@ -1,0 +1,47 @@
+"""The released shapes of Qwen2.5-Omni have as many parameters as the published models, and our stages are built in these sizes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
+
+from omni.checkpoint import Checkpoint
+from omni.quiet import quiet
+from omni_qwen2_5_omni.config import read_config, read_voices
+from omni_qwen2_5_omni.talker import Talker
+from omni_qwen2_5_omni.thinker import Thinker
+from support.benchmark_script import run_script
+
+PUBLISHED = {"3b": 5.54, "7b": 10.73}
+"""Billions, as the models' pages on the Hub have it."""
+META = torch.device("meta")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
+    def write(size: str) -> Path:
+        run_script(monkeypatch, "shapes", f"qwen2.5-omni-{size}", str(tmp_path))
+        return tmp_path
+
+    return write
+
+
+def count(*modules: nn.Module) -> int:
+    return sum(each.numel() for module in modules for each in module.parameters())
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_it_is_as_large_as_the_published_one(size: str, written: Callable[[str], Path]) -> None:
+    folder = written(size)
+    with quiet(), META:
+        theirs = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig.from_pretrained(folder))
+    assert round(count(theirs) / 1e9, 2) == PUBLISHED[size]
+    checkpoint = Checkpoint(folder)
+    config, dtype = read_config(checkpoint), torch.bfloat16
+    assert config.talker is not None
+    assert count(Thinker(config, device=META, dtype=dtype)) == count(theirs.thinker.model, theirs.thinker.lm_head)
+    assert len(read_voices(checkpoint)) == 2
+    assert count(Talker(config.talker, 4, device=META, dtype=dtype)) == count(theirs.talker)
