@@ -64,11 +64,20 @@ SHAPES: dict[str, dict[str, list[tuple[int, int]]]] = {
             *((896, 1536), (896, 18_944), (8448, 896), (896, 3584)),
         ],
     },
+    "2.5-3b": {
+        "norm_linear": [(2560, 2048), (1152, 896)],
+        "norm_gated": [(22_016, 2048), (9728, 896)],
+        "linear": [
+            *((2048, 2048), (2048, 11_008), (151_936, 2048)),
+            *((896, 896), (896, 4864), (8448, 896), (896, 2048)),
+        ],
+    },
 }
 # Their outputs go into a norm, which adds the parts of a split width up: from so many rows on they are measured with it.
 INTO_NORM = {
     *((1024, 2048), (1024, 3072), (4096, 4096), (4096, 12_288)),
     *((2048, 8192), (1024, 1024), (1024, 8192), (3584, 3584), (3584, 18_944), (896, 1536), (896, 18_944)),
+    *((2048, 11_008), (896, 896), (896, 4864)),
 }
 INTO_NORM_FROM = 8
 # Few rows share their candidates: the best four for eight go on to fewer.
