@@ -55,7 +55,8 @@ class Bench:
         values = (given.first, given.chunk, given.before, given.after, given.steps)
         chosen = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         assert isinstance(stage.options, DiffusionOptions)
-        options = msgspec.structs.replace(stage.options, max_num_seqs=rows, graph_batch_sizes=None, **chosen)
+        chosen |= {"max_num_seqs": rows, "graph_batch_sizes": None, "tf32": not given.full_float32}
+        options = msgspec.structs.replace(stage.options, **chosen)
         context = StageContext(
             stage, options, checkpoint, device, DTYPES[given.dtype], given.load_format, graphs=not given.eager
         )
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="capture nothing")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--full-float32", action="store_true", help="no TF32")
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--json", help="write the numbers here")
     given = parser.parse_args()

@@ -21,6 +21,7 @@ from omni.batch_graphs import BatchGraphs
 from omni.device import Device, Launch, Span, Stream, Uploader
 from omni.frames import FrameStore
 from omni_diffusion.model import DiffusionModel, StateT, Windows
+from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Window, WindowSizes
 
@@ -54,6 +55,7 @@ class Denoiser:
         store: FrameStore,
         rows: int,
         sizes: WindowSizes,
+        tf32: bool,
     ) -> None:
         latents = sizes.frames * model.repeats
         self._null_row = rows
@@ -62,6 +64,7 @@ class Denoiser:
         self._model = model
         self._store = store
         self._sizes = sizes
+        self._tf32 = tf32
         self._state = model.new_state(rows + 1, sizes.frames)
         self.latents_RTM = device.zeros((rows + 1, latents, model.latent_width), torch.float32)
         # float32 values go two to a word.
@@ -154,11 +157,12 @@ class Denoiser:
 
     def _begin(self, packed_BX: Tensor) -> Launch:
         ring_RCG, latents_RTM = self._store.ring_RCG, self.latents_RTM
-        return Launch.of(begin_windows, self._model, self._state, ring_RCG, packed_BX, self._sizes.frames, latents_RTM)
+        frames = self._sizes.frames
+        return Launch.of(begin_windows, self._model, self._state, ring_RCG, packed_BX, frames, latents_RTM, self._tf32)
 
     def _step(self, packed_2B: Tensor, width: int) -> Launch:
         held_RTM = self.latents_RTM[:, : width * self._sizes.repeats]
-        return Launch.of(denoise_rows, self._model, self._state, held_RTM, packed_2B)
+        return Launch.of(denoise_rows, self._model, self._state, held_RTM, packed_2B, self._tf32)
 
 
 def set_null_windows(packed_BX: Tensor, null_row: int, frames: int) -> None:
@@ -180,6 +184,7 @@ def begin_windows(
     packed_BX: Tensor,
     frames: int,
     latents_RTM: Tensor,
+    tf32: bool,
 ) -> None:
     """Writes the noise of windows over their rows' latents, and readies the model for them.
 
@@ -192,17 +197,21 @@ def begin_windows(
     noise_BTM = words_BX.view(torch.float32)[:, : shape.numel()].unflatten(1, shape)
     latents_RTM.index_copy_(0, rows_B, noise_BTM)
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
-    model.begin(state, Windows(rows_B, first_B, context_B, fresh_B, frames_B, voices_B, codes_BNG))
+    with products(tf32):
+        model.begin(state, Windows(rows_B, first_B, context_B, fresh_B, frames_B, voices_B, codes_BNG))
 
 
-def denoise_rows(model: DiffusionModel[StateT], state: StateT, latents_RTM: Tensor, packed_2B: Tensor) -> None:
+def denoise_rows(
+    model: DiffusionModel[StateT], state: StateT, latents_RTM: Tensor, packed_2B: Tensor, tf32: bool
+) -> None:
     """Takes the latents of some rows a step on. packed_2B: int64, the rows and the step of each.
 
     Raises ValueError if the model gives another shape.
     """
     rows_B, steps_B = packed_2B.unbind()
     noisy_BTM = latents_RTM.index_select(0, rows_B)
-    cleaner_BTM = model.denoise(state, noisy_BTM, rows_B, steps_B)
+    with products(tf32):
+        cleaner_BTM = model.denoise(state, noisy_BTM, rows_B, steps_B)
     if cleaner_BTM.shape != noisy_BTM.shape:
         raise ValueError(f"the model gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}")
     latents_RTM.index_copy_(0, rows_B, cleaner_BTM.to(torch.float32))

@@ -20,6 +20,8 @@ class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     blocks_after: blocks behind a chunk that are denoised along with it, as look-ahead: more are nearer to the whole, and later.
     num_steps: steps of the solver. None takes the model's.
     guidance: strength of classifier-free guidance, 0 for none. None takes the model's.
+    tf32: whether products of float32 may be rounded to TF32 on a GPU, as torch has it for convolutions alone. False multiplies in
+        float32, which takes several times as long.
     graph_batch_sizes: numbers of rows whose steps are captured at start, where graphs are on (`engine.graphs`). A batch of fewer
         rows is padded to the next, one of more runs uncaptured. None takes sizes up to `max_num_seqs`.
     sampling: the default of what a request leaves open. Of its parameters a stage of this kind knows `seed`.
@@ -32,6 +34,7 @@ class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     blocks_after: int = 1
     num_steps: int | None = None
     guidance: float | None = None
+    tf32: bool = True
     graph_batch_sizes: tuple[int, ...] | None = None
     sampling: SamplingParams = SamplingParams()
 

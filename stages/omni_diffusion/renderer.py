@@ -18,6 +18,7 @@ from torch import Tensor
 from omni.batch_graphs import BatchGraphs
 from omni.device import Device, Downloader, HostSlot, Launch, Span, Stream, Uploader
 from omni_diffusion.model import DiffusionModel, StateT
+from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Piece, WindowSizes
 
@@ -66,6 +67,7 @@ class Renderer:
         model: DiffusionModel[StateT],
         latents_RTM: Tensor,
         sizes: WindowSizes,
+        tf32: bool,
     ) -> None:
         num_rows, self._window, width = latents_RTM.shape
         rows = self._null_row = num_rows - 1
@@ -74,6 +76,7 @@ class Renderer:
         self._stream = stream
         self._model = model
         self._sizes = sizes
+        self._tf32 = tf32
         self._latents_RTM = latents_RTM
         self._kept_RCM = device.zeros((num_rows, sizes.kept, width), torch.float32)
         self._upload = Uploader(device, stream, rows * (2 * sizes.most_fresh + sizes.kept), _UPLOADS)
@@ -144,7 +147,8 @@ class Renderer:
     def _render(self, piece: Piece, packed_BX: Tensor, turn: int) -> Launch:
         count, samples = packed_BX.shape[0], piece.count * self._model.samples_per_latent
         wav_BS = self._wav[turn, : count * samples].view(count, samples)
-        return Launch.of(render_piece, self._model, self._latents_RTM, self._kept_RCM, packed_BX, piece, wav_BS)
+        latents_RTM, kept_RCM = self._latents_RTM, self._kept_RCM
+        return Launch.of(render_piece, self._model, latents_RTM, kept_RCM, packed_BX, piece, wav_BS, self._tf32)
 
 
 def set_null_piece(packed_BX: Tensor) -> None:
@@ -159,6 +163,7 @@ def render_piece(
     packed_BX: Tensor,
     piece: Piece,
     wav_BS: Tensor,
+    tf32: bool,
 ) -> None:
     """Keeps what windows gave and writes the samples of what is surrounded now, if anything is.
 
@@ -172,7 +177,9 @@ def render_piece(
         kept_RCM.flatten(0, 1).index_copy_(0, places_Bn.flatten(), fresh_nM)
     if not piece.count:
         return
-    rendered_BS = model.render(kept_RCM.flatten(0, 1).index_select(0, seen_BT.flatten()).unflatten(0, seen_BT.shape))
+    seen_BTM = kept_RCM.flatten(0, 1).index_select(0, seen_BT.flatten()).unflatten(0, seen_BT.shape)
+    with products(tf32):
+        rendered_BS = model.render(seen_BTM)
     rate = model.samples_per_latent
     if rendered_BS.shape != (wav_BS.shape[0], piece.seen * rate):
         raise ValueError(f"the model gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames")

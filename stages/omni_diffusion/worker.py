@@ -39,9 +39,9 @@ class DiffusionWorker(MailboxWorker[DiffusionRequest]):
         self._sizes = WindowSizes.of(options, model)
         self._rows = RowQueue[DiffusionRequest](rows)
         self._store = FrameStore(device, stream, rows, self._sizes.capacity, model.num_groups)
-        self._denoiser = Denoiser(device, stream, model, self._store, rows, self._sizes)
+        self._denoiser = Denoiser(device, stream, model, self._store, rows, self._sizes, options.tf32)
         latents_RTM = self._denoiser.latents_RTM
-        self._renderer = Renderer(device, stream, copy_stream, model, latents_RTM, self._sizes)
+        self._renderer = Renderer(device, stream, copy_stream, model, latents_RTM, self._sizes, options.tf32)
         self._in_flight: deque[RenderedPieces] = deque()
         self._totals = {"windows": 0, "steps": 0, "frames": 0, "samples": 0}
 
