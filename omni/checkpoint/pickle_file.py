@@ -1,38 +1,91 @@
 """Tables that `torch.save` wrote into a checkpoint folder."""
 
-import pickle
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from omni.checkpoint.hf_config import check_index
 from omni.errors import CheckpointError
 
+_RESTORE = "use the file that belongs to these weights"
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-def read_table(path: Path, what: str) -> dict[str, Any]:
-    """The named entries in `path`, of tensors on the CPU, numbers and texts. what: they are, for errors.
 
-    Raises CheckpointError if the file is missing or damaged, holds anything else (nothing of which is run), or nothing.
+class Table:
+    """Named entries, in their order: tensors on the CPU, numbers, texts and further tables.
+
+    Whatever it is asked for, it raises CheckpointError, naming the file and the entry, where that is missing or something else.
+    """
+
+    def __init__(self, field: str, entries: object, what: str = "entries") -> None:
+        """field: what it is, and what: its entries are, for errors."""
+        if not isinstance(entries, dict) or not entries:
+            raise CheckpointError(field, f"names no {what}", _RESTORE)
+        if not all(isinstance(name, str) and name for name in entries):
+            raise CheckpointError(field, f"names {what} by something that is no text, or empty", _RESTORE)
+        self._field = field
+        self._entries: Mapping[str, Any] = entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def table(self, name: str) -> "Table":
+        return Table(f"{self._field}: {name}", self._entry(name))
+
+    def index(self, name: str, size: int) -> int:
+        """A number from 0 to `size` - 1."""
+        index, field = self._entry(name), f"{self._field}.{name}"
+        if type(index) is not int:  # a bool is one, too
+            raise CheckpointError(field, f"is a {type(index).__name__}, not an int", _RESTORE)
+        check_index(field, index, size)
+        return index
+
+    def floats(self, name: str, shape: tuple[int | None, ...], fewest: int = 1) -> Tensor:
+        """Real, finite numbers, in float32. shape: in which None is any number of at least `fewest`."""
+        tensor, field = self._entry(name), f"{self._field}.{name}"
+        if not isinstance(tensor, Tensor):
+            raise CheckpointError(field, f"is a {type(tensor).__name__}, not a tensor", _RESTORE)
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                field, f"is {tensor.dtype}, {tensor.layout}: no plain floating-point numbers", _RESTORE
+            )
+        sizes = zip(tensor.shape, shape, strict=False)
+        if tensor.dim() != len(shape) or not all(a >= fewest if b is None else a == b for a, b in sizes):
+            expected = ", ".join(f"at least {fewest}" if size is None else str(size) for size in shape)
+            raise CheckpointError(field, f"is {list(tensor.shape)}, not [{expected}]", _RESTORE)
+        # A few bytes can say that they are any number of them, or none of them.
+        if tensor.device.type != "cpu" or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise CheckpointError(field, "has fewer numbers in the file than its shape says", _RESTORE)
+        numbers = tensor.detach().float()
+        if not numbers.isfinite().all():
+            raise CheckpointError(field, "holds numbers that are not finite in float32", _RESTORE)
+        return numbers
+
+    def _entry(self, name: str) -> object:
+        if name not in self._entries:
+            raise CheckpointError(self._field, f"lacks {name}", _RESTORE)
+        return self._entries[name]
+
+
+def read_table(path: Path, what: str) -> Table:
+    """The entries in `path`. what: they are, for errors.
+
+    Raises CheckpointError if the file is missing or damaged, holds anything that a table does not (nothing of which is run), or
+    nothing.
     """
     try:
-        table = torch.load(path, map_location="cpu", weights_only=True)
+        entries = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(
             path.name, f"there is none in {path.parent}", f"download it: it holds the {what}"
         ) from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise CheckpointError(path.name, f"cannot be read ({error})", "download it again") from error
-    if not isinstance(table, dict) or not table:
-        raise CheckpointError(path.name, f"names no {what}", "use the file that belongs to these weights")
-    return {str(name): entry for name, entry in table.items()}
-
-
-def check_shape(field: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Raises CheckpointError, naming `field`, for another shape, in which None is any number, and for numbers that are none."""
-    if tensor.dim() != len(shape) or any(b not in (None, a) for a, b in zip(tensor.shape, shape, strict=True)):
-        expected = ", ".join("any" if size is None else str(size) for size in shape)
-        problem = f"is {list(tensor.shape)}, not [{expected}]"
-        raise CheckpointError(field, problem, "use the file that belongs to these weights")
-    if not tensor.isfinite().all():
-        raise CheckpointError(field, "holds numbers that are not finite", "use the file that belongs to these weights")
+    except OSError as error:
+        raise CheckpointError(path.name, f"cannot be read ({error})", "give a file that can be") from error
+    except Exception as error:
+        # A damaged file gets the unpickler to raise nearly anything, and torch's own words advise to run what is in it.
+        problem = f"is damaged, or holds more than tensors, numbers and texts ({type(error).__name__})"
+        raise CheckpointError(path.name, problem, "download it again") from error
+    return Table(path.name, entries, what)

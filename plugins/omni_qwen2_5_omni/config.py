@@ -1,20 +1,15 @@
-"""What the stages need of a checkpoint's config.json and spk_dict.pt, in typed form. transformers parses and fills its defaults."""
+"""What the stages need of a checkpoint's config.json, in typed form. transformers parses and fills its defaults."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from torch import Tensor
 from transformers import Qwen2_5OmniConfig
 
-from omni.checkpoint import Checkpoint
 from omni.checkpoint.hf_config import check_index, once_per_config, parse_config
-from omni.checkpoint.pickle_file import check_shape, read_table
 from omni.errors import CheckpointError
 from omni_ar.layers import DecoderConfig, decoder_config
 
 _RESTORE = "use the file that belongs to these weights"
-_VOICES = "spk_dict.pt"
 
 
 class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,15 +39,6 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     position_id_per_seconds: int
     spatial_merge_size: int
     hf: Any
-
-
-@dataclass(frozen=True, slots=True)
-class VoiceReference:
-    """bos: the thinker's token that opens the talker's text. speaker_V, reference_TM: an embedding, and a mel spectrogram."""
-
-    bos: int
-    speaker_V: Tensor
-    reference_TM: Tensor
 
 
 @once_per_config
@@ -122,25 +108,3 @@ def _check(config: OmniConfig) -> None:
     if bigvgan.mel_dim != dit.mel_dim:
         problem = f"is {bigvgan.mel_dim}, but {dit.mel_dim} are made"
         raise CheckpointError(f"{field}.bigvgan_config.mel_dim", problem, _RESTORE)
-
-
-def read_voices(checkpoint: Checkpoint) -> dict[str, VoiceReference]:
-    """The voices of a checkpoint that speaks, the first of them its default.
-
-    Raises CheckpointError if spk_dict.pt is missing, holds anything but tensors and numbers, or voices of another shape than
-    config.json says.
-    """
-    table, config = read_table(checkpoint.path / _VOICES, "voices"), read_config(checkpoint)
-    return {name: _voice(f"{_VOICES}: {name}", entry, config) for name, entry in table.items()}
-
-
-def _voice(field: str, entry: object, config: OmniConfig) -> VoiceReference:
-    dit = config.hf.token2wav_config.dit_config
-    match entry:
-        case {"bos_token": int(bos), "cond": Tensor() as speaker, "ref_mel": Tensor() as reference}:
-            check_index(f"{field}.bos_token", bos, config.thinker_vocab_size)
-            check_shape(f"{field}.cond", speaker.reshape(1, -1), (1, dit.enc_emb_dim))
-            check_shape(f"{field}.ref_mel", reference, (1, None, dit.mel_dim))
-            return VoiceReference(bos, speaker.float().reshape(-1), reference[0].float())
-        case _:
-            raise CheckpointError(field, "lacks bos_token, cond or ref_mel", _RESTORE)

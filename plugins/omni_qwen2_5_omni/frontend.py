@@ -20,9 +20,10 @@ from omni_ar.hidden_conditioning import HeardPrompt
 from omni_ar.inputs import Prompt, SegmentSlot, segment_slots
 from omni_diffusion.inputs import Voice
 from omni_encoder.inputs import media_items
-from omni_qwen2_5_omni.config import OmniConfig, VoiceReference, read_config, read_voices
+from omni_qwen2_5_omni.config import OmniConfig, read_config
 from omni_qwen2_5_omni.encoders import embedded_frames
 from omni_qwen2_5_omni.talker import EOS, FIRST_VOICE, NONE, PAD
+from omni_qwen2_5_omni.voices import VoiceReference, read_voices
 
 
 class OmniFrontend(MultimodalFrontend):

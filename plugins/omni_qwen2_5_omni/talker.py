@@ -9,7 +9,8 @@ from omni_ar.layers import DecoderLayers, Linear
 from omni_ar.layers.text_model import decoder_shape
 from omni_ar.loading import load_weights
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
-from omni_qwen2_5_omni.config import TalkerConfig, read_config, read_voices
+from omni_qwen2_5_omni.config import TalkerConfig, read_config
+from omni_qwen2_5_omni.voices import read_voices
 
 NONE = -1
 """In a column: a position or a step without such a thing."""

@@ -22,9 +22,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni_ar.layers import stacked_destinations
 from omni_diffusion.model import Windows
-from omni_qwen2_5_omni.config import VoiceReference
 from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
+from omni_qwen2_5_omni.voices import VoiceReference
 
 SMALL_DIT: dict[str, Any] = {
     "hidden_size": 32,

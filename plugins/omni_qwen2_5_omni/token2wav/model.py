@@ -11,9 +11,10 @@ from omni_ar.loading import load_weights
 from omni_diffusion.layers import BlockState, RungeKutta
 from omni_diffusion.model import DiffusionModel, Windows
 from omni_diffusion.options import DiffusionOptions
-from omni_qwen2_5_omni.config import VoiceReference, read_config, read_voices
+from omni_qwen2_5_omni.config import read_config
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
 from omni_qwen2_5_omni.token2wav.dit import DiT
+from omni_qwen2_5_omni.voices import VoiceReference, read_voices
 
 _STEPS = 9
 _GUIDANCE = 0.5

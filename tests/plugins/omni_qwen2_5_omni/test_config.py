@@ -2,16 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from omni.checkpoint import Checkpoint
 from omni.errors import CheckpointError
-from omni_qwen2_5_omni.config import read_config, read_voices
+from omni_qwen2_5_omni.config import read_config
 from support.tiny_qwen2_5_omni import tiny_folder
 
 
@@ -72,57 +70,3 @@ def test_published_rotary_settings_are_read(folder: Path) -> None:
 def test_wrong_values_are_named(folder: Path, path: str, value: object, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_config(change(folder, path, value))
-
-
-def test_voices() -> None:
-    voices = read_voices(Checkpoint(tiny_folder()))
-    raw = torch.load(tiny_folder() / "spk_dict.pt", weights_only=True)
-    assert list(voices) == list(raw) == ["Chelsie", "Ethan"]
-    for name, voice in voices.items():
-        assert voice.bos == raw[name]["bos_token"]
-        assert torch.equal(voice.speaker_V, raw[name]["cond"][0])
-        assert torch.equal(voice.reference_TM, raw[name]["ref_mel"][0])
-
-
-class _Code:
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
-        return Path.touch, (Path("executed"),)  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"Ann": _Code()}, r"spk_dict\.pt: cannot be read"),
-        ({}, "names no voice"),
-        ([1], "names no voice"),
-        ({"Ann": {"bos_token": 1, "cond": torch.zeros(1, 12)}}, "Ann: lacks bos_token, cond or ref_mel"),
-        (
-            {"Ann": {"bos_token": 600, "cond": torch.zeros(1, 12), "ref_mel": torch.zeros(1, 9, 8)}},
-            "bos_token: 600 is out",
-        ),
-        ({"Ann": {"bos_token": 1, "cond": torch.zeros(1, 13), "ref_mel": torch.zeros(1, 9, 8)}}, r"cond: is \[1, 13\]"),
-        (
-            {"Ann": {"bos_token": 1, "cond": torch.zeros(12), "ref_mel": torch.zeros(1, 9, 7)}},
-            r"ref_mel: is \[1, 9, 7\]",
-        ),
-        (
-            {"Ann": {"bos_token": 1, "cond": torch.zeros(12), "ref_mel": torch.full((1, 9, 8), torch.nan)}},
-            "ref_mel: holds numbers that are not finite",
-        ),
-    ],
-)
-def test_wrong_voices_are_named(folder: Path, content: object, message: str) -> None:
-    torch.save(content, folder / "spk_dict.pt")
-    with pytest.raises(CheckpointError, match=message):
-        read_voices(Checkpoint(folder))
-    assert not Path("executed").exists()
-
-
-def test_missing_or_broken_voices(folder: Path) -> None:
-    file = folder / "spk_dict.pt"
-    file.write_bytes(b"not a zip file")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_voices(Checkpoint(folder))
-    file.unlink()
-    with pytest.raises(CheckpointError, match="there is none in"):
-        read_voices(Checkpoint(folder))

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from omni_ar.model import NextTokens, PlacedSegment, PromptTokens
 from omni_qwen2_5_omni import talker, thinker
-from omni_qwen2_5_omni.config import read_config, read_voices
+from omni_qwen2_5_omni.config import read_config
 from omni_qwen2_5_omni.talker import EOS, FIRST_VOICE, NONE, PAD, Talker
 from omni_qwen2_5_omni.thinker import Thinker
+from omni_qwen2_5_omni.voices import read_voices
 from support.one_row import OneRow
 from support.tiny_qwen2_5_omni import (
     Spoken,
