@@ -1,9 +1,23 @@
-"""Code frames on their way from a producer's memory into the rows of a stage that reads them."""
+"""Code frames on their way from a producer's memory into the rows of a stage that reads them, and samples on their way out."""
 
 from omni.frames.arrival import Arrival, read_arrival
 from omni.frames.inputs import CodeFrames
 from omni.frames.reader import FrameReader
 from omni.frames.rows import RowQueue
+from omni.frames.samples import MAX_IN_FLIGHT, SampleBatch, SampleRing
 from omni.frames.store import FrameStore
+from omni.frames.worker import FrameWorker, together
 
-__all__ = ["Arrival", "CodeFrames", "FrameReader", "FrameStore", "RowQueue", "read_arrival"]
+__all__ = [
+    "MAX_IN_FLIGHT",
+    "Arrival",
+    "CodeFrames",
+    "FrameReader",
+    "FrameStore",
+    "FrameWorker",
+    "RowQueue",
+    "SampleBatch",
+    "SampleRing",
+    "read_arrival",
+    "together",
+]

@@ -25,15 +25,14 @@ class Arrival:
         release(self.message, self.after)
 
 
-def read_arrival(message: Feed, kind: str, groups: int) -> Arrival:
-    """The frames of an input. kind: of the stage. groups: codes per frame. Raises ValueError, which says what was wanted, for
-    anything else."""
+def read_arrival(message: Feed, groups: int) -> Arrival:
+    """The frames of an input. groups: codes per frame. Raises ValueError, which says what was wanted, for anything else."""
     meta, codes = message.payload.meta, message.payload.tensors.get("codes")
     if not isinstance(meta, CodeFrames) or codes is None:
-        raise ValueError(f"a stage of kind {kind!r} takes CodeFrames with a tensor 'codes', not {meta!r}")
+        raise ValueError(f"CodeFrames with a tensor 'codes' are taken, not {meta!r}")
     pages = codes.pages if isinstance(codes, PageSlice) else codes
-    count = len(codes.slots) if isinstance(codes, PageSlice) else codes.shape[0]
-    if pages.dtype != torch.int64 or pages.shape[-1] != groups or count != meta.count:
+    shape = [len(codes.slots), pages.shape[-1]] if isinstance(codes, PageSlice) else list(codes.shape)
+    if pages.dtype != torch.int64 or shape != [meta.count, groups]:
         wanted = f"{meta.count} int64 frames of {groups} code groups"
-        raise ValueError(f"codes are {count} {pages.dtype} frames of {pages.shape[-1]}; wanted {wanted}")
-    return Arrival(message, codes, count)
+        raise ValueError(f"codes are {pages.dtype} {shape}; wanted {wanted}")
+    return Arrival(message, codes, meta.count)

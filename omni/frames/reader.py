@@ -14,6 +14,10 @@ class FrameReader:
     row: its place in per-row device memory, or None while it has none. The record itself tells one owner of a row from
     the next: late results of a record that is not `live` are dropped.
     start, buffered: where the row's frames begin in its ring, and how many are in it.
+    paused: a consumer is behind: nothing of it begins.
+    alone: a batch that it was part of could not be prepared: the next is its own, so that only what is at fault fails.
+    done: frames that nothing is to be made of any more, but samples of some may be on their way.
+    in_flight, samples: batches of it whose samples are not on the host yet, and how many came.
     """
 
     id: str
@@ -24,6 +28,11 @@ class FrameReader:
     live: bool = True
     start: int = 0
     buffered: int = 0
+    paused: bool = False
+    alone: bool = False
+    done: int = 0
+    in_flight: int = 0
+    samples: int = 0
 
     @property
     def ended(self) -> bool:

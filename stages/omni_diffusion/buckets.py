@@ -9,5 +9,4 @@ BUCKETS = {
     "set_null_piece": Bucket.PREPROCESS,
     "denoise_rows": Bucket.FORWARD,
     "render_piece": Bucket.POSTPROCESS,
-    "download_piece": Bucket.COPIES,
 }

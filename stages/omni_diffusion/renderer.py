@@ -1,10 +1,8 @@
-"""Keeps what was denoised, renders it as far as it is surrounded, and brings the samples to the host.
+"""Keeps what was denoised, and renders it as far as it is surrounded.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | `kept_RCM` of a row | `render_piece` | `render_piece`, same stream | the host's count: places are used in turn |
-| `wav[k]` | `render_piece` of a batch | `download_piece` of it, on the copy stream | the host's reading of the batch |
-| download slot `k` | `download_piece` | host, once it is free | the host's reading of the batch |
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,14 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.batch_graphs import BatchGraphs
-from omni.device import Device, Downloader, HostSlot, Launch, Span, Stream, Uploader
+from omni.device import Device, Launch, Span, Stream, Uploader
+from omni.frames import MAX_IN_FLIGHT, SampleBatch, SampleRing
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Piece, WindowSizes
 
-MAX_IN_FLIGHT = 2
-"""Batches of pieces whose samples the host has not read."""
 _UPLOADS = 4
 
 Captured = tuple[Piece, int]
@@ -40,21 +37,8 @@ class PreparedPieces:
     packed_BX: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedPieces:
-    """Pieces that were launched. samples: of each of its requests."""
-
-    requests: tuple[DiffusionRequest, ...]
-    samples: int
-    host: HostSlot
-
-    def read(self, index: int) -> NDArray[np.float32]:
-        """The samples of one of the requests, memory of their own. Only once `host` is free."""
-        return self.host.read()[index * self.samples : (index + 1) * self.samples].astype(np.float32)
-
-
 class Renderer:
-    """Owns the latents that were denoised, and samples until they are on the host. Decides nothing.
+    """Owns the latents that were denoised. Decides nothing.
 
     latents_RTM: those of the rows' windows.
     """
@@ -63,25 +47,23 @@ class Renderer:
         self,
         device: Device,
         stream: Stream,
-        copy_stream: Stream,
         model: DiffusionModel[StateT],
         latents_RTM: Tensor,
+        samples: SampleRing,
         sizes: WindowSizes,
         tf32: bool,
     ) -> None:
         num_rows, self._window, width = latents_RTM.shape
         rows = self._null_row = num_rows - 1
-        most = rows * (sizes.most_fresh + sizes.context) * model.samples_per_latent
         self._device = device
         self._stream = stream
         self._model = model
         self._sizes = sizes
         self._tf32 = tf32
         self._latents_RTM = latents_RTM
+        self._samples = samples
         self._kept_RCM = device.zeros((num_rows, sizes.kept, width), torch.float32)
         self._upload = Uploader(device, stream, rows * (2 * sizes.most_fresh + sizes.kept), _UPLOADS)
-        self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
-        self._downloads = Downloader(device, stream, copy_stream, (most,), torch.float32, MAX_IN_FLIGHT)
         self._graphs = BatchGraphs[Captured](stream.name)
 
     def capture(self, sizes: Iterable[int]) -> None:
@@ -102,7 +84,7 @@ class Renderer:
     @property
     def ready(self) -> bool:
         """Whether pieces may be prepared and launched now."""
-        return self._upload.ready and self._downloads.ready
+        return self._upload.ready and self._samples.ready
 
     def prepare(self, requests: Sequence[DiffusionRequest], piece: Piece) -> PreparedPieces:
         """Enqueues where to find and to keep what is rendered of each. May be tried again if it fails."""
@@ -116,27 +98,19 @@ class Renderer:
         (packed_BX,) = self._upload.send([packed])
         return PreparedPieces(tuple(requests), piece, padded, packed_BX)
 
-    def launch(self, prepared: PreparedPieces) -> RenderedPieces | None:
+    def launch(self, prepared: PreparedPieces) -> SampleBatch[DiffusionRequest] | None:
         """Enqueues keeping, rendering and the copy to the host; None if nothing is rendered. May be tried again if it fails."""
-        piece, turn, count = prepared.piece, self._downloads.turn, len(prepared.requests)
+        piece, turn = prepared.piece, self._samples.turn
         if prepared.padded is not None:
             self._device.replay(self._stream, self._graphs.get((piece, turn), prepared.padded))
         else:
             self._device.enqueue(self._stream, [self._render(piece, prepared.packed_BX, turn)])
         samples = piece.count * self._model.samples_per_latent
-        if not samples:
-            return None
-        self._downloads.begin()
-        try:
-            host, *_ = self._downloads.send(download_piece, self._wav[turn, : count * samples])
-        except Exception:
-            self._downloads.forget()
-            raise
-        return RenderedPieces(prepared.requests, samples, host)
+        return self._samples.send(prepared.requests, samples) if samples else None
 
     def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, piece: Piece) -> None:
         assert request.row is not None
-        done, kept = request.denoised * self._sizes.repeats, self._sizes.kept
+        done, kept = request.done * self._sizes.repeats, self._sizes.kept
         if request.window is not None:
             start = request.row * self._window + request.window.context * self._sizes.repeats
             line[: piece.fresh] = np.arange(start, start + piece.fresh)
@@ -145,8 +119,7 @@ class Renderer:
         line[2 * piece.fresh :] = request.row * kept + np.arange(first, first + piece.seen) % kept
 
     def _render(self, piece: Piece, packed_BX: Tensor, turn: int) -> Launch:
-        count, samples = packed_BX.shape[0], piece.count * self._model.samples_per_latent
-        wav_BS = self._wav[turn, : count * samples].view(count, samples)
+        wav_BS = self._samples.buffer(turn, packed_BX.shape[0], piece.count * self._model.samples_per_latent)
         latents_RTM, kept_RCM = self._latents_RTM, self._kept_RCM
         return Launch.of(render_piece, self._model, latents_RTM, kept_RCM, packed_BX, piece, wav_BS, self._tf32)
 
@@ -184,7 +157,3 @@ def render_piece(
     if rendered_BS.shape != (wav_BS.shape[0], piece.seen * rate):
         raise ValueError(f"the model gave samples {tuple(rendered_BS.shape)} for {tuple(seen_BT.shape)} latent frames")
     wav_BS.copy_(rendered_BS[:, piece.left * rate : (piece.left + piece.count) * rate])
-
-
-def download_piece(host: Tensor, wav_S: Tensor) -> None:
-    host.copy_(wav_S, non_blocking=True)

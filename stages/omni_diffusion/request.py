@@ -12,27 +12,19 @@ class DiffusionRequest(FrameReader):
     """A request from `Open` to its end.
 
     seed, sample_index: what its noise is drawn from. noise, voice: None before it is known who speaks.
-    paused: a consumer is behind: no window of it begins.
     passed: frames of the stream that the row's ring no longer has.
     window, step: what is being denoised, and how many of its steps were launched.
-    denoised: code frames whose latents are kept, or were. rendered: latent frames whose samples are on their way, or were given.
-    pieces: how many are on their way to the host.
+    done: code frames whose latents are kept, or were. rendered: latent frames whose samples are on their way, or were given.
     """
 
     seed: int = 0
     sample_index: int = 0
     noise: Noise | None = None
     voice: int | None = None
-    paused: bool = False
-    alone: bool = False
-    """A batch that it was part of could not be prepared: the next is its own, so that only what is at fault fails."""
     passed: int = 0
     window: Window | None = None
     step: int = 0
-    denoised: int = 0
     rendered: int = 0
-    pieces: int = 0
-    samples: int = 0
 
     @property
     def known(self) -> int:
@@ -42,13 +34,13 @@ class DiffusionRequest(FrameReader):
     def finished(self, sizes: WindowSizes) -> bool:
         """Whether there is nothing left to wait for."""
         rendered = self.rendered == self.known * sizes.repeats
-        return self.ended and self.window is None and not self.pieces and rendered
+        return self.ended and self.window is None and not self.in_flight and rendered
 
     def next_window(self, sizes: WindowSizes) -> Window | None:
         """The window that may begin now."""
         if self.window is not None or self.paused or self.voice is None:
             return None
-        return sizes.next(self.denoised, self.known, self.ended)
+        return sizes.next(self.done, self.known, self.ended)
 
     def begin(self, window: Window, sizes: WindowSizes) -> None:
         """Its beginning was launched, so frames that only this window sees leave the ring."""
@@ -60,17 +52,16 @@ class DiffusionRequest(FrameReader):
     def next_piece(self, sizes: WindowSizes, steps: int) -> Piece | None:
         """What may be kept and rendered now. steps: of a window."""
         if self.window is None:
-            rest = self.ended and self.known == self.denoised and self.rendered < self.denoised * sizes.repeats
-            return sizes.piece(self.rendered, self.denoised * sizes.repeats, 0, last=True) if rest else None
+            rest = self.ended and self.known == self.done and self.rendered < self.done * sizes.repeats
+            return sizes.piece(self.rendered, self.done * sizes.repeats, 0, last=True) if rest else None
         if self.step < steps:
             return None
-        done = (self.denoised + self.window.fresh) * sizes.repeats
+        done = (self.done + self.window.fresh) * sizes.repeats
         return sizes.piece(self.rendered, done, self.window.fresh * sizes.repeats, self.window.last)
 
     def take(self, piece: Piece) -> None:
         """Its keeping and rendering were launched."""
         if self.window is not None:
-            self.denoised += self.window.fresh
+            self.done += self.window.fresh
         self.window, self.alone = None, False
         self.rendered += piece.count
-        self.pieces += bool(piece.count)

@@ -6,5 +6,4 @@ BUCKETS = {
     "set_null_rows": Bucket.PREPROCESS,
     "reset_rows": Bucket.PREPROCESS,
     "decode_frames": Bucket.FORWARD,
-    "download_samples": Bucket.COPIES,
 }

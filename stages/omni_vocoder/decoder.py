@@ -1,32 +1,18 @@
-"""Decodes one chunk of several rows and brings the samples to the host.
-
-| buffer | written by | read by | freed by |
-|---|---|---|---|
-| `wav[k]` | `decode_frames` of a step | `download_samples` of it, on the copy stream | the host's reading of the step |
-| download slot `k` | `download_samples` | host, once `ready` is done | the host's reading of the step |
-
-Steps use the buffers in turn and are read in order: while fewer than `MAX_IN_FLIGHT` are unread, the next are read, and free once
-the device is done with what a failed step may have launched.
-"""
+"""Decodes one chunk of several rows."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.batch_graphs import BatchGraphs
-from omni.device import Device, Event, HostSlot, Launch, Span, Stream, Uploader
-from omni.frames import FrameStore
+from omni.device import Device, Launch, Span, Stream, Uploader
+from omni.frames import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.graphs import Captured, Chunk
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.request import VocoderRequest
-
-MAX_IN_FLIGHT = 2
-"""One step runs, one is queued behind it; rows that become ready meanwhile share the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,47 +30,28 @@ class PreparedStep:
     places_BN: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """A launched step. frames, samples: of each of its requests. ready: the samples are on the host."""
-
-    requests: tuple[VocoderRequest, ...]
-    frames: int
-    samples: int
-    host: HostSlot
-    ready: Event
-
-    def read(self, index: int) -> NDArray[np.float32]:
-        """The samples of one of the requests, memory of their own. Only once `ready` is done."""
-        return self.host.read()[index * self.samples : (index + 1) * self.samples].astype(np.float32)
-
-
 class Decoder:
-    """Owns the model's state and the buffers of its output. Decides nothing."""
+    """Owns the model's state. Decides nothing."""
 
     def __init__(
         self,
         device: Device,
         stream: Stream,
-        copy_stream: Stream,
         model: VocoderModel[StateT],
         store: FrameStore,
+        samples: SampleRing,
         rows: int,
         sizes: ChunkSizes,
     ) -> None:
         words = rows * (1 + sizes.largest)
         self._null_row = rows  # pads a batch, with frame 0 of the ring
-        samples = rows * max(model.samples(sizes.first, True), model.samples(sizes.later, False))
         self._device = device
         self._stream = stream
-        self._copy_stream = copy_stream
         self._model = model
         self._store = store
+        self._samples = samples
         self._state = model.new_state(rows + 1)
         self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
-        self._wav = device.zeros((MAX_IN_FLIGHT, samples), torch.float32)
-        self._slots = [HostSlot(device, (samples,), torch.float32) for _ in range(MAX_IN_FLIGHT)]
-        self._steps = 0
         self._chunks = (Chunk(sizes.first, True), Chunk(sizes.later, False))
         self._graphs = BatchGraphs[Captured](stream.name)
 
@@ -103,9 +70,8 @@ class Decoder:
 
     @property
     def ready(self) -> bool:
-        """Whether `launch` may be called now, while fewer than `MAX_IN_FLIGHT` steps are unread."""
-        # What a failed step launched may still be running on the slot of the next.
-        return self._upload.ready and self._slots[self._steps % MAX_IN_FLIGHT].free
+        """Whether a chunk may be prepared and launched now."""
+        return self._upload.ready and self._samples.ready
 
     def prepare(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
         """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. May be tried again if it fails."""
@@ -119,47 +85,19 @@ class Decoder:
             self._device.launch(self._stream, reset_rows, self._model, self._state, rows_B)
         return PreparedStep(tuple(requests), chunk, padded, rows_B, places_BN)
 
-    def launch(self, prepared: PreparedStep) -> DecodeStep:
-        """Enqueues the decoding, which moves the rows' state on. Changes no request."""
-        chunk, count, turn = prepared.chunk, len(prepared.requests), self._steps % MAX_IN_FLIGHT
+    def launch(self, prepared: PreparedStep) -> SampleBatch[VocoderRequest]:
+        """Enqueues the decoding, which moves the rows' state on, and the copy of the samples. Changes no request."""
+        chunk, turn = prepared.chunk, self._samples.turn
         if prepared.padded is not None:
             self._device.replay(self._stream, self._graphs.get((chunk, turn), prepared.padded))
         else:
             self._device.enqueue(self._stream, [self._decode(chunk, prepared.rows_B, prepared.places_BN, turn)])
-        decoded = self._device.record(self._stream)
-        samples = self._model.samples(chunk.frames, chunk.first)
-        wav_BS = self._wav_of(chunk, count, turn)
-        step = self._download(prepared.requests, chunk.frames, samples, wav_BS, decoded, turn)
-        # A step that failed takes no turn: its buffers are the next one's.
-        self._steps += 1
-        return step
+        return self._samples.send(prepared.requests, self._model.samples(chunk.frames, chunk.first))
 
     def _decode(self, chunk: Chunk, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
-        wav_BS, ring_RCG = self._wav_of(chunk, rows_B.shape[0], turn), self._store.ring_RCG
+        wav_BS = self._samples.buffer(turn, rows_B.shape[0], self._model.samples(chunk.frames, chunk.first))
+        ring_RCG = self._store.ring_RCG
         return Launch.of(decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, chunk.first, wav_BS)
-
-    def _wav_of(self, chunk: Chunk, count: int, turn: int) -> Tensor:
-        samples = self._model.samples(chunk.frames, chunk.first)
-        return self._wav[turn, : count * samples].view(count, samples)
-
-    def _download(
-        self,
-        requests: Sequence[VocoderRequest],
-        frames: int,
-        samples: int,
-        wav_BS: Tensor,
-        decoded: Event,
-        turn: int,
-    ) -> DecodeStep:
-        self._device.wait(self._copy_stream, decoded)
-        slot = self._slots[turn]
-        slot.take()
-        try:
-            self._device.launch(self._copy_stream, download_samples, slot.tensor[: wav_BS.numel()], wav_BS)
-        finally:
-            ready = self._device.record(self._copy_stream)
-            slot.guard(ready)
-        return DecodeStep(tuple(requests), frames, samples, slot, ready)
 
 
 def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
@@ -193,7 +131,3 @@ def decode_frames(
     if decoded_BS.shape != wav_BS.shape:
         raise ValueError(f"the model gave samples {tuple(decoded_BS.shape)}, promised {tuple(wav_BS.shape)}")
     wav_BS.copy_(decoded_BS)
-
-
-def download_samples(host: Tensor, wav_BS: Tensor) -> None:
-    host.copy_(wav_BS.flatten(), non_blocking=True)

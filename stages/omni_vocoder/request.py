@@ -8,18 +8,9 @@ from omni_vocoder.chunks import ChunkSizes
 
 @dataclass(slots=True, eq=False)
 class VocoderRequest(FrameReader):
-    """A request from `Open` to its end.
-
-    paused: a consumer is behind: no chunk of it is decoded.
-    """
+    """A request from `Open` to its end. started: its first chunk was decoded, or is being so."""
 
     started: bool = False
-    paused: bool = False
-    in_flight: bool = False
-    alone: bool = False
-    """A step that it was part of could not be prepared: the next is its own, so that only what is at fault fails."""
-    frames: int = 0
-    samples: int = 0
 
     def finished(self, sizes: ChunkSizes) -> bool:
         """Whether there is nothing left to wait for."""
@@ -35,5 +26,5 @@ class VocoderRequest(FrameReader):
     def consume(self, frames: int, capacity: int) -> None:
         """A step that decodes the oldest `frames` frames has been launched."""
         self.forget(frames, capacity)
-        self.started = self.in_flight = True
-        self.alone = False
+        self.done += frames
+        self.started, self.alone = True, False

@@ -20,7 +20,7 @@ def speak(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("phase", "number"),
     # The first upload is that of the frames into the rows' rings.
-    [("begin_windows", 0), ("render_piece", 0), ("download_piece", 0), *(("copy_upload", n) for n in range(1, 7))],
+    [("begin_windows", 0), ("render_piece", 0), ("download_samples", 0), *(("copy_upload", n) for n in range(1, 7))],
 )
 def test_what_can_be_tried_again_is_and_nobody_fails(phase: str, number: int, after: bool) -> None:
     device = FaultyDevice()

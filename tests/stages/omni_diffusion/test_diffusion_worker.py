@@ -211,7 +211,7 @@ def test_device_memory_is_touched_in_phases_only() -> None:
     with LaunchGuard(device) as guard:
         bench.settle(device)
     bench.expect("a", codes)
-    phases = {"copy_upload", "gather_frames", "begin_windows", "denoise_rows", "render_piece", "download_piece"}
+    phases = {"copy_upload", "gather_frames", "begin_windows", "denoise_rows", "render_piece", "download_samples"}
     assert guard.launched == phases
 
 

@@ -86,7 +86,7 @@ def test_a_full_ring_keeps_the_lease_until_the_rest_fits() -> None:
     early, late = bench.feed_pages("a", codes[:11]), bench.feed_pages("a", codes[11:])
     bench.end("a")
     bench.tick()
-    assert bench.held == {"requests": 1, "rows": 1, "leases": 2, "frames": 6, "steps": 1}
+    assert bench.held == {"requests": 1, "rows": 1, "leases": 2, "frames": 6, "batches": 1}
     bench.tick()
     assert bench.held["frames"] == 8
     assert not bench.tick()

@@ -132,7 +132,7 @@ def test_nothing_is_read_before_it_is_ready_and_leases_end_after_the_copy() -> N
     assert bench.held == {"requests": 1, "rows": 1, "leases": 2}
     device.run({"talker"}, operations=2)
     bench.tick()
-    assert bench.held == {"requests": 1, "rows": 1, "leases": 1, "steps": 1}
+    assert bench.held == {"requests": 1, "rows": 1, "leases": 1, "batches": 1}
     assert not first.freed
     device.run({"vocoder"}, operations=4)  # the upload, its event, the gather, its event
     assert first.freed
@@ -201,7 +201,7 @@ def test_a_row_starts_anew_for_its_next_request() -> None:
     bench.feed_pages("next", codes)
     bench.end("next")
     bench.tick()
-    assert bench.held["steps"] == 2
+    assert bench.held["batches"] == 2
     bench.settle(device)
     assert "gone" not in bench.produced
     bench.expect_whole("next", codes)
@@ -255,9 +255,12 @@ def test_a_copy_that_fails_fails_its_request_only() -> None:
             Payload(AudioChunk(samples=np.empty(0, np.float32), sample_rate=1), {"codes": torch.zeros(1, 2)}),
             "CodeFrames",
         ),
-        (frames(torch.zeros((1, 2), dtype=torch.int32)), "int64 frames of 2 code groups"),
-        (frames(torch.zeros((1, 3), dtype=torch.int64)), "frames of 3; wanted"),
-        (Payload(CodeFrames(count=2), {"codes": torch.zeros((1, 2), dtype=torch.int64)}), "codes are 1"),
+        (frames(torch.zeros((1, 2), dtype=torch.int32)), "wanted 1 int64 frames of 2 code groups"),
+        (frames(torch.zeros((1, 3), dtype=torch.int64)), "codes are torch.int64 [1, 3]; wanted"),
+        (
+            Payload(CodeFrames(count=2), {"codes": torch.zeros((1, 2), dtype=torch.int64)}),
+            "codes are torch.int64 [1, 2]; wanted 2",
+        ),
     ],
 )
 def test_a_wrong_input_fails_the_request_and_is_let_go(payload: Payload, problem: str) -> None:

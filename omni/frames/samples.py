@@ -1,0 +1,81 @@
+"""Samples on their way from a stage's rows to the host.
+
+| buffer | written by | read by | freed by |
+|---|---|---|---|
+| `wav[k]` | the stage's phase | `download_samples` of that batch, on the copy stream | the host's reading of the batch |
+| download slot `k` | `download_samples` | host, once `SampleBatch.ready` | the host's reading of the batch |
+
+Batches use the buffers in turn and are read in order. One whose launch or copy failed is not read: its buffer is used again once
+the device is done with what it may have launched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import Bucket, Device, Downloader, HostSlot, Stream, declare_buckets
+from omni.frames.rows import ReaderT
+
+MAX_IN_FLIGHT = 2
+"""Batches whose samples the host has not read: one runs, one is queued; rows that become ready meanwhile share the next."""
+
+declare_buckets({"download_samples": Bucket.COPIES})
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch(Generic[ReaderT]):
+    """A batch that was launched. samples: of each of its requests."""
+
+    requests: tuple[ReaderT, ...]
+    samples: int
+    host: HostSlot
+
+    @property
+    def ready(self) -> bool:
+        """Whether the samples are on the host."""
+        return self.host.free
+
+    def read(self, index: int) -> NDArray[np.float32]:
+        """The samples of one of the requests, memory of their own. Only once `ready`, and before `host` is released."""
+        return self.host.read()[index * self.samples : (index + 1) * self.samples].astype(np.float32)
+
+
+class SampleRing:
+    """`MAX_IN_FLIGHT` buffers of `most` samples, float32: what phases write, and what the host reads of it."""
+
+    def __init__(self, device: Device, stream: Stream, copy_stream: Stream, most: int) -> None:
+        self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
+        self._downloads = Downloader(device, stream, copy_stream, (most,), torch.float32, MAX_IN_FLIGHT)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a batch may be launched that writes the buffer of `turn`."""
+        return self._downloads.ready
+
+    @property
+    def turn(self) -> int:
+        """Which buffer the next batch writes."""
+        return self._downloads.turn
+
+    def buffer(self, turn: int, count: int, samples: int) -> Tensor:
+        """`[count, samples]` for the phase that makes `samples` for each of `count` rows."""
+        return self._wav[turn, : count * samples].view(count, samples)
+
+    def send(self, requests: Sequence[ReaderT], samples: int) -> SampleBatch[ReaderT]:
+        """Enqueues the copy of what was launched into the buffer of `turn`, which moves on."""
+        self._downloads.begin()
+        try:
+            host, *_ = self._downloads.send(download_samples, self._wav[self.turn, : len(requests) * samples])
+        except Exception:
+            self._downloads.forget()
+            raise
+        return SampleBatch(tuple(requests), samples, host)
+
+
+def download_samples(host: Tensor, wav_S: Tensor) -> None:
+    host.copy_(wav_S, non_blocking=True)

@@ -1,0 +1,171 @@
+"""The half of a stage worker that every stage shares whose requests are fed code frames and give samples."""
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from omni.chunks import AudioChunk
+from omni.device import COMPLETED, Device
+from omni.errors import StageError
+from omni.frames.arrival import Arrival, read_arrival
+from omni.frames.rows import ReaderT, RowQueue
+from omni.frames.samples import SampleBatch, SampleRing
+from omni.frames.store import FrameStore
+from omni.payload import Payload
+from omni.stage import Feed, MailboxWorker, Produced, StageUsage, release
+
+
+class FrameModel(Protocol):
+    """What is to be known of a model. num_groups: codes per frame. sample_rate: in Hz."""
+
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def sample_rate(self) -> int: ...
+
+
+class FrameWorker(MailboxWorker[ReaderT]):
+    """Takes frames out of the producer's memory into rows of its own, and gives samples to the host. A kind of stage adds what is
+    between: `open`, `run` and `over`, and `read` if there are other inputs.
+
+    device, stream: where its phases are launched, in order. rows, store: who has a row, and the frames in it. samples: the buffers
+    of what comes of them. totals: `counters`; "steps" and "frames" are counted by whoever launches them.
+    """
+
+    def __init__(
+        self, name: str, device: Device, model: FrameModel, rows: int, capacity: int, most_samples: int, priority: int
+    ) -> None:
+        """rows: requests that have one at once. capacity: frames of each that wait on the device. most_samples: of one batch."""
+        super().__init__(name)
+        self.device = device
+        self.stream = device.stream(name, priority=priority)
+        self.rows = RowQueue[ReaderT](rows)
+        self.store = FrameStore(device, self.stream, rows, capacity, model.num_groups)
+        self.samples = SampleRing(device, self.stream, device.stream(f"{name}-copy", priority=priority), most_samples)
+        self.totals = {"steps": 0, "frames": 0, "samples": 0}
+        self._groups = model.num_groups
+        self._sample_rate = model.sample_rate
+        self._in_flight: deque[SampleBatch[ReaderT]] = deque()
+
+    @abstractmethod
+    def run(self) -> bool:
+        """Launches what the rows are ready for; paused requests begin nothing. Returns whether anything was launched."""
+
+    @abstractmethod
+    def over(self, request: ReaderT) -> bool:
+        """Whether there is nothing left to wait for: neither frames nor samples."""
+
+    def read(self, request: ReaderT, message: Feed) -> Arrival | None:
+        """The frames of an input; None if there are none in it, and nothing of it is used later.
+
+        Raises ValueError, which says what was wanted, for anything else.
+        """
+        return read_arrival(message, self._groups)
+
+    def usage(self) -> StageUsage:
+        # Copies: other threads ask, while this one goes on.
+        requests, seated = list(self.requests.values()), list(self.rows.seated)
+        return {
+            "requests": len(requests),
+            "rows": len(seated),
+            "leases": sum(len(request.arrivals) for request in requests),
+            "frames": sum(request.buffered for request in seated),
+            "batches": len(self._in_flight),
+        }
+
+    def counters(self) -> Mapping[str, int]:
+        return dict(self.totals)
+
+    def close(self) -> None:
+        for request_id in list(self.requests):
+            self.drop(self.requests.pop(request_id))
+        self._in_flight.clear()
+
+    def feed(self, request: ReaderT, message: Feed) -> None:
+        try:
+            arrival = self.read(request, message)
+        except ValueError as error:
+            release(message, COMPLETED)
+            raise StageError(self.name, "taking its input", str(error)) from error
+        if arrival is None:
+            release(message, COMPLETED)
+            return
+        if request.row is None and not request.arrivals:
+            self.rows.join(request)
+        request.arrivals.append(arrival)
+
+    def end(self, request: ReaderT, source: str) -> None:
+        request.open_sources.discard(source)
+        if self.over(request):
+            self._finish(request)
+
+    def pause(self, request: ReaderT) -> None:
+        request.paused = True
+
+    def resume(self, request: ReaderT) -> None:
+        request.paused = False
+
+    def drop(self, request: ReaderT) -> None:
+        request.live = False
+        self.rows.leave(request)
+        while request.arrivals:
+            request.arrivals.popleft().let_go()
+
+    def advance(self) -> bool:
+        moved = self._collect()
+        moved |= self.rows.seat()
+        moved |= self._take_frames()
+        moved |= self.run()
+        for request in [request for request in self.rows.seated if self.over(request)]:
+            self._finish(request)
+            moved = True
+        return moved
+
+    def launched(self, batch: SampleBatch[ReaderT]) -> None:
+        """Samples are on their way: they are given when they are there."""
+        for request in batch.requests:
+            request.in_flight += 1
+        self._in_flight.append(batch)
+        self.totals["samples"] += batch.samples * len(batch.requests)
+
+    def isolate(self, batch: Sequence[ReaderT], doing: str, error: Exception) -> None:
+        """After a failure that can be tried again: each is, alone (`together`), and one that was alone fails."""
+        if len(batch) == 1:
+            self.fail(batch[0].id, doing, error)
+        for request in batch:
+            request.alone = True
+
+    def _take_frames(self) -> bool:
+        moved, failed = self.store.take(self.rows.seated)
+        for request, error in failed.items():
+            self.fail(request.id, "taking its frames", error)
+        return moved
+
+    def _collect(self) -> bool:
+        """Gives the samples that are there, oldest first."""
+        moved = False
+        while self._in_flight and self._in_flight[0].ready:
+            batch = self._in_flight.popleft()
+            for index, request in enumerate(batch.requests):
+                if request.live:
+                    self._give(request, batch, index)
+            batch.host.release()
+            moved = True
+        return moved
+
+    def _give(self, request: ReaderT, batch: SampleBatch[ReaderT], index: int) -> None:
+        request.in_flight -= 1
+        request.samples += batch.samples
+        if batch.samples:
+            chunk = AudioChunk(samples=batch.read(index), sample_rate=self._sample_rate)
+            self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED))
+
+    def _finish(self, request: ReaderT) -> None:
+        counts = {"frames": request.done, "samples": request.samples}
+        self.finish(request.id, "stop" if request.done else "empty", counts)
+
+
+def together(requests: list[ReaderT]) -> list[ReaderT]:
+    """Those of `requests` that may share a batch: all, but one that is to go alone does."""
+    return next(([request] for request in requests if request.alone), requests)
