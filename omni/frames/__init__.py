@@ -6,12 +6,13 @@ from omni.frames.reader import FrameReader
 from omni.frames.rows import RowQueue
 from omni.frames.samples import MAX_IN_FLIGHT, SampleBatch, SampleRing
 from omni.frames.store import FrameStore
-from omni.frames.worker import FrameWorker, together
+from omni.frames.worker import FrameModel, FrameWorker, together
 
 __all__ = [
     "MAX_IN_FLIGHT",
     "Arrival",
     "CodeFrames",
+    "FrameModel",
     "FrameReader",
     "FrameStore",
     "FrameWorker",

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from omni_diffusion.model import DiffusionModel, Windows
 from omni_diffusion.options import DiffusionOptions
+from support.frame_bench import POISON
 
-POISON = 999
-"""A code that `Painter` cannot stand."""
 BLOCK, REPEATS, WIDTH, RATE, STEPS, VOICES = 3, 2, 2, 3, 3, 4
 OWN, BACK, AHEAD = 0.5, 0.25, 0.125
 """How much of a latent, of the mean of the block before and of the one after is in the next step's latent."""

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni_vocoder.model import VocoderModel
+from support.frame_bench import POISON
 
-POISON = 999
-"""A code that `WaveMaker` cannot stand."""
 DECAY = 0.5
 
 

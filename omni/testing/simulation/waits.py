@@ -2,7 +2,7 @@
 
 A wait is a call `event.done()`, by which the host learns, or `device.wait(stream, event)`, by which a stream does. Its name is
 module, qualified name of the function, and the number of the wait in that function, in the order of the source:
-`omni_vocoder.worker.VocoderWorker.advance#1`. A comprehension or a lambda belongs to the function that it stands in.
+`omni_encoder.worker.EncoderWorker.advance#1`. A comprehension or a lambda belongs to the function that it stands in.
 
 An event may be made of others: its `done` asks for theirs. Both places are waits then, that one and the one that asked it.
 """

@@ -35,8 +35,6 @@ WAITS: dict[str, tuple[Traffic, int]] = {
     "omni_ar.run.runner.Runner._written#1": ("codec", 10),
     "omni_encoder.worker.EncoderWorker.advance#1": ("omni", 4),
     "omni_local.connector.LocalRef.freed#1": ("codec", 10),
-    "omni_vocoder.decoder.Decoder._download#1": ("codec", 10),
-    "omni_vocoder.worker.VocoderWorker.advance#1": ("codec", 10),
 }
 """By name: the traffic that finds out, and within how many of its seeds."""
 

@@ -11,13 +11,14 @@ from omni.stage import Done
 from omni.testing import SimulatedDevice, Simulation, find_waits
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
+from support.frame_bench import random_codes
 from support.omni_engine import OmniEngine
 from support.reference import reference_of, sizes, tiny_checkpoint
 from support.reference_chats import chat, picture, sound
 from support.reference_compare import assert_same
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy
-from support.vocoder_bench import Bench, random_codes
+from support.vocoder_bench import Bench
 
 SEEDS = range(6)
 TEXT = SmallText()
@@ -108,5 +109,5 @@ def test_a_whole_engine(seed: int):
     for result, asked in zip(engine.run(CHATS, [0, 3, 9]), CHATS, strict=True):
         assert_same(result, reference_of(folder).answer(asked))
     device.assert_no_races()
-    own = find_waits("omni_encoder", "omni_vocoder", "omni_local")
+    own = find_waits("omni_encoder", "omni_local")
     assert own <= device.waits.counts.keys(), own - device.waits.counts.keys()

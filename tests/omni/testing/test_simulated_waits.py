@@ -96,7 +96,7 @@ def test_either_of_them_can_be_left_out(wait: str):
 
 
 def test_the_source_is_searched_for_them():
-    waits = find_waits("omni", "omni_vocoder", "omni_encoder", "omni_local")
+    waits = find_waits("omni", "omni_encoder", "omni_local")
     assert {
         "omni.device.ring.HostSlot.free#1",
         "omni.payload._All.done#1",
@@ -104,8 +104,6 @@ def test_the_source_is_searched_for_them():
         "omni.stage.messages.Feed.arrived#2",
         "omni_encoder.worker.EncoderWorker.advance#1",
         "omni_local.connector.LocalRef.freed#1",
-        "omni_vocoder.decoder.Decoder._download#1",
-        "omni_vocoder.worker.VocoderWorker.advance#1",
     } <= waits
     assert not any(name.startswith("omni.testing") for name in waits)
     assert not any("Engine" in name for name in waits), "a thread's event is none of a device"

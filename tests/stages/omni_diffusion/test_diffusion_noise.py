@@ -13,9 +13,9 @@ from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import Window
 from support.diffusion_bench import Bench, drawn
+from support.frame_bench import random_codes
 from support.painter import BLOCK, REPEATS, WIDTH
 from support.stage_driver import SOURCE
-from support.vocoder_bench import random_codes
 
 
 def ask(bench: Bench, name: str, count: int, sampling: SamplingParams, sample_index: int = 0) -> None:

@@ -32,10 +32,10 @@ from omni.stage import StageContext
 from omni_diffusion.inputs import CodeFrames, Voice
 from omni_diffusion.loaded import LoadedDiffusion
 from support.diffusion_bench import drawn
+from support.frame_bench import random_codes
 from support.paint_pipeline import OPTIONS, PAINT, paint_pipeline, paint_plugins
 from support.painter import Painter, heard, painted, spans
 from support.queued_device import QueuedDevice
-from support.vocoder_bench import random_codes
 
 
 def build(device: Device, folder: Path, graphs: bool, pipeline: Pipeline | None = None) -> Engine:

@@ -1,24 +1,20 @@
 """The vocoder stage, driven by hand-made messages."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.chunks import AudioChunk
 from omni.device.cpu import CpuDevice
-from omni.payload import PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
-from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from support.faults import FaultyDevice
+from support.frame_bench import POISON, frames, random_codes
 from support.queued_device import QueuedDevice
-from support.vocoder_bench import Bench, frames, random_codes
-from support.wavemaker import POISON, WaveMaker, whole_wave
+from support.vocoder_bench import Bench
+from support.wavemaker import WaveMaker, whole_wave
 
 
 @pytest.mark.parametrize("first", [1, 3])
@@ -115,68 +111,6 @@ def test_first_chunks_go_before_later_ones() -> None:
     assert bench.model.batches == [(1, 1, True), (1, 1, True), (1, 1, False)]
 
 
-def test_nothing_is_read_before_it_is_ready_and_leases_end_after_the_copy() -> None:
-    device = QueuedDevice()
-    bench = Bench(device, first_chunk_frames=2, chunk_frames=2)
-    codes = random_codes(4)
-    talker = device.stream("talker")
-    slots = bench._slots[:4]
-    device.launch(talker, lambda: bench.write(slots[:2], codes[:2]))
-    written = device.record(talker)
-    device.launch(talker, lambda: bench.write(slots[2:], codes[2:]))
-    bench.open("a")
-    first = bench.feed_pages("a", codes[:2], written, write=False)
-    second = bench.feed_pages("a", codes[2:], device.record(talker), write=False)
-    bench.end("a")
-    bench.tick()
-    assert bench.held == {"requests": 1, "rows": 1, "leases": 2}
-    device.run({"talker"}, operations=2)
-    bench.tick()
-    assert bench.held == {"requests": 1, "rows": 1, "leases": 1, "batches": 1}
-    assert not first.freed
-    device.run({"vocoder"}, operations=4)  # the upload, its event, the gather, its event
-    assert first.freed
-    bench.pages[:] = POISON  # the talker may write there again; the second half is not written yet
-    device.run({"vocoder"})
-    bench.tick()
-    assert not bench.produced  # decoded, but not on the host
-    device.run({"vocoder-copy"})
-    bench.tick()
-    assert len(bench.chunks("a")) == 1
-    assert not second.freed
-    bench.settle(device)
-    bench.expect_whole("a", codes)
-
-
-@pytest.mark.parametrize("moment", range(24))
-def test_an_abort_at_any_moment_frees_everything_and_harms_nobody(moment: int) -> None:
-    device = QueuedDevice()
-    bench = Bench(device, max_num_seqs=2, first_chunk_frames=1, chunk_frames=2)
-    codes = {name: random_codes(12, seed) for seed, name in enumerate("abc")}
-    bench.open(*codes)
-    talker = device.stream("talker")
-    refs = []
-    for part in range(0, 12, 4):
-        for name, rows in codes.items():
-            device.launch(talker, lambda: None)
-            refs.append(bench.feed_pages(name, rows[part : part + 4], device.record(talker)))
-    bench.end(*codes)
-    for step in range(moment):
-        bench.tick()
-        device.run(operations=step % 5)
-    if "a" in bench.ends:
-        assert moment > 10
-    bench.abort("a")
-    heard = bench.wave("a")
-    bench.settle(device)
-    assert np.array_equal(bench.wave("a"), heard)
-    for name in "bc":
-        bench.expect_whole(name, codes[name])
-    assert all(ref.freed for ref in refs)
-    assert not bench.held
-    assert not device.pending
-
-
 def test_device_memory_is_touched_in_phases_only() -> None:
     device = CpuDevice()
     bench = Bench(device, first_chunk_frames=2, chunk_frames=2)
@@ -231,49 +165,6 @@ def test_a_failing_batch_fails_its_requests_only() -> None:
     bench.expect_whole("later", later)
 
 
-def test_a_copy_that_fails_fails_its_request_only() -> None:
-    bench = Bench(CpuDevice(), first_chunk_frames=2, chunk_frames=2)
-    codes = random_codes(3)
-    bench.open("bad", "good")
-    foreign = torch.zeros((1, 4, 2), dtype=torch.int64)
-    ref = bench.feed("bad", frames(PageSlice(foreign, np.array([0, 10**6]))))
-    bench.feed_pages("good", codes)
-    bench.end("bad", "good")
-    bench.settle(bench.device)
-    assert isinstance(failed := bench.ends["bad"], Failed)
-    assert "while taking its frames, in phase gather_frames" in str(failed.error)
-    assert ref.freed
-    bench.expect_whole("good", codes)
-    assert not bench.held
-
-
-@pytest.mark.parametrize(
-    ("payload", "problem"),
-    [
-        (Payload(CodeFrames(count=1)), "CodeFrames with a tensor 'codes'"),
-        (
-            Payload(AudioChunk(samples=np.empty(0, np.float32), sample_rate=1), {"codes": torch.zeros(1, 2)}),
-            "CodeFrames",
-        ),
-        (frames(torch.zeros((1, 2), dtype=torch.int32)), "wanted 1 int64 frames of 2 code groups"),
-        (frames(torch.zeros((1, 3), dtype=torch.int64)), "codes are torch.int64 [1, 3]; wanted"),
-        (
-            Payload(CodeFrames(count=2), {"codes": torch.zeros((1, 2), dtype=torch.int64)}),
-            "codes are torch.int64 [1, 2]; wanted 2",
-        ),
-    ],
-)
-def test_a_wrong_input_fails_the_request_and_is_let_go(payload: Payload, problem: str) -> None:
-    bench = Bench(CpuDevice())
-    bench.open("a")
-    ref = bench.feed("a", payload)
-    bench.settle(bench.device)
-    assert isinstance(failed := bench.ends["a"], Failed)
-    assert problem in str(failed.error)
-    assert ref.freed
-    assert not bench.held
-
-
 def test_a_model_that_breaks_its_promise_of_samples_is_found_out() -> None:
     class Short(WaveMaker):
         def samples(self, frames: int, first: bool) -> int:
@@ -286,30 +177,6 @@ def test_a_model_that_breaks_its_promise_of_samples_is_found_out() -> None:
     bench.settle(bench.device)
     assert isinstance(failed := bench.ends["a"], Failed)
     assert "promised (1, 8)" in str(failed.error)
-
-
-def test_every_source_must_end() -> None:
-    bench = Bench(CpuDevice(), first_chunk_frames=2, chunk_frames=2)
-    codes = random_codes(3)
-    bench.open("a", sources=("talker->vocoder", "frontend"))
-    bench.feed_pages("a", codes)
-    bench.end("a", source="frontend")
-    bench.settle(bench.device)
-    assert not bench.ends
-    bench.end("a", source="talker->vocoder")
-    bench.settle(bench.device)
-    bench.expect_whole("a", codes)
-
-
-def test_an_input_of_no_frames_is_no_frame() -> None:
-    bench = Bench(CpuDevice())
-    bench.open("a")
-    ref = bench.feed_pages("a", random_codes(0))
-    bench.end("a")
-    bench.settle(bench.device)
-    assert bench.ends["a"] == Done("a", "empty", {"frames": 0, "samples": 0})
-    assert ref.freed
-    assert not bench.held
 
 
 def test_a_first_chunk_without_samples_gives_no_chunk() -> None:
@@ -337,30 +204,48 @@ def test_a_model_that_needs_several_frames_to_begin_gets_them() -> None:
     assert not bench.held
 
 
-def test_chunks_own_their_samples() -> None:
+def test_a_paused_request_decodes_nothing_and_the_others_do() -> None:
     bench = Bench(CpuDevice(), first_chunk_frames=1, chunk_frames=1)
-    names: Sequence[str] = "ab"
-    bench.open(*names)
-    for name in names:
-        bench.feed_pages(name, random_codes(6, ord(name)))
-    bench.end(*names)
-    bench.settle(bench.device)
-    arrays = [chunk for name in names for chunk in bench.chunks(name)]
-    assert len(arrays) == 12
-    assert all(array.base is None and array.flags.owndata for array in arrays)
-
-
-def test_closing_lets_go_of_everything() -> None:
-    device = QueuedDevice()
-    bench = Bench(device, max_num_seqs=1)
     bench.open("a", "b")
-    refs = [bench.feed_pages(name, random_codes(12)) for name in "ab"]
-    bench.tick()
-    device.synchronize()
-    bench.vocoder.close()
-    bench.vocoder.close()
-    assert all(ref.freed for ref in refs)
+    bench.pause("a")
+    codes = random_codes(3)
+    for name in "ab":
+        bench.feed_pages(name, codes)
+        bench.end(name)
+    bench.settle(bench.device)
+    assert bench.wave("a").size == 0
+    assert "a" not in bench.ends
+    bench.expect_whole("b", codes)
+    bench.resume("a")
+    bench.settle(bench.device)
+    bench.expect_whole("a", codes)
     assert not bench.held
+
+
+def test_what_is_under_way_at_a_pause_still_comes() -> None:
+    device = QueuedDevice()
+    bench = Bench(device, WaveMaker(lookahead=0), first_chunk_frames=1, chunk_frames=1)
+    bench.open("a")
+    codes = random_codes(2)
+    bench.feed_pages("a", codes)
+    bench.tick()
+    bench.pause("a")
+    bench.settle(device)
+    np.testing.assert_allclose(bench.wave("a"), whole_wave(bench.model, codes[:1].tolist()), rtol=1e-6)
+    bench.abort("a")
+    bench.settle(device)
+    assert not bench.held
+
+
+def test_counters_are_totals() -> None:
+    bench = Bench(CpuDevice(), WaveMaker(spread=3, lookahead=2), first_chunk_frames=2, chunk_frames=2)
+    bench.open("a", "b")
+    for name in "ab":
+        bench.feed_pages(name, random_codes(4))
+    bench.end("a", "b")
+    bench.settle(bench.device)
+    # Two batches of two requests with two frames; each request loses two samples at its beginning.
+    assert bench.vocoder.counters() == {"steps": 2, "frames": 8, "samples": 2 * (4 * 3 - 2)}
 
 
 @pytest.mark.parametrize("option", ["max_num_seqs", "first_chunk_frames", "chunk_frames"])

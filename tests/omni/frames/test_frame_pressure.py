@@ -1,4 +1,4 @@
-"""The vocoder under pressure: paused requests, ranks, and frames that their producer moves."""
+"""Rows and rings that are full, and frames that their producer moves."""
 
 import numpy as np
 import torch
@@ -10,46 +10,13 @@ from omni.device import Event
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice
 from omni.stage import Done
+from support.adder import Bench
+from support.frame_bench import POISON, frames, random_codes
 from support.queued_device import QueuedDevice
-from support.vocoder_bench import Bench, frames, random_codes
-from support.wavemaker import POISON, WaveMaker, whole_wave
-
-
-def test_a_paused_request_decodes_nothing_and_the_others_do() -> None:
-    bench = Bench(CpuDevice(), first_chunk_frames=1, chunk_frames=1)
-    bench.open("a", "b")
-    bench.pause("a")
-    codes = random_codes(3)
-    for name in "ab":
-        bench.feed_pages(name, codes)
-        bench.end(name)
-    bench.settle(bench.device)
-    assert bench.wave("a").size == 0
-    assert "a" not in bench.ends
-    bench.expect_whole("b", codes)
-    bench.resume("a")
-    bench.settle(bench.device)
-    bench.expect_whole("a", codes)
-    assert not bench.held
-
-
-def test_what_is_under_way_at_a_pause_still_comes() -> None:
-    device = QueuedDevice()
-    bench = Bench(device, WaveMaker(lookahead=0), first_chunk_frames=1, chunk_frames=1)
-    bench.open("a")
-    codes = random_codes(2)
-    bench.feed_pages("a", codes)
-    bench.tick()
-    bench.pause("a")
-    bench.settle(device)
-    np.testing.assert_allclose(bench.wave("a"), whole_wave(bench.model, codes[:1].tolist()), rtol=1e-6)
-    bench.abort("a")
-    bench.settle(device)
-    assert not bench.held
 
 
 def test_a_free_row_goes_to_the_lowest_rank_of_those_who_wait() -> None:
-    bench = Bench(CpuDevice(), max_num_seqs=1, first_chunk_frames=1, chunk_frames=1)
+    bench = Bench(CpuDevice(), rows=1)
     ranks = {"first": (9, 0), "late": (1, 1), "b": (0, 3), "a": (0, 2), "urgent": (-1, 4)}
     for name, rank in ranks.items():
         bench.open(name, rank=rank)
@@ -61,18 +28,18 @@ def test_a_free_row_goes_to_the_lowest_rank_of_those_who_wait() -> None:
 
 
 def test_more_requests_than_rows_take_turns_and_keep_their_leases() -> None:
-    bench = Bench(CpuDevice(), max_num_seqs=1, first_chunk_frames=2, chunk_frames=2)
+    bench = Bench(CpuDevice(), rows=1)
     codes = {name: random_codes(5, seed) for seed, name in enumerate("abc")}
     bench.open("idle", *codes)
     refs = {name: bench.feed_pages(name, rows) for name, rows in codes.items()}
     bench.settle(bench.device)
     assert {name: ref.freed for name, ref in refs.items()} == {"a": True, "b": False, "c": False}
-    assert bench.held == {"requests": 4, "rows": 1, "leases": 2, "frames": 1}
+    assert bench.held == {"requests": 4, "rows": 1, "leases": 2}
     bench.abort("b")
     bench.end("a", "c", "idle")
     bench.settle(bench.device)
-    bench.expect_whole("a", codes["a"])
-    bench.expect_whole("c", codes["c"])
+    bench.expect_sums("a", codes["a"])
+    bench.expect_sums("c", codes["c"])
     assert bench.ends["idle"] == Done("idle", "empty", {"frames": 0, "samples": 0})
     assert refs["b"].freed
     assert not bench.held
@@ -80,7 +47,7 @@ def test_more_requests_than_rows_take_turns_and_keep_their_leases() -> None:
 
 def test_a_full_ring_keeps_the_lease_until_the_rest_fits() -> None:
     device = QueuedDevice()
-    bench = Bench(device, first_chunk_frames=2, chunk_frames=2)  # a ring of 8 frames
+    bench = Bench(device)  # a row's ring has 8 frames
     codes = random_codes(13)
     bench.open("a")
     early, late = bench.feed_pages("a", codes[:11]), bench.feed_pages("a", codes[11:])
@@ -99,18 +66,7 @@ def test_a_full_ring_keeps_the_lease_until_the_rest_fits() -> None:
     bench.settle(device)
     assert early.freed
     assert late.freed
-    bench.expect_whole("a", codes)
-
-
-def test_counters_are_totals() -> None:
-    bench = Bench(CpuDevice(), WaveMaker(spread=3, lookahead=2), first_chunk_frames=2, chunk_frames=2)
-    bench.open("a", "b")
-    for name in "ab":
-        bench.feed_pages(name, random_codes(4))
-    bench.end("a", "b")
-    bench.settle(bench.device)
-    # Two batches of two requests with two frames; each request loses two samples at its beginning.
-    assert bench.vocoder.counters() == {"steps": 2, "frames": 8, "samples": 2 * (4 * 3 - 2)}
+    bench.expect_sums("a", codes)
 
 
 class Producer:
@@ -149,7 +105,7 @@ def move_rows(pages: torch.Tensor, slots_n: torch.Tensor, place: torch.Tensor) -
 def test_frames_that_their_producer_moves_at_any_moment_are_read_where_they_are(data: st.DataObject) -> None:
     """More frames than the row's ring has room for, so a slice is gathered in parts, from several places."""
     device = QueuedDevice()
-    bench = Bench(device, first_chunk_frames=1, chunk_frames=data.draw(st.integers(1, 2)))
+    bench = Bench(device)
     codes = random_codes(24)
     bench.open("a")
     producers = []
@@ -162,18 +118,18 @@ def test_frames_that_their_producer_moves_at_any_moment_are_read_where_they_are(
         if data.draw(st.integers(0, 3)) == 0:
             producer.move()
         bench.tick()
-        stream = data.draw(st.sampled_from(["vocoder", "vocoder-copy", "talker"]))
+        stream = data.draw(st.sampled_from(["adder", "adder-copy", "talker"]))
         device.run({stream}, operations=data.draw(st.integers(0, 6)))
         for producer in producers:
             producer.reuse()
     bench.settle(device)
-    bench.expect_whole("a", codes)
+    bench.expect_sums("a", codes)
     assert not bench.held
 
 
 def test_a_slice_on_its_way_to_another_place_is_not_gathered_before_it_is_there() -> None:
     device = QueuedDevice()
-    bench = Bench(device, first_chunk_frames=1, chunk_frames=1)
+    bench = Bench(device)
     codes = random_codes(1)
     part = bench.slice(codes)
     bench.open("a")
@@ -187,4 +143,4 @@ def test_a_slice_on_its_way_to_another_place_is_not_gathered_before_it_is_there(
     assert ref.released
     bench.end("a")
     bench.settle(device)
-    bench.expect_whole("a", codes)
+    bench.expect_sums("a", codes)
