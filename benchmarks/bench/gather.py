@@ -57,10 +57,6 @@ class GatherWorker(MailboxWorker[Taker]):
     def counters(self) -> Mapping[str, int]:
         return {"rows": self.rows, "launches": self.launches}
 
-    def close(self) -> None:
-        for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
-
     def open(self, message: Open) -> Taker:
         return Taker(message.request_id, set(message.inputs))
 

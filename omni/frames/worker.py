@@ -78,8 +78,7 @@ class FrameWorker(MailboxWorker[ReaderT]):
         return dict(self.totals)
 
     def close(self) -> None:
-        for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
+        super().close()
         self._in_flight.clear()
 
     def feed(self, request: ReaderT, message: Feed) -> None:

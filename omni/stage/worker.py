@@ -67,6 +67,11 @@ class MailboxWorker(ABC, Generic[RequestT]):
             self._dispatch(self.inbox.popleft())
         return self.advance() or moved
 
+    def close(self) -> None:
+        """Drops every request. A worker that keeps anything besides frees that too. Idempotent."""
+        for request_id in list(self.requests):
+            self.drop(self.requests.pop(request_id))
+
     def finish(self, request_id: str, reason: str, counts: dict[str, int], held: tuple[int, ...] = ()) -> None:
         """The request is done here: its record goes and the orchestrator is told."""
         self.drop(self.requests.pop(request_id))

@@ -86,8 +86,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         return dict(self._totals)
 
     def close(self) -> None:
-        for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
+        super().close()
         under_way = [running.jobs for running in self._in_flight]
         if self._sending is not None:
             under_way.append(self._sending.jobs)

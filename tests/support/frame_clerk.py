@@ -39,10 +39,6 @@ class FrameClerk(MailboxWorker[_Case]):
     def counters(self) -> dict[str, int]:
         return {}
 
-    def close(self) -> None:
-        for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
-
     def open(self, message: Open) -> _Case:
         return _Case(message.request_id)
 

@@ -68,10 +68,6 @@ class ClerkWorker(MailboxWorker[Case]):
         """waits: looks at an input that was there before its copy was over."""
         return {"waits": self._waits}
 
-    def close(self) -> None:
-        for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
-
     def open(self, message: Open) -> Case:
         return Case(message.request_id, set(message.inputs), message.rank)
 

@@ -112,8 +112,7 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
         return {"steps": self._launched, "gathers": self._gathers}
 
     def close(self) -> None:
-        for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
+        super().close()
         self._steps.clear()
 
     def open(self, message: Open) -> ReadRequest:

@@ -59,10 +59,6 @@ class TapWorker(MailboxWorker[_Tapped]):
     def counters(self) -> dict[str, int]:
         return {}
 
-    def close(self) -> None:
-        for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
-
     def open(self, message: Open) -> _Tapped:
         return _Tapped()
 

@@ -112,8 +112,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         }
 
     def close(self) -> None:
-        for request_id in list(self.requests):
-            self.drop(self.requests.pop(request_id))
+        super().close()
         self._confirmer.clear()
         self._desk.close()
         self._reclaimer.clear()
