@@ -102,7 +102,8 @@ class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
     """Output of a model that emits its tokens' hidden states; tensor `hidden`, a page slice of one row.
 
     index: which generated token, from 0. The hidden state is that of the position the token was sampled from: of token 0 the last
-    position of the prompt, of token i that of token i - 1.
+    position of the prompt, of token i that of token i - 1. So it is given out with token i - 1: also where a stop string ends the
+    text, and token i is withheld.
     """
 
     index: int

@@ -169,7 +169,9 @@ class Confirmer:
             ends = status == STOPPED and place == len(ids)
             messages = [Produced(request.id, Payload(TokenChunk(ids=(token,), ends=ends)), COMPLETED)]
             if self._emits_tokens and payload.hidden is not None:
-                messages.append(self._hidden(scheduled, payload.hidden))
+                # It is of the token before, and goes with that one: this one may be withheld.
+                before = request.held[-1].messages if request.held else self._outbox
+                before.append(self._hidden(scheduled, payload.hidden))
             # The token that ends a request has no frame.
             if payload.codes is not None and (status == RUNNING or place < len(ids)):
                 messages.append(self._frame(scheduled, payload.codes))

@@ -52,10 +52,10 @@ class StepArrival:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A token that the host knows of, and the messages that give it out."""
+    """A token that the host knows of, and the messages that give it out. The next token adds the hidden state of this one."""
 
     token: int
-    messages: Sequence[Produced]
+    messages: list[Produced]
 
 
 @dataclass(slots=True, eq=False)

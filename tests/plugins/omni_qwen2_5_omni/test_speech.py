@@ -7,13 +7,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from transformers import Qwen2Tokenizer
 
 from omni import Omni, SamplingParams
 from omni.frontend.base import Chat, Prepared
 from omni.payload import Payload
 from omni_qwen2_5_omni.frontend import OmniFrontend
 from support.tiny_omni import assert_freed, audio_of, picture, sound, tiny_plugins, user
-from support.tiny_qwen2_5_omni import as_transformers, sound_of, speak, tiny_folder
+from support.tiny_qwen2_5_omni import as_transformers, reference_model, sound_of, speak, tiny_folder
 
 TOLERANCE = 1e-4
 """Of the peak."""
@@ -81,6 +82,32 @@ def test_speech_is_transformers(shape: dict[str, Any], settings: dict[str, Any])
         assert (wave - expected).abs().max() < TOLERANCE * expected.abs().max()
         heard.add(tuple(spoken.codes))
     assert len(heard) == len(CHATS)
+
+
+@pytest.mark.parametrize(("given", "withheld"), [(1, 1), (2, 3), (5, 1), (4, 4)])
+def test_all_that_comes_before_a_stop_string_is_spoken(given: int, withheld: int) -> None:
+    """As transformers speaks a text of the same tokens that ends there by itself."""
+    folder, chat = tiny_folder(**SHAPES[0]), CHATS[2]
+    ids_T, _ = as_transformers(folder, chat)
+    said = speak(folder, ids_T, tokens=TOKENS, codes=CODES).ids
+    stop = Qwen2Tokenizer.from_pretrained(folder).decode(said[given : given + withheld])
+    sampling = {
+        "thinker": SamplingParams(max_tokens=TOKENS, stop=(stop,)),
+        "talker": SamplingParams(max_tokens=CODES, temperature=0.0),
+    }
+    with noise_given(), Omni(folder, device="cpu", plugins=tiny_plugins(), overrides=WHOLE) as omni:
+        wave = audio_of(list(omni.generate(chat, sampling=sampling)))
+        assert_freed(omni)
+    text = [*said[:given], reference_model(folder).thinker.generation_config.eos_token_id]
+
+    def next_ids(_: int, so_far_T: torch.Tensor) -> list[int]:
+        return [text[len(so_far_T) - len(ids_T)]]
+
+    spoken = speak(folder, ids_T, tokens=len(text), codes=CODES, thinker_prefix_allowed_tokens_fn=next_ids)
+    assert spoken.ids == text
+    expected = sound_of(folder, spoken.codes, NOISE_TM, "Chelsie", STEPS)
+    assert wave.shape == expected.shape
+    assert (wave - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
 def test_without_audio_nothing_is_spoken() -> None:
