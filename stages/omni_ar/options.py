@@ -67,7 +67,8 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Options of stage kind `"ar"`.
 
     max_num_seqs: requests that run at once.
-    max_model_len: tokens a request may have, prompt and output together; None takes what the model allows, 8,192 at most.
+    max_model_len: tokens a request may have, prompt and output together; None takes what the model allows, 8,192 at most. A model
+        whose decode steps another stage's device rows condition keeps memory for as many of them for each of `max_num_seqs`.
     block_size: tokens per KV block.
     num_blocks: KV blocks of the stage; None divides the device's memory among the stages, and where that is not bounded holds
         `max_num_seqs` requests of full length.
@@ -78,8 +79,6 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     graph_chunk_sizes: numbers of prompt tokens (tokens of chunks) of the steps whose forward is captured at start, where graphs are
         on; a step with fewer is padded to the next, one with more runs uncaptured. None takes sizes up to `max_num_batched_tokens`.
     attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or `"flashinfer"`, the last two where installed.
-    max_step_rows: decode steps of a request that device rows of another stage may condition, where the model has such: there is
-        memory for as many of each of `max_num_seqs` requests. A request that needs more fails.
     prefix_cache: keep the blocks of what has been computed, for prompts that begin alike.
     sampling: defaults for what a request leaves open.
     """
@@ -93,12 +92,11 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     graph_batch_sizes: tuple[int, ...] | None = None
     graph_chunk_sizes: tuple[int, ...] | None = None
     attention_backend: str = "auto"
-    max_step_rows: int = 1024
     prefix_cache: bool = True
     sampling: SamplingParams = GREEDY
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "block_size", "max_num_batched_tokens", "num_blocks", "max_step_rows"):
+        for name in ("max_num_seqs", "block_size", "max_num_batched_tokens", "num_blocks"):
             value = msgspec.structs.asdict(self)[name]
             if value is not None and not 1 <= value <= _MOST:
                 raise ValueError(f"{name} must be at least 1, at most {_MOST:,}")

@@ -80,7 +80,7 @@ def write_checkpoint(folder: Path, credit: int = 64) -> Path:
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
-    options = ArOptions(max_num_seqs=3, block_size=3, max_step_rows=32)
+    options = ArOptions(max_num_seqs=3, block_size=3)
     return Pipeline(
         family="listener",
         stages=(

@@ -26,7 +26,7 @@ from omni_ar.run.request import ArRequest, StepArrival
 
 _RING = 4
 _AT_ONCE = 1024
-"""Rows that one tick copies, or as many as a request may have."""
+"""Rows that one tick copies, or as many as a request may have if that is more."""
 
 Failures = list[tuple[ArRequest, Exception]]
 
@@ -91,20 +91,16 @@ class StepIntake:
             return [], []
         copies: list[_Copy] = []
         taken: list[tuple[ArRequest, StepArrival]] = []
-        failed: Failures = []
         room = self._most
         for request in self._waiting:
-            try:
-                for arrival in self._ready(request):
-                    needed = self._needed(request, arrival)
-                    if needed > room:
-                        break
-                    room -= needed
-                    taken.append((request, arrival))
-                    copies += self._place(request, arrival, needed)
-            except InputError as error:
-                failed.append((request, error))
-        failed += self._launch(copies)
+            for arrival in self._ready(request):
+                needed = self._needed(request, arrival)
+                if needed > room:
+                    break
+                room -= needed
+                taken.append((request, arrival))
+                copies += self._place(request, arrival, needed)
+        failed = self._launch(copies)
         end = self._device.record(self._stream) if copies else COMPLETED
         for _, arrival in taken:
             if isinstance(arrival.rows, PageSlice):
@@ -119,15 +115,10 @@ class StepIntake:
             yield request.step_arrivals[0]
 
     def _needed(self, request: ArRequest, arrival: StepArrival) -> int:
-        """How many of its rows will be read: no step runs past the request's limit. Raises InputError if there is no room."""
+        """How many of its rows will be read: no step runs past the request's limit, so there is a place for each."""
         if arrival.rows is None:
             return 0
-        needed = max(0, min(arrival.count, request.max_tokens - 1 - len(request.steps)))
-        most = self._limits.step_rows
-        if request.step_rows + needed > most:
-            problem = f"are for more than {most} steps of a request, as many as {self._name} keeps"
-            raise InputError("step_inputs.rows", problem, f"raise {self._name}.max_step_rows")
-        return needed
+        return max(0, min(arrival.count, request.max_tokens - 1 - len(request.steps)))
 
     def _place(self, request: ArRequest, arrival: StepArrival, needed: int) -> list[_Copy]:
         """The request's oldest arrival becomes conditioning of its next steps, once `needed` of its rows are copied."""

@@ -28,7 +28,7 @@ class Limits:
     step_tokens: tokens of one step at most. scored_tokens: prompt tokens among them whose log-probabilities are asked for; 0 for a
     model whose prompt is not a row of its own tokens. step_ids: tokens that one step may give a row: one, and as many more as are
     drafted. ring: steps whose handoffs have memory of their own. upload_words: int64 words that one step's packed inputs take.
-    step_rows: device rows that may condition steps of one request; 0 for a model without.
+    step_rows: device rows that may condition steps of one request, one for each step that it can have; 0 for a model without.
     """
 
     rows: int
@@ -94,7 +94,8 @@ class Limits:
             rows + budget,
             scored,
             words,
-            step_rows=options.max_step_rows if shape.step_width else 0,
+            # The prompt has a token, and no step follows the last one generated.
+            step_rows=length - 2 if shape.step_width else 0,
         )
 
 

@@ -11,7 +11,7 @@ from omni.config import Layer
 from omni.device import Device, SyncCheck, open_device, sync_guard
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOptions, build_engine, resolve_pipeline
-from omni.errors import InputError, StageError
+from omni.errors import StageError
 from omni.rules import HostRules
 from omni.sampling_params import SamplingParams
 from omni.testing import SimulatedDevice, Simulation
@@ -59,9 +59,16 @@ def build(
 
 
 def submit(
-    engine: Engine, index: int, *, from_frontend: bool = False, priority: int = 0, rules: HostRules | None = None
+    engine: Engine,
+    index: int,
+    *,
+    from_frontend: bool = False,
+    priority: int = 0,
+    rules: HostRules | None = None,
+    writes: int = WRITES,
+    answers: int = ANSWERS,
 ) -> Heard:
-    sampling = {WRITER: SamplingParams(max_tokens=WRITES), LISTENER: SamplingParams(max_tokens=ANSWERS)}
+    sampling = {WRITER: SamplingParams(max_tokens=writes), LISTENER: SamplingParams(max_tokens=answers)}
     heard, name = Heard(), str(index)
     request = ask(
         name,
@@ -166,12 +173,15 @@ def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
     assert any(heard.exact["end of writer"] == ["stop"] for heard in results)
 
 
-def test_more_rows_than_there_is_room_for(tmp_path: Path) -> None:
-    engine = build(tmp_path, {"listener.max_step_rows": 7})
-    heard = submit(engine, 0)
-    run(engine)
-    assert isinstance(heard.error, InputError)
-    assert "raise listener.max_step_rows" in str(heard.error)
+def test_a_text_as_long_as_may_be_is_heard_to_its_end_by_who_may_say_more_and_by_who_may_not(tmp_path: Path) -> None:
+    for limits in ((20, 40), (40, 20)):
+        engine = build(tmp_path, dict(zip(("writer.max_model_len", "listener.max_model_len"), limits, strict=True)))
+        results = [submit(engine, index, writes=96, answers=96) for index in range(4)]
+        run(engine)
+        for index, heard in enumerate(results):
+            written, answers = (limit - len(ids[index]) for limit, ids in zip(limits, (WRITTEN, HEARD), strict=True))
+            assert len(_tokens(heard)) == written
+            assert heard.exact[ANSWER] == answer(WRITTEN[index], _tokens(heard), HEARD[index], answers)
 
 
 def test_a_request_that_leaves_leaves_nothing(tmp_path: Path) -> None:

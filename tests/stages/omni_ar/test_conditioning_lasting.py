@@ -16,7 +16,7 @@ MODEL = Listener(WIDTH)
 
 
 def feeder(model: Listener = MODEL, *, captured: bool = False, **changes: object) -> RowFeeder:
-    options = ArOptions(**({"max_num_seqs": 2, "block_size": 2, "max_step_rows": 16} | changes))
+    options = ArOptions(**({"max_num_seqs": 2, "block_size": 2} | changes))
     return RowFeeder(
         ArDriver(model, None, options, captured=captured), random_pages(WIDTH), len(model.shape.step_columns)
     )
