@@ -56,7 +56,10 @@ class ArShape:
 
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
-    """A segment's tensors and where they belong. tokens_n: int64, indexes into the batch's prompt tokens (0 to Tp - 1)."""
+    """A segment's tensors and where they belong. tokens_n: int64, indexes into the batch's prompt tokens (0 to Tp - 1).
+
+    tensors: those of a floating dtype in the stage's, whatever their producer's.
+    """
 
     name: str
     tokens_n: Tensor

@@ -59,7 +59,7 @@ class Runner:
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
         self._model = model
         self._limits = limits
-        self._dtype = dtype
+        self.dtype = dtype
         self._processors = processors
         self._state = RowState.allocate(device, model, limits, dtype, processors)
         self._buffers = StepBuffers.allocate(device, model, limits, dtype)
@@ -84,7 +84,7 @@ class Runner:
         self._pages = None  # the old ones go before the new ones come
         self._graphs.clear()  # they are of the old ones
         self._chunk_graphs.clear()
-        self._pages = Pages.allocate(self.device, self._model, num_blocks, self._limits.block_size, self._dtype)
+        self._pages = Pages.allocate(self.device, self._model, num_blocks, self._limits.block_size, self.dtype)
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures decode steps of these numbers of rows, on the pages that there are: from then on steps of up to as many rows

@@ -1,4 +1,4 @@
-"""Takes segments in: what is in another stage's pages is gathered at once into memory of this stage."""
+"""Takes segments in: what is in another stage's pages, or of another dtype, is copied at once into memory of this stage."""
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ _RING = 4
 class SegmentIntake:
     """Segments that have come but cannot be touched yet, because the work that makes them is unfinished."""
 
-    def __init__(self, device: Device, stream: Stream, max_rows: int) -> None:
+    def __init__(self, device: Device, stream: Stream, max_rows: int, dtype: torch.dtype) -> None:
+        """dtype: of the stage, in which its model finds what is of a floating one."""
         self._device = device
         self._stream = stream
         self._max_rows = max_rows
+        self._dtype = dtype
         self._uploader = Uploader(device, stream, max_rows, _RING)
         self._waiting: list[tuple[ArRequest, Segment, Feed]] = []
 
@@ -77,29 +79,53 @@ class SegmentIntake:
     def _take(self, message: Feed) -> ReadySegment:
         tensors = {name: t for name, t in message.payload.tensors.items() if not isinstance(t, PageSlice)}
         slices = {name: t for name, t in message.payload.tensors.items() if isinstance(t, PageSlice)}
-        if not slices:
-            return ReadySegment(tensors, COMPLETED, message.lease)
-        # The gather is on the stream that will read its result, so the prompt need not wait for it.
-        gathered = tensors | self._gather(slices)
+        fitting = {name: t for name, t in tensors.items() if t.dtype == self._dtype_of(t)}
+        if len(fitting) == len(message.payload.tensors):
+            return ReadySegment(fitting, COMPLETED, message.lease)
+        # The copies are on the stream that will read them, so the prompt need not wait for them.
+        copied = self._gather(slices) | self._convert({name: t for name, t in tensors.items() if name not in fitting})
         end = self._device.record(self._stream)
         for source in slices.values():
             source.gathered(end)
-        if tensors:  # whole ones are read where they are, later
-            return ReadySegment(gathered, end, message.lease)
+        if fitting:  # they are read where they are, later
+            return ReadySegment(fitting | copied, end, message.lease)
         release(message, end)
-        return ReadySegment(gathered, COMPLETED, None)
+        return ReadySegment(copied, COMPLETED, None)
+
+    def _dtype_of(self, source: Tensor) -> torch.dtype:
+        """In which the model finds it."""
+        return self._dtype if source.is_floating_point() else source.dtype
 
     def _gather(self, slices: dict[str, PageSlice]) -> dict[str, Tensor]:
+        if not slices:
+            return {}
         upload = self._uploader.begin()
         spans = {name: upload.add(source.slots) for name, source in slices.items()}
         self._uploader.launch(upload)
         gathered = {}
         for name, source in slices.items():
-            out = self._device.empty((len(source.slots), source.pages.shape[-1]), source.pages.dtype, self._stream)
+            size = (len(source.slots), source.pages.shape[-1])
+            out = self._device.empty(size, self._dtype_of(source.pages), self._stream)
             self._device.launch(self._stream, gather_segment, source.pages, self._uploader.view(spans[name]), out)
             gathered[name] = out
         return gathered
 
+    def _convert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        converted = {}
+        for name, source in tensors.items():
+            out = self._device.empty(tuple(source.shape), self._dtype, self._stream)
+            self._device.launch(self._stream, convert_segment, source, out)
+            converted[name] = out
+        return converted
+
 
 def gather_segment(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
-    torch.index_select(pages.flatten(0, 1), 0, slots_n, out=out_nD)
+    """Stages may differ in their dtype."""
+    if pages.dtype == out_nD.dtype:
+        torch.index_select(pages.flatten(0, 1), 0, slots_n, out=out_nD)
+    else:
+        out_nD.copy_(pages.flatten(0, 1).index_select(0, slots_n))
+
+
+def convert_segment(source: Tensor, out: Tensor) -> None:
+    out.copy_(source, non_blocking=True)

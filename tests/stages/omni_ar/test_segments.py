@@ -33,8 +33,8 @@ class Lent:
         self.message = Feed("r", payload, COMPLETED, *lend(connector, self.ref, 1))
 
 
-def intake(device: QueuedDevice) -> tuple[SegmentIntake, ArRequest]:
-    return SegmentIntake(device, device.stream("ar"), max_rows=20), ArRequest("r", SamplingParams(), set())
+def intake(device: QueuedDevice, dtype: torch.dtype = torch.float32) -> tuple[SegmentIntake, ArRequest]:
+    return SegmentIntake(device, device.stream("ar"), 20, dtype), ArRequest("r", SamplingParams(), set())
 
 
 @given(st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=6), min_size=1, max_size=5))
@@ -169,3 +169,24 @@ def test_a_segment_of_pages_and_a_tensor_is_let_go_after_its_gather():
     assert not ref.freed
     device.run({"ar"})
     assert ref.freed
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["converted alone", "beside one that is read in place"])
+def test_what_is_of_another_dtype_is_converted_on_the_device_and_let_go_of(whole: bool):
+    device = QueuedDevice()
+    segments, request = intake(device, torch.bfloat16)
+    made, ids = torch.randn(2, 3), torch.arange(2)[:, None]
+    tensors: dict[str, PageSlice | torch.Tensor] = {"rows": PageSlice(PAGES, np.array([3, 1])), "made": made}
+    payload = Payload(Segment(name="sound", index=0), tensors | ({"ids": ids} if whole else {}))
+    connector = LocalConnector()
+    ref = connector.send(payload, COMPLETED, device.stream("transfer"))
+    segments.add(request, Segment(name="sound", index=0), Feed("r", payload, COMPLETED, *lend(connector, ref, 1)))
+    segments.tick()
+    assert ref.released != whole
+    assert not ref.freed
+    device.run({"ar"})
+    assert ref.freed != whole
+    taken = request.segments["sound", 0].tensors
+    assert torch.equal(taken["rows"], PAGES.flatten(0, 1)[[3, 1]].bfloat16())
+    assert torch.equal(taken["made"], made.bfloat16())
+    assert not whole or taken["ids"] is ids
