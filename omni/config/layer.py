@@ -19,6 +19,10 @@ class Layer:
     values: Mapping[str, object]
     file: bool = False
 
+    def name(self, path: str) -> str:
+        """The setting at `path`, as errors call it."""
+        return f"{self.origin}: {path}" if self.file else path
+
     def only(self, name: str) -> "Layer":
         """The settings below `name`."""
         return self._where(lambda first: first == name)

@@ -5,6 +5,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from omni.config.draft import Draft
 from omni.config.layer import Layer
 from omni.config.setting import DEFAULT, FAMILY, Setting
 from omni.errors import ConfigError
@@ -18,18 +19,20 @@ def overlay(
     """The options with each layer laid over them in turn, and every field of the result with its origin.
 
     options: by the first part of the paths that reach them, a stage's name. others: first parts that are set elsewhere, for errors.
-    Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out of range.
+    Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out of range;
+    naming several, if they do not go together. Ranges are those of the result: a value that another bounds may be set before it.
     """
-    changed = dict(options)
-    origins: dict[str, str] = {}
+    drafts = {name: Draft(name, before) for name, before in options.items()}
+    origins: dict[str, Layer] = {}
     for layer in layers:
         for path, value in layer.values.items():
             name, _, option = path.partition(".")
             write = _Write(layer, origins, path)
-            if name not in changed:
-                known = ", ".join((*changed, *others))
+            if name not in drafts:
+                known = ", ".join((*drafts, *others))
                 raise write.error(f"there is no stage {name!r}", f"use one of {known}")
-            changed[name] = write.put(changed[name], name, option, value)
+            write.put(drafts[name], option, value)
+    changed = {name: draft.build(origins) for name, draft in drafts.items()}
     settings = (setting for name, final in changed.items() for setting in _settings(name, final, origins))
     return changed, tuple(settings)
 
@@ -37,48 +40,43 @@ def overlay(
 class _Write:
     """One value on its way into options."""
 
-    def __init__(self, layer: Layer, origins: dict[str, str], path: str) -> None:
+    def __init__(self, layer: Layer, origins: dict[str, Layer], path: str) -> None:
         self._layer = layer
         self._origins = origins
         self._path = path
 
     def error(self, problem: str, remedy: str) -> ConfigError:
-        field = f"{self._layer.origin}: {self._path}" if self._layer.file else self._path
-        return ConfigError(field, problem, remedy)
+        return ConfigError(self._layer.name(self._path), problem, remedy)
 
-    def put(self, options: msgspec.Struct, at: str, option: str, value: object) -> msgspec.Struct:
-        """`options`, which stand at path `at`, with the field `option` (dotted) replaced; a table sets several."""
+    def put(self, options: Draft, option: str, value: object) -> None:
+        """Replaces the field `option` (dotted) of `options`; a table replaces several."""
         table = _table_in(value)
         if not option and table is not None:
-            return self._put_table(options, at, table)
+            self._put_table(options, table)
+            return
         name, _, rest = option.partition(".")
-        types = get_type_hints(type(options))
+        types = get_type_hints(options.type)
         if name not in types:
             raise self.error(
                 f"there is no option {name!r}" if name else "names no option", f"use one of {', '.join(types)}"
             )
-        current: Any = msgspec.structs.asdict(options)[name]
-        if isinstance(current, msgspec.Struct) and (rest or table is not None):
-            changed: object = self.put(current, f"{at}.{name}", rest, value)
+        inner = options.inner(name) if rest or table is not None else None
+        if inner is not None:
+            self.put(inner, rest, value)
         elif rest:
             raise self.error(f"{name!r} has no fields", f"set {name} itself")
         else:
-            changed = self._convert(value, types[name])
-            self._claim(f"{at}.{name}")
-        try:
-            return msgspec.structs.replace(options, **{name: changed})
-        except (ValueError, TypeError) as error:
-            raise self.error(str(error), "use a value in the range it names") from error
+            options.put(name, self._convert(value, types[name]))
+            self._claim(f"{options.path}.{name}")
 
-    def _put_table(self, options: msgspec.Struct, at: str, table: Mapping[str, object]) -> msgspec.Struct:
+    def _put_table(self, options: Draft, table: Mapping[str, object]) -> None:
         for key, value in table.items():
-            options = _Write(self._layer, self._origins, f"{at}.{key}").put(options, at, key, value)
-        return options
+            _Write(self._layer, self._origins, f"{options.path}.{key}").put(options, key, value)
 
     def _claim(self, path: str) -> None:
         for inner in [known for known in self._origins if known.startswith(f"{path}.")]:
             del self._origins[inner]
-        self._origins[path] = self._layer.origin
+        self._origins[path] = self._layer
 
     def _convert(self, value: object, wanted: Any) -> object:
         problem = ""
@@ -115,15 +113,15 @@ def _readings(value: object, *, strict: bool) -> list[object]:
         return [{"true": True, "false": False}.get(value.lower(), value), value]
 
 
-def _settings(name: str, options: msgspec.Struct, origins: Mapping[str, str]) -> Iterator[Setting]:
+def _settings(name: str, options: msgspec.Struct, origins: Mapping[str, Layer]) -> Iterator[Setting]:
     for path, value, untouched in _leaves(name, options, _defaults(type(options))):
         yield Setting(path=path, value=value, origin=_origin(path, origins) or (DEFAULT if untouched else FAMILY))
 
 
-def _origin(path: str, origins: Mapping[str, str]) -> str | None:
+def _origin(path: str, origins: Mapping[str, Layer]) -> str | None:
     while path and path not in origins:
         path = path.rpartition(".")[0]
-    return origins.get(path)
+    return origins[path].origin if path else None
 
 
 def _leaves(at: str, options: msgspec.Struct, defaults: Mapping[str, object]) -> Iterator[tuple[str, object, bool]]:

@@ -184,7 +184,7 @@ def test_options_of_their_own_type_replace_them_all():
             {"sampling": {"topk": 1}},
             "test.toml: thinker.sampling.topk: there is no option 'topk'; use one of max_tokens",
         ),
-        ({"sampling": {"top_p": 7.0}}, "test.toml: thinker.sampling: sampling.top_p: 7.0 is out of range"),
+        ({"sampling": {"top_p": 7.0}}, "test.toml: thinker.sampling.top_p: sampling.top_p: 7.0 is out of range"),
         ({"block_size": {"x": 1}}, "test.toml: thinker.block_size: {'x': 1} does not fit"),
         ({"blocksize": 1}, "test.toml: thinker.blocksize: there is no option 'blocksize'; use one of max_num_seqs"),
     ],
@@ -244,6 +244,53 @@ def test_a_value_with_fields_is_the_origin_of_them_all_until_one_is_set_again():
     sampling = {path.rpartition(".")[2]: origin for path, origin in found.items() if ".sampling." in path}
     assert sampling.pop("top_p") == "argument"
     assert set(sampling.values()) == {"overrides"}
+
+
+BIG_CHUNKS = Layer("omni.toml", {"thinker": {"graph_chunk_sizes": [512]}}, file=True)
+FEW_TOKENS = Layer("--set", {"thinker.max_num_batched_tokens": "256", "thinker.block_size": "8"})
+CHUNKS = "graph_chunk_sizes must be at least 1, at most max_num_batched_tokens, 256; "
+
+
+@pytest.mark.parametrize(
+    ("options", "layers", "message"),
+    [
+        (
+            ArOptions(),
+            (BIG_CHUNKS, FEW_TOKENS),
+            "omni.toml: thinker.graph_chunk_sizes, thinker.max_num_batched_tokens: "
+            + CHUNKS
+            + "use values that go together",
+        ),
+        (
+            ArOptions(),
+            (FEW_TOKENS, BIG_CHUNKS),
+            "thinker.max_num_batched_tokens, omni.toml: thinker.graph_chunk_sizes: "
+            + CHUNKS
+            + "use values that go together",
+        ),
+        (ArOptions(graph_chunk_sizes=(512,)), (FEW_TOKENS,), "thinker.max_num_batched_tokens: " + CHUNKS),
+        (ArOptions(max_num_batched_tokens=256), (BIG_CHUNKS,), "omni.toml: thinker.graph_chunk_sizes: " + CHUNKS),
+        (
+            ArOptions(),
+            (
+                Layer("a", {"thinker.sampling.min_tokens": 9}),
+                Layer("b", {"thinker.sampling": '{"max_tokens": 8, "top_k": 3}'}),
+            ),
+            "thinker.sampling.min_tokens, thinker.sampling.max_tokens: sampling.min_tokens: 9 is more than max_tokens, 8",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_all_named(options: ArOptions, layers: tuple[Layer, ...], message: str):
+    with pytest.raises(ConfigError) as caught:
+        overlay({"thinker": options}, layers)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_setting_may_come_before_the_one_that_bounds_it(turn: int):
+    layers = [Layer("a", {"thinker.graph_chunk_sizes": (4096,)}), Layer("b", {"thinker.max_num_batched_tokens": 8192})]
+    after, _ = overlay({"thinker": ArOptions()}, layers[::turn])
+    assert after["thinker"] == ArOptions(graph_chunk_sizes=(4096,), max_num_batched_tokens=8192)
 
 
 @given(st.permutations(["a", "b", "c"]), st.lists(st.integers(1, 99), min_size=3, max_size=3))

@@ -1,0 +1,48 @@
+"""Options while settings are laid over them."""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from omni.config.layer import Layer
+from omni.errors import ConfigError
+
+
+class Draft:
+    """One struct's fields, checked together when all of them are set: one may bound another."""
+
+    def __init__(self, path: str, options: msgspec.Struct) -> None:
+        """path: where the options stand."""
+        self.path = path
+        self.type = type(options)
+        self._before = options
+        self._changed: dict[str, object] = {}
+
+    def put(self, name: str, value: object) -> None:
+        self._changed[name] = value
+
+    def inner(self, name: str) -> "Draft | None":
+        """The field of that name as a draft; None if it has no fields of its own."""
+        value = self._changed[name] if name in self._changed else msgspec.structs.asdict(self._before)[name]
+        if isinstance(value, msgspec.Struct):
+            value = self._changed[name] = Draft(f"{self.path}.{name}", value)
+        return value if isinstance(value, Draft) else None
+
+    def build(self, origins: Mapping[str, Layer]) -> msgspec.Struct:
+        """The options. origins: by path, what set it. Raises ConfigError, naming the settings that the options refuse."""
+        if not self._changed:
+            return self._before
+        fields = {n: value.build(origins) if isinstance(value, Draft) else value for n, value in self._changed.items()}
+        try:
+            return msgspec.structs.replace(self._before, **fields)
+        except (ValueError, TypeError) as error:
+            refused = self._refused(str(error), list(origins))
+            remedy = "use a value in the range it names" if len(refused) == 1 else "use values that go together"
+            field = ", ".join(origins[path].name(path) for path in refused)
+            raise ConfigError(field, str(error), remedy) from error
+
+    def _refused(self, problem: str, paths: list[str]) -> list[str]:
+        """Of the paths that were set, those of this struct that the problem names, or else all of this struct."""
+        own = [path for path in paths if path.startswith(f"{self.path}.")]
+        return [path for path in own if re.search(rf"\b{re.escape(path.rpartition('.')[2])}\b", problem)] or own
