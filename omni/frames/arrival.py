@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import COMPLETED, Event
@@ -16,7 +17,7 @@ class Arrival:
     """taken: how many of its frames are copied. after: the last copy that reads them."""
 
     message: Feed
-    codes: PageSlice | Tensor
+    codes: PageSlice | Tensor | NDArray[np.int64]
     count: int
     taken: int = 0
     after: Event = COMPLETED
@@ -27,12 +28,14 @@ class Arrival:
 
 def read_arrival(message: Feed, groups: int) -> Arrival:
     """The frames of an input. groups: codes per frame. Raises ValueError, which says what was wanted, for anything else."""
-    meta, codes = message.payload.meta, message.payload.tensors.get("codes")
+    meta, known = message.payload.meta, message.payload.tensors.get("codes")
+    codes = meta.codes if isinstance(meta, CodeFrames) and meta.codes is not None else known
     if not isinstance(meta, CodeFrames) or codes is None:
         raise ValueError(f"CodeFrames with a tensor 'codes' are taken, not {meta!r}")
     pages = codes.pages if isinstance(codes, PageSlice) else codes
+    dtype = str(pages.dtype).removeprefix("torch.")
     shape = [len(codes.slots), pages.shape[-1]] if isinstance(codes, PageSlice) else list(codes.shape)
-    if pages.dtype != torch.int64 or shape != [meta.count, groups]:
+    if dtype != "int64" or shape != [meta.count, groups]:
         wanted = f"{meta.count} int64 frames of {groups} code groups"
-        raise ValueError(f"codes are {pages.dtype} {shape}; wanted {wanted}")
+        raise ValueError(f"codes are {dtype} {shape}; wanted {wanted}")
     return Arrival(message, codes, meta.count)

@@ -5,7 +5,8 @@
 | the producer's pages or tensors | producer, before the payload's event | `gather_frames`, `store_frames` | the lease |
 | `ring_RCG` of a row | `gather_frames`, `store_frames` | the stage's phases, same stream | the host's count |
 
-A lease is released with the end of the last copy, and who lent the memory keeps it until then: nothing is kept here.
+A lease is released with the end of the last copy, and who lent the memory keeps it until then: nothing is kept here. Codes that the
+host knows are uploaded along with the places they go to.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,8 @@ from omni.frames.reader import FrameReader
 from omni.payload import PageSlice
 
 _RING = 4
+_KNOWN = 0
+"""In place of an object's id."""
 ReaderT = TypeVar("ReaderT", bound=FrameReader)
 
 declare_buckets({"gather_frames": Bucket.PAYLOAD, "store_frames": Bucket.PAYLOAD})
@@ -50,7 +53,8 @@ class FrameStore:
         self._device = device
         self._stream = stream
         self._capacity = capacity
-        self._upload = Uploader(device, stream, 2 * rows * capacity, _RING)
+        self._groups = groups
+        self._upload = Uploader(device, stream, (1 + groups) * rows * capacity, _RING)
 
     def places(self, request: FrameReader, start: int, count: int) -> NDArray[np.int64]:
         """Where frames `start` to `start + count` of the row, counted from its oldest, are in the flattened ring."""
@@ -84,7 +88,7 @@ class FrameStore:
         arrays = [
             np.concatenate(parts)
             for group in groups
-            for parts in ([_slots(t) for t in group], [t.places for t in group])
+            for parts in ([_sources(t) for t in group], [t.places for t in group])
         ]
         try:
             views = self._upload.send(arrays)
@@ -109,6 +113,9 @@ class FrameStore:
         codes = group[0].arrival.codes
         if isinstance(codes, PageSlice):
             self._device.launch(self._stream, gather_frames, self.ring_RCG, codes.pages, sources_n, places_n)
+        elif isinstance(codes, np.ndarray):
+            codes_nG = sources_n.view(-1, self._groups)
+            self._device.launch(self._stream, store_frames, self.ring_RCG, codes_nG, places_n)
         else:
             first, count = group[0].first, group[0].count
             self._device.launch(self._stream, store_frames, self.ring_RCG, codes[first : first + count], places_n)
@@ -121,19 +128,26 @@ class FrameStore:
 
 
 def _by_source(takes: list[_Take[ReaderT]]) -> list[list[_Take[ReaderT]]]:
-    """Slices of the same pages share a copy; a tensor is copied by itself."""
+    """Slices of the same pages share a copy, and so does what the host knows; a tensor is copied by itself."""
     groups: dict[int, list[_Take[ReaderT]]] = {}
     for take in takes:
-        codes = take.arrival.codes
-        groups.setdefault(id(codes.pages if isinstance(codes, PageSlice) else take), []).append(take)
+        match take.arrival.codes:
+            case PageSlice(pages=pages):
+                key = id(pages)
+            case np.ndarray():
+                key = _KNOWN
+            case _:
+                key = id(take)
+        groups.setdefault(key, []).append(take)
     return list(groups.values())
 
 
-def _slots(take: _Take[ReaderT]) -> NDArray[np.int64]:
-    codes = take.arrival.codes
+def _sources(take: _Take[ReaderT]) -> NDArray[np.int64]:
+    """What is uploaded of it besides its places: rows of pages, or codes themselves."""
+    codes, part = take.arrival.codes, slice(take.first, take.first + take.count)
     if isinstance(codes, PageSlice):
-        return codes.slots[take.first : take.first + take.count]
-    return np.empty(0, np.int64)
+        return codes.slots[part]
+    return codes[part].reshape(-1) if isinstance(codes, np.ndarray) else np.empty(0, np.int64)
 
 
 def gather_frames(ring_RCG: Tensor, pages: Tensor, sources_n: Tensor, places_n: Tensor) -> None:

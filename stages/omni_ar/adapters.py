@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
-import torch
+import numpy as np
 
 from omni.chunks import TokenChunk
 from omni.encoded import Encoded
@@ -60,7 +60,7 @@ class TokensToCodes:
         ids = payload.meta.ids[:-1] if payload.meta.ends else payload.meta.ids
         if not ids:
             return ()
-        return (Payload(CodeFrames(count=len(ids)), {"codes": torch.tensor(ids)[:, None]}),)
+        return (Payload(CodeFrames(count=len(ids), codes=np.array(ids)[:, None])),)
 
     def finish(self, reason: str) -> Sequence[Payload]:
         return ()

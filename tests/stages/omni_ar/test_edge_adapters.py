@@ -39,8 +39,12 @@ def test_frames_pass_on_as_codes_and_their_ids_do_not() -> None:
 def test_codes_go_on_without_the_one_that_ends_them() -> None:
     adapter = TokensToCodes(None)
     (frames,) = adapter.push(Payload(TokenChunk(ids=(5, 6), ends=False)))
-    assert (frames.meta, frames.tensors["codes"].tolist()) == (CodeFrames(count=2), [[5], [6]])
+    assert isinstance(frames.meta, CodeFrames)
+    assert frames.meta.codes is not None
+    assert (frames.meta.count, frames.meta.codes.tolist(), frames.tensors) == (2, [[5], [6]], {})
     (last,) = adapter.push(Payload(TokenChunk(ids=(9, 40), ends=True)))
-    assert last.tensors["codes"].tolist() == [[9]]
+    assert isinstance(last.meta, CodeFrames)
+    assert last.meta.codes is not None
+    assert last.meta.codes.tolist() == [[9]]
     assert not adapter.push(Payload(TokenChunk(ids=(40,), ends=True)))
     assert not adapter.finish("stop")

@@ -228,6 +228,24 @@ def test_a_paused_request_begins_no_window_and_the_others_do() -> None:
     assert not bench.held
 
 
+def test_codes_that_the_host_knows_are_uploaded() -> None:
+    """Those of several requests at once, in whatever pieces they come."""
+    bench = Bench(CpuDevice(), max_num_seqs=2)
+    asked = {name: random_codes(count, seed) for seed, (name, count) in enumerate({"a": 17, "b": 9, "c": 21}.items())}
+    bench.open(*asked)
+    for name, codes in asked.items():
+        bench.give_voice(name, 1, noise_of(name, len(codes)))
+        for piece in np.array_split(codes, 4):
+            bench.feed_host(name, Payload(CodeFrames(count=len(piece), codes=piece)))
+        bench.end(name)
+    with LaunchGuard(bench.device) as guard:
+        bench.settle(bench.device)
+    assert "store_frames" in guard.launched
+    for name, codes in asked.items():
+        bench.expect(name, codes)
+    assert not bench.held
+
+
 @pytest.mark.parametrize(
     ("payload", "problem"),
     [
