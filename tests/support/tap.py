@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import COMPLETED, Device, Event
+from omni.frames import CodeFrames
 from omni.hookspecs import hookimpl
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Output, Pipeline, Stage
@@ -34,7 +35,7 @@ class _Frame:
     """A frame that has come. host: `[1, G]`, its copy on the host, readable once `copied` is done; none while not launched."""
 
     message: Feed
-    host: list[Tensor] = field(default_factory=list)
+    host: list[Tensor | NDArray[np.int64]] = field(default_factory=list)
     copied: Event | None = None
 
 
@@ -63,7 +64,13 @@ class TapWorker(MailboxWorker[_Tapped]):
         return _Tapped()
 
     def feed(self, request: _Tapped, message: Feed) -> None:
-        request.frames.append(_Frame(message))
+        frame = _Frame(message)
+        request.frames.append(frame)
+        meta = message.payload.meta
+        if isinstance(meta, CodeFrames) and meta.codes is not None:  # the host knows them already
+            frame.host.append(meta.codes)
+            frame.copied = COMPLETED
+            release(message, COMPLETED)
 
     def end(self, request: _Tapped, source: str) -> None:
         request.ended = True
@@ -107,7 +114,7 @@ class TapWorker(MailboxWorker[_Tapped]):
         self.outbox.append(Produced(request_id, Payload(chunk), COMPLETED))
 
 
-def _copy_frame(pages: Tensor, slots: NDArray[np.int64], host: list[Tensor]) -> None:
+def _copy_frame(pages: Tensor, slots: NDArray[np.int64], host: list[Tensor | NDArray[np.int64]]) -> None:
     (slot,) = slots.tolist()  # a frame is one row, so its number need not go to the device
     codes_1G = pages.flatten(0, 1)[slot : slot + 1]
     pinned_1G = torch.empty(codes_1G.shape, dtype=codes_1G.dtype, pin_memory=codes_1G.is_cuda)

@@ -152,8 +152,7 @@ def sound_of(folder: Path, codes: list[int], noise_TM: Tensor, voice: str, steps
 
 
 def as_transformers(folder: Path, messages: list[dict[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The prompt `[T]` of a chat of one message, and its media as arguments of `generate`: as the front end has them, whose
-    features are compared with the published processor's elsewhere."""
+    """As `given`, of a chat of one message."""
     parts: list[Part] = []
     for part in messages[0]["content"]:
         match part["type"]:
@@ -163,7 +162,12 @@ def as_transformers(folder: Path, messages: list[dict[str, Any]]) -> tuple[Tenso
                 parts.append(AudioPart(samples=part["input_audio"], field="audio"))
             case "image_url":
                 parts.append(ImagePart(image=Image.fromarray(part["image_url"]), field="image"))
-    chat = Chat((Message(role="user", content=tuple(parts)),), frozenset({"text"}), None, {})
+    return given(folder, Chat((Message(role="user", content=tuple(parts)),), frozenset({"text"}), None, {}))
+
+
+def given(folder: Path, chat: Chat) -> tuple[Tensor, dict[str, Tensor]]:
+    """The prompt `[T]` of a chat, and its media as arguments of `generate`: as the front end has them, whose features are compared
+    with the published processor's elsewhere."""
     inputs = build(Checkpoint(folder)).prepare(chat).inputs
     media: dict[str, Tensor] = {}
     if pictures := inputs.get("vision_encoder"):

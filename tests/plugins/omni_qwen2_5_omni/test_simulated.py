@@ -1,0 +1,51 @@
+"""Whole requests on the simulated device, captured and checked for races, and through the launch guard."""
+
+import pytest
+import torch
+
+from omni.device import open_device
+from omni.testing import LaunchGuard, SimulatedDevice, Simulation
+from support.close_calls import Comparison
+from support.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
+from support.omni_compare import assert_all_same
+from support.omni_engine import Result
+from support.tiny_qwen2_5_omni import tiny_folder
+
+FEW_ROWS = {
+    "thinker.max_num_seqs": 3,
+    "thinker.max_in_flight": 3,
+    "thinker.block_size": 4,
+    "talker.max_num_seqs": 2,
+    "talker.max_in_flight": 3,
+    "talker.block_size": 4,
+    "token2wav.max_num_seqs": 2,
+}
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_requests_on_a_device_in_any_order(seed: int) -> None:
+    shape, whole = ("other sizes", "as written")[seed % 2], seed % 4 < 2
+    device = SimulatedDevice(seed)
+    settings = FEW_ROWS | dict(WHOLE if whole else STREAMED)
+    engine = HeardEngine(tiny_folder(**SHAPES[shape]), settings, device, graphs=True)
+    results = [Result() for _ in CHATS]
+    with torch.inference_mode():
+        simulation = Simulation(device, engine.engine.tick, lambda: engine.engine.idle)
+        for asked, result in zip(CHATS, results, strict=True):
+            request = engine.request(asked)
+            simulation.sometime(40, lambda request=request, result=result: engine.engine.submit(request, result.take))
+        simulation.run()
+    engine.assert_free()
+    device.assert_no_races()
+    assert_all_same(results, answers_alone(shape, whole), Comparison())
+
+
+def test_no_torch_operation_outside_a_phase() -> None:
+    device = open_device("cpu")
+    engine = HeardEngine(tiny_folder(**SHAPES["as written"]), FEW_ROWS | dict(STREAMED), device)
+    requests = [engine.request(asked) for asked in CHATS]  # the front end is free to use torch
+    with LaunchGuard(device) as guard:
+        results = engine.run_requests(requests, [0, 3, 5, 9, 14])
+    assert all(result.error is None for result in results), [result.error for result in results]
+    assert {"gather_step_rows", "gather_segment", "begin_windows", "denoise_rows", "render_piece"} <= guard.launched
