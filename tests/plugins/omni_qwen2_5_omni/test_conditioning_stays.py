@@ -1,0 +1,138 @@
+"""What the talker hears of the thinker never visits the host, while all stages run ahead and nothing waits for the device."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from unittest.mock import patch
+
+import msgspec
+import pytest
+import torch
+
+from omni.device import Device, SyncCheck, open_device, sync_guard
+from omni.engine import Plan
+from omni.frontend.base import Chat
+from omni.payload import PageSlice
+from omni.stage import Feed
+from omni_ar.inputs import Segment, StepInputs
+from omni_ar.run.request import ArRequest
+from omni_ar.run.worker import ArWorker
+from support.close_calls import Comparison
+from support.full_float32 import full_float32
+from support.heard_omni import CHATS, SHAPES, STREAMED, HeardEngine, answers_alone
+from support.host_reads import HostReads
+from support.matrix_run import LateDevice
+from support.no_synchronization import no_synchronization
+from support.omni_compare import assert_all_same
+from support.omni_engine import Result
+from support.tiny_qwen2_5_omni import tiny_folder
+
+SHAPE = "as written"
+AHEAD = {
+    f"{stage}.{name}": value
+    for stage in ("thinker", "talker")
+    for name, value in {
+        "max_in_flight": 3,
+        "max_num_seqs": 5,
+        "graph_batch_sizes": (5,),
+        "graph_chunk_sizes": (),
+    }.items()
+} | {"token2wav.graph_batch_sizes": (), "audio_encoder.graph_lengths": (), "vision_encoder.graph_lengths": ()}
+"""Decode steps are captured; capturing the rest takes long where the CPU stands in."""
+DEVICES: dict[str, Callable[[], Device]] = {"simulated": lambda: LateDevice(3), "cuda": lambda: open_device("cuda")}
+ON = pytest.mark.parametrize("name", ["simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@dataclass
+class Watch:
+    """heard, steps: what the talker was fed of the thinker's states, as it was fed, for its prompts and for its steps. most: steps
+    that a stage had in flight at once."""
+
+    reads: HostReads = field(default_factory=HostReads)
+    heard: list[torch.Tensor | PageSlice] = field(default_factory=list)
+    steps: list[torch.Tensor | PageSlice] = field(default_factory=list)
+    most: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def intake(self) -> Iterator[None]:
+        feed = ArWorker.feed
+
+        def watched(worker: ArWorker, request: ArRequest, message: Feed) -> None:
+            if worker.name == "talker":
+                tensors = message.payload.tensors.values()
+                match message.payload.meta:
+                    case Segment():
+                        self.heard += tensors
+                    case StepInputs():
+                        self.steps += tensors
+            feed(worker, request, message)
+
+        with patch.object(ArWorker, "feed", watched):
+            yield
+
+
+def run(
+    device: Device, watch: Watch, chats: Sequence[Chat] = CHATS, change: Callable[[Plan], Plan] = lambda plan: plan
+) -> list[Result]:
+    """All requests together, captured, with nothing on the way that waits."""
+    results = [Result() for _ in chats]
+    with ExitStack() as stack:
+        for context in (full_float32(), torch.inference_mode(), watch.intake(), watch.reads):
+            stack.enter_context(context)
+        engine = HeardEngine(tiny_folder(**SHAPES[SHAPE]), AHEAD | dict(STREAMED), device, change=change, graphs=True)
+        requests = [engine.request(asked) for asked in chats]
+        device.synchronize()
+        stack.enter_context(sync_guard(device, SyncCheck.ERROR))
+        if device.torch_device.type == "cuda":
+            stack.enter_context(no_synchronization())
+        for request, result in zip(requests, results, strict=True):
+            engine.engine.submit(request, result.take)
+        while not engine.engine.idle:
+            if not engine.engine.tick() and isinstance(device, LateDevice):
+                device.skip()
+            for stage, usage in engine.engine.usage().items():
+                watch.most[stage] = max(watch.most[stage], usage.get("steps", 0))
+        engine.assert_free()
+    return results
+
+
+@ON
+def test_states_go_from_device_memory_to_device_memory(name: str) -> None:
+    device, watch = DEVICES[name](), Watch()
+    results = run(device, watch)
+    assert_all_same(results, answers_alone(SHAPE, whole=False), Comparison())
+
+    # A spoken text's first token is heard with the prompt, its last is not.
+    spoken = [result for result in results if result.frames]
+    assert len(watch.heard) == 2 * len(spoken)
+    assert len(watch.steps) == sum(len(result.ids) - 2 for result in spoken)
+    slices = [given for given in (*watch.heard, *watch.steps) if isinstance(given, PageSlice)]
+    assert len(slices) == len(watch.heard) + len(watch.steps)
+    (pages,) = {id(given.pages): given.pages for given in slices}.values()
+    assert pages.device.type == device.torch_device.type
+
+    assert watch.reads.sources, "tokens and samples are read"
+    assert not watch.reads.saw(pages)
+    assert not watch.reads.floats(pages.shape[-1])
+    assert watch.most["thinker"] > 1
+    assert watch.most["talker"] > 1
+
+
+@ON
+def test_the_watch_would_see_it(name: str) -> None:
+    """Where the talker asks for host memory, speech is the same, and what it hears is seen on its way there."""
+
+    def through_the_host(plan: Plan) -> Plan:
+        edges = tuple(
+            msgspec.structs.replace(edge, memory="host" if edge.consumer == "talker" else edge.memory)
+            for edge in plan.pipeline.edges
+        )
+        return replace(plan, pipeline=msgspec.structs.replace(plan.pipeline, edges=edges))
+
+    watch = Watch()
+    results = run(DEVICES[name](), watch, CHATS[1:2], through_the_host)
+    assert_all_same(results, answers_alone(SHAPE, whole=False)[1:2], Comparison())
+    given = [one for one in (*watch.heard, *watch.steps) if isinstance(one, torch.Tensor)]
+    assert len(given) == len(watch.heard) + len(watch.steps) > 0
+    assert watch.reads.floats(given[0].shape[-1])
