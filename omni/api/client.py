@@ -41,7 +41,12 @@ class Client:
         _OPEN.add(self)
 
     def check(self, ask: Ask, forms: bool) -> None:
-        """Raises InputError for sampling that could never be done. forms: whether they are compiled to see, which may take long."""
+        """Raises InputError for sampling that could never be done, and for a voice where there is none to choose.
+
+        forms: whether they are compiled to see, which may take long.
+        """
+        if ask.voice is not None and not self.frontend.voices:
+            raise InputError("voice", "is given, but this model has no voices to choose from", "leave it out")
         self._compiler.check(ask.sampling, ask.fields)
         try:
             self._engine.check(self._compiler.in_ids(ask.sampling), ask.fields)

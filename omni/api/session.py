@@ -66,7 +66,7 @@ class Session:
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Voices a request can name, the default first; empty if the checkpoint does not speak."""
+        """Voices a request can name, the default first; empty if it can name none."""
         return self._client.frontend.voices
 
     @property

@@ -98,7 +98,7 @@ class Frontend(ABC):
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Voices a request can name, the default first; empty if the checkpoint does not speak."""
+        """Voices a request can name, the default first. If there are none, requests that name one are refused before `prepare`."""
         return ()
 
     @property

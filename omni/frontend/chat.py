@@ -1,29 +1,23 @@
 """Chats that a tokenizer's chat template lays out, with a placeholder for each piece of media."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from omni.errors import InputError
-from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, TextDecoder, TextPart
+from omni.frontend.base import AudioPart, Chat, ImagePart, TextDecoder, TextPart
 from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.text import IncrementalDecoder
+from omni.frontend.tokenized import Ids, TokenizedFrontend
 from omni.frontend.vocabulary import Vocabulary
 
-Ids = NDArray[np.int64]
 _KINDS = {TextPart: "text", AudioPart: "audio", ImagePart: "image"}
 
 
-class ChatFrontend(Frontend):
-    """What front ends share that use a tokenizer of transformers. tokenizer: with a chat template, for `chat_ids`."""
+class ChatFrontend(TokenizedFrontend):
+    """What front ends of models that write share, with a tokenizer of transformers: with a chat template, for `chat_ids`."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
-        self._lock = threading.Lock()
+        super().__init__(tokenizer)
         self._vocabulary: Vocabulary | None = None
 
     def text_decoder(self) -> TextDecoder:
@@ -40,7 +34,7 @@ class ChatFrontend(Frontend):
         turns = [{"role": each.role, "content": [_part(part) for part in each.content]} for each in chat.messages]
         with self._lock:
             text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-            return np.asarray(self._tokenizer(text)["input_ids"], np.int64)
+        return self.text_ids(text)
 
     def chosen_voice(self, chat: Chat, mute: str) -> str | None:
         """The voice that answers, however its name is capitalized; None if text alone is wanted.

@@ -8,8 +8,8 @@ from omni.checkpoint.json_file import read_object, read_optional_object
 from omni.errors import CheckpointError
 
 
-def load_tokenizer(folder: Path, kind: Any) -> Any:
-    """A tokenizer of the class `kind`, byte-level BPE, with its chat template.
+def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
+    """A tokenizer of the class `kind`, byte-level BPE, with its chat template if the family has chats.
 
     The template comes from chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there first. Raises
     CheckpointError if a file is missing or wrong.
@@ -28,7 +28,8 @@ def load_tokenizer(folder: Path, kind: Any) -> Any:
     except Exception as error:
         problem = f"the files in {folder} cannot be read ({error})"
         raise CheckpointError("tokenizer", problem, "download the tokenizer files again") from error
-    tokenizer.chat_template = _chat_template(folder, tokenizer.chat_template)
+    if chat:
+        tokenizer.chat_template = _chat_template(folder, tokenizer.chat_template)
     return tokenizer
 
 

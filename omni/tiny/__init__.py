@@ -1,5 +1,6 @@
 """What families write their tiny random checkpoints with, for `omni tiny` and for tests: words, lively weights, files."""
 
+from omni.tiny.byte_tokenizer import byte_tokenizer
 from omni.tiny.chat import ChatTokens, build_tokenizer, write_tokenizer
 from omni.tiny.settings import decoder_settings, mrope_section, tiny_shape, write_json, write_preprocessor
 from omni.tiny.shape import SpeakingShape
@@ -9,6 +10,7 @@ __all__ = [
     "ChatTokens",
     "SpeakingShape",
     "build_tokenizer",
+    "byte_tokenizer",
     "decoder_settings",
     "fill",
     "mrope_section",

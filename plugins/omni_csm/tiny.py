@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CsmConfig, CsmForConditionalGeneration, CsmProcessor, EncodecFeatureExtractor
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from omni.quiet import quiet
-from omni.tiny import scale_peak, tiny_shape
+from omni.tiny import byte_tokenizer, scale_peak, tiny_shape
 from omni_csm.config import SAMPLE_RATE
 
 _CODE_SPECIALS = 3
 """Ids of a code group beyond its codebook, as published: padding among them."""
 _HEAD_DIM = 16
+_SPECIAL = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": "<|AUDIO|>"}
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{% for part in message.content %}"
     "{% if part.type == 'text' %}<|begin_of_text|>[{{ message.role }}]{{ part.text }}<|end_of_text|>"
@@ -56,7 +56,7 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
     Raises ConfigError for a field that `TinyShape` lacks or a value of a wrong type.
     """
     sizes = tiny_shape(TinyShape, shape)
-    tokenizer = _tokenizer()
+    tokenizer = byte_tokenizer(("<|audio_eos|>",), **_SPECIAL)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = CsmForConditionalGeneration(CsmConfig(**_config(sizes, tokenizer))).eval()
@@ -67,18 +67,6 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
         model.save_pretrained(directory)
     extractor = EncodecFeatureExtractor(sampling_rate=SAMPLE_RATE)
     CsmProcessor(extractor, tokenizer, chat_template=_CHAT_TEMPLATE).save_pretrained(Path(directory))
-
-
-def _tokenizer() -> FastTokenizer:
-    """Bytes, then the special tokens."""
-    words = Tokenizer(
-        models.BPE({symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
-    )
-    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": "<|AUDIO|>"}
-    tokenizer = FastTokenizer(tokenizer_object=words, **special)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|audio_eos|>"]})
-    return tokenizer
 
 
 def _config(shape: TinyShape, tokenizer: FastTokenizer) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """From a chat of text to a prompt."""
 
 import sys
-from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer
 
 from omni.checkpoint import Checkpoint
 from omni.errors import CheckpointError, InputError
-from omni.frontend.base import Chat, Prepared, TextPart
+from omni.frontend.base import Chat, Prepared
 from omni.frontend.chat import ChatFrontend
+from omni.frontend.tokenized import message_texts
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
 
@@ -21,10 +21,8 @@ class TextFrontend(ChatFrontend):
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for media and for an empty prompt."""
-        turns = [
-            {"role": message.role, "content": _text(index, message.content)}
-            for index, message in enumerate(chat.messages)
-        ]
+        texts = message_texts(chat)
+        turns = [{"role": message.role, "content": text} for message, text in zip(chat.messages, texts, strict=True)]
         if not any(turn["content"].strip() for turn in turns):
             raise InputError("messages", "hold no text", "give the model something to answer")
         with self._lock:
@@ -37,14 +35,6 @@ class TextFrontend(ChatFrontend):
             columns=ids[None], positions=np.arange(len(ids))[None], next_position=len(ids), penalized_ids=np.unique(ids)
         )
         return Prepared(inputs={"text": [Payload(prompt)]}, prompt_tokens=len(ids))
-
-
-def _text(index: int, content: tuple[Any, ...]) -> str:
-    for number, part in enumerate(content):
-        if not isinstance(part, TextPart):
-            field = f"messages[{index}].content[{number}]"
-            raise InputError(field, "is sound or a picture", "give this model text only")
-    return "".join(part.text for part in content)
 
 
 def build(checkpoint: Checkpoint) -> TextFrontend:

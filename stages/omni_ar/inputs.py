@@ -52,6 +52,11 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     payload_positions: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     penalized_ids: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
 
+    @classmethod
+    def of(cls, ids: NDArray[np.int64]) -> "Prompt":
+        """A plain one, of token ids `[T]` alone: one column, and positions counted from 0 on one axis."""
+        return cls(columns=ids[None], positions=np.arange(len(ids))[None], next_position=len(ids))
+
     @property
     def length(self) -> int:
         return int(self.columns.shape[1])

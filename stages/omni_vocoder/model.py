@@ -47,7 +47,8 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
 
         codes_BNG: int64, the next frames of each row. rows_B: int64, distinct, but that one may stand there several
         times if it pads the batch: with the same codes, and read by nobody. first: whether these are the rows' first frames since
-        `reset`. A row's samples must not depend on the other rows.
+        `reset`. A row's samples must not depend on the other rows. A code may be any id that its producer samples, such as the one
+        that ends speech, where a request has it go on (`ignore_eos`): `clamp` those that no table has.
         """
 
     @abstractmethod

@@ -127,10 +127,11 @@ class OmniEngine:
         memory_bytes: int | None = None,
         change: Callable[[Plan], Plan] = lambda plan: plan,
         graphs: bool | None = None,
+        plugins: Plugins | None = None,
     ) -> None:
-        """change: of the checked plan, before anything is built. graphs: as in `EngineOptions`."""
+        """change: of the checked plan, before anything is built. graphs: as in `EngineOptions`. plugins: None for those in tree."""
         self.folder = folder
-        checkpoint, plugins = Checkpoint(folder), in_tree_plugins()
+        checkpoint, plugins = Checkpoint(folder), plugins or in_tree_plugins()
         pipeline = resolve_pipeline(checkpoint, plugins, [Layer("test", overrides or {})]).pipeline
         speaks = any(output.modality == "audio" for output in pipeline.outputs)
         plan = change(check_pipeline(with_tap(pipeline) if speaks else pipeline, plugins))

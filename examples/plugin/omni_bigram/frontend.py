@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omni import InputError
 from omni.checkpoint import Checkpoint
-from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder, TextPart
+from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder
+from omni.frontend.tokenized import message_texts
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
@@ -39,13 +39,9 @@ class ByteFrontend(Frontend):
         return VOCABULARY
 
     def prepare(self, chat: Chat) -> Prepared:
-        parts = [part for message in chat.messages for part in message.content]
-        texts = [part.text for part in parts if isinstance(part, TextPart)]
-        if len(texts) < len(parts):
-            raise InputError("messages", "hold sound or pictures", "give this model text only")
-        ids = np.frombuffer("".join(texts).encode(), np.uint8).astype(np.int64)
-        prompt = Prompt(columns=ids[None], positions=np.arange(len(ids))[None], next_position=len(ids))
-        return Prepared(inputs={"writer": [Payload(prompt)]}, prompt_tokens=len(ids))
+        text = "".join(message_texts(chat))
+        ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+        return Prepared(inputs={"writer": [Payload(Prompt.of(ids))]}, prompt_tokens=len(ids))
 
 
 def build(checkpoint: Checkpoint) -> ByteFrontend:

@@ -117,11 +117,11 @@ def test_a_copy_that_fails_fails_its_request_only() -> None:
         (frames(torch.zeros((1, 2), dtype=torch.int32)), "wanted 1 int64 frames of 2 code groups"),
         (Payload(CodeFrames(count=1, codes=np.zeros((1, 3), np.int64))), "wanted 1 int64 frames of 2 code groups"),
         (Payload(CodeFrames(count=1, codes=np.zeros((1, 2), np.int32))), "int32"),
-        (Payload(CodeFrames(count=1), {"codes": torch.tensor(1)}), "codes are torch.int64 []"),
-        (frames(torch.zeros((1, 3), dtype=torch.int64)), "codes are torch.int64 [1, 3]; wanted"),
+        (Payload(CodeFrames(count=1), {"codes": torch.tensor(1)}), "codes are int64 []"),
+        (frames(torch.zeros((1, 3), dtype=torch.int64)), "codes are int64 [1, 3]; wanted"),
         (
             Payload(CodeFrames(count=2), {"codes": torch.zeros((1, 2), dtype=torch.int64)}),
-            "codes are torch.int64 [1, 2]; wanted 2",
+            "codes are int64 [1, 2]; wanted 2",
         ),
     ],
 )

@@ -1,0 +1,24 @@
+"""config.json of families that transformers does not have: a struct of the family's own says what must be there."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from omni.errors import CheckpointError
+
+_Config = TypeVar("_Config", bound=msgspec.Struct)
+
+
+def typed_config(kind: type[_Config], raw: Mapping[str, Any]) -> _Config:
+    """`raw` as a `kind`, whose annotations say what is right (`Annotated[int, msgspec.Meta(ge=1)]`). Other fields are let by.
+
+    Raises CheckpointError for a field that is missing, of another type or out of range.
+    """
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$")
+        field = place.rstrip("`").lstrip(".")
+        where = f"config.json: {field}" if field else "config.json"
+        raise CheckpointError(where, problem, "use the config.json that belongs to these weights") from error

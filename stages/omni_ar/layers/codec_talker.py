@@ -1,0 +1,73 @@
+"""A whole model that speaks in codec frames, for families to derive from.
+
+Shape legend: T tokens, R rows, D width, V vocabulary, G code groups.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from omni_ar.layers.code_predictor import CodePredictor
+from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
+from omni_ar.layers.linear import Linear
+from omni_ar.layers.text_model import decoder_shape
+from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens
+
+
+class CodecTalker(CodecModel):
+    """A decoder whose tokens are first codes, and a `CodePredictor` of the others. How a prompt is embedded is the family's.
+
+    A step's input is the sum of the last frame's embeddings, unless the family adds to it. vocab_size: of the tokens, with those
+    that are no codes. codes: of each other group. top_k, top_p: of these groups, as `CodePredictor` has them. Parameters are
+    `codec_embedding`, `decoder`, `codec_head` and `code_predictor`.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        predictor: DecoderConfig,
+        *,
+        vocab_size: int,
+        codes: int,
+        num_groups: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self._decoder_config, self._num_groups = config, num_groups
+        self.codec_embedding = nn.Embedding(vocab_size, config.width, device=device, dtype=dtype)
+        self.decoder = DecoderLayers(config, device=device, dtype=dtype)
+        self.codec_head = Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype)
+        self.code_predictor = CodePredictor(
+            predictor, codes, num_groups, top_k=top_k, top_p=top_p, device=device, dtype=dtype
+        )
+
+    @property
+    def shape(self) -> ArShape:
+        return decoder_shape(self._decoder_config, self.codec_head.out_features)
+
+    @property
+    def num_groups(self) -> int:
+        return self._num_groups
+
+    @property
+    def next_width(self) -> int:
+        return self._decoder_config.width
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        return step.codes_RD
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        hidden_TD: Tensor = self.decoder(x_TD, batch)
+        return hidden_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        logits_RV: Tensor = self.codec_head(hidden_RD)
+        return logits_RV
+
+    def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
+        return self.code_predictor.predict(hidden_RD, code0_R, self.codec_embedding(code0_R), draw)
+
+    def embed_codes(self, codes_RG: Tensor) -> Tensor:
+        return self.code_predictor.embed(codes_RG, self.codec_embedding(codes_RG[:, 0]))

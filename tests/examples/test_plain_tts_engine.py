@@ -1,0 +1,114 @@
+"""The stranger's family against a plain loop over the same weights: codes exactly, however its requests are run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni.device import SyncCheck, open_device, sync_guard
+from omni.testing import LaunchGuard, SimulatedDevice, Simulation
+from support.full_float32 import full_float32
+from support.omni_engine import OmniEngine, Result
+from support.plain_speech import PlainSpeech, Speech
+from support.plain_tts import MOST, TEXTS, assert_said, plugins, say, write_tiny
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "as shipped": {},
+    "far ahead": {"talker.max_in_flight": 4, "talker.max_num_seqs": 2, "vocoder.max_num_seqs": 2},
+    "small steps": {"talker.max_num_batched_tokens": 8, "vocoder.first_chunk_frames": 1, "vocoder.chunk_frames": 3},
+    "few blocks": {
+        "talker.block_size": 4,
+        "talker.num_blocks": 26,
+        "talker.prefix_cache": False,
+        "talker.max_in_flight": 3,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("plain_tts") / "model")
+
+
+@pytest.fixture(scope="module")
+def spoken(folder: Path) -> list[Speech]:
+    """What the texts are to be."""
+    plain = PlainSpeech(folder)
+    return [plain.speak(text, MOST) for text in TEXTS]
+
+
+@pytest.fixture(autouse=True)
+def no_tf32() -> Iterator[None]:
+    with full_float32():
+        yield
+
+
+def test_the_tiny_model_is_lively(spoken: list[Speech]) -> None:
+    frames = [tuple(frame) for speech in spoken for frame in speech.frames]
+    assert len(set(frames)) > len(frames) // 2
+    assert {speech.reason for speech in spoken} == {"stop", "length"}
+    assert len({speech.frames[0][0] for speech in spoken if speech.frames}) > 3, "whatever it is to say"
+
+
+@pytest.mark.parametrize(
+    ("device", "graphs"),
+    [
+        ("cpu", False),
+        pytest.param("cuda", False, marks=pytest.mark.gpu, id="eager"),
+        pytest.param("cuda", True, marks=pytest.mark.gpu, id="captured"),
+    ],
+)
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_batch_is_said_as_each_alone(
+    folder: Path, spoken: list[Speech], settings: str, device: str, graphs: bool
+) -> None:
+    engine = OmniEngine(folder, SETTINGS[settings], device, graphs=graphs, plugins=plugins())
+    results = engine.run([say(text) for text in TEXTS], arrivals=range(0, 2 * len(TEXTS), 2))
+    for result, speech in zip(results, spoken, strict=True):
+        assert_said(result, speech)
+    counted = engine.engine.counters()["talker"]
+    assert (counted["preemptions"] > 0) == (settings == "few blocks")
+    assert engine.most_rows["talker"] > 1
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
+def test_on_a_device_in_any_order(folder: Path, spoken: list[Speech], seed: int) -> None:
+    device = SimulatedDevice(seed)
+    engine = OmniEngine(folder, SETTINGS["few blocks"], device, graphs=True, plugins=plugins())
+    results = [Result() for _ in TEXTS]
+    for text, result in zip(TEXTS, results, strict=True):
+        engine.engine.submit(engine.request(say(text)), result.take)
+    in_flight: set[int] = set()
+
+    def tick() -> bool:
+        in_flight.add(engine.engine.usage()["talker"]["steps"])
+        return engine.engine.tick()
+
+    with torch.inference_mode():
+        Simulation(device, tick, lambda: engine.engine.idle).run()
+    engine.assert_free()
+    assert max(in_flight) == SETTINGS["few blocks"]["talker.max_in_flight"], "steps run ahead of the host"
+    assert engine.engine.counters()["talker"]["preemptions"] > 0
+    for result, speech in zip(results, spoken, strict=True):
+        assert_said(result, speech)
+
+
+def test_nothing_happens_outside_of_a_phase(folder: Path) -> None:
+    device = open_device("cpu")
+    engine = OmniEngine(folder, SETTINGS["few blocks"], device, plugins=plugins())
+    requests = [engine.request(say(text)) for text in TEXTS]
+    with LaunchGuard(device) as guard:
+        results = engine.run_requests(requests)
+    assert all(result.error is None for result in results)
+    assert guard.operations > 1000
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_nothing_waits_for_the_device(folder: Path, name: str) -> None:
+    device = open_device(name)
+    engine = OmniEngine(folder, SETTINGS["far ahead"], device, plugins=plugins())
+    requests = [engine.request(say(text)) for text in TEXTS]
+    with sync_guard(device, SyncCheck.ERROR):
+        results = engine.run_requests(requests)
+    assert all(result.error is None for result in results)

@@ -1,0 +1,46 @@
+"""Plain texts and their ids."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from omni.errors import InputError
+from omni.frontend.base import Chat, ImagePart, Message, Prepared, TextPart
+from omni.frontend.tokenized import TokenizedFrontend, message_texts
+from omni.tiny import byte_tokenizer
+
+
+class Reader(TokenizedFrontend):
+    def prepare(self, chat: Chat) -> Prepared:
+        raise NotImplementedError
+
+
+def chat(*contents: tuple[TextPart | ImagePart, ...]) -> Chat:
+    messages = tuple(Message("user", content) for content in contents)
+    return Chat(messages, frozenset({"audio"}), None, {})
+
+
+def test_parts_of_a_message_are_one_text() -> None:
+    assert message_texts(chat((TextPart("a "), TextPart("b")), (TextPart(""),))) == ["a b", ""]
+
+
+def test_media_are_refused() -> None:
+    picture = ImagePart(Image.new("RGB", (4, 4)), "messages")
+    with pytest.raises(
+        InputError, match=r"messages\[1\].content\[2\]: is sound or a picture; give this model text only"
+    ):
+        message_texts(chat((TextPart("a"),), (TextPart("a"), TextPart("b"), picture)))
+
+
+def test_threads_may_share_a_tokenizer_of_bytes() -> None:
+    tokenizer = byte_tokenizer(("<|go|>",), eos_token="<|end|>")
+    assert len(tokenizer) == 258
+    assert tokenizer.convert_tokens_to_ids(["<|end|>", "<|go|>"]) == [256, 257]
+    reader, texts = Reader(tokenizer), ["grüße 你好\n", "a<|go|>b", ""] * 30
+    with ThreadPoolExecutor(4) as threads:
+        ids = list(threads.map(reader.text_ids, texts))
+    assert all(each.dtype == np.int64 for each in ids)
+    assert [tokenizer.decode(each) for each in ids] == texts
+    assert ids[1].tolist()[1] == 257
