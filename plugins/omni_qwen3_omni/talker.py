@@ -1,14 +1,15 @@
 """The talker: text tokens and media hidden states in, codec frames out."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from omni.stage import StageContext
-from omni_ar.layers import DecoderLayers, Linear
-from omni_ar.layers.code_predictor import CodePredictor
-from omni_ar.layers.text_model import decoder_shape
+from omni_ar.layers import Linear
+from omni_ar.layers.codec_talker import CodecTalker
 from omni_ar.loading import load_weights
-from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
+from omni_ar.model import ArShape, NextTokens, PromptTokens
 from omni_qwen3_omni.config import TalkerConfig, read_config
 from omni_qwen3_omni.talker_prompt import NO_CODE
 
@@ -26,7 +27,7 @@ class Projection(nn.Module):
         return projected
 
 
-class Talker(CodecModel):
+class Talker(CodecTalker):
     """Prompt columns: text id and codec id (`NO_CODE` for none) of each position, whose embeddings are added.
 
     Prompt segment `hidden`: thinker hidden states `[n, thinker width]` that take the text id's place. Step column: the text id of
@@ -34,43 +35,26 @@ class Talker(CodecModel):
     """
 
     def __init__(self, config: TalkerConfig, *, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._config = config
-        width, inner = config.decoder.width, config.projection_width
-        self.thinker_embed = nn.Embedding(config.thinker_vocab_size, config.thinker_width, device=device, dtype=dtype)
-        self.text_projection = Projection(config.thinker_width, inner, width, device=device, dtype=dtype)
-        self.hidden_projection = Projection(config.thinker_width, inner, width, device=device, dtype=dtype)
-        self.codec_embedding = nn.Embedding(config.vocab_size, width, device=device, dtype=dtype)
-        self.decoder = DecoderLayers(config.decoder, device=device, dtype=dtype)
-        self.codec_head = Linear(width, config.vocab_size, bias=False, device=device, dtype=dtype)
-        # When the talker samples, the published model samples the other groups so, whatever the talker uses.
-        self.code_predictor = CodePredictor(
+        super().__init__(
+            config.decoder,
             config.predictor,
-            config.predictor_vocab_size,
-            config.num_groups,
+            vocab_size=config.vocab_size,
+            codes=config.predictor_vocab_size,
+            num_groups=config.num_groups,
+            # When the talker samples, the published model samples the other groups so, whatever the talker uses.
             top_k=50,
             top_p=0.8,
             device=device,
             dtype=dtype,
         )
+        width, inner = config.decoder.width, config.projection_width
+        self.thinker_embed = nn.Embedding(config.thinker_vocab_size, config.thinker_width, device=device, dtype=dtype)
+        self.text_projection = Projection(config.thinker_width, inner, width, device=device, dtype=dtype)
+        self.hidden_projection = Projection(config.thinker_width, inner, width, device=device, dtype=dtype)
 
     @property
     def shape(self) -> ArShape:
-        return decoder_shape(
-            self._config.decoder,
-            self._config.vocab_size,
-            position_axes=3,
-            prompt_columns=("text", "codec"),
-            step_columns=("text",),
-        )
-
-    @property
-    def num_groups(self) -> int:
-        return self._config.num_groups
-
-    @property
-    def next_width(self) -> int:
-        return self._config.decoder.width
+        return replace(super().shape, position_axes=3, prompt_columns=("text", "codec"), step_columns=("text",))
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         text_T, codec_T = prompt.columns_CT.unbind(0)
@@ -83,20 +67,6 @@ class Talker(CodecModel):
 
     def embed_next(self, step: NextTokens) -> Tensor:
         return step.codes_RD + self._text(step.columns_SR[0])
-
-    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        hidden_TD: Tensor = self.decoder(x_TD, batch)
-        return hidden_TD
-
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        logits: Tensor = self.codec_head(hidden_RD)
-        return logits
-
-    def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
-        return self.code_predictor.predict(hidden_RD, code0_R, self.codec_embedding(code0_R), draw)
-
-    def embed_codes(self, codes_RG: Tensor) -> Tensor:
-        return self.code_predictor.embed(codes_RG, self.codec_embedding(codes_RG[:, 0]))
 
     def _text(self, ids: Tensor) -> Tensor:
         projected: Tensor = self.text_projection(self.thinker_embed(ids))
