@@ -13,14 +13,16 @@ import statistics
 import time
 
 import torch
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
-from omni_qwen3_omni.code2wav import Code2WavConfig, StreamingCode2Wav
+from omni.checkpoint.hf_config import Section
+from omni_qwen3_omni.code2wav import Code2Wav
 
 FRAMES_PER_SECOND = 12.5
 WARM_UP_CHUNKS = 3
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHAPES = {
-    "tiny": Code2WavConfig(
+    "tiny": Qwen3OmniMoeCode2WavConfig(
         codebook_size=64,
         num_quantizers=4,
         hidden_size=32,
@@ -31,7 +33,7 @@ SHAPES = {
         sliding_window=16,
         decoder_dim=64,
     ),
-    "released": Code2WavConfig(),
+    "released": Qwen3OmniMoeCode2WavConfig(),
 }
 
 
@@ -49,18 +51,15 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def chunk_seconds(
-    model: StreamingCode2Wav, device: torch.device, dtype: torch.dtype, given: argparse.Namespace
-) -> list[float]:
+def chunk_seconds(model: Code2Wav, device: torch.device, given: argparse.Namespace) -> list[float]:
     """Time of every chunk but the first (which is shorter), each from launch to its last sample."""
-    config = model.config
-    state = model.new_state(given.rows, device, dtype)
+    state = model.new_state(given.rows)
     rows = torch.arange(given.rows, device=device)
-    codes = torch.randint(config.codebook_size, (given.rows, config.num_quantizers, given.chunk), device=device)
+    codes = torch.randint(model.codebook_size, (given.rows, given.chunk, model.num_groups), device=device)
     seconds = []
     for index in range(given.frames // given.chunk + 1):
         start = time.perf_counter()
-        model(codes, state, rows, first=index == 0)
+        model.decode(codes, state, rows, first=index == 0)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
@@ -71,10 +70,10 @@ def main() -> None:
     given = arguments()
     device, dtype = torch.device(given.device), DTYPES[given.dtype]
     torch.manual_seed(0)
-    model = StreamingCode2Wav(SHAPES[given.shape]).to(device, dtype)
+    model = Code2Wav(Section(SHAPES[given.shape].to_dict(), "code2wav_config")).to(device, dtype)
     warm_up = argparse.Namespace(**vars(given) | {"frames": WARM_UP_CHUNKS * given.chunk})
-    chunk_seconds(model, device, dtype, warm_up)
-    seconds = chunk_seconds(model, device, dtype, given)
+    chunk_seconds(model, device, warm_up)
+    seconds = chunk_seconds(model, device, given)
 
     third = len(seconds) // 3
     first, middle, last = (

@@ -1,14 +1,15 @@
 """What the stages need of a checkpoint's config.json, in typed form. transformers parses the file and fills its defaults."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from transformers import CsmConfig as HfConfig
 
-from omni.checkpoint.hf_config import once_per_config, parse_config
-from omni.errors import CheckpointError
+from omni.checkpoint.hf_config import Section, once_per_config, parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
+from omni_vocoder.layers import window_shape
 
 SAMPLE_RATE = 24000
 
@@ -37,7 +38,7 @@ def read_config(raw: dict[str, Any]) -> CsmConfig:
     """Raises CheckpointError if config.json does not describe a CSM that is served here."""
     hf = parse_config(HfConfig, raw, "CSM")
     depth, mimi = hf.depth_decoder_config, hf.codec_config
-    _check(hf.to_dict(), depth.to_dict(), mimi.to_dict() | {"frame_rate": mimi.frame_rate})
+    _check(Section(hf.to_dict()), mimi.to_dict() | {"frame_rate": mimi.frame_rate})
     return CsmConfig(
         backbone=msgspec.structs.replace(decoder_config(hf), qk_norm=False),
         depth=msgspec.structs.replace(decoder_config(depth), qk_norm=False),
@@ -52,37 +53,25 @@ def read_config(raw: dict[str, Any]) -> CsmConfig:
     )
 
 
-def _check(own: dict[str, Any], depth: dict[str, Any], codec: dict[str, Any]) -> None:
-    """What the modules are built on."""
+def _check(own: Section, codec: Mapping[str, Any]) -> None:
+    """What the modules are built on. codec: values that transformers works out are in it, too."""
+    own.equal({"mlp_bias": False})
+    own.index(own["text_vocab_size"], "audio_token_id", "audio_eos_token_id")
+    own.index(own["vocab_size"], "codebook_eos_token_id")
     same = {"num_codebooks": "num_codebooks", "vocab_size": "vocab_size", "backbone_hidden_size": "hidden_size"}
-    wanted = {
-        "model_type": "mimi",
-        "num_quantizers": own["num_codebooks"],
-        "use_causal_conv": True,
-        "trim_right_ratio": 1.0,
-        "pad_mode": "constant",
-        "audio_channels": 1,
-        "hidden_act": "gelu",
-        "sampling_rate": SAMPLE_RATE,
-        "frame_rate": SAMPLE_RATE / (2 * math.prod(codec["upsampling_ratios"])),
-    }
-    rope = {"rope_parameters": codec["rope_parameters"] | {"rope_type": "default"}}
-    for part, values, right in (
-        ("", own, {"mlp_bias": False}),
-        ("depth_decoder_config.", depth, {"mlp_bias": False} | {ours: own[its] for ours, its in same.items()}),
-        ("codec_config.", codec, wanted | rope),
-    ):
-        for name, value in right.items():
-            _require(values[name] == value, f"{part}{name}", f"is {values[name]!r}, not {value!r}")
-    ends = {
-        "audio_token_id": "text_vocab_size",
-        "audio_eos_token_id": "text_vocab_size",
-        "codebook_eos_token_id": "vocab_size",
-    }
-    for name, size in ends.items():
-        _require(own[name] in range(own[size]), name, f"{own[name]!r} is no id below {own[size]}")
-
-
-def _require(holds: bool, field: str, problem: str) -> None:
-    if not holds:
-        raise CheckpointError(f"config.json: {field}", problem, "use a published CSM folder")
+    own.part("depth_decoder_config").equal({"mlp_bias": False} | {ours: own[its] for ours, its in same.items()})
+    mimi = Section(codec, "codec_config")
+    mimi.equal(
+        {
+            "model_type": "mimi",
+            "num_quantizers": own["num_codebooks"],
+            "use_causal_conv": True,
+            "trim_right_ratio": 1.0,
+            "pad_mode": "constant",
+            "audio_channels": 1,
+            "hidden_act": "gelu",
+            "sampling_rate": SAMPLE_RATE,
+            "frame_rate": SAMPLE_RATE / (2 * math.prod(mimi["upsampling_ratios"])),
+        }
+    )
+    window_shape(mimi)  # refuses heads that do not fit, and scaled rotary positions

@@ -5,11 +5,10 @@ from typing import Any
 import msgspec
 from transformers import Qwen2_5OmniConfig
 
-from omni.checkpoint.hf_config import check_index, once_per_config, parse_config
+from omni.checkpoint.hf_config import Section, once_per_config, parse_config
 from omni.errors import CheckpointError
 from omni_ar.layers import DecoderConfig, decoder_config
 
-_RESTORE = "use the file that belongs to these weights"
 
 
 class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +44,9 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_config(raw: dict[str, Any]) -> OmniConfig:
     """Raises CheckpointError if config.json does not describe a Qwen2.5-Omni model."""
     hf = parse_config(Qwen2_5OmniConfig, raw, "Qwen2.5-Omni")
+    _check(Section(hf.to_dict()))
     thinker = hf.thinker_config
-    config = OmniConfig(
+    return OmniConfig(
         thinker=_decoder("thinker_config.text_config", thinker.text_config),
         thinker_vocab_size=thinker.text_config.vocab_size,
         tied=thinker.tie_word_embeddings,
@@ -57,8 +57,6 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
         spatial_merge_size=thinker.vision_config.spatial_merge_size,
         hf=hf,
     )
-    _check(config)
-    return config
 
 
 def _decoder(field: str, hf: Any) -> DecoderConfig:
@@ -85,26 +83,17 @@ def _talker(hf: Any) -> TalkerConfig:
     )
 
 
-def _check(config: OmniConfig) -> None:
-    """Raises CheckpointError for numbers that lie outside what they index: at a step it would be too late to say so."""
-    for name in ("audio_token", "image_token"):
-        check_index(f"config.json: thinker_config.{name}_index", getattr(config, name), config.thinker_vocab_size)
-    talker = config.talker
-    if talker is None:
+def _check(whole: Section) -> None:
+    """Raises CheckpointError for numbers that do not fit each other: at a step it would be too late to say so."""
+    thinker, talker, vocoder = (whole.part(f"{name}_config") for name in ("thinker", "talker", "token2wav"))
+    text, dit, bigvgan = thinker.part("text_config"), vocoder.part("dit_config"), vocoder.part("bigvgan_config")
+    thinker.index(text["vocab_size"], "audio_token_index", "image_token_index")
+    if not whole["enable_audio_output"]:
         return
-    if talker.embedding_width != config.thinker.width:
-        problem = f"is {talker.embedding_width}, but the thinker's states are {config.thinker.width} wide"
-        raise CheckpointError("config.json: talker_config.embedding_size", problem, _RESTORE)
-    values = msgspec.structs.asdict(talker)
-    for name in ("text_eos", "text_pad"):
-        check_index(f"config.json: talker_config.tts_{name}", values[name], config.thinker_vocab_size)
-    for name in ("codec_bos", "codec_eos", "codec_pad", "codec_mask"):
-        check_index(f"config.json: talker_config.tts_{name}", values[name], talker.vocab_size)
-    dit, bigvgan = config.hf.token2wav_config.dit_config, config.hf.token2wav_config.bigvgan_config
-    field = "config.json: token2wav_config"
-    if dit.block_size % dit.repeats:
-        problem = f"is {dit.block_size}: no whole number of codes, of {dit.repeats} frames each"
-        raise CheckpointError(f"{field}.dit_config.block_size", problem, _RESTORE)
-    if bigvgan.mel_dim != dit.mel_dim:
-        problem = f"is {bigvgan.mel_dim}, but {dit.mel_dim} are made"
-        raise CheckpointError(f"{field}.bigvgan_config.mel_dim", problem, _RESTORE)
+    talker.equal({"embedding_size": text["hidden_size"]})
+    talker.index(text["vocab_size"], *(f"tts_text_{name}_token_id" for name in ("end", "pad")))
+    talker.index(talker["vocab_size"], *(f"tts_codec_{name}_token_id" for name in ("start", "end", "pad", "mask")))
+    # A block is a whole number of codes.
+    dit.multiple("block_size", of="repeats")
+    dit.indices(dit["num_hidden_layers"], "look_ahead_layers", "look_backward_layers")
+    bigvgan.equal({"mel_dim": dit["mel_dim"]})

@@ -1,17 +1,16 @@
 """What the stages need of a checkpoint's config.json, in typed form. transformers parses the file and fills its defaults."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from transformers import Qwen3OmniMoeConfig
 
-from omni.checkpoint.hf_config import check_index, once_per_config, parse_config
-from omni.errors import CheckpointError
+from omni.checkpoint.hf_config import Section, once_per_config, parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
+from omni_vocoder.layers import window_shape
 
 _MARKS = ("im_start", "im_end", "user", "assistant", "tts_bos", "tts_eos", "tts_pad")
-_CODES = ("codec_bos", "codec_eos", "codec_pad", "codec_nothink", "codec_think_bos", "codec_think_eos")
+_CODES = ("codec_bos", "codec_pad", "codec_nothink", "codec_think_bos", "codec_think_eos")
 
 
 class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +55,7 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     position_id_per_seconds: int
     spatial_merge_size: int
     audio_window: int
-    code2wav: Mapping[str, Any]
+    code2wav: Section
     hf: Any
 
 
@@ -64,8 +63,9 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_config(raw: dict[str, Any]) -> OmniConfig:
     """Raises CheckpointError if config.json does not describe a Qwen3-Omni model."""
     hf = parse_config(Qwen3OmniMoeConfig, raw, "Qwen3-Omni")
-    thinker, values = hf.thinker_config, hf.to_dict()
-    config = OmniConfig(
+    thinker, whole = hf.thinker_config, Section(hf.to_dict())
+    _check(whole)
+    return OmniConfig(
         thinker=decoder_config(thinker.text_config),
         thinker_vocab_size=thinker.text_config.vocab_size,
         talker=_talker(hf) if hf.enable_audio_output else None,
@@ -74,39 +74,34 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
         position_id_per_seconds=thinker.position_id_per_seconds,
         spatial_merge_size=thinker.vision_config.spatial_merge_size,
         audio_window=thinker.audio_config.n_window,
-        code2wav=raw.get("code2wav_config", {}),
+        code2wav=whole.part("code2wav_config"),
         hf=hf,
-        **{name: values[f"{name}_token_id"] for name in _MARKS},
+        **{name: whole[f"{name}_token_id"] for name in _MARKS},
     )
-    _check(config)
-    return config
 
 
-def _check(config: OmniConfig) -> None:
+def _check(whole: Section) -> None:
     """Raises CheckpointError for numbers that lie outside what they index: at a step it would be too late to say so."""
-    values = msgspec.structs.asdict(config)
-    for name in ("audio_token", "image_token", *_MARKS):
-        check_index(f"config.json: {name}_id", values[name], config.thinker_vocab_size)
-    talker = config.talker
-    if talker is None:
+    thinker, talker, vocoder = (whole.part(f"{name}_config") for name in ("thinker", "talker", "code2wav"))
+    text = thinker.part("text_config")
+    thinker.index(text["vocab_size"], "audio_token_id", "image_token_id")
+    whole.index(text["vocab_size"], *(f"{name}_token_id" for name in _MARKS))
+    if not whole["enable_audio_output"]:
         return
-    check_index(
-        "config.json: talker_config.accept_hidden_layer", talker.accept_hidden_layer, config.thinker.num_layers + 1
-    )
-    if not talker.speakers:
-        raise CheckpointError(
-            "config.json: talker_config.speaker_id", "names no voice", "use the config.json as published"
-        )
-    for voice, code in talker.speakers.items():
-        check_index(f"config.json: talker_config.speaker_id.{voice}", code, talker.vocab_size)
-    codes = msgspec.structs.asdict(talker)
-    for name in _CODES:
-        check_index(f"config.json: talker_config.{name}", codes[name], talker.vocab_size)
+    codes = talker.part("text_config")["vocab_size"]
+    talker.index(text["num_hidden_layers"] + 1, "accept_hidden_layer")
+    talker.require(bool(talker["speaker_id"]), "speaker_id", "names no voice")
+    talker.indices(codes, "speaker_id")
+    talker.index(codes, "codec_eos_token_id", *(f"{name}_id" for name in _CODES))
+    vocoder.at_least(1, "codebook_size", "num_quantizers", "upsampling_ratios", "upsample_rates")
+    vocoder.at_least(2 ** len(vocoder["upsample_rates"]), "decoder_dim")
+    vocoder.equal({"hidden_act": "silu"})
+    window_shape(vocoder)  # refuses heads that do not fit
 
 
 def _talker(hf: Any) -> TalkerConfig:
     talker, text = hf.talker_config, hf.talker_config.text_config
-    values = talker.to_dict() | {"codec_eos_id": talker.codec_eos_token_id}
+    values = talker.to_dict()
     return TalkerConfig(
         # The talker's layers are all mixtures with a shared expert, whatever the sparse-step fields say.
         decoder=msgspec.structs.replace(
@@ -120,6 +115,7 @@ def _talker(hf: Any) -> TalkerConfig:
         thinker_vocab_size=hf.thinker_config.text_config.vocab_size,
         projection_width=text.intermediate_size,
         accept_hidden_layer=talker.accept_hidden_layer,
-        speakers={name.lower(): code for name, code in (talker.speaker_id or {}).items()},
+        speakers={name.lower(): code for name, code in talker.speaker_id.items()},
+        codec_eos=talker.codec_eos_token_id,
         **{name: values[f"{name}_id"] for name in _CODES},
     )

@@ -40,7 +40,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             options=ArOptions(sampling=_talker_sampling(config.talker)),
             priority=-1,
         )
-        vocoder = Stage(name="code2wav", kind="vocoder", model=f"{_HERE}.vocoder:build", options=VocoderOptions())
+        vocoder = Stage(name="code2wav", kind="vocoder", model=f"{_HERE}.code2wav:build", options=VocoderOptions())
         stages += [talker, vocoder]
         edges += [
             Edge(

@@ -1,12 +1,12 @@
 """Modules that authors of vocoders compose: each gives for a piece of a stream what it gives there for the whole."""
 
 from omni_vocoder.layers.activation import SnakeBeta
-from omni_vocoder.layers.attention import Sight, WindowAttention, WindowShape
+from omni_vocoder.layers.attention import Sight, WindowAttention, WindowShape, window_shape
 from omni_vocoder.layers.conv import CausalConv, CausalTransposedConv
 from omni_vocoder.layers.rates import UpsamplingRates
 from omni_vocoder.layers.stream_layer import Residual, Serial, StreamLayer
 from omni_vocoder.layers.transformer import GatedMLP, LayerScale, RMSNorm, WindowLayer, WindowTransformer
-from omni_vocoder.layers.upsampling import ConvNeXtBlock, SnakeUnit, SnakeUpsampling
+from omni_vocoder.layers.upsampling import ConvNeXtBlock, SnakeUnit, SnakeUpsampling, convnext_upsampling, snake_decoder
 
 __all__ = [
     "CausalConv",
@@ -27,4 +27,7 @@ __all__ = [
     "WindowLayer",
     "WindowShape",
     "WindowTransformer",
+    "convnext_upsampling",
+    "snake_decoder",
+    "window_shape",
 ]

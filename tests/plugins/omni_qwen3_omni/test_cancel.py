@@ -14,7 +14,7 @@ from omni_encoder.towers.picture_encoder import PictureEncoder
 from omni_qwen3_omni.frontend import OmniFrontend
 from omni_qwen3_omni.talker import Talker
 from omni_qwen3_omni.thinker import Thinker
-from omni_qwen3_omni.vocoder import Vocoder
+from omni_vocoder.streaming import StreamingVocoder
 from support.reference import tiny_checkpoint
 from support.tiny_omni import (
     SHAPE,
@@ -102,7 +102,7 @@ def test_closing_while_the_prompt_is_prepared(
         (PictureEncoder, "encode", "vision_encoder", "items", 1),
         (Thinker, "forward", "thinker", "rows", 2),
         (Talker, "forward", "talker", "rows", 2),
-        (Vocoder, "decode", "code2wav", "rows", 2),
+        (StreamingVocoder, "decode", "code2wav", "rows", 2),
     ],
 )
 def test_closing_in_the_middle_of_a_step(

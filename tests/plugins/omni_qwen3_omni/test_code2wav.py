@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+from omni.checkpoint.hf_config import Section
 from omni.errors import InputError
-from omni_qwen3_omni.code2wav import Code2WavConfig, StreamingCode2Wav
+from omni_qwen3_omni.code2wav import Code2Wav
 from omni_vocoder.state import StreamState
 from support.no_synchronization import no_synchronization
 
@@ -60,12 +61,12 @@ TWO_FRAME_START = GROUPED_HEADS | {"upsampling_ratios": [], "upsample_rates": [2
 
 @dataclass(frozen=True)
 class Pair:
-    ours: StreamingCode2Wav
+    ours: Code2Wav
     reference: Qwen3OmniMoeCode2Wav
     dtype: torch.dtype
 
     def codes(self, frames: int, seed: int = 0, rows: int = 1) -> Tensor:
-        config = self.ours.config
+        config = self.reference.config
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(config.codebook_size, (rows, config.num_quantizers, frames), generator=generator)
 
@@ -110,7 +111,7 @@ def _pair(shape: dict[str, object], dtype: torch.dtype = torch.float32) -> Pair:
     config = Qwen3OmniMoeCode2WavConfig(**shape)
     reference = Qwen3OmniMoeCode2Wav._from_config(config).eval()
     _enliven(reference, dtype)
-    ours = StreamingCode2Wav(Code2WavConfig.from_checkpoint(config.to_dict())).to(dtype)
+    ours = Code2Wav(Section(config.to_dict(), "code2wav_config")).to(dtype)
     ours.load_state_dict(reference.state_dict(), strict=True)
     return Pair(ours, reference, dtype)
 
@@ -141,24 +142,28 @@ def _rows(*rows: int) -> Tensor:
     return torch.tensor(rows)
 
 
+def _decode(model: Code2Wav, codes_BQN: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
+    return model.decode(codes_BQN.transpose(1, 2), state, rows_B, first)
+
+
 def _pieces(codes_BQN: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
     assert sum(sizes) == codes_BQN.shape[2]
     yield from codes_BQN.split(list(sizes), dim=2)
 
 
 def _stream(
-    model: StreamingCode2Wav,
+    model: Code2Wav,
     codes_BQN: Tensor,
     sizes: Sequence[int],
     tamper: Callable[[StreamState], object] | None = None,
 ) -> Tensor:
     """The chunks of `sizes` frames, concatenated. tamper: is let at the state after the first chunk."""
     rows = codes_BQN.shape[0]
-    state = model.new_state(rows, codes_BQN.device, model.code_embedding.weight.dtype)
+    state = model.new_state(rows)
     rows_B = torch.arange(rows, device=codes_BQN.device)
     wavs = []
     for index, piece in enumerate(_pieces(codes_BQN, sizes)):
-        wavs.append(model(piece, state, rows_B, first=index == 0))
+        wavs.append(_decode(model, piece, state, rows_B, first=index == 0))
         if index == 0 and tamper:
             tamper(state)
     return torch.cat(wavs, 1)
@@ -189,10 +194,13 @@ def test_any_chunking_equals_one_whole_decode(
 
 
 def test_chunks_have_the_promised_lengths(released: Pair) -> None:
-    model, state = released.ours, released.ours.new_state(1, "cpu", released.dtype)
-    lengths = [model(released.codes(n), state, _rows(0), first).shape[1] for n, first in ((2, True), (1, False))]
+    model, state = released.ours, released.ours.new_state(1)
+    lengths = [
+        _decode(model, released.codes(n), state, _rows(0), first).shape[1] for n, first in ((2, True), (1, False))
+    ]
     assert lengths == [2 * 1920 - 555, 1920]
-    assert (model.samples_per_frame, model.lookahead, model.min_first_frames) == (1920, 555, 1)
+    assert [model.samples(2, True), model.samples(1, False)] == lengths
+    assert model.min_first_frames == 1
 
 
 @settings(max_examples=25)
@@ -206,38 +214,40 @@ def test_random_chunking_of_other_shapes(other: Pair, sizes: list[int], seed: in
 def test_first_chunk_may_be_silent(first: int) -> None:
     pair = _pair(SILENT_START, torch.float64)
     codes = pair.codes(100)
-    state = pair.ours.new_state(1, "cpu", pair.dtype)
-    assert pair.ours(codes[:, :, :first], state, _rows(0), first=True).shape == (1, 3 * first - 3)
+    state = pair.ours.new_state(1)
+    assert _decode(pair.ours, codes[:, :, :first], state, _rows(0), first=True).shape == (1, 3 * first - 3)
     assert pair.error(_stream(pair.ours, codes, _fill([first, 1, 4], 100)), pair.whole(codes)) < 1
 
 
 def test_first_chunk_below_the_fewest_frames_is_refused() -> None:
     pair = _pair(TWO_FRAME_START, torch.float64)
     codes = pair.codes(100)
-    state = pair.ours.new_state(1, "cpu", pair.dtype)
+    state = pair.ours.new_state(1)
     with pytest.raises(InputError, match=r"codes: have 1 frames; give at least 2"):
-        pair.ours(codes[:, :, :1], state, _rows(0), first=True)
+        _decode(pair.ours, codes[:, :, :1], state, _rows(0), first=True)
     assert pair.error(_stream(pair.ours, codes, [2, *[1] * 98]), pair.whole(codes)) < 1
 
 
 @pytest.mark.parametrize(("quantizers", "frames"), [(3, 5), (5, 5), (4, 0)])
 def test_codes_of_a_wrong_shape_are_refused(exact: Pair, quantizers: int, frames: int) -> None:
-    state = exact.ours.new_state(1, "cpu", exact.dtype)
+    state = exact.ours.new_state(1)
     with pytest.raises(InputError, match="codes"):
-        exact.ours(torch.zeros(1, quantizers, frames, dtype=torch.int64), state, _rows(0), first=False)
+        _decode(exact.ours, torch.zeros(1, quantizers, frames, dtype=torch.int64), state, _rows(0), first=False)
 
 
 def test_rows_of_different_histories_share_a_call(released: Pair) -> None:
     """Three streams begin at different times and go on together, in another order than that of their rows."""
     model, histories, together = released.ours, (37, 1, 20), [4, 1, 30]
     codes = [released.codes(history + sum(together), seed) for seed, history in enumerate(histories)]
-    state = model.new_state(5, "cpu", released.dtype)
+    state = model.new_state(5)
     rows = (4, 0, 2)
-    wavs = [[model(c[:, :, :h], state, _rows(row), True)] for c, h, row in zip(codes, histories, rows, strict=True)]
+    wavs = [
+        [_decode(model, c[:, :, :h], state, _rows(row), True)] for c, h, row in zip(codes, histories, rows, strict=True)
+    ]
     ends = [0, *torch.tensor(together).cumsum(0).tolist()]
     for start, end in pairwise(ends):
         pieces = [c[:, :, h + start : h + end] for c, h in zip(codes, histories, strict=True)]
-        for wav, chunks in zip(model(torch.cat(pieces), state, _rows(*rows), False), wavs, strict=True):
+        for wav, chunks in zip(_decode(model, torch.cat(pieces), state, _rows(*rows), False), wavs, strict=True):
             chunks.append(wav[None])
     for code, chunks in zip(codes, wavs, strict=True):
         assert released.error(torch.cat(chunks, 1), released.whole(code)) < 1
@@ -253,10 +263,10 @@ def test_streams_may_begin_together(exact: Pair) -> None:
 def test_a_row_never_touches_another(exact: Pair) -> None:
     """A neighbour full of NaN, in the state and in the same call, changes no sample; a bystander keeps its state."""
     codes = exact.codes(60)
-    state = exact.ours.new_state(3, "cpu", exact.dtype)
+    state = exact.ours.new_state(3)
     state.carried_RW[1:].fill_(torch.nan)
-    first = exact.ours(codes[:, :, :20], state, _rows(0), True)
-    both = exact.ours(codes[:, :, 20:].repeat(2, 1, 1), state, _rows(1, 0), False)
+    first = _decode(exact.ours, codes[:, :, :20], state, _rows(0), True)
+    both = _decode(exact.ours, codes[:, :, 20:].repeat(2, 1, 1), state, _rows(1, 0), False)
     assert both[0].isnan().any()
     assert exact.error(torch.cat((first, both[1:]), 1), exact.whole(codes)) < 1
     assert state.carried_RW[2].isnan().all()
@@ -265,14 +275,14 @@ def test_a_row_never_touches_another(exact: Pair) -> None:
 
 @pytest.mark.parametrize("clear", [True, False])
 def test_a_row_is_used_again(exact: Pair, clear: bool) -> None:
-    state, rows = exact.ours.new_state(2, "cpu", exact.dtype), _rows(1)
-    exact.ours(exact.codes(33, seed=7), state, rows, True)
+    state, rows = exact.ours.new_state(2), _rows(1)
+    _decode(exact.ours, exact.codes(33, seed=7), state, rows, True)
     if clear:
         exact.ours.reset(state, rows)
         assert not state.carried_RW.any()
         assert not state.frames_R.any()
     codes = exact.codes(50)
-    wav = torch.cat([exact.ours(c, state, rows, i == 0) for i, c in enumerate(_pieces(codes, [1, 9, 40]))], 1)
+    wav = torch.cat([_decode(exact.ours, c, state, rows, i == 0) for i, c in enumerate(_pieces(codes, [1, 9, 40]))], 1)
     assert exact.error(wav, exact.whole(codes)) < 1
 
 
@@ -281,7 +291,7 @@ def test_positions_far_beyond_the_trained_range() -> None:
     pair = _pair(GROUPED_HEADS, torch.float32)
     frames, seen, compared = 40_000, 300, 200
     hidden = torch.randn(1, frames, 24, generator=torch.Generator().manual_seed(3))
-    state = pair.ours.new_state(1, "cpu", pair.dtype)
+    state = pair.ours.new_state(1)
     with torch.no_grad():
         for index, piece in enumerate(hidden.split(800, dim=1)):
             chunk = state.load(_rows(0), first=index == 0)
@@ -292,11 +302,11 @@ def test_positions_far_beyond_the_trained_range() -> None:
     assert pair.error(output[:, -compared:], expected.last_hidden_state[:, -compared:]) < 1
 
 
-def _forget_all(model: StreamingCode2Wav, slot: int) -> Callable[[StreamState], object]:
+def _forget_all(model: Code2Wav, slot: int) -> Callable[[StreamState], object]:
     return lambda state: model.layout.slots[slot].of(state.carried_RW).zero_()
 
 
-def _forget_oldest(model: StreamingCode2Wav, slot: int) -> Callable[[StreamState], object]:
+def _forget_oldest(model: Code2Wav, slot: int) -> Callable[[StreamState], object]:
     where = model.layout.slots[slot]
     return lambda state: where.of(state.carried_RW).select(where.time + 1, 0).zero_()
 
@@ -323,8 +333,8 @@ def test_planted_fault_a_drifted_position_is_heard(released: Pair, drift: int) -
 
 @pytest.mark.parametrize("window", [15, 17])
 def test_planted_fault_a_window_off_by_one_is_heard(released: Pair, window: int) -> None:
-    config = Code2WavConfig.from_checkpoint(released.reference.config.to_dict() | {"sliding_window": window})
-    other = StreamingCode2Wav(config).to(released.dtype)
+    config = released.reference.config.to_dict() | {"sliding_window": window}
+    other = Code2Wav(Section(config, "code2wav_config")).to(released.dtype)
     other.load_state_dict(released.ours.state_dict())
     codes = released.codes(50)
     assert released.error(_stream(other, codes, [25, 25]), released.whole(codes)) > 1
@@ -346,12 +356,12 @@ def _tensor_bytes() -> int:
 
 def test_nothing_outlives_a_chunk_but_the_state(exact: Pair) -> None:
     model, codes, rows = exact.ours, exact.codes(400), _rows(0)
-    state = model.new_state(1, "cpu", exact.dtype)
+    state = model.new_state(1)
     addresses = state.carried_RW.data_ptr(), state.frames_R.data_ptr()
-    model(codes[:, :, :10], state, rows, True)
+    _decode(model, codes[:, :, :10], state, rows, True)
     before = _tensor_bytes()
     for piece in codes[:, :, 10:].split(10, dim=2):
-        model(piece, state, rows, False)
+        _decode(model, piece, state, rows, False)
     del piece
     assert _tensor_bytes() == before
     assert (state.carried_RW.data_ptr(), state.frames_R.data_ptr()) == addresses
@@ -360,11 +370,12 @@ def test_nothing_outlives_a_chunk_but_the_state(exact: Pair) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_no_value_is_read_back_from_the_device(first: bool) -> None:
     """Tensors on the meta device have no values: whatever asks for one raises."""
-    model = StreamingCode2Wav(Code2WavConfig.from_checkpoint(GROUPED_HEADS)).to("meta")
-    state = model.new_state(4, "meta", torch.float32)
+    config = Qwen3OmniMoeCode2WavConfig(**GROUPED_HEADS)
+    model = Code2Wav(Section(config.to_dict(), "code2wav_config")).to("meta")
+    state = model.new_state(4)
     rows = torch.zeros(2, dtype=torch.int64, device="meta")
-    wav = model(torch.zeros(2, 4, 7, dtype=torch.int64, device="meta"), state, rows, first)
-    assert wav.shape == (2, 7 * model.samples_per_frame - first * model.lookahead)
+    wav = _decode(model, torch.zeros(2, 4, 7, dtype=torch.int64, device="meta"), state, rows, first)
+    assert wav.shape == (2, model.samples(7, first))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,75 @@
+"""Vocoders made of layers that look back. Shapes as in `omni_vocoder.model`, Q code groups in the place of G."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from omni.errors import InputError
+from omni_vocoder.layers import UpsamplingRates
+from omni_vocoder.model import VocoderModel
+from omni_vocoder.state import Chunk, StateLayout, StreamState
+
+
+class StreamingVocoder(VocoderModel[StreamState]):
+    """A network whose layers reserve their past in `layout` while they are built. What is left to write is `waveform`.
+
+    A decode of n frames knows n * samples_per_frame - lookahead samples: the rest depends on the next frame. So a
+    stream is short by `lookahead` samples in its first chunk, in step from then on, and has nothing to flush.
+    Nothing synchronizes with the device, and the work of a chunk does not grow with the frames before it.
+    """
+
+    def __init__(self, *, num_groups: int, sample_rate: int, rates: UpsamplingRates) -> None:
+        super().__init__()
+        self.rates = rates
+        self.layout = StateLayout()
+        self._num_groups = num_groups
+        self._sample_rate = sample_rate
+
+    @abstractmethod
+    def waveform(self, codes_BQN: Tensor, chunk: Chunk) -> Tensor:
+        """Samples `[B, 1, S]` of the next N frames, int64 codes: as many as `samples` says, of no bounded height."""
+
+    @property
+    def num_groups(self) -> int:
+        return self._num_groups
+
+    @property
+    def sample_rate(self) -> int:
+        return self._sample_rate
+
+    @property
+    def min_first_frames(self) -> int:
+        return self.rates.min_first_frames
+
+    def new_state(self, num_rows: int) -> StreamState:
+        """In the parameters' dtype."""
+        like = next(self.parameters())
+        return StreamState.allocate(num_rows, self.layout.width, like.device, like.dtype)
+
+    def reset(self, state: StreamState, rows_B: Tensor) -> None:
+        state.reset(rows_B)
+
+    @torch.no_grad()
+    def decode(self, codes_BNG: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
+        """As in `VocoderModel`; frames that are `first` start their streams whatever the rows held.
+
+        Raises InputError if there are not `num_groups` codes in a frame, or fewer than one frame, in a first chunk than
+        `min_first_frames`.
+        """
+        self._check(codes_BNG, first)
+        chunk = state.load(rows_B, first)
+        wav_B1S = self.waveform(codes_BNG.transpose(1, 2), chunk)
+        state.store(rows_B, chunk, codes_BNG.shape[1])
+        return wav_B1S.squeeze(1).clamp(-1, 1)
+
+    def samples(self, frames: int, first: bool) -> int:
+        return frames * self.rates.samples_per_frame - (self.rates.lookahead if first else 0)
+
+    def _check(self, codes_BNG: Tensor, first: bool) -> None:
+        _, frames, groups = codes_BNG.shape
+        if groups != self._num_groups:
+            raise InputError("codes", f"have {groups} codes per frame", f"give {self._num_groups}, one per code group")
+        fewest = self.min_first_frames if first else 1
+        if frames < fewest:
+            raise InputError("codes", f"have {frames} frames", f"give at least {fewest} in this chunk")
