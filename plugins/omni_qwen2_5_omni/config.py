@@ -10,7 +10,6 @@ from omni.errors import CheckpointError
 from omni_ar.layers import DecoderConfig, decoder_config
 
 
-
 class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """embedding_width: that of the thinker's hidden states, which codes are embedded in too."""
 

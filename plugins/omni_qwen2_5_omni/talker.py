@@ -42,7 +42,6 @@ class Talker(ArModel):
         return decoder_shape(
             self._config.decoder,
             self._config.vocab_size,
-            position_axes=3,
             prompt_columns=("text", "code"),
             step_columns=("text",),
             step_width=self._config.embedding_width,

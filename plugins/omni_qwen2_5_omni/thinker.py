@@ -24,7 +24,6 @@ class Thinker(TextModel):
         return decoder_shape(
             self._config,
             self.lm_head.out_features,
-            position_axes=3,
             payload_width=self._config.width if self._speaks else 0,
             emits_tokens=self._speaks,
             forward_segments=("audio", "image") if self._speaks else (),

@@ -6,25 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from omni.stage import StageContext
-from omni_ar.layers import Linear
+from omni_ar.layers import Projection
 from omni_ar.layers.codec_talker import CodecTalker
 from omni_ar.loading import load_weights
 from omni_ar.model import ArShape, NextTokens, PromptTokens
 from omni_qwen3_omni.config import TalkerConfig, read_config
 from omni_qwen3_omni.talker_prompt import NO_CODE
-
-
-class Projection(nn.Module):
-    """From the thinker's width to the talker's: two linear maps with SiLU between."""
-
-    def __init__(self, width: int, inner: int, out: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.linear_fc1 = Linear(width, inner, device=device, dtype=dtype)
-        self.linear_fc2 = Linear(inner, out, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.linear_fc2(nn.functional.silu(self.linear_fc1(x)))
-        return projected
 
 
 class Talker(CodecTalker):
@@ -54,7 +41,7 @@ class Talker(CodecTalker):
 
     @property
     def shape(self) -> ArShape:
-        return replace(super().shape, position_axes=3, prompt_columns=("text", "codec"), step_columns=("text",))
+        return replace(super().shape, prompt_columns=("text", "codec"), step_columns=("text",))
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         text_T, codec_T = prompt.columns_CT.unbind(0)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from omni.frontend.mrope import mrope_positions
 from omni.frontend.multimodal import Read
+from omni.frontend.turns import in_turns_of, last_turn_of
 from omni_ar.inputs import Prompt, SegmentSlot
 from omni_ar.text_conditioning import SpokenPrompt
 from omni_qwen3_omni.config import OmniConfig
@@ -36,12 +37,12 @@ def talker_args(config: OmniConfig, read: Read, voice: str) -> TalkerPlan:
     """Lays the talker's prompt out for what the thinker read."""
     talker, ids = config.talker, read.ids_T
     assert talker is not None
-    in_user_turn = _in_user_turn(config, ids)
+    in_user_turn = in_turns_of(config.user, ids, config.im_start)
     kept = np.flatnonzero(in_user_turn)
     user = ids[kept]
     pictures = zip(read.media["image"], read.places["image"], strict=True)
     media = np.isin(user, (config.audio_token, config.image_token))
-    start = _answer_start(config, ids)
+    start = last_turn_of(config.assistant, ids, config.im_start)
     opening, lead = ids[start : start + _OPENING], ids[start + _OPENING :]
     text = np.concatenate([user, opening, [config.tts_pad] * 4, [config.tts_bos, _FIRST_TEXT]])
     codec = np.concatenate(
@@ -69,16 +70,3 @@ def talker_args(config: OmniConfig, read: Read, voice: str) -> TalkerPlan:
     )
     args = SpokenPrompt(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
     return TalkerPlan(args, kept[media])
-
-
-def _in_user_turn(config: OmniConfig, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each token belongs to a user turn: a turn is what follows its `<|im_start|>`, whose next token names the role."""
-    starts = np.where(ids == config.im_start, np.arange(len(ids)), 0)
-    turn = np.maximum.accumulate(starts)
-    role = ids[np.minimum(turn + 1, len(ids) - 1)]
-    return np.asarray(role == config.user)
-
-
-def _answer_start(config: OmniConfig, ids: NDArray[np.int64]) -> int:
-    opens = (ids[:-1] == config.im_start) & (ids[1:] == config.assistant)
-    return int(np.flatnonzero(opens)[-1])

@@ -12,7 +12,7 @@ from omni_ar.layers.expert_weights import ExpertDestination, ExpertPart, expert_
 from omni_ar.layers.frame_attention import FrameAttention, FrameCache
 from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameLayers, first_pass
 from omni_ar.layers.linear import Linear, StackedLinear, stacked_destinations
-from omni_ar.layers.mlp import GatedMLP
+from omni_ar.layers.mlp import GatedMLP, Projection
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.norm import RMSNorm
 from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
@@ -33,6 +33,7 @@ __all__ = [
     "FrequencyScaling",
     "GatedMLP",
     "Linear",
+    "Projection",
     "RMSNorm",
     "RotaryEmbedding",
     "SharedExpertMoE",

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer (SwiGLU; Shazeer, 2020, arXiv:2002.05202)."""
+"""The gated feed-forward layer (SwiGLU; Shazeer, 2020, arXiv:2002.05202), and a plain one between two widths."""
 
 import torch
 from torch import Tensor, nn
@@ -36,3 +36,17 @@ class GatedMLP(nn.Module):
         """
         active_TI, x_TD = norm.into(self.gate_up_proj, x_TD, delta_TD, gated=True, ahead=self.down_proj.weight)
         return self.down_proj.in_parts(active_TI), x_TD
+
+
+class Projection(nn.Module):
+    """From the width of one model to that of another: `linear_fc2(silu(linear_fc1(x)))`, with biases."""
+
+    def __init__(self, width: int, inner: int, out: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear_fc1 = Linear(width, inner, device=device, dtype=dtype)
+        self.linear_fc2 = Linear(inner, out, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]` to `[..., out]`."""
+        projected: Tensor = self.linear_fc2(nn.functional.silu(self.linear_fc1(x)))
+        return projected

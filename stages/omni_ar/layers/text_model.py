@@ -64,7 +64,8 @@ def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShap
 
     more: other fields of `ArShape`.
     """
-    fields: dict[str, Any] = {"forward_segments": ()} | more
+    axes = 1 if config.mrope_section is None else len(config.mrope_section)
+    fields: dict[str, Any] = {"forward_segments": (), "position_axes": axes} | more
     return ArShape(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,

@@ -15,9 +15,9 @@ from omni.checkpoint import fill_dummy
 from omni.checkpoint.dummy import default_init
 from omni.kernels import plain_torch
 from omni_ar.layers import DecoderConfig
+from omni_ar.layers.deepstack import DeepstackModel
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel
-from omni_qwen3_omni.thinker import Thinker
 from support.full_float32 import full_float32
 from support.teacher_forced import Scored, Scorer, Scores
 
@@ -58,7 +58,7 @@ def text(config: DecoderConfig, vocab: int, tied: bool = False) -> Callable[[tor
 
 
 def thinker(dtype: torch.dtype, device: torch.device) -> ArModel:
-    return Thinker(THINKER, 152_064, None, device=device, dtype=dtype)
+    return DeepstackModel(THINKER, 152_064, deepstack=("image",), hidden_layer=None, device=device, dtype=dtype)
 
 
 LENGTHS = (1, 7, 64, 65, 130, 200, 255, 300, 17, 33)

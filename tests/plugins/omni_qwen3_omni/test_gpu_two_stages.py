@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from omni_ar.layers.deepstack import DeepstackModel
 from omni_qwen3_omni.talker import Talker
-from omni_qwen3_omni.thinker import Thinker
 from support.close_calls import Comparison
 from support.full_float32 import full_float32
 from support.omni_compare import answers_alone, assert_all_same
@@ -64,7 +64,7 @@ def test_stages_that_replay_at_the_same_time_compute_what_they_compute_alone(
     shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = answers_alone(shape)
-    for model in (Thinker, Talker):
+    for model in (DeepstackModel, Talker):
         for name in ("forward", "logits"):
             monkeypatch.setattr(model, name, napping(getattr(model, name)))
     monkeypatch.setattr(Talker, "predict_codes", napping(Talker.predict_codes))

@@ -11,10 +11,10 @@ from omni import Omni, OmniError, Result, StageError
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import Chat
 from omni.frontend.messages import parse_messages
+from omni_ar.layers.deepstack import DeepstackModel
 from omni_ar.text_conditioning import SpokenPrompt, TextConditioning
 from omni_qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_qwen3_omni.frontend import build as build_frontend
-from omni_qwen3_omni.thinker import Thinker
 from support.reference import tiny_checkpoint
 from support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, text_of, tiny_plugins, user
 
@@ -181,7 +181,7 @@ def test_a_step_that_fails_takes_its_batch_and_no_more(
     def once(*arguments: Any) -> bool:
         return bool(left and left.pop())
 
-    spoil(Thinker, "forward", once)
+    spoil(DeepstackModel, "forward", once)
     with pytest.raises(StageError, match=r"'thinker' failed while running a step.*ValueError: it is spoilt"):
         omni.generate(GOOD[0], sampling=LENGTHS, stream=False)
     assert_freed(omni)

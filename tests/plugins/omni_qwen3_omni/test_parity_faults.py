@@ -14,13 +14,13 @@ from omni.payload import Payload
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.layers import residual_sum
 from omni_ar.layers.code_predictor import CodePredictor
+from omni_ar.layers.deepstack import DeepstackModel
 from omni_ar.model import Batch, Codes, DrawCode, PlacedSegment, PromptTokens
 from omni_ar.text_conditioning import TextConditioning
 from omni_qwen3_omni import config as config_module
 from omni_qwen3_omni import talker_prompt, thinker
 from omni_qwen3_omni.config import OmniConfig
 from omni_qwen3_omni.talker import Talker
-from omni_qwen3_omni.thinker import Thinker
 from support.omni_engine import OmniEngine
 from support.reference import reference_of, sizes, tiny_checkpoint
 from support.reference_chats import chat, picture, says, sound, with_sampling
@@ -96,7 +96,7 @@ def _first_text_token_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:
-    def forward(self: Thinker, x_TD: Tensor, batch: Batch) -> Tensor:
+    def forward(self: DeepstackModel, x_TD: Tensor, batch: Batch) -> Tensor:
         cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
         for index, layer in enumerate(self.decoder.layers):
             x_TD = residual_sum(*layer(x_TD, None, cos, sin, batch.cache, batch.attention, batch.backend))
@@ -104,25 +104,25 @@ def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:
                 if "deepstack" in image.tensors and index < image.tensors["deepstack"].shape[0]:
                     tokens_n = image.tokens_n + batch.attention.num_decode
                     x_TD = x_TD.index_add(0, tokens_n, image.tensors["deepstack"][index])
-            if index + 1 == self._accept and batch.payload is not None:
+            if index + 1 == self._hidden_layer and batch.payload is not None:
                 batch.payload.store(x_TD)
         hidden_TD: Tensor = self.decoder.norm(x_TD)
         return hidden_TD
 
-    patch.setattr(Thinker, "forward", forward)
+    patch.setattr(DeepstackModel, "forward", forward)
 
 
 def _deepstack_level_left_out(level: int) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        forward = Thinker.forward
+        forward = DeepstackModel.forward
 
-        def shallow(self: Thinker, x_TD: Tensor, batch: Batch) -> Tensor:
+        def shallow(self: DeepstackModel, x_TD: Tensor, batch: Batch) -> Tensor:
             for segment in batch.segments:
                 if "deepstack" in segment.tensors:
                     segment.tensors["deepstack"][level] = 0
             return forward(self, x_TD, batch)
 
-        patch.setattr(Thinker, "forward", shallow)
+        patch.setattr(DeepstackModel, "forward", shallow)
 
     return plant
 
@@ -142,13 +142,13 @@ def _turns_kept(*words: str) -> Plant:
         tokenizer = reference_of(tiny_checkpoint(**FOLDER)).processor.tokenizer
         roles = tokenizer.convert_tokens_to_ids(["user", *words])
 
-        def kept(config: OmniConfig, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-            turn = np.maximum.accumulate(np.where(ids == config.im_start, np.arange(len(ids)), 0))
+        def kept(user: int, ids: NDArray[np.int64], start: int) -> NDArray[np.bool_]:
+            turn = np.maximum.accumulate(np.where(ids == start, np.arange(len(ids)), 0))
             role = ids[np.minimum(turn + 1, len(ids) - 1)]
             # The turn that is being written opens the talker's own prompt.
             return np.isin(role, roles) & (turn < turn[-1])
 
-        patch.setattr(talker_prompt, "_in_user_turn", kept)
+        patch.setattr(talker_prompt, "in_turns_of", kept)
 
     return plant
 
