@@ -31,8 +31,8 @@ class HiddenConditioning:
     """Feeds the speaker one row per step.
 
     The first token's is part of the prompt, and each later step hears one. The last token is not heard, an end id or not: `eos` is,
-    in its place. With fewer than two tokens there is nothing to say. Where a stop string ends the text, all that was given out is
-    heard: the last token is one that was withheld.
+    in its place. With fewer than two tokens there is nothing to say. Where a stop string or a guide ends the text, all that was
+    given out is heard: the last token is one that nobody gets.
     """
 
     def __init__(self, args: msgspec.Struct | None) -> None:

@@ -108,7 +108,7 @@ class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
 
     index: which generated token, from 0. The hidden state is that of the position the token was sampled from: of token 0 the last
     position of the prompt, of token i that of token i - 1. So it is given out with token i - 1: also where a stop string ends the
-    text, and token i is withheld.
+    text and token i is withheld, or a guide does and nobody gets a token i.
     """
 
     index: int

@@ -153,11 +153,18 @@ class Confirmer:
         return [
             _Scored(request, place, len(request.outputs))
             for place, request in rows
-            if request.sampling.logprobs is not None and request.ending is None and self._wanted(request)
+            if request.sampling.logprobs is not None
+            and request.ending is None
+            and not request.closing
+            and self._wanted(request)
         ]
 
     def _confirm(self, scheduled: Scheduled, status: int, ids: Sequence[int], payload: PayloadHandoff) -> None:
         request = scheduled.request
+        if request.closing and payload.hidden is not None:
+            self._outbox.append(self._hidden(scheduled, payload.hidden))
+            self._ender.end_request(request, "stop")
+            return
         if IMPOSSIBLE in ids:
             problem = "leaves no token that may come next"
             remedy = "suppress, bias or structure less, or allow more (or the model's logits were no numbers)"

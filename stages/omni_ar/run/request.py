@@ -87,6 +87,8 @@ class ArRequest:
     guides: tuple[Guide, ...] = ()
     edit: LogitsEdit | None = None
     """Of a guided request: what is to be done to the logits of its next token; None while that is not known."""
+    closing: bool = False
+    """Its guides are through: one more step gives the hidden state of its last token, and no token."""
     prompt: Prompt | None = None
     segments: dict[tuple[str, int], ReadySegment] = field(default_factory=dict)
     """Kept to the end: a preempted request runs its prompt again."""

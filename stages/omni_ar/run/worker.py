@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
+from omni.rules import LogitsEdit
 from omni.sampling_params import SamplingParams
 from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage, release
 from omni_ar.inputs import Prompt, Segment, StepInputs
@@ -257,11 +258,18 @@ class ArWorker(MailboxWorker[ArRequest]):
                 self._fail_live(request, "steering its tokens", answer)
             elif answer.over:
                 self._confirmer.give_out(request)  # no stop string can be completed any more
-                self.end_request(request, "stop")
+                self._end_guided(request)
             else:
                 request.edit = answer.edit
                 self._scheduler.wake(request)
         return bool(answers)
+
+    def _end_guided(self, request: ArRequest) -> None:
+        if self._shape.emits_tokens and request.outputs:
+            request.closing, request.edit = True, LogitsEdit()
+            self._scheduler.wake(request)
+        else:
+            self.end_request(request, "stop")
 
     def _fail_live(self, request: ArRequest, doing: str, error: Exception) -> None:
         if self.requests.get(request.id) is request:

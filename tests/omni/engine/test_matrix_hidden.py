@@ -28,11 +28,13 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> HiddenFamily:
 def test_alone_it_is_told_what_the_long_way_gives(family: HiddenFamily, asked: str) -> None:
     for prompt in range(family.prompts):
         told = family.alone(asked, prompt)
-        stops = family.sets[asked][WRITER].stop or ()
+        params = family.sets[asked][WRITER]
+        stops = params.stop or ()
         given, held = cut(family.said(asked, prompt), stops, family.vocabulary)
         assert (told.tokens, list(told.end(WRITER)[1])) == (given, held)
-        # The first token withheld was sampled from the hidden state of the last one given out.
-        of_prompt, of_tokens = family.readings(prompt, [*given, *held[:1]])
+        # A token's hidden state comes with the next one, given out or not. Who reaches the limit, or says an end, has none.
+        ended = told.end(WRITER)[0] == "stop" and (held or params.structured is not None)
+        of_prompt, of_tokens = family.readings(prompt, [*given, 0] if ended else given)
         for reader in ("read", "filed"):
             np.testing.assert_allclose(told.numbers(f"{reader} of the prompt"), of_prompt, rtol=0, atol=NEAR)
             np.testing.assert_allclose(told.numbers(f"{reader} of the tokens"), of_tokens, rtol=0, atol=NEAR)

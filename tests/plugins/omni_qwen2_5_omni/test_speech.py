@@ -1,15 +1,17 @@
 """Speech through the public interface, against transformers' `generate`, given the same noise: requests come and go together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import Qwen2Tokenizer
 
-from omni import Omni, SamplingParams
+from omni import Omni, SamplingParams, StructuredOutput
 from omni.frontend.base import Chat, Prepared
 from omni.payload import Payload
 from omni_qwen2_5_omni.frontend import OmniFrontend
@@ -86,7 +88,6 @@ def test_speech_is_transformers(shape: dict[str, Any], settings: dict[str, Any])
 
 @pytest.mark.parametrize(("given", "withheld"), [(1, 1), (2, 3), (5, 1), (4, 4)])
 def test_all_that_comes_before_a_stop_string_is_spoken(given: int, withheld: int) -> None:
-    """As transformers speaks a text of the same tokens that ends there by itself."""
     folder, chat = tiny_folder(**SHAPES[0]), CHATS[2]
     ids_T, _ = as_transformers(folder, chat)
     said = speak(folder, ids_T, tokens=TOKENS, codes=CODES).ids
@@ -98,12 +99,32 @@ def test_all_that_comes_before_a_stop_string_is_spoken(given: int, withheld: int
     with noise_given(), Omni(folder, device="cpu", plugins=tiny_plugins(), overrides=WHOLE) as omni:
         wave = audio_of(list(omni.generate(chat, sampling=sampling)))
         assert_freed(omni)
-    text = [*said[:given], reference_model(folder).thinker.generation_config.eos_token_id]
+    assert_spoken(wave, folder, ids_T, said[:given])
 
-    def next_ids(_: int, so_far_T: torch.Tensor) -> list[int]:
-        return [text[len(so_far_T) - len(ids_T)]]
 
-    spoken = speak(folder, ids_T, tokens=len(text), codes=CODES, thinker_prefix_allowed_tokens_fn=next_ids)
+@pytest.mark.parametrize("form", [" you", " you see", "how many people"])
+def test_all_of_a_text_that_its_form_ends_is_spoken(form: str) -> None:
+    folder, chat = tiny_folder(**SHAPES[0]), CHATS[2]
+    sampling = {
+        "thinker": SamplingParams(max_tokens=TOKENS, structured=StructuredOutput(choice=(form,))),
+        "talker": SamplingParams(max_tokens=CODES, temperature=0.0),
+    }
+    with noise_given(), Omni(folder, device="cpu", plugins=tiny_plugins(), overrides=WHOLE) as omni:
+        result = omni.generate(chat, sampling=sampling, stream=False)
+        assert_freed(omni)
+    assert (result.text, result.finish_reasons["thinker"]) == (form, "stop")
+    assert result.audio is not None
+    assert_spoken(result.audio, folder, as_transformers(folder, chat)[0], result.tokens)
+
+
+def assert_spoken(wave: Tensor, folder: Path, prompt_T: Tensor, said: Sequence[int]) -> None:
+    """The sound is that of transformers, whose thinker says these tokens and ends by itself."""
+    text = [*said, reference_model(folder).thinker.generation_config.eos_token_id]
+
+    def next_ids(_: int, so_far_T: Tensor) -> list[int]:
+        return [text[len(so_far_T) - len(prompt_T)]]
+
+    spoken = speak(folder, prompt_T, tokens=len(text), codes=CODES, thinker_prefix_allowed_tokens_fn=next_ids)
     assert spoken.ids == text
     expected = sound_of(folder, spoken.codes, NOISE_TM, "Chelsie", STEPS)
     assert wave.shape == expected.shape

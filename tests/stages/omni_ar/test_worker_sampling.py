@@ -183,6 +183,30 @@ def test_a_guide_that_ends_a_request_gives_out_what_was_held_back():
     assert driver.done("guided").held == ()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("little", [False, True])
+def test_the_last_token_that_a_guide_allows_has_its_hidden_state_too(kind: str, little: bool):
+    """One more step gives it, also of a request that is preempted, and no token."""
+    counts = (9, 1, 6)
+    options = {"num_blocks": max(map(len, PROMPTS)) + 10, "block_size": 1} if little else {}
+    driver = ahead_driver(kind, model=EMITTING, **options)
+    for index, (prompt, count) in enumerate(zip(PROMPTS, counts, strict=True)):
+        rules = HostRules(guides=(Alternating(count),))
+        ask_with(driver, str(index), prompt, rules, max_tokens=count + 1, logprobs=0)
+        driver.tick()
+    settle(driver)
+    driver.gather_all()
+    assert bool(driver.counter("preemptions")) == little
+    for index, (prompt, count) in enumerate(zip(PROMPTS, counts, strict=True)):
+        name = str(index)
+        tokens = driver.tokens(name)
+        assert tokens == alternating(prompt, count)
+        assert (driver.done(name).reason, driver.done(name).counts["tokens"]) == ("stop", count)
+        assert sum(len(chunk.ids) for chunk in chunks(driver, name)) == count
+        wanted = MODEL.whole([*prompt, *tokens])[len(prompt) - 1 :]
+        torch.testing.assert_close(torch.cat([row for _, row in driver.rows[name]]), wanted)
+
+
 @pytest.mark.parametrize(
     "fault", [ValueError("a guide's fault"), SystemExit("a guide's fault")], ids=["error", "panic"]
 )
