@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from omni.chunks import AudioChunk
 from omni.device.cpu import CpuDevice
+from omni.frames import CodeFrames
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
