@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from omni import AsyncOmni, CheckpointError, InputError, Omni, SamplingParams
 from omni.checkpoint import Checkpoint
+from omni.engine import OutputChunk, RequestFinished
 from omni.tiny import write_json
 from support.entry_points import REPOSITORY
 from support.plain_speech import PlainSpeech
@@ -56,6 +57,15 @@ def test_the_tutorial_shows_the_family_as_it_is() -> None:
     assert shown.keys() == {"config.py", "pipeline.py", "talker.py", "vocoder.py", "frontend.py"}
     for name, code in shown.items():
         assert code == (HOME / "plain_tts" / name).read_text(), f"{name} differs"
+
+
+def test_the_tutorial_runs_on_a_simulated_device(folder: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+    (code,) = (block for block in blocks if "SimulatedDevice(" in block)
+    names: dict[str, Any] = {"folder": folder, "plugins": plugins()}
+    exec(code, names)
+    assert sum(isinstance(output, OutputChunk) for output in names["outputs"]) > 1
+    assert isinstance(names["outputs"][-1], RequestFinished)
 
 
 def test_streamed_and_whole_speech_is_that_of_a_plain_loop(omni: Omni, folder: Path) -> None:
