@@ -34,27 +34,27 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 CHATS: Sequence[Chat] = (
-    chat(picture(84, 56, 1), sound(0.6, 1), "who are you", voice="Chelsie", max_text=9, max_codes=30),
-    chat("hello world", voice="Ethan", max_text=14, max_codes=40),
+    chat(picture(84, 56, 1), sound(0.6, 1), "who are you", voice="Chelsie", max_text=20, max_codes=30),
+    chat("hello world", voice="Ethan", max_text=24, max_codes=40),
     chat(
         says("system", "be kind"),
         says("user", sound(0.4, 2)),
         says("assistant", "one"),
         says("user", picture(60, 100, 2)),
         voice="Ethan",
-        max_text=6,
+        max_text=14,
         max_codes=16,
     ),
     chat(
         sound(0.8, 3),
         "look at her",
         voice="Chelsie",
-        max_text=10,
+        max_text=16,
         max_codes=24,
         thinker=SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=1, repetition_penalty=1.1),
         talker=SamplingParams(temperature=0.9, seed=2),
     ),
-    chat("only write", picture(56, 56, 3), voice=None, max_text=12),
+    chat("only write", picture(56, 56, 3), voice=None, max_text=20),
 )
 STEPS = 2
 """That noise becomes sound in."""
