@@ -87,13 +87,13 @@ class Section:
     def index(self, size: int, *names: str) -> None:
         """Ids in a vocabulary of `size`, and whatever else counts from 0 to below it."""
         for name in names:
-            check_index(self._field(name), self[name], size)
+            check_index(self.field(name), self[name], size)
 
     def indices(self, size: int, *names: str) -> None:
         """Lists and tables of such."""
         for name in names:
             for place, value in _each(name, self[name]):
-                check_index(self._field(place), value, size)
+                check_index(self.field(place), value, size)
 
     def multiple(self, name: str, of: str) -> None:
         """Of another field, which is at least 1."""
@@ -103,10 +103,11 @@ class Section:
     def require(self, holds: bool, name: str, problem: str) -> None:
         """For what no other check says."""
         if not holds:
-            raise CheckpointError(self._field(name), problem, _RESTORE)
+            raise CheckpointError(self.field(name), problem, _RESTORE)
 
-    def _field(self, name: str) -> str:
-        return f"config.json: {self._path}.{name}" if self._path else f"config.json: {name}"
+    def field(self, *names: str) -> str:
+        """What an error calls the part, or a field of it."""
+        return "config.json: " + ".".join(name for name in (self._path, *names) if name)
 
 
 def _each(name: str, value: Any) -> Iterable[tuple[str, Any]]:

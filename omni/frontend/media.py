@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.errors import InputError
-from omni.frontend.base import ImagePart
+from omni.frontend.base import AudioPart, ImagePart
 from omni.frontend.mrope import Grid
 from omni.media import content_hash
 
@@ -46,6 +47,35 @@ def picture(processor: Any, part: ImagePart, merge: int) -> Media:
     key = f"{content_hash(pixels_NP.numpy())}-{content_hash(grid_3.numpy())}"
     length = time * rows * columns // merge**2
     return Media({"pixels": pixels_NP, "grid": grid_3}, length, key, grid=(time, rows, columns))
+
+
+def spectrum(extractor: Any, part: AudioPart) -> Tensor:
+    """A clip's mel spectrogram float32 `[mel bins, frames]`, by a feature extractor of transformers that is to pad clips with
+    minutes of silence: as much as a window reaches is enough. Raises InputError for a clip too short to be heard."""
+    samples, hop = part.samples, extractor.hop_length
+    if len(samples) <= 2 * hop:
+        raise InputError(part.field, f"has {len(samples)} samples: nothing is heard of it", "give more")
+    padded = np.pad(samples, (0, 2 * extractor.n_fft))
+    made = extractor([padded], sampling_rate=extractor.sampling_rate, padding=False, truncation=False)
+    mel = torch.as_tensor(np.asarray(made["input_features"][0]))
+    return mel[:, : -(-len(samples) // hop)].contiguous()
+
+
+def spectra(extractor: Any, parts: Sequence[AudioPart]) -> list[Tensor]:
+    """Mel spectrograms of clips, float32 `[mel bins, frames]`, by a feature extractor of transformers that is to pad them to the
+    longest, with silence, before their spectra are taken."""
+    if not parts:
+        return []
+    made = extractor(
+        [part.samples for part in parts],
+        sampling_rate=extractor.sampling_rate,
+        padding=True,
+        truncation=False,
+        return_attention_mask=True,
+        return_tensors="pt",
+    )
+    mels = zip(made["input_features"], made["attention_mask"], strict=True)
+    return [mel[:, mask.bool()].contiguous() for mel, mask in mels]
 
 
 def expand(ids: Ids, media: Mapping[int, Sequence[Media]]) -> tuple[Ids, dict[int, list[Ids]]]:

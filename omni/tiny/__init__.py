@@ -1,10 +1,10 @@
 """What families write their tiny random checkpoints with, for `omni tiny` and for tests: words, lively weights, files."""
 
 from omni.tiny.byte_tokenizer import byte_tokenizer
-from omni.tiny.chat import ChatTokens, build_tokenizer, write_tokenizer
+from omni.tiny.chat import ChatTokens, build_tokenizer, generation_config, write_tokenizer
 from omni.tiny.settings import decoder_settings, mrope_section, tiny_shape, write_json, write_preprocessor
 from omni.tiny.shape import SpeakingShape
-from omni.tiny.weights import fill, sayable, scale_peak, tame
+from omni.tiny.weights import fill, sayable, scale_peak, seeded, tame, tame_text
 
 __all__ = [
     "ChatTokens",
@@ -13,10 +13,13 @@ __all__ = [
     "byte_tokenizer",
     "decoder_settings",
     "fill",
+    "generation_config",
     "mrope_section",
     "sayable",
     "scale_peak",
+    "seeded",
     "tame",
+    "tame_text",
     "tiny_shape",
     "write_json",
     "write_preprocessor",

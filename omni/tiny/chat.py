@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from tokenizers.pre_tokenizers import ByteLevel
+from transformers import GenerationConfig
 
 from omni.tiny.settings import write_json
 
@@ -71,6 +72,13 @@ class ChatTokens:
             "{% if part.type == 'text' %}{{ part.text }}" + media + "{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
             "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
         )
+
+
+def generation_config(tokenizer: Any) -> GenerationConfig:
+    """What is published beside a chat model: an answer ends where a turn does, or the text."""
+    return GenerationConfig(
+        eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id], pad_token_id=tokenizer.pad_token_id
+    )
 
 
 def build_tokenizer(tokens: ChatTokens, tokenizer_class: Any, max_length: int) -> Any:

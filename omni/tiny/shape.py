@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from omni.tiny.settings import decoder_settings
+from omni.tiny.settings import decoder_settings, mrope_section
 
 
 class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes that a text model with a talker behind it has; families add their own.
+    """Sizes that a text model has that sees and hears, with a talker behind it; families add their own.
 
     talker: False gives the layout of a checkpoint that writes text only.
     stop_gain, codec_stop_gain: how readily text model and talker stop; 0 for never, 1 as any other token.
@@ -21,7 +21,11 @@ class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_positions: int = 4096
     stop_gain: float = 1.0
     vision_layers: int = 3
+    vision_heads: int = 2
+    vision_hidden_size: int = 32
     audio_layers: int = 2
+    audio_heads: int = 2
+    audio_hidden_size: int = 32
     talker: bool = True
     talker_layers: int = 2
     talker_heads: int = 3
@@ -30,13 +34,37 @@ class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     talker_hidden_size: int = 48
     codec_stop_gain: float = 1.3
 
-    def text_settings(self, head_dim: int) -> dict[str, Any]:
-        """What a config says of the text model's layers."""
-        return decoder_settings(self.layers, self.heads, self.kv_heads, head_dim, self.hidden_size, self.max_positions)
+    def text_settings(self, head_dim: int, spatial: int) -> dict[str, Any]:
+        """What a config says of the text model's layers. spatial: as `mrope_section` has it."""
+        layers = (self.layers, self.heads, self.kv_heads, head_dim, self.hidden_size)
+        return decoder_settings(*layers, self.max_positions) | _mrope(head_dim, spatial)
 
-    def talker_settings(self) -> dict[str, Any]:
+    def talker_settings(self, spatial: int) -> dict[str, Any]:
         """What a config says of the talker's layers."""
-        head_dim, width = self.talker_head_dim, self.talker_hidden_size
-        return decoder_settings(
-            self.talker_layers, self.talker_heads, self.talker_kv_heads, head_dim, width, self.max_positions
-        )
+        layers = (self.talker_layers, self.talker_heads, self.talker_kv_heads, self.talker_head_dim)
+        settings = decoder_settings(*layers, self.talker_hidden_size, self.max_positions)
+        return settings | _mrope(self.talker_head_dim, spatial)
+
+    def vision_settings(self) -> dict[str, Any]:
+        """What a config says of the vision tower's layers."""
+        return {
+            "depth": self.vision_layers,
+            "num_heads": self.vision_heads,
+            "hidden_size": self.vision_hidden_size,
+            "intermediate_size": 2 * self.vision_hidden_size,
+            "out_hidden_size": self.hidden_size,
+        }
+
+    def audio_settings(self) -> dict[str, Any]:
+        """What a config says of the audio tower's layers."""
+        return {
+            "encoder_layers": self.audio_layers,
+            "encoder_attention_heads": self.audio_heads,
+            "encoder_ffn_dim": 2 * self.audio_hidden_size,
+            "d_model": self.audio_hidden_size,
+            "output_dim": self.hidden_size,
+        }
+
+
+def _mrope(head_dim: int, spatial: int) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": "default", "mrope_section": mrope_section(head_dim, spatial)}}

@@ -6,18 +6,29 @@ the waveform is scaled to a peak of one half.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from omni.quiet import quiet
 from omni.tiny.chat import WORDS
 
 _PEAK = 0.5
 _NEVER = 0.1
 """Far below the scale of the other logits, yet without ties."""
 _SAYABLE = {*WORDS, *".,?!"}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[torch.Generator]:
+    """A generator of this seed, while transformers builds a model in it and writes it: that is quiet, and draws from the global
+    generator what follows from the seed, and leaves that as it was."""
+    with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        yield torch.Generator().manual_seed(seed)
 
 
 @torch.no_grad()
@@ -62,6 +73,15 @@ def scale_peak(last: nn.Module, speak: Callable[[], Tensor]) -> None:
     gain = _PEAK / speak().abs().max()
     for parameter in last.parameters():
         parameter.mul_(gain)
+
+
+def tame_text(model: Any, tokenizer: Any, gain: float) -> None:
+    """`tame` for a text model, which may say words and the ends of sentences, and stops with the end of a turn.
+
+    model: a module with an `lm_head`. tokenizer: of `omni.tiny.chat`.
+    """
+    head: nn.Linear = model.lm_head
+    tame(head, sayable(tokenizer, head.out_features), {tokenizer.eos_token_id}, gain)
 
 
 def sayable(tokenizer: Any, vocab_size: int) -> set[int]:

@@ -10,8 +10,7 @@ import torch
 from transformers import CsmConfig, CsmForConditionalGeneration, CsmProcessor, EncodecFeatureExtractor
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from omni.quiet import quiet
-from omni.tiny import byte_tokenizer, scale_peak, tiny_shape
+from omni.tiny import byte_tokenizer, scale_peak, seeded, tiny_shape
 from omni_csm.config import SAMPLE_RATE
 
 _CODE_SPECIALS = 3
@@ -57,8 +56,7 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
     """
     sizes = tiny_shape(TinyShape, shape)
     tokenizer = byte_tokenizer(("<|audio_eos|>",), **_SPECIAL)
-    with quiet(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = CsmForConditionalGeneration(CsmConfig(**_config(sizes, tokenizer))).eval()
         _enliven(model, sizes)
         if sizes.sampled:

@@ -24,13 +24,8 @@ class VisionEncoder(PictureEncoder):
     """Most layers attend within windows, in whose order the tower puts the patches."""
 
     def __init__(self, tower: Any, max_pixels: int | None = None) -> None:
-        patches = Patches(
-            values=tower.patch_embed.proj.weight[0].numel(),
-            side=tower.patch_size,
-            merge=tower.spatial_merge_size,
-            window=tower.window_size // (tower.spatial_merge_size * tower.patch_size),
-        )
-        super().__init__(tower, patches, max_pixels)
+        window = tower.window_size // (tower.spatial_merge_size * tower.patch_size)
+        super().__init__(tower, Patches.of(tower, window=window), max_pixels)
 
 
 def embedded_frames(frames: int) -> int:

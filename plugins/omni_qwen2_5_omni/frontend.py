@@ -4,20 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from transformers import Qwen2Tokenizer, Qwen2VLImageProcessorPil, WhisperFeatureExtractor
 
 from omni.checkpoint import Checkpoint
-from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, Prepared
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
-from omni.frontend.media import Media
+from omni.frontend.media import Media, spectrum
 from omni.frontend.multimodal import MediaLayout, MultimodalFrontend
 from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.hidden_conditioning import HeardPrompt
-from omni_ar.inputs import Prompt, SegmentSlot, segment_slots
+from omni_ar.inputs import Prompt, SegmentSlot, prompt_of
 from omni_diffusion.inputs import Voice
 from omni_encoder.inputs import media_items
 from omni_qwen2_5_omni.config import OmniConfig, read_config
@@ -43,23 +41,15 @@ class OmniFrontend(MultimodalFrontend):
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for an empty prompt, reserved words, an unknown voice, or audio of a model that only writes."""
         voice, read = self.chosen_voice(chat, "its speech is switched off"), self.read(chat)
-        ids = read.ids_T
-        prompt = Prompt(
-            columns=ids[None],
-            positions=read.positions_3T,
-            next_position=read.next_position,
-            segments=segment_slots(read.media, read.places),
-            payload_positions=np.arange(len(ids) if voice is not None else 0),
-            penalized_ids=np.unique(ids),
-        )
+        prompt = prompt_of(read, np.arange(len(read.ids_T)) if voice is not None else None)
         inputs = media_items({"audio_encoder": read.media["audio"], "vision_encoder": read.media["image"]})
         inputs["thinker"] = [Payload(prompt)]
         if voice is None:
-            return Prepared(inputs=inputs, prompt_tokens=len(ids))
+            return Prepared(inputs=inputs, prompt_tokens=prompt.length)
         index = self.voices.index(voice)
         inputs["token2wav"] = [Payload(Voice(index=index))]
         args = self._talker(read.positions_3T, read.next_position, index)
-        return Prepared(inputs=inputs, edges={"thinker->talker": args}, prompt_tokens=len(ids))
+        return Prepared(inputs=inputs, edges={"thinker->talker": args}, prompt_tokens=prompt.length)
 
     def _talker(self, heard: NDArray[np.int64], after: int, voice: int) -> HeardPrompt:
         """The talker reads all that the thinker read, as it read it, then what opens the voice, then the first token written."""
@@ -79,18 +69,8 @@ class OmniFrontend(MultimodalFrontend):
         return HeardPrompt(prompt=prompt, none=NONE, eos=EOS, pad=PAD)
 
     def sounds(self, parts: Sequence[AudioPart]) -> list[Media]:
-        return [self._sound(part) for part in parts]
-
-    def _sound(self, part: AudioPart) -> Media:
-        """Features as the published processor's, which pads clips with minutes of silence: as far as a window reaches is enough."""
-        extractor, samples = self._audio, part.samples
-        if len(samples) <= 2 * extractor.hop_length:
-            raise InputError(part.field, f"has {len(samples)} samples: nothing is heard of it", "give more")
-        frames = -(-len(samples) // extractor.hop_length)
-        padded = np.pad(samples, (0, 2 * extractor.n_fft))
-        made = extractor([padded], sampling_rate=extractor.sampling_rate, padding=False, truncation=False)
-        mel = torch.as_tensor(np.asarray(made["input_features"][0]))[:, :frames].contiguous()
-        return Media({"features": mel}, embedded_frames(frames), content_hash(mel.numpy()))
+        mels = [spectrum(self._audio, part) for part in parts]
+        return [Media({"features": mel}, embedded_frames(mel.shape[1]), content_hash(mel.numpy())) for mel in mels]
 
 
 def build(checkpoint: Checkpoint) -> OmniFrontend:

@@ -30,13 +30,7 @@ class VisionEncoder(PictureEncoder):
     """Outputs: `embeddings` `[n, D]`, `deepstack` `[levels, n, D]`."""
 
     def __init__(self, tower: Any, max_pixels: int | None = None) -> None:
-        patches = Patches(
-            values=tower.patch_embed.proj.weight[0].numel(),
-            side=tower.patch_size,
-            merge=tower.spatial_merge_size,
-            learned=tower.num_grid_per_side,
-        )
-        super().__init__(tower, patches, max_pixels)
+        super().__init__(tower, Patches.of(tower, learned=tower.num_grid_per_side), max_pixels)
 
     def outputs(self, out: Any) -> Mapping[str, Tensor]:
         return {"embeddings": out.pooler_output, "deepstack": torch.stack(list(out.deepstack_features))}

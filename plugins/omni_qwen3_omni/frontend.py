@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Qwen2Tokenizer, Qwen2VLImageProcessorPil, WhisperFeatureExtractor
 
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, Prepared
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
-from omni.frontend.media import Media
+from omni.frontend.media import Media, spectra
 from omni.frontend.multimodal import MediaLayout, MultimodalFrontend
 from omni.media import content_hash
 from omni.payload import Payload
-from omni_ar.inputs import Prompt, segment_slots
+from omni_ar.inputs import prompt_of
 from omni_encoder.inputs import media_items
 from omni_qwen3_omni.audio_plan import encoded_frames, padded_chunk
 from omni_qwen3_omni.config import OmniConfig, read_config
@@ -37,39 +36,18 @@ class OmniFrontend(MultimodalFrontend):
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for an empty prompt, reserved words, an unknown voice, or audio of a model that only writes."""
         voice, read = self.chosen_voice(chat, "it has no talker"), self.read(chat)
-        ids = read.ids_T
         talker = talker_args(self._config, read, voice) if voice is not None else None
-        prompt = Prompt(
-            columns=ids[None],
-            positions=read.positions_3T,
-            next_position=read.next_position,
-            segments=segment_slots(read.media, read.places),
-            payload_positions=talker.hidden_from if talker is not None else np.empty(0, np.int64),
-            penalized_ids=np.unique(ids),
-        )
+        prompt = prompt_of(read, talker.hidden_from if talker is not None else None)
         media = media_items({"audio_encoder": read.media["audio"], "vision_encoder": read.media["image"]})
         return Prepared(
             inputs=media | {"thinker": [Payload(prompt)]},
             edges={"thinker->talker": talker.args} if talker is not None else {},
-            prompt_tokens=len(ids),
+            prompt_tokens=prompt.length,
         )
 
     def sounds(self, parts: Sequence[AudioPart]) -> list[Media]:
-        if not parts:
-            return []
-        # Together, as the published processor does it: clips are padded to the longest before their spectra are taken.
-        features = self._audio(
-            [part.samples for part in parts],
-            sampling_rate=self._audio.sampling_rate,
-            padding=True,
-            truncation=False,
-            return_attention_mask=True,
-            return_tensors="pt",
-        )
-        mels = zip(features["input_features"], features["attention_mask"], strict=True)
-        kept = [mel[:, mask.bool()].contiguous() for mel, mask in mels]
-        window = self._config.audio_window
-        chunk = padded_chunk([mel.shape[1] for mel in kept], window)
+        mels, window = spectra(self._audio, parts), self._config.audio_window
+        chunk = padded_chunk([mel.shape[1] for mel in mels], window) if mels else 0
         return [
             Media(
                 {"features": mel, "chunk": torch.tensor(chunk)},
@@ -77,7 +55,7 @@ class OmniFrontend(MultimodalFrontend):
                 key=f"{content_hash(mel.numpy())}-{chunk}",
                 batch_key=chunk,
             )
-            for mel in kept
+            for mel in mels
         ]
 
 

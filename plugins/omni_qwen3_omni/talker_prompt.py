@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.frontend.mrope import mrope_positions
-from omni.frontend.multimodal import Read
+from omni.frontend.read import Read
 from omni.frontend.turns import in_turns_of, last_turn_of
 from omni_ar.inputs import Prompt, SegmentSlot
 from omni_ar.text_conditioning import SpokenPrompt

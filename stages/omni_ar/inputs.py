@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from omni.errors import InputError
 from omni.frontend.media import Media
+from omni.frontend.read import Read
 
 
 class SegmentSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,21 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
             _check_range(f"prompt.segments.{slot.name}[{slot.index}].positions", slot.positions, self.length)
         _check_range("prompt.payload_positions", self.payload_positions, self.length)
         _check_range("prompt.penalized_ids", self.penalized_ids, vocab_size)
+
+
+def prompt_of(read: Read, payload_positions: NDArray[np.int64] | None = None) -> Prompt:
+    """The prompt of a text model that reads a chat with media, as it is: segments are named by the media's kinds.
+
+    payload_positions: as `Prompt` has them.
+    """
+    return Prompt(
+        columns=read.ids_T[None],
+        positions=read.positions_3T,
+        next_position=read.next_position,
+        segments=segment_slots(read.media, read.places),
+        payload_positions=np.empty(0, np.int64) if payload_positions is None else payload_positions,
+        penalized_ids=np.unique(read.ids_T),
+    )
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,9 +112,9 @@ class DiTPair:
         reference = Qwen2_5OmniToken2WavDiTModel._from_config(config.dit_config, attn_implementation="sdpa").eval()
         enliven(reference, seed=1)
         ours = Token2Wav(config, num_steps=steps, guidance=guidance, remembers=remembers)
-        copy_weights(ours.code2wav_dit_model, reference.state_dict())
+        copy_weights(ours.net, reference.state_dict())
         vocoder = bigvgan_pair()[1]
-        copy_weights(ours.code2wav_bigvgan_model, vocoder.state_dict())
+        copy_weights(ours.renderer, vocoder.state_dict())
         generator = torch.Generator().manual_seed(2)
         speaker_V = torch.randn(config.dit_config.enc_emb_dim, generator=generator)
         reference_TM = torch.randn(30, 8, generator=generator)

@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from omni.tiny import SpeakingShape, mrope_section
+from omni.tiny import SpeakingShape
 from omni_qwen2_5_omni.tiny.tokenizer import TOKENS
+
+_SPATIAL = 24
 
 
 class TinyShape(SpeakingShape, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """codes: that are spoken. block_size: mel frames."""
 
-    tower_size: int = 32
     talker_hidden_size: int = 40
     codes: int = 40
     voices: tuple[str, ...] = ("Chelsie", "Ethan")
@@ -23,22 +24,19 @@ class TinyShape(SpeakingShape, frozen=True, kw_only=True, forbid_unknown_fields=
 def model_config(shape: TinyShape, ids: dict[str, int], vocab_size: int) -> dict[str, Any]:
     """ids: of the special tokens. vocab_size: the last ids have no token, and some of them mark the talker's text."""
     media = TOKENS.media_ids(ids, "_token_index")
-    size, width = shape.tower_size, shape.hidden_size
-    audio = {"d_model": size, "encoder_attention_heads": 2, "encoder_ffn_dim": 2 * size, "output_dim": width}
-    vision = {"depth": shape.vision_layers, "hidden_size": size, "num_heads": 2, "intermediate_size": 2 * size}
+    width = shape.hidden_size
+    vision = shape.vision_settings() | {"fullatt_block_indexes": [shape.vision_layers - 1]}
     thinker = {
-        "text_config": shape.text_settings(width // shape.heads)
-        | _rope(width // shape.heads)
+        "text_config": shape.text_settings(width // shape.heads, _SPATIAL)
         | {"vocab_size": vocab_size, "tie_word_embeddings": False},
-        "audio_config": audio | {"encoder_layers": shape.audio_layers},
-        "vision_config": vision | {"out_hidden_size": width, "fullatt_block_indexes": [shape.vision_layers - 1]},
+        "audio_config": shape.audio_settings(),
+        "vision_config": vision,
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
         **media,
     }
     talker = {
-        **shape.talker_settings(),
-        **_rope(shape.talker_head_dim),
+        **shape.talker_settings(_SPATIAL),
         "embedding_size": width,
         "vocab_size": shape.codes + 5,
         "tts_codec_pad_token_id": shape.codes,
@@ -79,8 +77,3 @@ def model_config(shape: TinyShape, ids: dict[str, int], vocab_size: int) -> dict
             "bigvgan_config": bigvgan | {"upsample_rates": list(shape.upsample_rates)},
         },
     }
-
-
-def _rope(head_dim: int) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": mrope_section(head_dim, 24)}
-    return {"rope_parameters": rope}

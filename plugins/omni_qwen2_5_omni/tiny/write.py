@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    GenerationConfig,
     Qwen2_5OmniConfig,
     Qwen2_5OmniForConditionalGeneration,
     Qwen2Tokenizer,
@@ -15,8 +14,17 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from omni.quiet import quiet
-from omni.tiny import build_tokenizer, fill, sayable, scale_peak, tame, tiny_shape, write_preprocessor
+from omni.tiny import (
+    build_tokenizer,
+    fill,
+    generation_config,
+    scale_peak,
+    seeded,
+    tame,
+    tame_text,
+    tiny_shape,
+    write_preprocessor,
+)
 from omni_qwen2_5_omni.tiny.shape import TinyShape, model_config
 from omni_qwen2_5_omni.tiny.tokenizer import TOKENS
 
@@ -35,16 +43,15 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
     audio = WhisperFeatureExtractor(feature_size=128, chunk_length=300, return_attention_mask=True)
     names = {"processor_class": "Qwen2_5OmniProcessor", "image_processor_type": "Qwen2VLImageProcessor"}
     write_preprocessor(folder, Qwen2VLImageProcessorPil(), audio, **names)
-    ids: dict[str, int] = tokenizer.get_vocab()
     # Published vocabularies end with unused ids, too.
     vocab_size = -(-(len(tokenizer) + 8) // 64) * 64
-    config = model_config(sizes, ids, vocab_size)
-    generator = torch.Generator().manual_seed(seed)
-    # transformers draws from the global generator, to build and to denoise.
-    with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+    config = model_config(sizes, tokenizer.get_vocab(), vocab_size)
+    # transformers draws from the global generator to denoise.
+    with seeded(seed) as generator:
         model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config)).eval()
+        model.generation_config = generation_config(tokenizer)
         fill(model, generator, deep="token2wav")
+        tame_text(model.thinker, tokenizer, sizes.stop_gain)
         if sizes.talker:
             voices = _voices(sizes, config["token2wav_config"]["dit_config"], vocab_size, generator)
             token2wav, voice = model.token2wav, voices[sizes.voices[0]]
@@ -52,12 +59,7 @@ def write_tiny(directory: str | os.PathLike[str], *, seed: int = 0, **shape: obj
             speak = partial(token2wav, codes_1N, voice["cond"], voice["ref_mel"])
             scale_peak(token2wav.code2wav_bigvgan_model.conv_post, speak)
             torch.save(voices, folder / "spk_dict.pt")
-    ends = {"eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "pad_token_id": ids["<|endoftext|>"]}
-    tame(model.thinker.lm_head, sayable(tokenizer, vocab_size), {ids["<|im_end|>"]}, sizes.stop_gain)
-    if sizes.talker:
-        tame(model.talker.codec_head, range(sizes.codes), {sizes.codes + 2}, sizes.codec_stop_gain)
-    model.generation_config = GenerationConfig(**ends)
-    with quiet():
+            tame(model.talker.codec_head, range(sizes.codes), {sizes.codes + 2}, sizes.codec_stop_gain)
         model.save_pretrained(folder)
 
 

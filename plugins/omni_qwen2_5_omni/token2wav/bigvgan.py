@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from omni.errors import CheckpointError
-from omni_diffusion.layers import AliasFreeUpsampler, UpsamplerShape
+from omni.checkpoint.hf_config import Section
+from omni_diffusion.layers import AliasFreeUpsampler, upsampler_shape
 from omni_vocoder.layers import SnakeBeta
 
 _DB_PER_NEPER = 20 / math.log(10)
@@ -17,22 +17,12 @@ class BigVGAN(AliasFreeUpsampler):
     """Parameters are named as published. config: transformers' `Qwen2_5OmniBigVGANConfig`.
 
     samples_per_frame: 240 as released, at 24 kHz. context: 34 mel frames as released.
-    Raises CheckpointError for kernels that do not give a whole number of samples for each.
+    Raises CheckpointError, as `upsampler_shape` does.
     """
 
     def __init__(self, config: Any) -> None:
-        try:
-            shape = UpsamplerShape(
-                inputs=config.mel_dim,
-                upsample_initial_channel=config.upsample_initial_channel,
-                upsample_rates=tuple(config.upsample_rates),
-                upsample_kernel_sizes=tuple(config.upsample_kernel_sizes),
-                resblock_kernel_sizes=tuple(config.resblock_kernel_sizes),
-                resblock_dilation_sizes=tuple(map(tuple, config.resblock_dilation_sizes)),
-            )
-        except ValueError as error:
-            raise CheckpointError("bigvgan_config", str(error), "restore config.json as published") from error
-        super().__init__(shape, SnakeBeta)
+        section = Section(config.to_dict(), "token2wav_config.bigvgan_config")
+        super().__init__(upsampler_shape(section, inputs=config.mel_dim), SnakeBeta)
 
     def forward(self, mel_BMT: Tensor) -> Tensor:
         """Logarithmic mel spectrogram, to decibels above a floor, on a scale from -1 to 1, to samples."""

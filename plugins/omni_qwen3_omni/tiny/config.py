@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from omni.tiny import decoder_settings, mrope_section
+from omni.tiny import decoder_settings
 from omni_qwen3_omni.tiny.shape import TinyShape
 from omni_qwen3_omni.tiny.tokenizer import TOKENS
 
@@ -17,7 +17,8 @@ _CODEC_OFFSETS = {
     "codec_think_eos_id": 109,
 }
 _FIRST_VOICE = 253
-_SPATIAL_MERGE = 2
+_INTERLEAVED = {"mrope_interleaved": True, "interleaved": True}
+_SPATIAL = 20
 PATCH = 16
 
 Json = dict[str, Any]
@@ -43,70 +44,46 @@ def model_config(shape: TinyShape, ids: dict[str, int], vocab_size: int) -> Json
     return config
 
 
-def _sparse(experts: int, top_k: int, expert_size: int, shared_expert_size: int, head_dim: int) -> Json:
-    rope = {"rope_type": "default", "mrope_section": mrope_section(head_dim, 20), "mrope_interleaved": True}
-    return {
-        "num_experts": experts,
-        "num_experts_per_tok": top_k,
-        "moe_intermediate_size": expert_size,
-        "shared_expert_intermediate_size": shared_expert_size,
-        "norm_topk_prob": True,
-        "rope_scaling": rope | {"interleaved": True},
-    }
-
-
 def _thinker(shape: TinyShape, vocab_size: int) -> Json:
-    text = {
+    text = shape.text_settings(shape.head_dim, _SPATIAL) | {
         "vocab_size": vocab_size,
         "tie_word_embeddings": False,
-        **shape.text_settings(shape.head_dim),
-        **_sparse(shape.experts, shape.top_k, shape.expert_size, 0, shape.head_dim),
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.top_k,
+        "moe_intermediate_size": shape.expert_size,
     }
-    audio = {
-        "encoder_layers": shape.audio_layers,
-        "encoder_attention_heads": shape.audio_heads,
-        "encoder_ffn_dim": 2 * shape.audio_hidden_size,
-        "d_model": shape.audio_hidden_size,
-        "output_dim": shape.hidden_size,
-        "downsample_hidden_size": 16,
-        "n_window": 50,
-        "n_window_infer": 800,
-    }
-    vision = {
-        "depth": shape.vision_layers,
-        "num_heads": shape.vision_heads,
-        "hidden_size": shape.vision_hidden_size,
-        "intermediate_size": 2 * shape.vision_hidden_size,
-        "out_hidden_size": shape.hidden_size,
+    vision = shape.vision_settings() | {
         "deepstack_visual_indexes": list(shape.deepstack),
         "num_position_embeddings": 64,
         "patch_size": PATCH,
-        "spatial_merge_size": _SPATIAL_MERGE,
     }
+    audio = shape.audio_settings() | {"downsample_hidden_size": 16}
+    text["rope_scaling"] |= _INTERLEAVED
     return {"text_config": text, "audio_config": audio, "vision_config": vision}
 
 
 def _talker(shape: TinyShape) -> Json:
-    width, head_dim, size = shape.talker_hidden_size, shape.talker_head_dim, shape.codebook_size
-    heads, kv_heads = shape.predictor_heads, shape.predictor_kv_heads
-    experts = (shape.talker_experts, shape.talker_top_k, shape.talker_expert_size, shape.shared_expert_size)
-    text = {
+    size, predictor = shape.codebook_size, (shape.predictor_layers, shape.predictor_heads, shape.predictor_kv_heads)
+    text = shape.talker_settings(_SPATIAL) | {
         "vocab_size": size + _CODEC_SPECIALS,
-        **shape.talker_settings(),
-        **_sparse(*experts, head_dim),
+        "num_experts": shape.talker_experts,
+        "num_experts_per_tok": shape.talker_top_k,
+        "moe_intermediate_size": shape.talker_expert_size,
+        "shared_expert_intermediate_size": shape.shared_expert_size,
+        "norm_topk_prob": True,
     }
-    predictor = {
-        "vocab_size": size,
-        "num_code_groups": shape.groups,
-        **decoder_settings(shape.predictor_layers, heads, kv_heads, head_dim, width, shape.max_positions),
-    }
+    text["rope_scaling"] |= _INTERLEAVED
     return {
         "text_config": text,
-        "code_predictor_config": predictor,
+        "code_predictor_config": {
+            "vocab_size": size,
+            "num_code_groups": shape.groups,
+            **decoder_settings(*predictor, shape.talker_head_dim, shape.talker_hidden_size, shape.max_positions),
+        },
         "num_code_groups": shape.groups,
         "thinker_hidden_size": shape.hidden_size,
         "accept_hidden_layer": shape.accept_hidden_layer,
-        "spatial_merge_size": _SPATIAL_MERGE,
+        "spatial_merge_size": 2,
         "speaker_id": {voice: size + _FIRST_VOICE + i for i, voice in enumerate(shape.voices)},
         **{field: size + offset for field, offset in _CODEC_OFFSETS.items()},
     }

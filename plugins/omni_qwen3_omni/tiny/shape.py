@@ -15,11 +15,7 @@ class TinyShape(SpeakingShape, frozen=True, kw_only=True, forbid_unknown_fields=
     top_k: int = 2
     expert_size: int = 32
     accept_hidden_layer: int = 2
-    vision_heads: int = 2
-    vision_hidden_size: int = 32
     deepstack: tuple[int, ...] = (0, 1)
-    audio_heads: int = 2
-    audio_hidden_size: int = 32
     talker_experts: int = 4
     talker_top_k: int = 2
     talker_expert_size: int = 32

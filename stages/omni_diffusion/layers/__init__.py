@@ -2,17 +2,22 @@
 
 from omni_diffusion.layers.alias_free import AliasFree
 from omni_diffusion.layers.block_attention import BlockAttention, History, Surroundings, Window
+from omni_diffusion.layers.block_diffusion import BlockDenoiser, BlockDiffusion
 from omni_diffusion.layers.block_state import BlockState
+from omni_diffusion.layers.block_transformer import BlockTransformer
 from omni_diffusion.layers.modulated import LAYER_PARTS, FeedForward, ModulatedLayer, Modulation, plain_norm, tabulate
 from omni_diffusion.layers.runge_kutta import RungeKutta
-from omni_diffusion.layers.upsampler import AliasFreeUpsampler, ResidualBlock, UpsamplerShape
+from omni_diffusion.layers.upsampler import AliasFreeUpsampler, ResidualBlock, UpsamplerShape, upsampler_shape
 
 __all__ = [
     "LAYER_PARTS",
     "AliasFree",
     "AliasFreeUpsampler",
     "BlockAttention",
+    "BlockDenoiser",
+    "BlockDiffusion",
     "BlockState",
+    "BlockTransformer",
     "FeedForward",
     "History",
     "ModulatedLayer",
@@ -24,4 +29,5 @@ __all__ = [
     "Window",
     "plain_norm",
     "tabulate",
+    "upsampler_shape",
 ]

@@ -116,7 +116,8 @@ class BlockAttention(nn.Module):
         self, qkv: nn.Module, out: nn.Module, *, heads: int, rotary_heads: int, ahead: bool, past: int | None
     ) -> None:
         super().__init__()
-        self._heads, self._rotary_heads, self._ahead, self._past = heads, rotary_heads, ahead, past
+        self._heads, self._rotary_heads, self._ahead = heads, rotary_heads, ahead
+        self.past = past
         self.qkv = qkv
         self.to_out = nn.ModuleList([out])
 
@@ -125,7 +126,7 @@ class BlockAttention(nn.Module):
         projected = self.qkv(x_GBKFD.flatten(0, 3)).view(*x_GBKFD.shape[:4], 3, self._heads, -1)
         around.rotate(projected[..., :2, : self._rotary_heads, :])
         q = projected[..., 0, :, :].flatten(0, 2).transpose(1, 2)
-        kv, bias = around.gather(projected[..., 1:, :, :], evaluation_B, self._ahead, self._past)
+        kv, bias = around.gather(projected[..., 1:, :, :], evaluation_B, self._ahead, self.past)
         k, v = kv.flatten(0, 2).permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(-1, self._heads, -1, -1))
         y_TD: Tensor = self.to_out[0](attended.transpose(1, 2).flatten(2).flatten(0, 1))

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint.hf_config import Section
+from omni.errors import CheckpointError
 from omni_diffusion.layers.alias_free import AliasFree
 
 _REACH = AliasFree.REACH
@@ -73,6 +75,21 @@ class UpsamplerShape:
             cut = (kernel - rate) // 2
             first, last = -((widest - first - cut + kernel - 1) // rate), (last + widest + cut) // rate
         return max(-first, last) + edge
+
+
+def upsampler_shape(config: Section, inputs: int) -> UpsamplerShape:
+    """From the config of such a net. Raises CheckpointError for kernels that do not give a whole number of samples for each."""
+    try:
+        return UpsamplerShape(
+            inputs=inputs,
+            upsample_initial_channel=config["upsample_initial_channel"],
+            upsample_rates=tuple(config["upsample_rates"]),
+            upsample_kernel_sizes=tuple(config["upsample_kernel_sizes"]),
+            resblock_kernel_sizes=tuple(config["resblock_kernel_sizes"]),
+            resblock_dilation_sizes=tuple(map(tuple, config["resblock_dilation_sizes"])),
+        )
+    except ValueError as error:
+        raise CheckpointError(config.field(), str(error), "use the file that belongs to these weights") from error
 
 
 class ResidualBlock(nn.Module):

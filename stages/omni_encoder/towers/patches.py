@@ -7,6 +7,7 @@ Shape legend: P patches of a frame.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,12 @@ class Patches:
     merge: int
     learned: int | None = None
     window: int | None = None
+
+    @classmethod
+    def of(cls, tower: Any, *, learned: int | None = None, window: int | None = None) -> "Patches":
+        """As a tower of transformers cuts them."""
+        values = tower.patch_embed.proj.weight[0].numel()
+        return cls(values=values, side=tower.patch_size, merge=tower.spatial_merge_size, learned=learned, window=window)
 
     @property
     def block(self) -> int:

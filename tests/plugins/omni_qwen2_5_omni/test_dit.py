@@ -227,9 +227,7 @@ def test_no_value_is_read_back_from_the_device() -> None:
     with torch.device("meta"):
         config = Qwen2_5OmniToken2WavConfig(dit_config=SMALL_DIT, bigvgan_config=SMALL_BIGVGAN)
         model = Token2Wav(config)
-        model._schedule = RungeKutta(9, device="meta")
-        model.code2wav_dit_model.prepare(model._schedule.times_E)
-        model._voices_NGV = torch.nn.Buffer(torch.zeros(3, 2, 16))
+        model.ready(torch.zeros(3, 2, 16))
         state = model.new_state(5, 12)
         rows_B = torch.zeros(2, dtype=torch.int64)
         model.begin(state, Windows(*[rows_B] * 6, codes_BNG=torch.zeros(2, 12, 1, dtype=torch.int64)))

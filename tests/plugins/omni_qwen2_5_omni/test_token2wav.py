@@ -73,18 +73,18 @@ def test_codes_sound_as_transformers_makes_them(shape: dict[str, Any]) -> None:
 def test_the_model_is_what_config_and_options_say() -> None:
     folder = tiny_folder(**SHAPES[0])
     net = built(folder, num_steps=4, guidance=0.0)
-    assert (net.num_steps, net.code2wav_dit_model.branches, net.num_voices) == (4, 1, 2)
+    assert (net.num_steps, net.net.branches, net.num_voices) == (4, 1, 2)
     assert (net.block_frames, net.repeats, net.latent_width, net.samples_per_latent) == (4, 2, 8, 20)
     assert built(folder, blocks_before=0).new_state(3, 8).history_RELX is not None
     assert built(folder, blocks_before=1).new_state(3, 8).history_RELX is None
-    assert (built(folder).num_steps, built(folder).code2wav_dit_model.branches) == (9, 2)
+    assert (built(folder).num_steps, built(folder).net.branches) == (9, 2)
 
 
 def test_half_precision_is_near_and_its_vocoder_is_none() -> None:
     folder = tiny_folder(**SHAPES[0])
     half, full = built(folder, torch.bfloat16), built(folder)
-    assert {parameter.dtype for parameter in half.code2wav_dit_model.parameters()} == {torch.bfloat16}
-    assert {parameter.dtype for parameter in half.code2wav_bigvgan_model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in half.net.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in half.renderer.parameters()} == {torch.float32}
     codes_N = torch.arange(17) * 7 % 40
     made, expected = (sound(net, codes_N, noise_of(17, seed=1)) for net in (half, full))
     assert made.isfinite().all()
