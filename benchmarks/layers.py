@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.replay import H200_BANDWIDTH, replayed_seconds
-from omni.kernels import plain_torch
+from omni.kernel_choice import plain_torch
 from omni_ar.attention import AttentionMetadata, KVCache
 from omni_ar.kernels.fetch import nothing_fetched
 from omni_ar.kernels.norm import residual_sum

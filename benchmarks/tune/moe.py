@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from bench.replay import H200_BANDWIDTH, replayed_seconds
-from omni.kernels import plain_torch
+from omni.kernel_choice import plain_torch
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import reference
 from omni_ar.kernels.moe.combine import combine

@@ -21,7 +21,7 @@ from agreement import refuse_wrong
 from torch import Tensor
 
 from bench.replay import H200_BANDWIDTH, replayed_seconds
-from omni.kernels import plain_torch
+from omni.kernel_choice import plain_torch
 from omni_ar.kernels.sampling import kernel
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings
 from omni_ar.sampling import SamplingFlags, SamplingState, draw, needs, sample

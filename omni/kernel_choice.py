@@ -1,4 +1,4 @@
-"""Kernel or plain torch: what operations ask that have both."""
+"""Whether an operation that has both takes its Triton kernel or plain torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
