@@ -101,6 +101,7 @@ class PaperRunner:
     ready = True
     source = PaperSource()
     step_rows = torch.empty(0)
+    dtype = torch.float32
 
     can_score = True
 
