@@ -63,7 +63,7 @@ WHOLE: Settings = {**_EXACT, "token2wav.first_chunk_blocks": 10}
 """Windows that hold all of what is said, as transformers has it."""
 STREAMED: Settings = {**_EXACT, "token2wav.chunk_blocks": 2}
 """Windows that go on from the one before."""
-_NOISE_TM = torch.randn(2 * 40, 8, generator=torch.Generator().manual_seed(5))
+NOISE_TM = torch.randn(2 * 40, 8, generator=torch.Generator().manual_seed(5))
 
 
 class HeardEngine(OmniEngine):
@@ -71,7 +71,7 @@ class HeardEngine(OmniEngine):
 
     def request(self, chat: Chat, priority: int = 0) -> EngineRequest:
         request = super().request(chat, priority)
-        voices = [Payload(voice.meta, {"noise": _NOISE_TM}) for voice in request.inputs.get("token2wav", ())]
+        voices = [Payload(voice.meta, {"noise": NOISE_TM}) for voice in request.inputs.get("token2wav", ())]
         return replace(request, inputs={**request.inputs, "token2wav": voices}) if voices else request
 
 
@@ -117,5 +117,5 @@ def answer(folder: Path, asked: Chat) -> Answer:
     spoken = speak(folder, prompt_T, tokens=tokens, codes=codes, voice=asked.voice, **media)
     talker = reference_model(folder).talker
     said = [code for code in spoken.codes if code not in (talker.codec_pad_token, talker.codec_eos_token)]
-    wave_S = sound_of(folder, spoken.codes, _NOISE_TM, asked.voice, STEPS)
+    wave_S = sound_of(folder, spoken.codes, NOISE_TM, asked.voice, STEPS)
     return Answer(spoken.ids, torch.tensor([said]), wave_S.numpy())

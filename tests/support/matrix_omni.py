@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import msgspec
 
+from omni.api.load import build_frontend
 from omni.checkpoint import Checkpoint
 from omni.config import Layer
 from omni.device import Device
@@ -15,9 +17,9 @@ from omni.frontend.base import Chat, Prepared
 from omni.frontend.compile import CompiledSampling
 from omni.rules import NO_RULES
 from omni.sampling_params import SamplingParams
+from omni_ar.hidden_conditioning import HeardPrompt
 from omni_ar.options import ArOptions
 from omni_ar.text_conditioning import SpokenPrompt
-from omni_qwen3_omni.frontend import build as build_frontend
 from support.entry_points import own_entry_points
 from support.matrix_family import Family, blocks_for_one
 from support.matrix_reference import arguments
@@ -56,16 +58,20 @@ class OmniFamily(Family):
     prompts = len(_CHATS)
 
     def __init__(self) -> None:
-        self.folder = tiny_checkpoint(81, stop_gain=0.0, codec_stop_gain=0.0)
-        self._checkpoint = Checkpoint(self.folder)
-        own = own_entry_points("ar", "encoder", "local", "qwen3_omni", "vocoder")
+        self._load(tiny_checkpoint(81, stop_gain=0.0, codec_stop_gain=0.0), _CHATS, "qwen3_omni", "vocoder")
+
+    def _load(self, folder: Path, chats: Sequence[Chat], *kinds: str) -> None:
+        """kinds: the family's plugin and those that it alone needs."""
+        self.folder = folder
+        self._checkpoint = Checkpoint(folder)
+        own = own_entry_points("ar", "encoder", "local", *kinds)
         self._plugins = matrix_plugins(*own, EntryPoint("tap", "support.tap", "omni"))
         self.pipeline = resolve_pipeline(self._checkpoint, self._plugins).pipeline
-        frontend = build_frontend(self._checkpoint)
+        frontend = build_frontend(self.pipeline, self._checkpoint)
         vocabulary = frontend.vocabulary()
         assert vocabulary is not None
         self.vocabulary = vocabulary
-        self._prepared: Sequence[Prepared] = [frontend.prepare(asked) for asked in _CHATS]
+        self._prepared: Sequence[Prepared] = [frontend.prepare(asked) for asked in chats]
 
     @cached_property
     def sets(self) -> Mapping[str, Mapping[str, SamplingParams]]:
@@ -110,7 +116,7 @@ class OmniFamily(Family):
         prompts = []
         for one in self._prepared:
             args = one.edges["thinker->talker"]
-            assert isinstance(args, SpokenPrompt)
+            assert isinstance(args, SpokenPrompt | HeardPrompt)
             prompts.append(args.prompt.length)
         return prompts
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from omni import Omni, SamplingParams
 from omni.device import Device, SyncCheck, open_device, sync_guard
 from omni.engine import Plan
 from omni.frontend.base import Chat
@@ -26,6 +27,7 @@ from support.matrix_run import LateDevice
 from support.no_synchronization import no_synchronization
 from support.omni_compare import assert_all_same
 from support.omni_engine import Result
+from support.tiny_omni import assert_freed, picture, sound, tiny_plugins, user
 from support.tiny_qwen2_5_omni import tiny_folder
 
 SHAPE = "as written"
@@ -136,3 +138,17 @@ def test_the_watch_would_see_it(name: str) -> None:
     given = [one for one in (*watch.heard, *watch.steps) if isinstance(one, torch.Tensor)]
     assert len(given) == len(watch.heard) + len(watch.steps) > 0
     assert watch.reads.floats(given[0].shape[-1])
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
+def test_the_engine_s_thread_with_the_variable_set(name: str, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_SYNC_CHECK", "error")
+    settings = {"engine.graphs": graphs, "token2wav.graph_batch_sizes": (4,), **AHEAD, **STREAMED}
+    asked = {"thinker": SamplingParams(max_tokens=12), "talker": SamplingParams(max_tokens=30, ignore_eos=True, seed=1)}
+    chats = [user("hello"), user(picture(1, 60, 100), sound(2, 0.6), "who are you"), user("tell me more")]
+    with Omni(tiny_folder(**SHAPES[SHAPE]), device=name, plugins=tiny_plugins(), overrides=settings) as omni:
+        results = omni.generate(chats, sampling=asked, stream=False)
+        assert_freed(omni)
+    assert [result.error for result in results] == [None] * len(chats)
+    assert all(result.audio is not None and len(result.audio) for result in results)

@@ -7,6 +7,7 @@ from omni.device import open_device
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
 from support.close_calls import Comparison
 from support.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
+from support.matrix_run import LateDevice
 from support.omni_compare import assert_all_same
 from support.omni_engine import Result
 from support.tiny_qwen2_5_omni import tiny_folder
@@ -19,6 +20,14 @@ FEW_ROWS = {
     "talker.max_in_flight": 3,
     "talker.block_size": 4,
     "token2wav.max_num_seqs": 2,
+}
+FEW_BLOCKS = {
+    "thinker.num_blocks": 19,
+    "thinker.block_size": 4,
+    "thinker.max_num_batched_tokens": 9,
+    "talker.num_blocks": 24,
+    "talker.block_size": 4,
+    "talker.max_in_flight": 4,
 }
 SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
 
@@ -39,6 +48,30 @@ def test_requests_on_a_device_in_any_order(seed: int) -> None:
     engine.assert_free()
     device.assert_no_races()
     assert_all_same(results, answers_alone(shape, whole), Comparison())
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+def test_chunked_preempted_and_run_ahead(seed: int) -> None:
+    """Rows that conditioned steps of a preempted request are read again where they lie."""
+    device = LateDevice(seed)
+    engine = HeardEngine(tiny_folder(**SHAPES["as written"]), FEW_BLOCKS | dict(STREAMED), device, graphs=True)
+    results, most = [Result() for _ in CHATS], 0
+    with torch.inference_mode():
+        for asked, result in zip(CHATS, results, strict=True):
+            engine.engine.submit(engine.request(asked), result.take)
+
+        def tick() -> bool:
+            nonlocal most
+            most = max(most, engine.engine.usage()["talker"]["steps"])
+            return engine.engine.tick()
+
+        Simulation(device, tick, lambda: engine.engine.idle).run()
+    engine.assert_free()
+    assert_all_same(results, answers_alone("as written", whole=False), Comparison())
+    counters = engine.engine.counters()
+    assert counters["thinker"]["preemptions"]
+    assert counters["talker"]["preemptions"]
+    assert most > 1
 
 
 def test_no_torch_operation_outside_a_phase() -> None:
