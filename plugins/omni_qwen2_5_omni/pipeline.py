@@ -43,6 +43,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
                 options=denoising,
                 # As published, whatever the others are in.
                 dtype="float32",
+                # Most of a device's work, and what a listener waits for longest: with the others first, sound begins later.
+                priority=-2,
             ),
         ]
         edges += [

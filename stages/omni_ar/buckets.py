@@ -21,7 +21,7 @@ BUCKETS = {
     "predict_codes": Bucket.CODES,
     "post_update": Bucket.POSTPROCESS,
     "gather_segment": Bucket.PAYLOAD,
-    "convert_segment": Bucket.PAYLOAD,
+    "copy_segment": Bucket.PAYLOAD,
     "gather_step_rows": Bucket.PAYLOAD,
     "store_step_rows": Bucket.PAYLOAD,
     "copy_rows": Bucket.PAYLOAD,

@@ -1,4 +1,4 @@
-"""Takes segments in: what is in another stage's pages, or of another dtype, is copied at once into memory of this stage."""
+"""Takes segments in: what lies in pages of another stage, in another dtype or on the host is copied into memory of this one."""
 
 import torch
 from torch import Tensor
@@ -79,11 +79,11 @@ class SegmentIntake:
     def _take(self, message: Feed) -> ReadySegment:
         tensors = {name: t for name, t in message.payload.tensors.items() if not isinstance(t, PageSlice)}
         slices = {name: t for name, t in message.payload.tensors.items() if isinstance(t, PageSlice)}
-        fitting = {name: t for name, t in tensors.items() if t.dtype == self._dtype_of(t)}
+        fitting = {name: t for name, t in tensors.items() if self._fits(t)}
         if len(fitting) == len(message.payload.tensors):
             return ReadySegment(fitting, COMPLETED, message.lease)
         # The copies are on the stream that will read them, so the prompt need not wait for them.
-        copied = self._gather(slices) | self._convert({name: t for name, t in tensors.items() if name not in fitting})
+        copied = self._gather(slices) | self._copy({name: t for name, t in tensors.items() if name not in fitting})
         end = self._device.record(self._stream)
         for source in slices.values():
             source.gathered(end)
@@ -91,6 +91,10 @@ class SegmentIntake:
             return ReadySegment(fitting | copied, end, message.lease)
         release(message, end)
         return ReadySegment(copied, COMPLETED, None)
+
+    def _fits(self, source: Tensor) -> bool:
+        here = source.device.type == self._device.torch_device.type
+        return here and source.dtype == self._dtype_of(source)
 
     def _dtype_of(self, source: Tensor) -> torch.dtype:
         """In which the model finds it."""
@@ -110,13 +114,13 @@ class SegmentIntake:
             gathered[name] = out
         return gathered
 
-    def _convert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        converted = {}
+    def _copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        copied = {}
         for name, source in tensors.items():
-            out = self._device.empty(tuple(source.shape), self._dtype, self._stream)
-            self._device.launch(self._stream, convert_segment, source, out)
-            converted[name] = out
-        return converted
+            out = self._device.empty(tuple(source.shape), self._dtype_of(source), self._stream)
+            self._device.launch(self._stream, copy_segment, source, out)
+            copied[name] = out
+        return copied
 
 
 def gather_segment(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
@@ -127,5 +131,5 @@ def gather_segment(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
         out_nD.copy_(pages.flatten(0, 1).index_select(0, slots_n))
 
 
-def convert_segment(source: Tensor, out: Tensor) -> None:
+def copy_segment(source: Tensor, out: Tensor) -> None:
     out.copy_(source, non_blocking=True)

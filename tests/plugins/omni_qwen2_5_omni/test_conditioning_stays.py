@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from omni import Omni, SamplingParams
-from omni.device import Device, SyncCheck, open_device, sync_guard
+from omni.device import Device, Graph, Stream, SyncCheck, sync_guard
+from omni.device.cuda import CudaDevice
 from omni.engine import Plan
 from omni.frontend.base import Chat
 from omni.payload import PageSlice
@@ -42,7 +43,20 @@ AHEAD = {
     }.items()
 } | {"token2wav.graph_batch_sizes": (), "audio_encoder.graph_lengths": (), "vision_encoder.graph_lengths": ()}
 """Decode steps are captured; capturing the rest takes long where the CPU stands in."""
-DEVICES: dict[str, Callable[[], Device]] = {"simulated": lambda: LateDevice(3), "cuda": lambda: open_device("cuda")}
+_NAP = 2_000_000
+"""Of the device's clock: a millisecond."""
+
+
+class NappingCuda(CudaDevice):
+    """Rests before each graph: tiny steps would be over before the host can launch another."""
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        with self._on(stream):
+            torch.cuda._sleep(_NAP)
+        super().replay(stream, graph)
+
+
+DEVICES: dict[str, Callable[[], Device]] = {"simulated": lambda: LateDevice(3), "cuda": NappingCuda}
 ON = pytest.mark.parametrize("name", ["simulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
