@@ -63,7 +63,7 @@ def write_shape(directory: Path) -> None:
 
 def ask(omni: Omni, requests: int, frames: int, turns: int, salt: int) -> Round:
     """One round of so many requests at once. salt: makes their prompts new."""
-    sampling = {"backbone": SamplingParams(max_tokens=frames + 1, seed=salt)}
+    sampling = {"backbone": SamplingParams(max_tokens=frames, seed=salt)}
     chats = [_chat(turns, 1000 * salt + index) for index in range(requests)]
     start = time.perf_counter()
     results = omni.generate(chats, sampling=sampling, stream=False)

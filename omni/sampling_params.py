@@ -44,6 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_k: keep the k most likely; 0 keeps all.
     top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1]; 1 keeps all.
     min_p: keep tokens at least this times as likely as the likeliest, in [0, 1]; 0 keeps all.
+    code_temperature, code_top_k, code_top_p: the same of a codec frame's codes after the first. The first is the token, and all
+        else is about tokens. If temperature is 0 they are greedy too, unless code_temperature is asked for.
     repetition_penalty: divides positive and multiplies negative logits of tokens seen so far, in the prompt too; 1 is none.
     frequency_penalty, presence_penalty: taken from the logits of generated tokens, the first for each time; -2 to 2, 0 is none.
     logit_bias: added to the logits of these ids; -100 to 100.
@@ -64,6 +66,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    code_temperature: float | None = None
+    code_top_k: int | None = None
+    code_top_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -91,14 +96,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, valid, remedy in (
             ("max_tokens", _within(self.max_tokens, 1, 2**31 - 1), "use at least 1, below 2**31"),
             ("min_tokens", _within(self.min_tokens, 0, 2**31 - 1), "use 0 or more, below 2**31"),
-            # Below a thousandth, float32 logits over the temperature overflow where greedy is meant.
-            (
-                "temperature",
-                self.temperature == 0 or _within(self.temperature, 0.001, 100),
-                "use 0 (greedy), or 0.001 to 100",
-            ),
+            ("temperature", _temperature(self.temperature), "use 0 (greedy), or 0.001 to 100"),
             ("top_k", _within(self.top_k, 0, 2**31 - 1), "use 0 (off) or more, below 2**31"),
-            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "use a number above 0, up to 1 (off)"),
+            ("top_p", _share(self.top_p), "use a number above 0, up to 1 (off)"),
+            ("code_temperature", _temperature(self.code_temperature), "use 0 (greedy), or 0.001 to 100"),
+            ("code_top_k", _within(self.code_top_k, 0, 2**31 - 1), "use 0 (off) or more, below 2**31"),
+            ("code_top_p", _share(self.code_top_p), "use a number above 0, up to 1 (off)"),
             ("min_p", _within(self.min_p, 0, 1), "use 0 (off) to 1"),
             ("repetition_penalty", _within(self.repetition_penalty, 0.01, 100), "use 0.01 to 100; 1 is none"),
             ("frequency_penalty", _within(self.frequency_penalty, -2, 2), "use -2 to 2; 0 is none"),
@@ -140,6 +143,15 @@ MAX_LOGPROBS = 20
 
 def _within(value: float | None, low: float, high: float) -> bool:
     return value is None or low <= value <= high
+
+
+def _temperature(value: float | None) -> bool:
+    # Below a thousandth, float32 logits over the temperature overflow where greedy is meant.
+    return value == 0 or _within(value, 0.001, 100)
+
+
+def _share(value: float | None) -> bool:
+    return value is None or 0 < value <= 1
 
 
 def _ids(ids: tuple[int, ...] | None) -> bool:

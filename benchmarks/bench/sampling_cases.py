@@ -42,6 +42,9 @@ class Rows:
             (state.temperature, resolved.temperature),
             (state.top_k, resolved.top_k),
             (state.top_p, resolved.top_p),
+            (state.code_temperature, resolved.code_temperature),
+            (state.code_top_k, resolved.code_top_k),
+            (state.code_top_p, resolved.code_top_p),
             (state.repetition, resolved.repetition_penalty),
             (state.stop_ids, -1),
             (state.bad_words, NEVER),
@@ -77,8 +80,8 @@ def _sample(params: SamplingParams, rows: int, vocab: int, b: Buffers) -> Callab
 
 def _draw(rows: int, vocab: int, b: Buffers) -> Callable[[], Call]:
     def make() -> Call:
-        made = Rows.of(SamplingParams(temperature=1.0), rows, vocab, b.device)
-        logits, which = b.randn(rows, vocab), b.arange(rows)
-        return lambda: draw(logits, made.state, which, which, 3, 50, 0.8, True)
+        made = Rows.of(SamplingParams(temperature=1.0, code_top_k=50, code_top_p=0.8), rows, vocab, b.device)
+        logits, which, flags = b.randn(rows, vocab), b.arange(rows), flags_of([made.params])
+        return lambda: draw(logits, made.state, which, which, 3, flags)
 
     return make

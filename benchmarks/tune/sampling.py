@@ -24,7 +24,7 @@ from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni.kernel_choice import plain_torch
 from omni_ar.kernels.sampling import kernel
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings
-from omni_ar.sampling import SamplingFlags, SamplingState, draw, needs, sample
+from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingState, draw, needs, sample
 from omni_ar.sampling.state import NEVER
 
 VOCAB, TALKER, CODES = 152_064, 3_072, 2_048
@@ -39,6 +39,7 @@ CASES = {
     "repetition, greedy": needs.REPETITION,
     "everything": (1 << 12) - 1,
 }
+DRAWN = needs.CODE_RANDOM | needs.CODE_TOP_K | needs.CODE_TOP_P
 CHECKED = ("greedy", "temperature", "top-k 50, top-p 0.8")
 ROW_SETTINGS = [RowSettings(warps=warps) for warps in (1, 2, 4, 8)]
 SETTINGS = [
@@ -65,6 +66,7 @@ def state_of(rows: int, vocab: int, bits: int) -> SamplingState:
     for values, value in (
         (state.needs, bits), (state.temperature, 0.9 if bits & needs.RANDOM else 0.0), (state.top_k, 50),
         (state.top_p, 0.8), (state.min_p, 0.01), (state.repetition, 1.1), (state.frequency, 0.5), (state.presence, 0.5),
+        (state.code_temperature, 1.0), (state.code_top_k, 50), (state.code_top_p, 0.8),
         (state.min_tokens, 2**40), (state.stop_ids, -1), (state.bad_words, NEVER),
     ):  # fmt: skip
         values.fill_(value)
@@ -123,11 +125,11 @@ def check_samples(vocab: int, case: str, settings: WideSettings | None = None, r
 
 def check_draws(row: RowSettings | None = None) -> None:
     """row: None for those in use."""
-    state, rows_R = state_of(max(ROWS), CODES, needs.RANDOM), torch.arange(max(ROWS), device="cuda")
+    state, rows_R = state_of(max(ROWS), CODES, DRAWN), torch.arange(max(ROWS), device="cuda")
     logits_RV = logits_of(max(ROWS), CODES, 2.0, torch.bfloat16)[0]
-    given = (logits_RV, state, rows_R, rows_R, 3, 50, 0.8)
+    given = (logits_RV, state, rows_R, rows_R, 3)
     with plain_torch():
-        expected_R = draw(*given, True)
+        expected_R = draw(*given, EVERYTHING)
     other_ids(kernel.draw(*given, row), expected_R, ("draw", row))
 
 
@@ -136,7 +138,7 @@ def draw_seconds(rows: int, bits: int, row: RowSettings | None = None) -> float:
 
     def call(logits_RV: Tensor, index: int) -> Callable[[], object]:
         position_R = rows_R + index
-        return lambda: kernel.draw(logits_RV, state, rows_R, position_R, 3, 50, 0.8, row)
+        return lambda: kernel.draw(logits_RV, state, rows_R, position_R, 3, row)
 
     logits = logits_of(rows, CODES, 2.0, torch.bfloat16)
     return replayed_seconds([call(logits_RV, index) for index, logits_RV in enumerate(logits)])
@@ -162,7 +164,7 @@ def report() -> None:
                 took = sample_seconds(rows, vocab, case)
                 line += f"{took * 1e6:10.1f} ({4e6 * rows * vocab / H200_BANDWIDTH:4.1f})"
             print(line, flush=True)
-    for name, bits in (("codes, greedy", 0), ("codes, top-k 50, top-p 0.8", needs.RANDOM)):
+    for name, bits in (("codes, greedy", 0), ("codes, top-k 50, top-p 0.8", DRAWN)):
         print(f"{name:30s}" + "".join(f"{draw_seconds(rows, bits) * 1e6:10.1f}       " for rows in ROWS), flush=True)
 
 
@@ -197,7 +199,7 @@ def tune(out: Path) -> None:
     costs = [sum(took / least for took, least in zip(times, best, strict=True)) for times in table]
     chosen = SETTINGS[costs.index(min(costs))]
     print("chosen:", chosen)
-    best_draw = least("draw", lambda row: draw_seconds(1, needs.RANDOM, row) + draw_seconds(64, needs.RANDOM, row))
+    best_draw = least("draw", lambda row: draw_seconds(1, DRAWN, row) + draw_seconds(64, DRAWN, row))
     best_narrow = least("sample", lambda row: sum(narrow_seconds(1, case, row) for case in list(CASES)[:4]))
     out.mkdir(parents=True, exist_ok=True)
     chosen_for = {f"V{vocab}": chosen for vocab in (VOCAB, 151_936)} | {

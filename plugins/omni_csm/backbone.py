@@ -6,13 +6,10 @@ Shape legend: T prompt tokens, R rows, D width, G code groups, n frames of a seg
 import torch
 from torch import Tensor, nn
 
-from omni.checkpoint import Checkpoint
-from omni.sampling_params import SamplingParams
 from omni.stage import StageContext
 from omni_ar.layers import DecoderLayers, Linear
 from omni_ar.loading import load_weights
 from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, FrameEnd, NextTokens, PromptTokens
-from omni_ar.options import published_sampling
 from omni_csm.config import CsmConfig, read_config
 from omni_csm.depth import DepthDecoder, FrameEmbedding
 
@@ -49,7 +46,7 @@ class Backbone(CodecModel):
 
     @property
     def frame_end(self) -> FrameEnd:
-        """As transformers stops: whatever the last code is."""
+        """As transformers stops: whatever the last code is. It leaves out of the sound what is an end throughout."""
         return FrameEnd(self._config.codec_eos, self.num_groups - 1)
 
     @property
@@ -84,25 +81,14 @@ class Backbone(CodecModel):
         return embedded_RD
 
 
-_DEPTH = "depth_decoder_"
 _TABLES = ("backbone_model.embed_tokens.embed_audio_tokens.", "depth_decoder.model.embed_tokens.")
-
-
-def depth_sampling(checkpoint: Checkpoint, vocab_size: int) -> SamplingParams:
-    """generation_config.json says it of the depth decoder under names of its own."""
-    generation = checkpoint.generation_config
-    own = {name.removeprefix(_DEPTH): value for name, value in generation.items() if name.startswith(_DEPTH)}
-    return published_sampling(own, None, vocab_size)
 
 
 def build(context: StageContext) -> Backbone:
     """The checkpoint's backbone and depth decoder on the context's device."""
     config = read_config(context.checkpoint)
     model = Backbone(config, device=context.device.torch_device, dtype=context.dtype)
-    depth, sampling = model.depth_decoder, depth_sampling(context.checkpoint, config.vocab_size)
-    # Where it is greedy, it takes the likeliest code whatever the backbone does.
-    depth.temperature, depth.top_k = sampling.temperature or 1.0, (sampling.top_k or 0) if sampling.temperature else 1
-    depth.top_p = 1.0 if sampling.top_p is None else sampling.top_p
+    depth = model.depth_decoder
     if _shared_table(context, config):
         depth.embed_tokens = model.embed_frame
     prefixes = {

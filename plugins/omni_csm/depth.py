@@ -29,14 +29,7 @@ class FrameEmbedding(nn.Embedding):
 
 
 class DepthDecoder(FrameLayers):
-    """Predicts groups 1 to G - 1 from the backbone's hidden state and code 0, each by a head of its own.
-
-    temperature, top_k, top_p: with which they are sampled where the backbone samples.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    """Predicts groups 1 to G - 1 from the backbone's hidden state and code 0, each by a head of its own."""
 
     def __init__(self, config: CsmConfig, *, device: torch.device, dtype: torch.dtype) -> None:
         depth = config.depth
@@ -62,10 +55,7 @@ class DepthDecoder(FrameLayers):
         """The frame that `code0_R` begins. embed: the backbone's; its codes' embeddings add up to the next input."""
 
         def choose(last_RD: Tensor, group: int) -> Tensor:
-            logits_RV = self.heads[group - 1](last_RD)
-            if self.temperature != 1.0:
-                logits_RV = logits_RV / self.temperature
-            return draw(logits_RV, group, top_k=self.top_k, top_p=self.top_p)
+            return draw(self.heads[group - 1](last_RD), group)
 
         def enter(code_R: Tensor, group: int) -> Tensor:
             entered_RD: Tensor = self.inputs_embeds_projector(self.embed_tokens.code(code_R, group))

@@ -12,6 +12,12 @@ _HERE = "omni_csm"
 _MOST_FRAMES = 125
 """As published: 10 seconds."""
 
+_DEPTH = "depth_decoder_"
+"""With these names generation_config.json tells how the codes after a frame's first are drawn."""
+
+_CODEC_DTYPE = "float32"
+"""As published, whatever the others are in."""
+
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     """Speech only: no stage writes text."""
@@ -23,7 +29,13 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     return Pipeline(
         family="csm",
         stages=(
-            Stage(name="audio_encoder", kind="encoder", model=f"{_HERE}.mimi.encoder:build", options=encoding),
+            Stage(
+                name="audio_encoder",
+                kind="encoder",
+                model=f"{_HERE}.mimi.encoder:build",
+                options=encoding,
+                dtype=_CODEC_DTYPE,
+            ),
             Stage(
                 name="backbone",
                 kind="ar",
@@ -31,7 +43,13 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
                 options=ArOptions(sampling=_sampling(checkpoint, config)),
                 priority=-1,
             ),
-            Stage(name="vocoder", kind="vocoder", model=f"{_HERE}.mimi.vocoder:build", options=speaking),
+            Stage(
+                name="vocoder",
+                kind="vocoder",
+                model=f"{_HERE}.mimi.vocoder:build",
+                options=speaking,
+                dtype=_CODEC_DTYPE,
+            ),
         ),
         edges=(
             Edge(producer="audio_encoder", consumer="backbone", adapter="omni_ar.adapters:audio_segments", keyed=True),
@@ -43,7 +61,14 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _sampling(checkpoint: Checkpoint, config: CsmConfig) -> SamplingParams:
-    """As published. A frame ends a sound, not a code, so no id stops. The token that ends a request has no frame."""
+    """As published. A frame ends a sound, not a code, so no id stops."""
     generation = checkpoint.generation_config
     published = published_sampling(generation | {"eos_token_id": None}, None, config.vocab_size)
-    return SamplingParams(max_tokens=generation.get("max_new_tokens", _MOST_FRAMES) + 1).over(published)
+    own = {name.removeprefix(_DEPTH): value for name, value in generation.items() if name.startswith(_DEPTH)}
+    codes = published_sampling(own, None, config.vocab_size)
+    return SamplingParams(
+        max_tokens=generation.get("max_new_tokens", _MOST_FRAMES),
+        code_temperature=codes.temperature,
+        code_top_k=codes.top_k,
+        code_top_p=codes.top_p,
+    ).over(published)

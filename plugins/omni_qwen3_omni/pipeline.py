@@ -59,13 +59,16 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _talker_sampling(talker: TalkerConfig) -> SamplingParams:
-    """The defaults of transformers' `generate`; the last 1,024 ids are control codes that are never spoken."""
+    """The defaults of transformers' `generate`, and of its code predictor; the last 1,024 ids are control codes, never spoken."""
     control = range(talker.vocab_size - 1024, talker.vocab_size)
     return SamplingParams(
         max_tokens=4096,
         temperature=0.9,
         top_k=50,
         top_p=1.0,
+        code_temperature=1.0,
+        code_top_k=50,
+        code_top_p=0.8,
         repetition_penalty=1.05,
         stop_token_ids=(talker.codec_eos,),
         suppress_token_ids=tuple(code for code in control if code != talker.codec_eos),

@@ -28,9 +28,6 @@ class Talker(CodecTalker):
             vocab_size=config.vocab_size,
             codes=config.predictor_vocab_size,
             num_groups=config.num_groups,
-            # When the talker samples, the published model samples the other groups so, whatever the talker uses.
-            top_k=50,
-            top_p=0.8,
             device=device,
             dtype=dtype,
         )

@@ -152,10 +152,11 @@ class ArModel(nn.Module, ABC):
 
 
 class DrawCode(Protocol):
-    """Chooses one id per row from code logits: greedy for greedy rows, else by the row's seed and position."""
+    """Chooses one id per row from code logits, as each request wants it (`SamplingParams.code_temperature` and so on; a stage's own
+    defaults are its family's to give), by the row's seed and position."""
 
-    def __call__(self, logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
-        """int64 `[R]`. group: the code group, at least 1. top_k 0 and top_p 1 are off."""
+    def __call__(self, logits_RV: Tensor, group: int) -> Tensor:
+        """int64 `[R]`. group: the code group, at least 1."""
         ...
 
 
@@ -169,9 +170,10 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class FrameEnd:
-    """A frame whose first `groups` codes are all `code` ends its request, as a stop id would: its token has no frame.
+    """A frame whose first `groups` codes are all `code` ends its request. If all its codes are, nobody hears it: its token has no
+    frame, as a stop id has none. Else it is the request's last.
 
-    `min_tokens` and `ignore_eos` do not keep it from that.
+    Where a request's `min_tokens` or `ignore_eos` say that it goes on, it is a frame like any other.
     """
 
     code: int
@@ -193,7 +195,8 @@ class CodecModel(ArModel):
 
     @property
     def frame_end(self) -> FrameEnd | None:
-        """None where tokens alone say what ends a request. Otherwise a token is handed over when its frame is there, not before."""
+        """None where tokens alone say what ends a request: the last token then has no frame. Otherwise a token is handed over when
+        its frame is there, not before, and the last one that `max_tokens` allows has a frame like the others."""
         return None
 
     @abstractmethod

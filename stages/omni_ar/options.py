@@ -16,6 +16,9 @@ GREEDY = SamplingParams(
     top_k=0,
     top_p=1.0,
     min_p=0.0,
+    code_temperature=1.0,
+    code_top_k=0,
+    code_top_p=1.0,
     repetition_penalty=1.0,
     frequency_penalty=0.0,
     presence_penalty=0.0,
@@ -28,7 +31,8 @@ GREEDY = SamplingParams(
     bad_words_ids=(),
     processors={},
 )
-"""What a stage's own defaults are laid over. Fields that it leaves None are off, but the seed, which is then drawn."""
+"""What a stage's own defaults are laid over. Fields that it leaves None are off, but the seed, which is then drawn, and the
+temperature of the codes of a frame after the first: 1, where the first is drawn at all."""
 
 
 def published_sampling(generation: Mapping[str, Any], eos: int | None, vocab_size: int) -> SamplingParams:

@@ -144,6 +144,12 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
         "sampling.stop_token_ids",
         "use at most 16 in all",
     ),
+    "codes of a stage without frames": (
+        "hi",
+        {"sampling": SamplingParams(code_top_k=3)},
+        "sampling.code_top_k",
+        "is given, and a token of thinker begins no frame of codes; leave it out",
+    ),
     "a stop that is no token": (
         "hi",
         {"sampling": {"talker": SamplingParams(stop_token_ids=(10**6,))}},
@@ -160,6 +166,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "text": ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`; give a value of that type"),
     "top_p": ({"top_p": 0.0}, "top_p", "0.0 is out of range; use a number above 0, up to 1 (off)"),
+    "code_temperature": ({"code_temperature": 1e-9}, "code_temperature", "use 0 (greedy), or 0.001 to 100"),
+    "code_top_k": ({"code_top_k": -1}, "code_top_k", "-1 is out of range; use 0 (off) or more"),
+    "code_top_p": ({"code_top_p": 1.5}, "code_top_p", "1.5 is out of range; use a number above 0, up to 1 (off)"),
     "top_k": ({"top_k": -1}, "top_k", "-1 is out of range; use 0 (off) or more"),
     "max_tokens": ({"max_tokens": 0}, "max_tokens", "0 is out of range; use at least 1"),
     "repetition_penalty": ({"repetition_penalty": 0.0}, "repetition_penalty", "use 0.01 to 100; 1 is none"),

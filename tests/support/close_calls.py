@@ -80,9 +80,9 @@ class _WatchedCodec:
         self.frame_end = model.frame_end
 
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
-        def draw_twice(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
-            ids_R = draw(logits_RV, group, top_k=top_k, top_p=top_p)
-            again_R = draw(lowered(logits_RV, ids_R), group, top_k=top_k, top_p=top_p)
+        def draw_twice(logits_RV: Tensor, group: int) -> Tensor:
+            ids_R = draw(logits_RV, group)
+            again_R = draw(lowered(logits_RV, ids_R), group)
             self._device.look(self._stage, self._position_R, group, ids_R, again_R)
             return ids_R
 

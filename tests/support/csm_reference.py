@@ -1,6 +1,7 @@
 """What transformers makes of a tiny CSM: the speech that the engine's is compared with."""
 
 import atexit
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from omni.checkpoint import Checkpoint
@@ -39,10 +41,11 @@ SPEECH = frozenset({"audio"})
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """codes: int64 `[G, frames]`. wave: fp32 `[samples]`, of those frames that come before one that ends the sound."""
+    """codes: int64 `[G, frames]`, and wave: fp32 `[samples]`, of the frames that are heard. ended: whether a frame ended it."""
 
     codes: Tensor
     wave: NDArray[np.float32]
+    ended: bool
 
 
 @cache
@@ -66,12 +69,9 @@ def turn(role: Any, text: str, seconds: float | None = None, seed: int = 0, name
 
 
 def speak(*turns: str | Message, frames: int = 12, voice: str | None = None, **sampling: Any) -> Chat:
-    """A request for so many frames, greedy unless a temperature is given; a string is a user's turn without sound.
-
-    The token that ends a request has no frame.
-    """
+    """A request for so many frames, greedy unless a temperature is given; a string is a user's turn without sound."""
     messages = tuple(turn("user", said) if isinstance(said, str) else said for said in turns)
-    params = SamplingParams(**({"temperature": 0.0} | sampling), max_tokens=frames + 1)
+    params = SamplingParams(**({"temperature": 0.0} | sampling), max_tokens=frames)
     return Chat(messages, SPEECH, voice, {"backbone": params})
 
 
@@ -106,16 +106,26 @@ class CsmReference:
             for context in (torch.no_grad(), quiet(), self._noise(params)):
                 stack.enter_context(context)
             noise = [_FrameNoise(params.seed)] if params.temperature else []
+            drawn = _warpers(params.temperature, params.top_k, params.top_p)
             out = self.model.generate(
                 **self.inputs(chat),
-                max_new_tokens=params.max_tokens - 1,
+                max_new_tokens=params.max_tokens,
                 do_sample=False,
                 depth_decoder_do_sample=False,
-                logits_processor=LogitsProcessorList([*_warpers(params), *noise]),
+                logits_processor=LogitsProcessorList(
+                    [*drawn, *noise, stack.enter_context(_Endings(self.model, params))]
+                ),
                 output_audio=True,
                 return_dict_in_generate=True,
             )
-        return Spoken(out.sequences[0].T, out.audio[0].numpy())
+            frames_NG, wave = out.sequences[0], out.audio[0].numpy()
+            ended = not (params.ignore_eos or frames_NG[-1, :-1].any() or len(frames_NG) <= (params.min_tokens or 0))
+            if params.ignore_eos or params.min_tokens:
+                # What transformers gives as audio ends at the first frame that could have ended it.
+                heard = len(frames_NG) - (ended and not frames_NG[-1].any())
+                wave = self.model.codec_model.decode(frames_NG[None, :heard].mT).audio_values[0, 0].numpy()
+        heard = len(wave) // self.model.config.codec_config.frame_size
+        return Spoken(frames_NG[:heard].T, wave, ended)
 
     @contextmanager
     def _noise(self, params: SamplingParams) -> Iterator[None]:
@@ -125,10 +135,12 @@ class CsmReference:
         def noisy(**arguments: Any) -> Any:
             nonlocal frames
             warpers: Sequence[LogitsProcessor] = []
-            if params.temperature:
-                # The depth decoder has settings of its own, in generation_config.json.
-                own = SamplingParams(temperature=told["depth_decoder_temperature"], top_k=told["depth_decoder_top_k"])
-                warpers = [*_warpers(own), _GroupNoise(params.seed, frames)]
+            if params.temperature or params.code_temperature:
+                # The depth decoder has settings of its own, in generation_config.json, and those that a request gives it.
+                own = (told["depth_decoder_temperature"], told["depth_decoder_top_k"], None)
+                asked = (params.code_temperature, params.code_top_k, params.code_top_p)
+                drawn = [mine if mine is not None else its for mine, its in zip(asked, own, strict=True)]
+                warpers = [*_warpers(*drawn), _GroupNoise(params.seed, frames)] if drawn[0] else []
             frames += 1
             return generate(**arguments, logits_processor=LogitsProcessorList(warpers))
 
@@ -160,12 +172,33 @@ class _GroupNoise(LogitsProcessor):
         return scores + gumbel(self._seed, zero, self._position, group, 0, scores.shape[1])
 
 
-def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
-    warpers: list[LogitsProcessor] = []
-    if params.temperature:
-        warpers.append(TemperatureLogitsWarper(params.temperature))
-        if params.top_k:
-            warpers.append(TopKLogitsWarper(params.top_k))
+class _Endings(LogitsProcessor):
+    """Inside it the model takes no frame for an end, or none of the first, where a request says so; transformers cannot be told."""
+
+    def __init__(self, model: Any, params: SamplingParams) -> None:
+        self._config, self._code = model.config, model.config.codebook_eos_token_id
+        self._least = math.inf if params.ignore_eos else params.min_tokens or 0
+
+    def __enter__(self) -> "_Endings":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._config.codebook_eos_token_id = self._code
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        frames = input_ids.shape[1] if input_ids.dim() == 3 else 0
+        self._config.codebook_eos_token_id = self._code if frames >= self._least else -1
+        return scores
+
+
+def _warpers(temperature: float | None, top_k: int | None, top_p: float | None) -> list[LogitsProcessor]:
+    if not temperature:
+        return []
+    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)]
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p is not None:
+        warpers.append(TopPLogitsWarper(top_p))
     return warpers
 
 
@@ -175,6 +208,4 @@ def _part(part: Part) -> dict[str, str]:
 
 def with_frames(asked: Chat, frames: int) -> Chat:
     """The same request for another number of frames."""
-    return replace(
-        asked, sampling={"backbone": msgspec.structs.replace(asked.sampling["backbone"], max_tokens=frames + 1)}
-    )
+    return replace(asked, sampling={"backbone": msgspec.structs.replace(asked.sampling["backbone"], max_tokens=frames)})

@@ -117,7 +117,7 @@ class Result:
 
 
 class OmniEngine:
-    """An engine in float32 for the checkpoint in `folder`. overrides: options by dotted path, as `--set` has them."""
+    """An engine for the checkpoint in `folder`. overrides: options by dotted path, as `--set` has them."""
 
     def __init__(
         self,
@@ -128,6 +128,7 @@ class OmniEngine:
         change: Callable[[Plan], Plan] = lambda plan: plan,
         graphs: bool | None = None,
         plugins: Plugins | None = None,
+        dtype: str = "float32",
     ) -> None:
         """change: of the checked plan, before anything is built. graphs: as in `EngineOptions`. plugins: None for those in tree."""
         self.folder = folder
@@ -137,7 +138,7 @@ class OmniEngine:
         plan = change(check_pipeline(with_tap(pipeline) if speaks else pipeline, plugins))
         self.device = open_device(device) if isinstance(device, str) else device
         self.frontend = build_frontend(pipeline, checkpoint)
-        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes, graphs=graphs)
+        options = EngineOptions(dtype=dtype, memory_bytes=memory_bytes, graphs=graphs)
         self.engine: Engine = build_engine(plan, checkpoint, plugins, self.device, options)
         self.most_rows: dict[str, int] = {}
         self.waited = False

@@ -61,7 +61,7 @@ class SmallCodec(CodecModel):
         frame, state_RD = [code0_R], hidden_RD
         for group in range(1, GROUPS):
             state_RD = torch.tanh(state_RD + self.code_tables[group - 1][frame[-1]])
-            frame.append(draw(state_RD @ self.heads[group].T, group, top_k=10, top_p=0.9))
+            frame.append(draw(state_RD @ self.heads[group].T, group))
         codes_RG = torch.stack(frame, 1)
         return Codes(codes_RG, self.embed_codes(codes_RG))
 

@@ -15,8 +15,7 @@ from omni_ar.model import Codes, DrawCode
 class CodePredictor(nn.Module):
     """Predicts groups 1 to G - 1 from a hidden state and the embedding of group 0, each with a table and a head of its own.
 
-    top_k, top_p: with which they are sampled where group 0 is, whatever that is sampled with; 0 and 1 are off. Parameters bear the
-    names `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`.
+    Parameters bear the names `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`.
     """
 
     def __init__(
@@ -25,13 +24,10 @@ class CodePredictor(nn.Module):
         vocab_size: int,
         num_groups: int,
         *,
-        top_k: int = 0,
-        top_p: float = 1.0,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self._top_k, self._top_p = top_k, top_p
         self._groups = num_groups
         self.model = _Decoder(config, vocab_size, num_groups, device=device, dtype=dtype)
         heads = (
@@ -44,7 +40,7 @@ class CodePredictor(nn.Module):
         embedded = [code0_RD]
 
         def choose(last_RD: Tensor, group: int) -> Tensor:
-            return draw(self.lm_head[group - 1](last_RD), group, top_k=self._top_k, top_p=self._top_p)
+            return draw(self.lm_head[group - 1](last_RD), group)
 
         def embed(code_R: Tensor, group: int) -> Tensor:
             embedded.append(self.model.codec_embedding[group - 1](code_R))

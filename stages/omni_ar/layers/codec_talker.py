@@ -17,8 +17,7 @@ class CodecTalker(CodecModel):
     """A decoder whose tokens are first codes, and a `CodePredictor` of the others. How a prompt is embedded is the family's.
 
     A step's input is the sum of the last frame's embeddings, unless the family adds to it. vocab_size: of the tokens, with those
-    that are no codes. codes: of each other group. top_k, top_p: of these groups, as `CodePredictor` has them. Parameters are
-    `codec_embedding`, `decoder`, `codec_head` and `code_predictor`.
+    that are no codes. codes: of each other group. Parameters are `codec_embedding`, `decoder`, `codec_head` and `code_predictor`.
     """
 
     def __init__(
@@ -29,8 +28,6 @@ class CodecTalker(CodecModel):
         vocab_size: int,
         codes: int,
         num_groups: int,
-        top_k: int = 0,
-        top_p: float = 1.0,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -39,9 +36,7 @@ class CodecTalker(CodecModel):
         self.codec_embedding = nn.Embedding(vocab_size, config.width, device=device, dtype=dtype)
         self.decoder = DecoderLayers(config, device=device, dtype=dtype)
         self.codec_head = Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype)
-        self.code_predictor = CodePredictor(
-            predictor, codes, num_groups, top_k=top_k, top_p=top_p, device=device, dtype=dtype
-        )
+        self.code_predictor = CodePredictor(predictor, codes, num_groups, device=device, dtype=dtype)
 
     @property
     def shape(self) -> ArShape:

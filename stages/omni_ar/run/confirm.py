@@ -20,8 +20,11 @@ from omni_ar.run.blocks import BlockTable, Lent
 from omni_ar.run.guides import GuideDesk
 from omni_ar.run.request import ArRequest, Confirmed
 from omni_ar.run.rows import RowTable
-from omni_ar.run.state import FULL, IMPOSSIBLE, RUNNING, STOPPED
+from omni_ar.run.state import ENDED, FILLED, FULL, IMPOSSIBLE, RUNNING, STOPPED
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
+
+_HEARD = (RUNNING, ENDED, FILLED)
+"""Status of rows whose newest token has a frame."""
 
 
 class Ender(Protocol):
@@ -179,8 +182,7 @@ class Confirmer:
                 # It is of the token before, and goes with that one: this one may be withheld.
                 before = request.held[-1].messages if request.held else self._outbox
                 before.append(self._hidden(scheduled, payload.hidden))
-            # The token that ends a request has no frame.
-            if payload.codes is not None and (status == RUNNING or place < len(ids)):
+            if payload.codes is not None and (status in _HEARD or place < len(ids)):
                 messages.append(self._frame(scheduled, payload.codes))
             request.outputs.append(token)
             if request.stops is None:
@@ -191,7 +193,7 @@ class Confirmer:
             request.rewind()  # preempted meanwhile: it goes on behind these tokens
         if status != RUNNING:
             self.give_out(request)
-            self._ender.end_request(request, "length" if status == FULL else "stop")
+            self._ender.end_request(request, "length" if status in (FULL, FILLED) else "stop")
         elif request.guides:
             self._desk.ask(request, ids)
 

@@ -15,7 +15,7 @@ from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.state import ACTIVE, OUTPUTS, STOPPED, RowState, StepBuffers
+from omni_ar.run.state import OUTPUTS, RowState, StepBuffers
 from omni_ar.sampling import (
     SamplingFlags,
     SamplingStart,
@@ -267,7 +267,7 @@ def predict_codes(
     state: RowState,
     hidden_RD: Tensor,
     rows_R: Tensor,
-    any_random: bool,
+    flags: SamplingFlags,
     block_size: int,
     code_pages: Tensor,
 ) -> None:
@@ -275,22 +275,12 @@ def predict_codes(
     # The count has this step's token already, so it is one past the position that sampling drew with.
     last_R, position_R = step.frame_inputs(state, rows_R)
 
-    def draw_code(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
-        return draw(logits_RV, state.sampling, rows_R, position_R, group, top_k, top_p, any_random)
+    def draw_code(logits_RV: Tensor, group: int) -> Tensor:
+        return draw(logits_RV, state.sampling, rows_R, position_R, group, flags)
 
     frame = model.predict_codes(hidden_RD, last_R, draw_code)
-    # The token that ends a row has no frame, and what the row is left with nobody reads.
+    # Also of a row that its token has ended: whether anybody hears the frame is for the host.
     step.place_frames(state, rows_R, frame.codes_RG, frame.next_RD, block_size, code_pages)
-    if model.frame_end is not None:
-        end_frames(state, rows_R, frame.codes_RG[:, : model.frame_end.groups] == model.frame_end.code)
-
-
-def end_frames(state: RowState, rows_R: Tensor, is_end_RG: Tensor) -> None:
-    """A row whose frame ends its request is over, and the token that waits to be handed over is one that ends it."""
-    active_R = state.column(ACTIVE).index_select(0, rows_R)
-    ended_R = is_end_RG.all(1) & (active_R != 0)
-    state.column(ACTIVE).index_copy_(0, rows_R, active_R * ~ended_R)
-    # `accept_tokens` has counted the step already.
-    slot, status_RR = (state.counter - 1) % state.handoff.shape[0], state.handoff[:, : rows_R.shape[0], 0]
-    status_R = torch.where(ended_R, STOPPED, status_RR.index_select(0, slot))
-    status_RR.index_copy_(0, slot, status_R)
+    end = model.frame_end
+    if end is not None:
+        step.end_frames(state, rows_R, frame.codes_RG, end.code, end.groups)

@@ -37,8 +37,11 @@ def check_sampling(
 
 def _resolved(asked: SamplingParams, own: SamplingParams) -> SamplingParams:
     sampling = asked.over(own).over(GREEDY)
+    greedy = sampling.temperature == 0 and asked.code_temperature is None
     return msgspec.structs.replace(
         sampling,
+        # Who asks for the likeliest token means the whole frame that it begins.
+        code_temperature=0.0 if greedy else sampling.code_temperature,
         # A request adds ids to the stage's own: it cannot make a stage say what it has no sound for, and it makes one run on past
         # its end only by saying so.
         stop_token_ids=_united(() if sampling.ignore_eos else own.stop_token_ids, asked.stop_token_ids),

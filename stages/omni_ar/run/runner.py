@@ -32,7 +32,7 @@ from omni_ar.run.step import (
     Written,
     snapshot,
 )
-from omni_ar.sampling import SamplingFlags, flags_of, view_edits, view_starts
+from omni_ar.sampling import EVERYTHING, SamplingFlags, flags_of, view_edits, view_starts
 
 SourceFactory = Callable[[Stream, RowState, StepBuffers], TokenSource]
 """Makes a token source for the stage's stream, which fills this state."""
@@ -227,17 +227,17 @@ class Runner:
         if graph is not None:
             self.device.replay(self.stream, graph)
         else:
-            self.device.enqueue(self.stream, [self._codes(context.rows_R, context.flags.any_random, pages.codes)])
+            self.device.enqueue(self.stream, [self._codes(context.rows_R, context.flags, pages.codes)])
 
     def _capture_codes(self, rows_B: Tensor) -> Graph | None:
         codes, name = self.pages.codes, f"{self._graphs.name}-codes-{rows_B.shape[0]}"
         if codes is None:
             return None
-        return self.device.capture(self.stream, name, [self._codes(rows_B, True, codes)])
+        return self.device.capture(self.stream, name, [self._codes(rows_B, EVERYTHING, codes)])
 
-    def _codes(self, rows_R: Tensor, any_random: bool, pages: Tensor) -> Launch:
+    def _codes(self, rows_R: Tensor, flags: SamplingFlags, pages: Tensor) -> Launch:
         hidden_RD, size = self._buffers.hidden[: rows_R.shape[0]], self._limits.block_size
-        return Launch.of(predict_codes, self._model, self._state, hidden_RD, rows_R, any_random, size, pages)
+        return Launch.of(predict_codes, self._model, self._state, hidden_RD, rows_R, flags, size, pages)
 
     def _start(self, starts: PackedStarts) -> None:
         view = self._uploader.view

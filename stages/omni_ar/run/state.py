@@ -5,7 +5,7 @@
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
 | `StepBuffers` but for `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
 | `RowState.counting` | nobody: it counts from 0 | phases |
-| `RowState.handoff[counter % ring]` | `accept_tokens` | the token copy, on its own stream; rewritten `ring` steps later |
+| `RowState.handoff[counter % ring]` | `accept_tokens`, `predict_codes` | the token copy, own stream; rewritten `ring` steps later |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `RowState.step_rows` of a row | `gather_step_rows`, `store_step_rows`, a place once in a request | `embed_inputs`, same stream |
 | `code_pages` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
@@ -24,17 +24,20 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.sampling import SamplingState
 
-RUNNING, STOPPED, FULL = range(3)
-"""Status of a row after a token: goes on, hit a stop id, reached its token limit. It means nothing for a row without a token."""
+RUNNING, STOPPED, FULL, ENDED, FILLED = range(5)
+"""Status of a row after a token: goes on; stopped, by a stop id or a frame that nobody hears; reached its token limit.
+
+ENDED, FILLED: a frame ended it, or it reached its limit, and the last token has a frame. Of a row without a token it means nothing.
+"""
 
 IMPOSSIBLE = -1
 """The id of a row for which no id was possible."""
 
-LAST, LENGTH, DELTA, OUTPUTS, LIMIT, ACTIVE, GENERATION = range(7)
+LAST, LENGTH, DELTA, OUTPUTS, LIMIT, ACTIVE, GENERATION, COUNTED = range(8)
 """Columns of `RowState.words`."""
 
 COLUMNS = 8
-"""Columns there are; the last is nothing yet."""
+"""Columns there are."""
 
 SCORE_WORDS = 1 + 2 * (1 + MAX_LOGPROBS)
 """int64 words of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
@@ -45,7 +48,8 @@ class RowState:
     """Per-row state; the first dimension is the row, N in all, the null row last.
 
     words: int64 `[N, 8]`, so that a phase gathers all it needs of its rows at once. By column: the newest token, tokens in the KV
-    cache, rotary position minus length, generated tokens, how many there may be, whether the row still runs, its generation.
+    cache, rotary position minus length, generated tokens, how many there may be, whether the row still runs, its generation,
+    whether its newest step gave it a token.
     next_codes: the codes' part of the next input embedding.
     handoff: int64 `[ring, N, 2 + K]`: status, how many tokens, and the tokens, of the steps that are in flight.
     step_rows: `[rows * K + 1, W]`, the device rows that condition each row's steps, K for a row; the last is zeros, for steps that

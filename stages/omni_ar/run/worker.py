@@ -122,10 +122,12 @@ class ArWorker(MailboxWorker[ArRequest]):
         """Raises InputError for what no request of this stage could ask for. In any thread."""
         check_sampling(sampling, self._defaults, field, self._shape.vocab_size, self._processors)
         self._check_scores(sampling, field)
+        self._check_codes(sampling, field)
 
     def open(self, message: Open) -> ArRequest:
         sampling = resolve_sampling(message.sampling, self._defaults, self.name, self._shape.vocab_size)
         self._check_scores(sampling, f"sampling.{self.name}")
+        self._check_codes(message.sampling, f"sampling.{self.name}")
         request = ArRequest(
             message.request_id,
             sampling,
@@ -149,6 +151,17 @@ class ArWorker(MailboxWorker[ArRequest]):
         if sampling.prompt_logprobs is not None and len(self._shape.prompt_columns) > 1:
             problem = f"is given, and the prompt of {self.name} is not a row of its own tokens"
             raise InputError(f"{field}.prompt_logprobs", problem, "leave it out")
+
+    def _check_codes(self, asked: SamplingParams, field: str) -> None:
+        given = {
+            "code_temperature": asked.code_temperature,
+            "code_top_k": asked.code_top_k,
+            "code_top_p": asked.code_top_p,
+        }
+        for name, value in given.items():
+            if value is not None and self._runner.pages.codes is None:
+                problem = f"is given, and a token of {self.name} begins no frame of codes"
+                raise InputError(f"{field}.{name}", problem, "leave it out")
 
     def pause(self, request: ArRequest) -> None:
         request.paused = True

@@ -8,6 +8,9 @@ from omni.sampling_params import SamplingParams
 from omni_ar.sampling.needs import (
     BAD_WORDS,
     BIAS,
+    CODE_RANDOM,
+    CODE_TOP_K,
+    CODE_TOP_P,
     FORBIDDEN,
     MIN_P,
     MIN_TOKENS,
@@ -25,7 +28,7 @@ class SamplingFlags:
     """Which work at least one row of a batch needs. A needless flag costs time, a missing one changes tokens.
 
     any_penalty: frequency or presence. any_forbidden: suppressed or not allowed ids, or bad words of one token; any_bad_words:
-    of several. processors: names of logits processors.
+    of several. any_code_...: of the codes of a frame after the first. processors: names of logits processors.
     """
 
     any_random: bool = False
@@ -38,6 +41,9 @@ class SamplingFlags:
     any_forbidden: bool = False
     any_bad_words: bool = False
     any_min_tokens: bool = False
+    any_code_random: bool = False
+    any_code_top_k: bool = False
+    any_code_top_p: bool = False
     processors: frozenset[str] = frozenset()
 
     @property
@@ -62,6 +68,9 @@ _BITS = {
     "any_forbidden": FORBIDDEN,
     "any_bad_words": BAD_WORDS,
     "any_min_tokens": MIN_TOKENS,
+    "any_code_random": CODE_RANDOM,
+    "any_code_top_k": CODE_TOP_K,
+    "any_code_top_p": CODE_TOP_P,
 }
 """What a field is true for, of a row's needs."""
 

@@ -7,8 +7,12 @@ from omni.sampling_params import SamplingParams
 
 RANDOM, TOP_K, TOP_P, MIN_P = 1, 2, 4, 8
 REPETITION, PENALTY, BIAS, FORBIDDEN, BAD_WORDS, MIN_TOKENS = 16, 32, 64, 128, 256, 512
-COUNTS, RECALLS = 1024, 2048
-"""As in `SamplingFlags`. COUNTS: generated tokens are counted. RECALLS: the newest tokens are kept."""
+COUNTS, RECALLS, ENDLESS = 1024, 2048, 4096
+"""As in `SamplingFlags`. COUNTS: generated tokens are counted. RECALLS: the newest tokens are kept. ENDLESS: no frame ends it."""
+
+CODES = 13
+CODE_RANDOM, CODE_TOP_K, CODE_TOP_P = RANDOM << CODES, TOP_K << CODES, TOP_P << CODES
+"""Of the codes of a frame after the first, so many bits up."""
 
 
 def needs_of(p: SamplingParams) -> int:
@@ -36,4 +40,12 @@ def needs_of(p: SamplingParams) -> int:
         needs |= FORBIDDEN if len(word) == 1 else BAD_WORDS | RECALLS
     if p.processors:
         needs |= COUNTS | RECALLS
+    if p.ignore_eos:
+        needs |= ENDLESS
+    if p.code_temperature != 0:
+        needs |= CODE_RANDOM
+    if p.code_top_k != 0:
+        needs |= CODE_TOP_K
+    if p.code_top_p != 1:
+        needs |= CODE_TOP_P
     return needs

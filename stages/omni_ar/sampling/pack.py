@@ -77,14 +77,15 @@ def pack_sampling(
 def _ints(row: StartingRow) -> tuple[int, ...]:
     """As in `INTS`."""
     p = row.sampling
-    return (row.row, _set(p.top_k), _set(p.seed), row.sample_index, _set(p.min_tokens), needs_of(p))
+    return (row.row, _set(p.top_k), _set(p.code_top_k), _set(p.seed), row.sample_index, _set(p.min_tokens), needs_of(p))
 
 
 def _floats(row: StartingRow, processors: Sequence[NamedProcessor]) -> tuple[float, ...]:
     """As in `FLOATS`, and what follows there."""
     p = row.sampling
-    settings = (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
-    values = [_set(value) for value in settings]
+    drawn = (p.temperature, p.top_p, p.min_p, p.code_temperature, p.code_top_p)
+    penalties = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+    values = [_set(value) for value in (*drawn, *penalties)]
     for processor in processors:
         params = row.params.get(processor.name)
         values += [params is not None, *(params if params is not None else [0.0] * processor.width)]

@@ -64,25 +64,26 @@ def draw(
     rows_R: Tensor,
     position_R: Tensor,
     group: int,
-    top_k: int,
-    top_p: float,
-    any_random: bool,
+    flags: SamplingFlags,
 ) -> Tensor:
-    """Draws one code per row, int64 `[R]`, at temperature 1, from the rows' own seeds; rows that are greedy are so here too.
+    """Draws one code of a frame after the first per row, int64 `[R]`, by the rows' `code_temperature`, `code_top_k`, `code_top_p`
+    and seeds. No rule applies to it.
 
     logits_RV: of any float type. position_R: int64, which frame of its request this is. group: code group, which keys the draw too.
-    any_random: whether a row may not be greedy.
     """
     if runs_kernel(logits_RV):
-        return fused_draw(logits_RV, state, rows_R, position_R, group, top_k, top_p)
+        return fused_draw(logits_RV, state, rows_R, position_R, group)
     logits_RV = rules.meant(logits_RV)
     ids_R = logits_RV.argmax(-1)
-    if not any_random:
+    if not flags.any_code_random:
         return ids_R
-    temperature_R = state.temperature.index_select(0, rows_R)
-    top_k_R = torch.full_like(rows_R, top_k) if top_k else None
-    top_p_R = torch.full_like(temperature_R, top_p, dtype=torch.float64) if top_p < 1 else None
-    warped_RV = warp(logits_RV, torch.ones_like(temperature_R), top_k_R, top_p_R)
+    temperature_R = state.code_temperature.index_select(0, rows_R)
+    warped_RV = warp(
+        logits_RV,
+        temperature_R,
+        state.code_top_k.index_select(0, rows_R) if flags.any_code_top_k else None,
+        state.code_top_p.index_select(0, rows_R) if flags.any_code_top_p else None,
+    )
     drawn_R = _draw(warped_RV, state, rows_R, position_R, group, 0)
     return torch.where(temperature_R == 0, ids_R, drawn_R)
 

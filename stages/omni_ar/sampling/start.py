@@ -12,10 +12,10 @@ from omni_ar.sampling.state import NEVER, SamplingState
 
 Part = TypeVar("Part")
 
-INTS = ("row", "top_k", "seed", "sample_index", "min_tokens", "needs")
+INTS = ("row", "top_k", "code_top_k", "seed", "sample_index", "min_tokens", "needs")
 """Columns of `StartParts.ints_nC`."""
 
-FLOATS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
+FLOATS = ("temperature", "top_p", "min_p", "code_temperature", "code_top_p", "repetition", "frequency", "presence")
 """First columns of `StartParts.floats_nF`. Then, for each logits processor, whether the row uses it, and its parameters."""
 
 
@@ -55,11 +55,13 @@ def view_starts(packed: PackedSampling, view: Callable[[Span], Tensor]) -> Sampl
 
 def start_sampling(state: SamplingState, start: SamplingStart) -> None:
     """Writes settings and history of rows. A phase."""
-    rows, top_k, seed, sample_index, min_tokens, needs = start.ints_nC.unbind(1)
+    rows, top_k, code_top_k, seed, sample_index, min_tokens, needs = start.ints_nC.unbind(1)
     floats_nF = start.floats_nF.view(torch.float64)
-    temperature, top_p, min_p, repetition, frequency, presence = floats_nF[:, : len(FLOATS)].unbind(1)
+    floats = floats_nF[:, : len(FLOATS)].unbind(1)
+    temperature, top_p, min_p, code_temperature, code_top_p, repetition, frequency, presence = floats
     for values, given in (
         (state.top_k, top_k),
+        (state.code_top_k, code_top_k),
         (state.seed, seed),
         (state.sample_index, sample_index),
         (state.min_tokens, min_tokens),
@@ -67,6 +69,8 @@ def start_sampling(state: SamplingState, start: SamplingStart) -> None:
         (state.temperature, temperature),
         (state.top_p, top_p),
         (state.min_p, min_p),
+        (state.code_temperature, code_temperature),
+        (state.code_top_p, code_top_p),
         (state.repetition, repetition),
         (state.frequency, frequency),
         (state.presence, presence),

@@ -23,6 +23,7 @@ class SamplingState:
     needs: int64, bits of `omni_ar.sampling.needs`. temperature: fp32; 0 is greedy. top_k: int64; 0 is off.
     top_p: float64, so that `1 - top_p` rounds as in transformers; 1 is off.
     min_p, repetition, frequency, presence: fp32; 0, 1, 0, 0 are off. seed, sample_index, min_tokens: int64.
+    code_temperature, code_top_k, code_top_p: as those without `code_`, of the codes of a frame after the first.
     stop_ids: int64 `[N, MAX_STOP_IDS + 1]`, padded with -1: at least one, so that the id -1 of a row without a choice stops it too.
     forbidden: bool `[N, V]`, ids never to draw. bias_ids, biases: int64, fp32 `[N, MAX_BIASED_IDS]`, padded with id 0, bias 0.
     bad_words: int64 `[N, MAX_BAD_WORDS, 1 + MAX_BAD_WORD_LENGTH]`; the last column is the token that must not come, the others
@@ -38,6 +39,9 @@ class SamplingState:
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+    code_temperature: Tensor
+    code_top_k: Tensor
+    code_top_p: Tensor
     repetition: Tensor
     frequency: Tensor
     presence: Tensor
@@ -68,6 +72,9 @@ class SamplingState:
         def floats(*size: int) -> Tensor:
             return zeros((rows, *size), torch.float32)
 
+        def doubles() -> Tensor:
+            return zeros((rows,), torch.float64)
+
         def words(*size: int) -> Tensor:
             return zeros((rows, *size), torch.int64)
 
@@ -75,8 +82,11 @@ class SamplingState:
             needs=words(),
             temperature=floats(),
             top_k=words(),
-            top_p=zeros((rows,), torch.float64),
+            top_p=doubles(),
             min_p=floats(),
+            code_temperature=floats(),
+            code_top_k=words(),
+            code_top_p=doubles(),
             repetition=floats(),
             frequency=floats(),
             presence=floats(),

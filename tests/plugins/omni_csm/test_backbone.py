@@ -37,7 +37,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Backbone, CsmReference]:
     return build(_context(folder)), csm_reference_of(folder)
 
 
-def _greedy(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
+def _greedy(logits_RV: Tensor, group: int) -> Tensor:
     return logits_RV.argmax(-1)
 
 
@@ -94,9 +94,3 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
     shutil.copy(tiny_csm() / "config.json", tmp_path)
     model = build(_context(tmp_path, "dummy"))
     assert model.predict_codes(*_inputs(model), _greedy).codes_RG.shape == (ROWS, 4)
-
-
-@pytest.mark.parametrize(("sampled", "expected"), [(True, (0.9, 10)), (False, (1.0, 1))])
-def test_the_depth_decoder_samples_as_published(sampled: bool, expected: tuple[float, int]) -> None:
-    depth = build(_context(tiny_csm(5, sampled=sampled))).depth_decoder
-    assert (depth.temperature, depth.top_k) == expected

@@ -80,7 +80,12 @@ def test_what_is_not_served_is_refused(tmp_path: Path, path: str, value: object,
 def test_sampling_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     shutil.copy(tiny_csm(5, sampled=True) / "config.json", tmp_path)
     generation = {"do_sample": True, "temperature": 0.9, "top_k": 50, "max_new_tokens": 77, "eos_token_id": 3}
-    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    codes = {"depth_decoder_do_sample": True, "depth_decoder_temperature": 0.8, "depth_decoder_top_p": 0.7}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation | codes))
     sampling = pipeline(Checkpoint(tmp_path)).stage("backbone").options.sampling  # type: ignore[attr-defined]
-    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.9, 50, 78)
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.9, 50, 77)
+    assert (sampling.code_temperature, sampling.code_top_k, sampling.code_top_p) == (0.8, 50, 0.7)
     assert sampling.stop_token_ids == ()
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    greedy = pipeline(Checkpoint(tmp_path)).stage("backbone").options.sampling  # type: ignore[attr-defined]
+    assert (greedy.temperature, greedy.code_temperature) == (0.9, 0.0)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from omni_ar.model import PlacedSegment, PromptTokens
+from omni_ar.model import Codes, PlacedSegment, PromptTokens
 from omni_csm.backbone import Backbone
 from omni_csm.config import CsmConfig
 from omni_csm.depth import DepthDecoder, FrameEmbedding
@@ -65,14 +66,14 @@ def _unscaled_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _cold_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own temperature is not heeded."""
+    """It is drawn from as if it were colder than was asked for."""
     predict = DepthDecoder.predict
 
-    def predict_warm(self: DepthDecoder, *arguments: object) -> object:
-        self.temperature = 1.0
-        return predict(self, *arguments)  # type: ignore[arg-type]
+    def predict_cold(self: DepthDecoder, *arguments: Any) -> Codes:
+        *inputs, draw = arguments
+        return predict(self, *inputs, lambda logits_RV, group: draw(logits_RV / 0.9, group))
 
-    monkeypatch.setattr(DepthDecoder, "predict", predict_warm)
+    monkeypatch.setattr(DepthDecoder, "predict", predict_cold)
 
 
 def _reconfigured(monkeypatch: pytest.MonkeyPatch, change: Callable[[CsmConfig], CsmConfig]) -> None:

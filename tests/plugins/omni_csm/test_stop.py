@@ -1,48 +1,115 @@
-"""Sounds that end by themselves: with a frame of end codes, which is not spoken, as transformers stops."""
+"""Sounds that end by themselves: at a frame of end codes, which is heard unless all of its codes are, as transformers does it."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
+from omni.frontend.base import Chat
 from omni.testing.simulation import SimulatedDevice, Simulation
-from support.csm_reference import csm_reference_of, speak, tiny_csm
+from support.csm_reference import csm_reference_of, speak, tiny_csm, turn, with_frames
 from support.omni_engine import OmniEngine, Result
 
-SHAPE = {"stop_gain": 3.0, "sampled": True, "groups": 2, "codebook_size": 32}
-ASKED = [speak("hello there", frames=20, temperature=0.9, top_k=10, seed=seed) for seed in range(6)]
-SETTINGS = {
+SHAPE: dict[str, Any] = {"stop_gain": 3.0, "sampled": True, "groups": 2, "codebook_size": 32}
+THREE: dict[str, Any] = {"stop_gain": 6.0, "sampled": True, "groups": 3, "codebook_size": 32}
+SAMPLED: dict[str, Any] = {"frames": 20, "temperature": 0.9, "top_k": 10}
+ASKED = [
+    *(speak("hello there", **SAMPLED, seed=seed) for seed in range(4)),
+    *(speak("on", **SAMPLED, seed=seed) for seed in (4, 5, 8, 11)),
+]
+"""The seeds are such that some end at a frame that is heard, some at one that is not, and some at their limit."""
+SETTINGS: dict[str, dict[str, object]] = {
     "as shipped": {},
     "synchronous": {"backbone.max_in_flight": 1},
     "four ahead, three rows": {"backbone.max_in_flight": 4, "backbone.max_num_seqs": 3},
-    "few blocks": {"backbone.num_blocks": 70, "backbone.block_size": 4},
+    "few blocks": {"backbone.num_blocks": 14, "backbone.block_size": 4, "backbone.prefix_cache": False},
 }
 
 
-def check(results: list[Result]) -> int:
-    """How many ended by themselves."""
-    reference, ended = csm_reference_of(tiny_csm(7, **SHAPE)), 0
-    for asked, result in zip(ASKED, results, strict=False):
-        codes_GN = reference.speech(asked).codes
-        ends = not codes_GN[:-1, -1].any()
-        assert result.error is None, result.error
-        assert torch.equal(result.codes, codes_GN[:, :-1] if ends else codes_GN)
-        assert result.reasons["backbone"] == ("stop" if ends else "length")
-        ended += ends
-    return ended
+def check(asked: Sequence[Chat], results: Sequence[Result], shape: dict[str, Any] = SHAPE) -> tuple[int, int]:
+    """How many ended by themselves, and how many of these at a frame that is heard."""
+    reference, ended, heard = csm_reference_of(tiny_csm(7, **shape)), 0, 0
+    for one, result in zip(asked, results, strict=True):
+        if result.error is not None:
+            raise result.error
+        spoken = reference.speech(one)
+        assert torch.equal(result.codes, spoken.codes), f"\n{result.codes}\n{spoken.codes}"
+        assert result.wave.shape == spoken.wave.shape
+        assert np.abs(result.wave - spoken.wave).max() <= 1e-4 * np.abs(spoken.wave).max()
+        assert result.reasons["backbone"] == ("stop" if spoken.ended else "length")
+        ended += spoken.ended
+        heard += spoken.ended and not bool(spoken.codes[:-1, -1].any())
+    return ended, heard
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_a_frame_of_end_codes_ends_a_request(case: str):
+def test_a_frame_of_end_codes_ends_a_request(case: str) -> None:
     engine = OmniEngine(tiny_csm(7, **SHAPE), SETTINGS[case])
-    assert check(engine.run(ASKED, range(len(ASKED)))) == 5
+    ended, heard = check(ASKED, engine.run(ASKED, range(len(ASKED))))
+    assert len(ASKED) > ended > heard > 0
+    assert (engine.engine.counters()["backbone"]["preemptions"] > 0) == (case == "few blocks")
 
 
-def test_ends_on_a_device_in_any_order():
+def test_all_groups_but_the_last_must_be_ends() -> None:
+    asked = [speak("hello there", **SAMPLED, seed=seed) for seed in (0, 1, 2, 7, 14)]
+    engine = OmniEngine(tiny_csm(7, **THREE), {"backbone.max_num_seqs": 5})
+    results = engine.run(asked)
+    ended, heard = check(asked, results, THREE)
+    assert 0 < heard < ended
+    assert any(bool((result.codes[0, :-1] == 0).any()) for result in results), "an end code alone ends nothing"
+
+
+def test_at_the_limit_too() -> None:
+    """The last frame that is allowed is heard; if it ends the sound it is the end, and heard if it is no end throughout."""
+    reference = csm_reference_of(tiny_csm(7, **SHAPE))
+    asked = []
+    for one in ASKED[2:]:
+        frames = reference.speech(one).codes.shape[1]
+        asked += [with_frames(one, limit) for limit in (frames - 1, frames, frames + 1) if limit]
+    assert check(asked, OmniEngine(tiny_csm(7, **SHAPE)).run(asked))[0] > 5
+
+
+GOES_ON: dict[str, dict[str, Any]] = {
+    "ignore_eos": {"ignore_eos": True},
+    "min_tokens": {"min_tokens": 12},
+    "min_tokens, all of them": {"min_tokens": 20},
+}
+
+
+@pytest.mark.parametrize("case", GOES_ON)
+def test_a_request_that_is_to_go_on_does(case: str) -> None:
+    said = turn("user", "so", 0.3, 2)
+    asked = [speak(said, "hello there", **SAMPLED, **GOES_ON[case], seed=seed) for seed in range(6)]
+    results = OmniEngine(tiny_csm(7, **SHAPE), {"backbone.max_in_flight": 3}).run(asked)
+    ended, _ = check(asked, results)
+    assert (ended > 2) == (case == "min_tokens")
+    least = GOES_ON[case].get("min_tokens", 20)
+    assert all(result.codes.shape[1] >= least for result in results)
+    passed = [result for result in results if not result.codes[:-1, : least - 1].any(0).all()]
+    assert passed, "some frame would have ended it"
+
+
+def test_ends_on_a_device_in_any_order() -> None:
     device, settings = SimulatedDevice(3), {"backbone.max_in_flight": 3, "backbone.max_num_seqs": 3}
     engine = OmniEngine(tiny_csm(7, **SHAPE), settings, device, graphs=True)
-    results = [Result() for _ in ASKED[:4]]
-    for asked, result in zip(ASKED, results, strict=False):
-        engine.engine.submit(engine.request(asked), result.take)
+    asked = [
+        *ASKED[:4],
+        speak("on", **SAMPLED, seed=3, min_tokens=9),
+        speak("and on", **SAMPLED, seed=4, ignore_eos=True),
+    ]
+    results = [Result() for _ in asked]
+    for one, result in zip(asked, results, strict=True):
+        engine.engine.submit(engine.request(one), result.take)
     with torch.inference_mode():
         Simulation(device, engine.engine.tick, lambda: engine.engine.idle).run()
     engine.assert_free()
-    assert check(results) == 3
+    device.assert_no_races()
+    assert check(asked, results)[0] >= 3
+
+
+def test_nothing_is_heard_of_a_sound_that_begins_with_its_end() -> None:
+    folder = tiny_csm(7, stop_gain=3.0, sampled=True, groups=3, codebook_size=16)
+    result = OmniEngine(folder).answer(speak("hello there", **SAMPLED, seed=12))
+    assert (result.frames, result.wave.size, result.reasons["backbone"]) == ([], 0, "stop")

@@ -75,7 +75,7 @@ def test_through_the_public_interface(omni: Omni) -> None:
         },
         {"role": "user", "content": "hello there", "name": "4"},
     ]
-    result = omni.generate(turns, sampling=SamplingParams(max_tokens=9, temperature=0.0), stream=False)
+    result = omni.generate(turns, sampling=SamplingParams(max_tokens=8, temperature=0.0), stream=False)
     assert result.audio is not None
     assert result.audio.shape == (8 * 1920,)
     assert result.sample_rate == 24000
@@ -96,7 +96,7 @@ def test_the_command_line_speaks_without_a_text(monkeypatch: pytest.MonkeyPatch,
     assert (result.exit_code, result.stdout) == (0, "")
     assert re.search(r"wrote .*a.wav\nfirst audio .* \| total [\d.]+ s\nbackbone: 5 tokens", result.stderr)
     assert "TTFT" not in result.stderr
-    assert soundfile.info(tmp_path / "a.wav").frames == 4 * 1920
+    assert soundfile.info(tmp_path / "a.wav").frames == 5 * 1920
     several = CliRunner().invoke(app, [*run, "--n", "2"])
     assert (several.exit_code, several.stdout) == (0, "")
     assert {file.name for file in tmp_path.iterdir()} == {"a.wav", "a-0.wav", "a-1.wav"}

@@ -60,7 +60,7 @@ def test_greedy_frames_are_those_of_transformers(pair: Pair) -> None:
     talker, reference = pair
     hidden_RD, code0_R = _frames(talker)
 
-    def greedy(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
+    def greedy(logits_RV: Tensor, group: int) -> Tensor:
         return logits_RV.argmax(-1)
 
     codes = talker.predict_codes(hidden_RD, code0_R, greedy)
@@ -78,9 +78,9 @@ def test_sampled_frames_are_those_of_transformers_with_the_same_noise(pair: Pair
     hidden_RD, code0_R = _frames(talker)
     seed_R, position_R = torch.arange(ROWS) + 40, torch.arange(ROWS) * 3
 
-    def draw(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
+    def draw(logits_RV: Tensor, group: int) -> Tensor:
         ones_R = torch.ones(ROWS)
-        warped_RV = warp(logits_RV, ones_R, torch.full((ROWS,), top_k), ones_R.double() * top_p)
+        warped_RV = warp(logits_RV, ones_R, torch.full((ROWS,), 50), ones_R.double() * 0.8)
         noise_RV = gumbel(seed_R, torch.zeros_like(seed_R), position_R, group, 0, logits_RV.shape[1])
         return (warped_RV + noise_RV).argmax(-1)
 
@@ -98,7 +98,7 @@ def test_a_frame_does_not_depend_on_its_batch(pair: Pair) -> None:
     talker, _ = pair
     hidden_RD, code0_R = _frames(talker)
 
-    def greedy(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
+    def greedy(logits_RV: Tensor, group: int) -> Tensor:
         return logits_RV.argmax(-1)
 
     together = talker.predict_codes(hidden_RD, code0_R, greedy).codes_RG

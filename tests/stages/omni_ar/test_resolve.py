@@ -37,8 +37,26 @@ def test_every_field_is_set_but_those_that_none_turns_off():
     unset = {name for name, value in msgspec.structs.asdict(resolve(SamplingParams())).items() if value is None}
     assert unset == {"allowed_token_ids", "logprobs", "prompt_logprobs", "structured"}
     assert {n: v for n, v in msgspec.structs.asdict(resolve(SamplingParams(), seed=1)).items() if n != "seed"} == {
-        n: v for n, v in msgspec.structs.asdict(GREEDY).items() if n != "seed"
+        n: v for n, v in (msgspec.structs.asdict(GREEDY) | {"code_temperature": 0.0}).items() if n != "seed"
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "temperature"),
+    [
+        ({}, 0.8),
+        ({"temperature": 1.5}, 0.8),
+        ({"temperature": 0.0}, 0.0),
+        ({"temperature": 0.0, "code_top_k": 9}, 0.0),
+        ({"temperature": 0.0, "code_temperature": 1.2}, 1.2),
+        ({"code_temperature": 0.0}, 0.0),
+    ],
+)
+def test_the_codes_of_a_greedy_token_are_greedy_unless_asked_otherwise(asked: dict[str, float], temperature: float):
+    own = msgspec.structs.replace(OWN, code_temperature=0.8, code_top_k=50, code_top_p=0.9)
+    sampling = resolve(own, **asked)
+    assert sampling.code_temperature == temperature
+    assert (sampling.code_top_k, sampling.code_top_p) == (asked.get("code_top_k", 50), 0.9)
 
 
 def test_a_seed_is_drawn_where_none_is_given():

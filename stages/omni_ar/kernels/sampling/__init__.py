@@ -41,10 +41,8 @@ def fused_sample(
     return out_R
 
 
-def fused_draw(
-    logits_RV: Tensor, state: "SamplingState", rows_R: Tensor, position_R: Tensor, group: int, top_k: int, top_p: float
-) -> Tensor:
+def fused_draw(logits_RV: Tensor, state: "SamplingState", rows_R: Tensor, position_R: Tensor, group: int) -> Tensor:
     """What `omni_ar.sampling.draw` gives, int64 `[R]`, of at most 8,192 ids in each row."""
     from omni_ar.kernels.sampling import kernel
 
-    return kernel.draw(logits_RV, state, rows_R, position_R, group, top_k, top_p)
+    return kernel.draw(logits_RV, state, rows_R, position_R, group)

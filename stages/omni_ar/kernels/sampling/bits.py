@@ -17,6 +17,8 @@ BAD_WORDS = tl.constexpr(needs.BAD_WORDS)
 MIN_TOKENS = tl.constexpr(needs.MIN_TOKENS)
 SOME_IDS = tl.constexpr(needs.BIAS | needs.BAD_WORDS | needs.MIN_TOKENS)
 COUNTS = tl.constexpr(needs.COUNTS)
+ENDLESS = tl.constexpr(needs.ENDLESS)
+CODES = tl.constexpr(needs.CODES)
 RECALLS = tl.constexpr(needs.RECALLS)
 
 BIASED_IDS = tl.constexpr(bounds.MAX_BIASED_IDS)

@@ -10,11 +10,10 @@ import triton
 from torch import Tensor
 
 from omni_ar.kernels.sampling.finish import finish
-from omni_ar.kernels.sampling.parameters import Seeds, parameters_of
+from omni_ar.kernels.sampling.parameters import code_parameters_of, parameters_of
 from omni_ar.kernels.sampling.scan import scan
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings, row_settings, wide_settings
 from omni_ar.kernels.sampling.single import draw_row, sample_row
-from omni_ar.sampling.needs import TOP_K, TOP_P
 from omni_ar.sampling.state import SamplingState
 
 # Values that one program holds: those of a narrow vocabulary's row, or what was gathered of a wide one's.
@@ -42,8 +41,6 @@ def draw(
     rows_R: Tensor,
     position_R: Tensor,
     use: int,
-    top_k: int,
-    top_p: float,
     settings: RowSettings | None = None,
 ) -> Tensor:
     """settings: None for those that were measured."""
@@ -57,15 +54,12 @@ def draw(
         logits_RV.stride(0),
         rows_R,
         position_R,
-        Seeds(state.temperature, state.seed, state.sample_index),
+        code_parameters_of(state),
         spare_x_RF,
         spare_ids_RF,
         out_R,
-        min(top_k, vocab),
-        1 - top_p,
         use,
         vocab,
-        NEEDS=(TOP_K if top_k else 0) | (TOP_P if top_p < 1 else 0),
         BLOCK=block,
         FEW=_FEW,
         num_warps=settings.warps,

@@ -35,10 +35,13 @@ class Parameters(NamedTuple):
     min_p: Tensor
 
 
-class Seeds(NamedTuple):
-    """Those of `Parameters` that a draw takes whose other parameters are the same for all rows."""
+class CodeParameters(NamedTuple):
+    """Pointers to what the codes of a frame after the first are drawn by: of `SamplingState`, what begins with `code_`."""
 
+    needs: Tensor
     temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
     seed: Tensor
     sample_index: Tensor
 
@@ -91,4 +94,15 @@ def parameters_of(state: SamplingState) -> Parameters:
         top_k=state.top_k,
         top_p=state.top_p,
         min_p=state.min_p,
+    )
+
+
+def code_parameters_of(state: SamplingState) -> CodeParameters:
+    return CodeParameters(
+        needs=state.needs,
+        temperature=state.code_temperature,
+        top_k=state.code_top_k,
+        top_p=state.code_top_p,
+        seed=state.seed,
+        sample_index=state.sample_index,
     )

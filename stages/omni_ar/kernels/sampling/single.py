@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from omni_ar.kernels.sampling.bits import RANDOM
+from omni_ar.kernels.sampling.bits import CODES, RANDOM, TOP_K, TOP_P
 from omni_ar.kernels.sampling.choose import choose
 from omni_ar.kernels.sampling.noise import draw_of
 from omni_ar.kernels.sampling.order import NOTHING, id_of, rank_of
@@ -66,35 +66,34 @@ def sample_row(
     tl.store(out_ptr + place * out_stride, id_of(best))
 
 
-@triton.jit(do_not_specialize=["use", "k"], do_not_specialize_on_alignment=["rows_ptr", "position_ptr"])
+@triton.jit(do_not_specialize=["use"], do_not_specialize_on_alignment=["rows_ptr", "position_ptr"])
 def draw_row(
     logits_ptr,
     logits_stride,
     rows_ptr,
     position_ptr,
-    seeds,
+    parameters,
     spare_x_ptr,
     spare_ids_ptr,
     out_ptr,
-    k,
-    tail,
     use,
     vocab,
-    NEEDS: tl.constexpr,
     BLOCK: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """At temperature 1, with the same settings for all rows; greedy rows are so here too. seeds: as `Seeds`. Spare ones: as in
-    `sample_row`."""
+    """A code of a frame after the first. parameters: as `CodeParameters`. Spare ones: as in `sample_row`."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     ids = tl.arange(0, BLOCK)
     x = meant(tl.load(logits_ptr + place * logits_stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32))
     best = tl.full([], NOTHING, tl.int64)
-    if tl.load(seeds.temperature + row) != 0:
-        needs = tl.full([], NEEDS, tl.int32)
-        draw = draw_of(seeds, row, tl.load(position_ptr + place), use)
-        best = _drawn(x, ids, Wanted(needs, k, tail, 0.0), draw, spare_x_ptr, spare_ids_ptr, FEW)
+    needs = (tl.load(parameters.needs + row) >> CODES).to(tl.int32)
+    if (needs & RANDOM) != 0:
+        x = tl.div_rn(x, tl.load(parameters.temperature + row))
+        k = tl.minimum(tl.load(parameters.top_k + row), vocab).to(tl.int32)
+        tail = (1.0 - tl.load(parameters.top_p + row)).to(tl.float32)
+        draw = draw_of(parameters, row, tl.load(position_ptr + place), use)
+        best = _drawn(x, ids, Wanted(needs & (TOP_K | TOP_P), k, tail, 0.0), draw, spare_x_ptr, spare_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
     # A code is looked up in a table next: where none is possible, any does.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from omni_ar.run.state import RowState, StepBuffers
     from omni_ar.sampling import SamplingFlags
 
-__all__ = ["accept_tokens", "frame_inputs", "place_frames", "post_update", "prepare_decodes"]
+__all__ = ["accept_tokens", "end_frames", "frame_inputs", "place_frames", "post_update", "prepare_decodes"]
 
 
 def prepare_decodes(state: "RowState", rows_R: Tensor, block_size: int, out: "StepBuffers", max_blocks: int) -> None:
@@ -58,10 +58,20 @@ def frame_inputs(state: "RowState", rows_R: Tensor) -> tuple[Tensor, Tensor]:
 def place_frames(
     state: "RowState", rows_R: Tensor, codes_RG: Tensor, next_RD: Tensor, block_size: int, code_pages: Tensor
 ) -> None:
-    """Puts frames into the page slots of their tokens, or of the null block if the row is over, and what they add to the next input
-    into the state. code_pages: int64 `[blocks, block_size, G]`."""
+    """Puts frames into the page slots of their tokens, or of the null block if the step gave the row none, and what they add to the
+    next input into the state. code_pages: int64 `[blocks, block_size, G]`."""
     if not runs_kernel(rows_R):
         return reference.place_frames(state, rows_R, codes_RG, next_RD, block_size, code_pages)
     from omni_ar.kernels.step import kernel
 
     return kernel.place_frames(state, rows_R, codes_RG, next_RD, block_size, code_pages)
+
+
+def end_frames(state: "RowState", rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
+    """Ends rows whose frame's first `end_groups` codes are all `code`, and says who ended, and whose last token has a frame, in
+    what waits to be handed over. `accept_tokens` has counted the step already."""
+    if not runs_kernel(rows_R):
+        return reference.end_frames(state, rows_R, codes_RG, code, end_groups)
+    from omni_ar.kernels.step import kernel
+
+    return kernel.end_frames(state, rows_R, codes_RG, code, end_groups)

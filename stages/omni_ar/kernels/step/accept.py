@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from omni_ar.kernels.sampling.bits import COUNTS, RECALLS, REPETITION, STOP_IDS, WORD_LENGTH
-from omni_ar.kernels.step.columns import ACTIVE, COLUMNS, FULL, LAST, LENGTH, LIMIT, OUTPUTS, RUNNING, STOPPED
+from omni_ar.kernels.step.columns import ACTIVE, COLUMNS, COUNTED, FULL, LAST, LENGTH, LIMIT, OUTPUTS, RUNNING, STOPPED
 
 _STOPS = tl.constexpr(32)
 _NO_STOP = tl.constexpr(-2)
@@ -47,6 +47,7 @@ def accept_rows(
         tl.store(row_ptr + LAST, tl.maximum(ids, 0), mask=inside)
         tl.store(row_ptr + OUTPUTS, outputs, mask=inside)
         tl.store(row_ptr + ACTIVE, tl.where(status == RUNNING, active, 0), mask=inside)
+        tl.store(row_ptr + COUNTED, active, mask=inside)
         tl.store(out_ptr + place * out_stride, status, mask=inside)
         tl.store(out_ptr + place * out_stride + 1, active, mask=inside)
         told_ptr = slot_ptr + place * handoff_row_stride

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from omni_ar.kernels.step.columns import ACTIVE, COLUMNS, LAST, LENGTH, OUTPUTS
+from omni_ar.kernels.sampling.bits import ENDLESS
+from omni_ar.kernels.step.columns import ACTIVE, COLUMNS, COUNTED, ENDED, FILLED, FULL, LAST, LENGTH, OUTPUTS, STOPPED
 
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["rows_ptr"])
@@ -39,13 +40,50 @@ def place_frame(
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     at = tl.load(words_ptr + row * COLUMNS + LENGTH)
-    active = tl.load(words_ptr + row * COLUMNS + ACTIVE)
-    # The token that ends a row has no frame, and it may be the last that the table had room for.
+    counted = tl.load(words_ptr + row * COLUMNS + COUNTED)
+    # Of a row that was over before, this is where its last frame is, or behind the table.
     block = tl.load(table_ptr + row * TABLE + at // BLOCK_SIZE, mask=at // BLOCK_SIZE < TABLE, other=0)
-    slot = (block * BLOCK_SIZE + at % BLOCK_SIZE) * active
+    slot = (block * BLOCK_SIZE + at % BLOCK_SIZE) * counted
     group = tl.arange(0, BLOCK_G)
     codes = tl.load(codes_ptr + place * codes_stride + group * group_stride, mask=group < GROUPS, other=0)
     tl.store(pages_ptr + slot * GROUPS + group, codes, mask=group < GROUPS)
     column = tl.arange(0, BLOCK_D)
     next_ = tl.load(next_ptr + place * next_stride + column, mask=column < WIDTH)
     tl.store(next_codes_ptr + row * WIDTH + column, next_, mask=column < WIDTH)
+
+
+@triton.jit(do_not_specialize=["handoff_stride", "code"], do_not_specialize_on_alignment=["rows_ptr"])
+def end_row(
+    rows_ptr,
+    words_ptr,
+    needs_ptr,
+    min_tokens_ptr,
+    codes_ptr,
+    codes_stride,
+    group_stride,
+    handoff_ptr,
+    handoff_stride,
+    handoff_row_stride,
+    counter_ptr,
+    code,
+    RING: tl.constexpr,
+    END_GROUPS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """One program per row. What waits to be handed over is in the slot of the turn before the counter's."""
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + place)
+    row_ptr = words_ptr + row * COLUMNS
+    told_ptr = handoff_ptr + (tl.load(counter_ptr) - 1) % RING * handoff_stride + place * handoff_row_stride
+    status, counted = tl.load(told_ptr), tl.load(row_ptr + COUNTED) != 0
+    group = tl.arange(0, BLOCK_G)
+    codes = tl.load(codes_ptr + place * codes_stride + group * group_stride, mask=group < GROUPS, other=0)
+    others = ((codes != code) & (group < GROUPS)).to(tl.int32)
+    early = tl.load(row_ptr + OUTPUTS) - 1 < tl.load(min_tokens_ptr + row)
+    endless = (tl.load(needs_ptr + row) & ENDLESS) != 0
+    may_end = counted & (early == 0) & (endless == 0) & (status != STOPPED)
+    ends = may_end & (tl.sum(tl.where(group < END_GROUPS, others, 0)) == 0)
+    tl.store(row_ptr + ACTIVE, 0, mask=ends)
+    over = tl.where(tl.sum(others) == 0, STOPPED, ENDED)
+    tl.store(told_ptr, tl.where(ends, over, tl.where(status == FULL, FILLED, status)), mask=counted)

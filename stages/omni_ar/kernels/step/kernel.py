@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from omni_ar.kernels.step.accept import accept_rows, update_row
-from omni_ar.kernels.step.frames import place_frame, read_rows
+from omni_ar.kernels.step.frames import end_row, place_frame, read_rows
 from omni_ar.kernels.step.prepare import prepare_row
 from omni_ar.run.state import RowState, StepBuffers
 
@@ -103,6 +103,29 @@ def place_frames(
         WIDTH=width,
         BLOCK_D=_padded(width),
         num_warps=4,
+    )
+
+
+def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
+    groups, sampling = codes_RG.shape[1], state.sampling
+    end_row[(rows_R.shape[0],)](
+        rows_R,
+        state.words,
+        sampling.needs,
+        sampling.min_tokens,
+        codes_RG,
+        codes_RG.stride(0),
+        codes_RG.stride(1),
+        state.handoff,
+        state.handoff.stride(0),
+        state.handoff.stride(1),
+        state.counter,
+        code,
+        RING=state.handoff.shape[0],
+        END_GROUPS=end_groups,
+        GROUPS=groups,
+        BLOCK_G=_padded(groups),
+        num_warps=1,
     )
 
 

@@ -3,8 +3,23 @@
 import torch
 from torch import Tensor
 
-from omni_ar.run.state import ACTIVE, DELTA, FULL, LAST, LENGTH, OUTPUTS, RUNNING, STOPPED, RowState, StepBuffers
+from omni_ar.run.state import (
+    ACTIVE,
+    COUNTED,
+    DELTA,
+    ENDED,
+    FILLED,
+    FULL,
+    LAST,
+    LENGTH,
+    OUTPUTS,
+    RUNNING,
+    STOPPED,
+    RowState,
+    StepBuffers,
+)
 from omni_ar.sampling import SamplingFlags, observe
+from omni_ar.sampling.needs import ENDLESS
 
 
 def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
@@ -25,7 +40,8 @@ def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepB
 
 def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None) -> None:
     words_RC = state.words.index_select(0, rows_R)
-    last_R, _, _, outputs_R, limit_R, active_R, _, _ = words_RC.unbind(1)
+    last_R, _, _, outputs_R, limit_R, active_R, _, counted_R = words_RC.unbind(1)
+    counted_R.copy_(active_R)
     status_R, count_R, *ids = out_RW.unbind(1)
     stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
     if len(ids) == 1:
@@ -80,6 +96,23 @@ def place_frames(
     words_RC = state.words.index_select(0, rows_R)
     at_R = words_RC[:, LENGTH]
     block_R = state.block_table.index_select(0, rows_R).gather(1, (at_R // block_size)[:, None]).squeeze(1)
-    slots_R = (block_R * block_size + at_R % block_size) * words_RC[:, ACTIVE]
+    slots_R = (block_R * block_size + at_R % block_size) * words_RC[:, COUNTED]
     code_pages.flatten(0, 1).index_copy_(0, slots_R, codes_RG)
     state.next_codes.index_copy_(0, rows_R, next_RD)
+
+
+def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
+    words_RC = state.words.index_select(0, rows_R)
+    told_RR = state.handoff[:, : rows_R.shape[0], 0]
+    slot = (state.counter - 1) % state.handoff.shape[0]
+    status_R = told_RR.index_select(0, slot)[0]
+    counted_R = words_RC[:, COUNTED] != 0
+    early_R = words_RC[:, OUTPUTS] - 1 < state.sampling.min_tokens.index_select(0, rows_R)
+    endless_R = state.sampling.needs.index_select(0, rows_R) & ENDLESS != 0
+    is_end_RG = codes_RG == code
+    may_end_R = counted_R & ~early_R & ~endless_R & (status_R != STOPPED)
+    ends_R = may_end_R & is_end_RG[:, :end_groups].all(1)
+    state.column(ACTIVE).index_copy_(0, rows_R, words_RC[:, ACTIVE] * ~ends_R)
+    over_R = torch.where(is_end_RG.all(1), STOPPED, ENDED)
+    said_R = torch.where(ends_R, over_R, torch.where(status_R == FULL, FILLED, status_R))
+    told_RR.index_copy_(0, slot, torch.where(counted_R, said_R, status_R)[None])

@@ -129,8 +129,8 @@ def test_a_code_is_always_one_that_can_be_looked_up(device: str):
     state = state_of(37, ROWS[:3])
     there, rows_R = moved(state, device), torch.arange(3)
     logits_RV = torch.full((3, 37), NAN)
-    assert draw(logits_RV, state, rows_R, rows_R, 1, 5, 0.8, True).min() >= 0
-    codes_R = fused_draw(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device), 1, 5, 0.8)
+    assert draw(logits_RV, state, rows_R, rows_R, 1, EVERYTHING).min() >= 0
+    codes_R = fused_draw(logits_RV.to(device), there, rows_R.to(device), rows_R.to(device), 1)
     assert codes_R.min() >= 0
     assert codes_R.max() < 37
 
@@ -166,17 +166,29 @@ def test_positions_of_the_state_and_a_column_to_write_to(device: str):
     assert out_RW.tolist() == [[77, 77, i] for i in expected_R.tolist()]
 
 
+CODE_ROWS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.5, "seed": 1},
+    {"temperature": 2.0, "seed": 2, "code_top_k": 5, "code_top_p": 0.8},
+    {"temperature": 0.7, "seed": 3, "code_temperature": 1.7, "code_top_p": 0.6, "top_k": 1},
+    {"temperature": 0.7, "seed": 4, "code_temperature": 0.3, "code_top_k": 40, "min_p": 0.9},
+    {"temperature": 0.7, "seed": 5, "code_temperature": 0.0, "code_top_k": 7},
+    {"temperature": 0.0, "seed": 6, "code_temperature": 1.3, "code_top_k": 9},
+    {"temperature": 1.0, "seed": 7, "ignore_eos": True, "min_tokens": 4, "suppress_token_ids": tuple(range(20))},
+]
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("top_k", "top_p"), [(5, 0.8), (0, 0.6), (40, 1.0), (0, 1.0)])
-def test_codes_are_drawn_as_the_sampler_draws_them(device: str, top_k: int, top_p: float):
-    state = state_of(37, [{}, {"temperature": 0.5, "seed": 1}, {"temperature": 2.0, "seed": 2}])
+def test_codes_are_drawn_as_the_sampler_draws_them(device: str):
+    state = state_of(37, CODE_ROWS)
     there = moved(state, device)
     generator = torch.Generator().manual_seed(0)
-    rows_R, position_R = torch.tensor([1, 0, 2]), torch.tensor([5, 6, 7])
+    rows_R = torch.tensor([1, 0, 2, 7, 6, 3, 5, 4])
     for group in (1, 2, 15):
-        logits_RV = torch.randn(3, 37, generator=generator) * 3
-        expected_R = draw(logits_RV, state, rows_R, position_R, group, top_k, top_p, True)
-        given_R = fused_draw(logits_RV.to(device), there, rows_R.to(device), position_R.to(device), group, top_k, top_p)
+        logits_RV = torch.randn(len(rows_R), 37, generator=generator) * 3
+        position_R = rows_R + 5 * group
+        expected_R = draw(logits_RV, state, rows_R, position_R, group, EVERYTHING)
+        given_R = fused_draw(logits_RV.to(device), there, rows_R.to(device), position_R.to(device), group)
         assert given_R.tolist() == expected_R.tolist()
 
 
@@ -283,10 +295,12 @@ def test_logits_of_half_precision_on_the_gpu(vocab: int, dtype: torch.dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_codes_on_the_gpu(rows: int):
-    state = state_of(2048, [{"temperature": 0.9, "seed": i} if i % 5 else {} for i in range(rows)])
+    asked = {"temperature": 0.9, "code_top_k": 50, "code_top_p": 0.8}
+    some = [asked, asked | {"code_temperature": 0.7}, asked | {"code_top_k": 0}, asked | {"code_top_p": 1.0}, {}]
+    state = state_of(2048, [{"seed": i} | some[i % 5] for i in range(rows)])
     there, rows_R = moved(state, "cuda"), torch.arange(rows)
     for group in range(1, 16):
         logits_RV = torch.randn(rows, 2048, generator=torch.Generator().manual_seed(group)) * 2
-        expected_R = draw(logits_RV, state, rows_R, rows_R + 3, group, 50, 0.8, True)
-        given_R = fused_draw(logits_RV.cuda(), there, rows_R.cuda(), (rows_R + 3).cuda(), group, 50, 0.8).cpu()
+        expected_R = draw(logits_RV, state, rows_R, rows_R + 3, group, EVERYTHING)
+        given_R = fused_draw(logits_RV.cuda(), there, rows_R.cuda(), (rows_R + 3).cuda(), group).cpu()
         assert (given_R == expected_R).all()

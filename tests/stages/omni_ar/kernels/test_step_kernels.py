@@ -11,8 +11,25 @@ from omni.device.cpu import CpuDevice
 from omni_ar.kernels.step import kernel, reference
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
-from omni_ar.run.state import ACTIVE, DELTA, GENERATION, LAST, LENGTH, LIMIT, OUTPUTS, RowState, StepBuffers
+from omni_ar.run.state import (
+    ACTIVE,
+    COUNTED,
+    DELTA,
+    ENDED,
+    FILLED,
+    FULL,
+    GENERATION,
+    LAST,
+    LENGTH,
+    LIMIT,
+    OUTPUTS,
+    RUNNING,
+    STOPPED,
+    RowState,
+    StepBuffers,
+)
 from omni_ar.sampling import EVERYTHING
+from omni_ar.sampling.needs import ENDLESS
 from support.sampling_kernels import state_of
 from support.small_codec import SmallCodec
 from support.small_text import SmallText
@@ -51,12 +68,13 @@ class Bench:
         for row, length in enumerate(LENGTHS):
             outputs = row % 4
             words = {LAST: row, LENGTH: length, DELTA: row - 3, OUTPUTS: outputs, LIMIT: outputs + 1 + row % 3}
-            for column, value in (words | {ACTIVE: length < 24 and row != 4, GENERATION: 5}).items():
+            runs = length < 24 and row != 4
+            for column, value in (words | {ACTIVE: runs, COUNTED: runs, GENERATION: 5}).items():
                 state.words[row, column] = value
         state.block_table[:ROWS] = torch.randint(1, 50, (ROWS, self.limits.max_blocks), generator=self.generator)
         state.next_codes.copy_(torch.randn(state.next_codes.shape, generator=self.generator))
         sampling = state_of(VOCAB, [{**ASKED[row % 5], "stop_token_ids": STOPS} for row in range(ROWS)], (1, 2, 3))
-        for name in ("needs", "stop_ids", "seen", "counts", "recent"):
+        for name in ("needs", "stop_ids", "min_tokens", "seen", "counts", "recent"):
             getattr(state.sampling, name)[:ROWS] = getattr(sampling, name)
         return state
 
@@ -192,3 +210,70 @@ def test_frames(device: str, batch: tuple[int, ...]):
     assert torch.equal(pages_there[1:].cpu(), pages[1:])
     assert bool(pages[1:].any()) == any(row not in (4, 8, ROWS) for row in batch)
     bench.check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_last_frame_of_a_row_has_its_place_and_the_frames_after_it_have_none(device: str):
+    bench = Bench(True, device)
+    rows_R, rows_there = bench.rows(0)  # which has room for one more token
+    pages = torch.zeros(51, BLOCK_SIZE, 3, dtype=torch.int64)
+    pages_there, next_RD = pages.to(bench.device), torch.zeros(1, bench.state.next_codes.shape[1])
+    for step, status in enumerate((FULL, None)):
+        out_RW = torch.tensor([[0, 0, 11]])
+        out_there, codes_RG = out_RW.to(bench.device), torch.full((1, 3), 20 + step)
+        reference.accept_tokens(bench.state, rows_R, out_RW, None)
+        kernel.accept_tokens(bench.there, rows_there, out_there)
+        assert status is None or out_RW[0, 0] == status
+        reference.place_frames(bench.state, rows_R, codes_RG, next_RD, BLOCK_SIZE, pages)
+        there = (codes_RG.to(bench.device), next_RD.to(bench.device), BLOCK_SIZE, pages_there)
+        kernel.place_frames(bench.there, rows_there, *there)
+        assert torch.equal(pages_there.cpu(), pages)
+        assert pages[1:].unique().tolist() == [0, 20]
+        bench.check()
+
+
+END = 9
+FRAMES = [
+    (END, END, END),
+    (END, END, 4),
+    (END, 4, END),
+    (4, END, END),
+    (1, 2, 3),
+]
+
+
+def told(status: int, frame: tuple[int, ...], groups: int, early: bool, endless: bool) -> int:
+    """What the host is to hear of a row that has said a token."""
+    if status != STOPPED and not early and not endless and frame[:groups] == (END,) * groups:
+        return STOPPED if frame == (END,) * 3 else ENDED
+    return FILLED if status == FULL else status
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_frames_that_end_a_request(device: str, groups: int):
+    seen = set()
+    for batch in [(6, 2, 8, 4, 1, 0, 7, 5, 3), (3, 1, ROWS, ROWS)]:
+        for shift, early, endless in [(n, False, False) for n in range(5)] + [(0, True, False), (0, False, True)]:
+            bench = Bench(True, device)
+            rows_R, rows_there = bench.rows(*batch)
+            for state in (bench.state, bench.there):
+                state.sampling.min_tokens.fill_(4 if early else 0)
+                state.sampling.needs.bitwise_or_(ENDLESS if endless else 0)
+            out_RW = torch.tensor([[0, 0, STOPS[0] if row == 5 else 11] for row in batch])
+            codes_RG = torch.tensor([FRAMES[(row + shift) % 5] for row in batch])
+            reference.accept_tokens(bench.state, rows_R, out_RW, None)
+            kernel.accept_tokens(bench.there, rows_there, out_RW.to(bench.device))
+            reference.end_frames(bench.state, rows_R, codes_RG, END, groups)
+            kernel.end_frames(bench.there, rows_there, codes_RG.to(bench.device), END, groups)
+            bench.check()
+            for place, row in enumerate(batch):
+                words, (status, count, _) = bench.state.words[row], bench.state.handoff[0, place].tolist()
+                if count:
+                    before = int(out_RW[place, 0])
+                    frame = FRAMES[(row + shift) % 5]
+                    assert status == told(before, frame, groups, early and words[OUTPUTS] <= 4, endless)
+                    seen.add((before, status))
+                assert bool(words[ACTIVE]) == bool(count and status == RUNNING)
+    assert seen >= {(RUNNING, RUNNING), (RUNNING, STOPPED), (STOPPED, STOPPED), (FULL, FILLED), (FULL, STOPPED)}
+    assert ((RUNNING, ENDED) in seen) == (groups < 3)

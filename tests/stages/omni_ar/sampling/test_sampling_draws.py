@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_ar.sampling import SamplingFlags, draw, gumbel, sample, warp
+from omni_ar.sampling import EVERYTHING, SamplingFlags, draw, flags_of, gumbel, sample, warp
 from support.sampler_bench import SamplerBench, resolved, starting
 from support.sampling_reference import count_penalties, reference_logits, reference_warp
 
@@ -122,16 +122,18 @@ def test_a_needless_flag_changes_no_draw(asked):
     for name in names:
         flags = SamplingFlags(**{"any_random": bool(asked), name: True})
         assert torch.equal(sample(logits_RV, bench.state, rows, rows, flags), plain), name
-    assert len(names) == 10
+    assert len(names) == 13
 
 
 def test_codes_are_drawn_as_tokens_are_and_greedy_rows_stay_greedy():
     bench, rows_R = SamplerBench(VOCAB, 4), torch.tensor([3, 0, 2, 1])
     temperatures = [0.0, 0.7, 1.3, 0.0]
-    bench.start([starting(r, resolved(VOCAB, temperature=t, seed=r)) for r, t in enumerate(temperatures)])
+    settings = {"code_top_k": 5, "code_top_p": 0.8, "top_k": 2, "suppress_token_ids": (1, 2, 3)}
+    asked = [resolved(VOCAB, temperature=t, seed=r, **settings) for r, t in enumerate(temperatures)]
+    bench.start([starting(r, one) for r, one in enumerate(asked)])
     logits_RV = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     position_R = torch.tensor([5, 6, 7, 8])
-    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, 5, 0.8, True)
+    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, flags_of(asked))
     noise_RV = gumbel(rows_R, torch.zeros_like(rows_R), position_R, 3, 0, VOCAB)
     ones_R = torch.ones(4)
     warped_RV = warp(logits_RV.float(), ones_R, ones_R.long() * 5, ones_R.double() * 0.8)
@@ -139,7 +141,30 @@ def test_codes_are_drawn_as_tokens_are_and_greedy_rows_stay_greedy():
     greedy_R = torch.tensor(temperatures)[rows_R] == 0
     assert torch.equal(drawn_R, torch.where(greedy_R, best_R, (warped_RV + noise_RV).argmax(-1)))
     assert not torch.equal(drawn_R, best_R)
-    assert torch.equal(draw(logits_RV, bench.state, rows_R, position_R, 3, 5, 0.8, False), best_R)
+    assert torch.equal(draw(logits_RV, bench.state, rows_R, position_R, 3, SamplingFlags()), best_R)
+    bench.start([starting(r, resolved(VOCAB, temperature=t, seed=r)) for r, t in enumerate(temperatures)])
     everything_RV = logits_RV.float() + noise_RV
-    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, 0, 1.0, True)
+    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, EVERYTHING)
     assert torch.equal(drawn_R, torch.where(greedy_R, best_R, everything_RV.argmax(-1)))
+
+
+def test_codes_are_drawn_as_each_row_wants_them():
+    asked = [
+        {"temperature": 0.7, "code_temperature": 1.9},
+        {"temperature": 0.7, "code_temperature": 0.2, "code_top_k": 7},
+        {"temperature": 0.7, "code_temperature": 0.0},
+        {"temperature": 0.0, "code_temperature": 1.0, "code_top_p": 0.5},
+        {"temperature": 0.0},
+    ]
+    bench, rows_R = SamplerBench(VOCAB, 5), torch.arange(5)
+    params = [resolved(VOCAB, seed=row, **one) for row, one in enumerate(asked)]
+    bench.start([starting(row, one) for row, one in enumerate(params)])
+    logits_RV = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(2))
+    together_R = draw(logits_RV, bench.state, rows_R, rows_R + 9, 2, flags_of(params))
+    for row, one in enumerate(asked):
+        # As the first code is drawn from the same logits with these settings, but for the group that keys the noise.
+        same = {name.removeprefix("code_"): value for name, value in one.items() if name.startswith("code_")}
+        alone, which_R = SamplerBench(VOCAB, 5), rows_R[row : row + 1]
+        alone.start([starting(row, resolved(VOCAB, seed=row, **({"temperature": 0.0} | same)))])
+        expected_R = sample(logits_RV[row : row + 1], alone.state, which_R, which_R + 9, EVERYTHING, group=2)
+        assert together_R[row] == expected_R[0]
