@@ -22,12 +22,15 @@ SHAPES = {
     "four groups": {},
     "sixteen groups": {"groups": 16, "semantic": 2, "codebook_size": 128, "depth_layers": 3, "seed": 6},
     "sampled": {"sampled": True, "seed": 5},
+    "ends": {"sampled": True, "seed": 7, "stop_gain": 3.0, "groups": 2, "codebook_size": 32},
 }
 ASKED = [
     speak("hello", frames=30),
     speak(turn("user", "how are you", 0.9, 1), turn("assistant", "well", 2.3, 2), "and you", frames=50),
     speak(turn("user", "who", 0.12, 3), "me", voice="1", frames=3),
     speak("so", frames=12, temperature=0.9, top_k=10, seed=3),
+    speak("on", frames=12, temperature=0.9, top_k=10, code_temperature=0.5, code_top_p=0.9, seed=11),
+    speak("on", frames=20, temperature=0.9, top_k=10, code_temperature=1.2, seed=8, min_tokens=6),
     speak(turn("user", "and", 1.0, 4), "then", frames=25, temperature=0.9, top_k=10, seed=4),
 ]
 SETTINGS = {
@@ -48,13 +51,14 @@ def no_tf32() -> Iterator[None]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_speech_is_that_of_transformers(shape: str, settings: str, graphs: bool) -> None:
     folder = tiny_csm(**SHAPES[shape])
-    asked = [one for one in ASKED if shape == "sampled" or not one.sampling["backbone"].temperature]
+    asked = [one for one in ASKED if shape in ("sampled", "ends") or not one.sampling["backbone"].temperature]
     engine = OmniEngine(folder, SETTINGS[settings], "cuda", graphs=graphs)
     for result, one in zip(engine.run(asked, range(0, 4 * len(asked), 4)), asked, strict=True):
         if result.error is not None:
             raise result.error
         spoken = csm_reference_of(folder).speech(one)
         assert torch.equal(result.codes, spoken.codes)
+        assert result.reasons["backbone"] == ("stop" if spoken.ended else "length")
         assert abs(result.wave - spoken.wave).max() <= TOLERANCE * abs(spoken.wave).max()
 
 
