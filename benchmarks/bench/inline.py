@@ -47,11 +47,11 @@ class InlinePackaging:
         self._stream, pages, shape = runner.stream, runner.pages, runner._model.shape
         self._hosts: dict[str, Tensor] = {}
         if shape.emits_tokens:
-            self._hosts["hidden"] = device.host_tensor((rows, shape.payload_width), runner._dtype)
+            self._hosts["hidden"] = device.host_tensor((rows, shape.payload_width), runner.dtype)
         if pages.hidden is not None:
             self._slots = Uploader(device, self._stream, _PROMPT_ROWS, 4)
-            self._prompt_mW = device.zeros((_PROMPT_ROWS, shape.payload_width), runner._dtype)
-            self._prompt_host = device.host_tensor((_PROMPT_ROWS, shape.payload_width), runner._dtype)
+            self._prompt_mW = device.zeros((_PROMPT_ROWS, shape.payload_width), runner.dtype)
+            self._prompt_host = device.host_tensor((_PROMPT_ROWS, shape.payload_width), runner.dtype)
         if pages.codes is not None:
             self._frames_NG = device.zeros((rows, pages.codes.shape[-1]), torch.int64)
             self._hosts["codes"] = device.host_tensor((rows, pages.codes.shape[-1]), torch.int64)

@@ -10,9 +10,10 @@ from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni.checkpoint import Checkpoint
 from omni.quiet import quiet
-from omni_qwen2_5_omni.config import read_config, read_voices
+from omni_qwen2_5_omni.config import read_config
 from omni_qwen2_5_omni.talker import Talker
 from omni_qwen2_5_omni.thinker import Thinker
+from omni_qwen2_5_omni.voices import read_voices
 from support.benchmark_script import run_script
 
 PUBLISHED = {"3b": 5.54, "7b": 10.73}
