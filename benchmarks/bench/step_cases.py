@@ -8,7 +8,7 @@ from torch import Tensor
 from bench.kernel_cases import Buffers, Call, Case
 from bench.kernel_shapes import Sizes
 from omni.device import open_device
-from omni_ar.kernels.step import frame_inputs, place_frames
+from omni_ar.kernels.step import end_frames, frame_inputs, place_frames
 from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -71,6 +71,9 @@ def cases(sizes: Sizes, buffers: Buffers) -> Iterator[Case]:
         # Codes and embeddings are read and written besides.
         moved = 2 * (_FrameShapeOnly.num_groups * 8 + sizes.talker.width * buffers.item)
         yield Case(f"place_frames {rows}", _place_frames(sizes, rows, buffers), rows * (64 + moved))
+        # Codes are read, and two cache lines of state read and written.
+        read = _FrameShapeOnly.num_groups * 8
+        yield Case(f"end_frames {rows}", _end_frames(sizes, rows, buffers), rows * (2 * 2 * 64 + read))
 
 
 def _calls(sizes: Sizes, rows: int, b: Buffers) -> dict[str, Callable[[], Call]]:
@@ -108,6 +111,18 @@ def _place_frames(sizes: Sizes, rows: int, b: Buffers) -> Callable[[], Call]:
         pages = torch.zeros(state.block_table.numel(), _BLOCK, groups, dtype=torch.int64, device=b.device)
         codes, next_ = b.randint(sizes.predictor.vocab, rows, groups), b.randn(rows, width)
         return lambda: place_frames(state, which, codes, next_, _BLOCK, pages)
+
+    return make
+
+
+def _end_frames(sizes: Sizes, rows: int, b: Buffers) -> Callable[[], Call]:
+    groups = _FrameShapeOnly.num_groups
+
+    def make() -> Call:
+        model = _FrameShapeOnly(sizes.talker.vocab, _longest(sizes), sizes.talker.width)
+        state, _, which = _made(model, sizes, rows, b)
+        codes = b.randint(sizes.predictor.vocab, rows, groups)
+        return lambda: end_frames(state, which, codes, 0, groups - 1)
 
     return make
 

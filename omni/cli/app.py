@@ -97,7 +97,7 @@ def timeline(
         Path | None, typer.Option(metavar="FILE", help="Draw some steps instead: a .png, or a .html to zoom in.")
     ] = None,
     stage: Annotated[str | None, typer.Option(help="Whose steps to draw. (default: who has most)")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="How many steps to draw.")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="How many steps to draw. (default: 3)")] = None,
     first: Annotated[
         int | None, typer.Option("--from", help="The first step to draw. (default: around the median one)")
     ] = None,
@@ -106,10 +106,11 @@ def timeline(
 ) -> None:
     """Say where a run's time went: phases, device idle between steps, overlap, host time. Or draw it."""
     with reported(debug):
-        from omni.cli.timeline import draw_steps, show
+        from omni.cli.timeline import check_options, draw_steps, show
 
+        check_options(picture, {"--stage": stage, "--steps": steps, "--from": first}, as_json=as_json)
         if picture is not None:
-            draw_steps(trace, picture, stage=stage, steps=steps, first=first)
+            draw_steps(trace, picture, stage=stage, steps=steps or 3, first=first)
         else:
             show(trace, as_json=as_json)
 

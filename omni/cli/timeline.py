@@ -1,13 +1,24 @@
 """`omni timeline`: what a recorded run says, in numbers or as a picture."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import typer
 
+from omni.errors import InputError
 from omni.timeline import read_trace
 from omni.timeline.picture import draw, window_of
 from omni.timeline.report import make_report, report_lines
+
+
+def check_options(picture: Path | None, drawing: Mapping[str, object], *, as_json: bool) -> None:
+    """Raises InputError for options of a picture without one, and for a report's beside a picture. drawing: by name, as given."""
+    if picture is not None and as_json:
+        raise InputError("--json", "is of the report, and a picture is asked for", "leave one of them out")
+    for name, value in drawing.items():
+        if picture is None and value is not None:
+            raise InputError(name, "says what to draw, and no picture is asked for", "give --picture FILE too")
 
 
 def show(path: Path, *, as_json: bool) -> None:

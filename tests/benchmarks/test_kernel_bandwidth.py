@@ -14,6 +14,7 @@ OPERATIONS = {
     "attend_frame",
     "attend_prompts",
     "draw",
+    "end_frames",
     "frame_inputs",
     "gated_linear",
     "linear",

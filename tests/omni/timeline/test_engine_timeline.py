@@ -113,6 +113,11 @@ def test_the_command_reports_and_draws(tmp_path: Path):
         arguments = ["timeline", str(tmp_path / "out.json"), "--picture", str(tmp_path / name), "--steps", "2"]
         assert CliRunner().invoke(app, arguments).exit_code == 0
         assert (tmp_path / name).stat().st_size > 5_000
+    for given, field in ((["--from", "1"], "--from"), (["--picture", str(tmp_path / "no.png"), "--json"], "--json")):
+        refused = CliRunner().invoke(app, ["timeline", str(tmp_path / "out.json"), *given])
+        assert refused.exit_code == 1
+        assert field in refused.output
+    assert not (tmp_path / "no.png").exists()
     bad = CliRunner().invoke(app, ["timeline", str(tmp_path / "out.png")])
     assert bad.exit_code == 1
     assert "out.png: the file is not JSON" in bad.stderr
