@@ -9,7 +9,7 @@ The slot that steps are uploaded from is free again once the copy is over, that 
 two steps are under way: one runs, one is queued behind it, and a row that comes joins the next.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,9 @@ from omni_diffusion.windows import Window, WindowSizes
 MOST_BEGUN = 2
 """Windows of one launch: to draw the noise of one takes the host a fifth of a millisecond, and other stages wait meanwhile."""
 _HEAD = 6
-"""Words in front of a window's codes and noise: all of `Windows` that is one number."""
+"""Words in front of a window's codes and noise: all of `Windows` that is one number, in its order."""
+_ROW, _FRAMES = 0, 4
+"""Of these, `rows_B` and `frames_B`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +75,19 @@ class Denoiser:
         self._windows = Uploader(device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN))
         self._steps = Uploader(device, stream, 2 * rows, 1)
         self._begin_graphs = BatchGraphs[None](stream.name)
+        self._captured_begins: set[int] = set()
         self._step_graphs = BatchGraphs[int](stream.name)
 
-    def capture(self, sizes: Iterable[int]) -> None:
-        """Captures steps of these numbers of rows, and beginnings of up to `MOST_BEGUN`. At start, before there are requests."""
-        begun: set[int] = set()
-        for size in sizes:
-            if (windows := min(size, MOST_BEGUN)) not in begun:
-                begun.add(windows)
-                graph = self._device.capture(
-                    self._stream, f"{self._stream.name}-begin-{windows}", self.null_begin(windows)
-                )
-                self._begin_graphs.add(None, windows, graph)
-            for width in self._sizes.widths:
-                name = f"{self._stream.name}-{width}-frames-{size}"
-                self._step_graphs.add(
-                    width, size, self._device.capture(self._stream, name, self.null_step(size, width))
-                )
+    def capture(self, size: int) -> None:
+        """Captures steps of so many rows, and the beginning of as many windows, but `MOST_BEGUN` at most: once, for several sizes
+        share it. At start, before there are requests."""
+        if (windows := min(size, MOST_BEGUN)) not in self._captured_begins:
+            graph = self._device.capture(self._stream, f"{self._stream.name}-begin-{windows}", self.null_begin(windows))
+            self._begin_graphs.add(None, windows, graph)
+            self._captured_begins.add(windows)
+        for width in self._sizes.widths:
+            name = f"{self._stream.name}-{width}-frames-{size}"
+            self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
         """The beginning of windows of nothing."""
@@ -117,7 +115,7 @@ class Denoiser:
         """Enqueues the beginning of a window of each, at most `MOST_BEGUN`. May be tried again if it fails. Changes no request."""
         padded = self._begin_graphs.padded(None, len(requests))
         packed = np.zeros((padded or len(requests), self._columns), np.int64)
-        packed[:, 0], packed[:, 4] = self._null_row, self._sizes.block
+        packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
         for line, request, window in zip(packed, requests, windows, strict=False):
             self._fill(line, request, window)
         (packed_BX,) = self._windows.send([packed])
@@ -168,8 +166,8 @@ class Denoiser:
 def set_null_windows(packed_BX: Tensor, null_row: int, frames: int) -> None:
     """Inputs of windows of nothing: one block of them, for a window has at least a frame."""
     packed_BX.zero_()
-    packed_BX[:, 0] = null_row
-    packed_BX[:, 4] = frames
+    packed_BX[:, _ROW] = null_row
+    packed_BX[:, _FRAMES] = frames
 
 
 def set_null_steps(packed_2B: Tensor, null_row: int) -> None:

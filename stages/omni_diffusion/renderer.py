@@ -5,7 +5,7 @@
 | `kept_RCM` of a row | `render_piece` | `render_piece`, same stream | the host's count: places are used in turn |
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +53,7 @@ class Renderer:
         sizes: WindowSizes,
         tf32: bool,
     ) -> None:
-        num_rows, self._window, width = latents_RTM.shape
+        num_rows, self._window_latents, width = latents_RTM.shape
         rows = self._null_row = num_rows - 1
         self._device = device
         self._stream = stream
@@ -66,14 +66,13 @@ class Renderer:
         self._upload = Uploader(device, stream, rows * (2 * sizes.most_fresh + sizes.kept), _UPLOADS)
         self._graphs = BatchGraphs[Captured](stream.name)
 
-    def capture(self, sizes: Iterable[int]) -> None:
-        """Captures the pieces of long streams for these numbers of rows. At start, before there are requests."""
-        for size in sizes:
-            for piece in self._sizes.usual_pieces():
-                for turn in range(MAX_IN_FLIGHT):
-                    name = f"{self._stream.name}-{piece.fresh}-{piece.count}-latents-{size}"
-                    launches = self.null_pieces(size, piece, turn)
-                    self._graphs.add((piece, turn), size, self._device.capture(self._stream, name, launches))
+    def capture(self, size: int) -> None:
+        """Captures the pieces of long streams for so many rows. At start, before there are requests."""
+        for piece in self._sizes.usual_pieces():
+            for turn in range(MAX_IN_FLIGHT):
+                name = f"{self._stream.name}-{piece.fresh}-{piece.count}-latents-{size}"
+                launches = self.null_pieces(size, piece, turn)
+                self._graphs.add((piece, turn), size, self._device.capture(self._stream, name, launches))
 
     def null_pieces(self, count: int, piece: Piece, turn: int = 0) -> list[Launch]:
         """Pieces of rows of nothing."""
@@ -91,7 +90,7 @@ class Renderer:
         count = len(requests)
         padded = self._graphs.padded((piece, 0), count)
         packed = np.empty((padded or count, 2 * piece.fresh + piece.seen), np.int64)
-        packed[:, : piece.fresh] = self._null_row * self._window
+        packed[:, : piece.fresh] = self._null_row * self._window_latents
         packed[:, piece.fresh :] = self._null_row * self._sizes.kept
         for line, request in zip(packed, requests, strict=False):
             self._fill(line, request, piece)
@@ -112,7 +111,7 @@ class Renderer:
         assert request.row is not None
         done, kept = request.done * self._sizes.repeats, self._sizes.kept
         if request.window is not None:
-            start = request.row * self._window + request.window.context * self._sizes.repeats
+            start = request.row * self._window_latents + request.window.context * self._sizes.repeats
             line[: piece.fresh] = np.arange(start, start + piece.fresh)
             line[piece.fresh : 2 * piece.fresh] = request.row * kept + np.arange(done, done + piece.fresh) % kept
         first = request.rendered - piece.left

@@ -1,4 +1,4 @@
-"""Reads who speaks."""
+"""What a `Voice` brings: who speaks, and maybe noise."""
 
 import numpy as np
 import torch
@@ -9,13 +9,17 @@ from omni.stage import Feed
 from omni_diffusion.inputs import Voice
 
 
-def read_voice(meta: Voice, message: Feed, voices: int, width: int) -> NDArray[np.float32] | None:
-    """The noise that came along, if any did. voices: how many there are. width: values of a latent frame.
+def check_voice(voice: Voice, voices: int) -> None:
+    """voices: how many there are. Raises ValueError, which says so, for one that is not there."""
+    if not 0 <= voice.index < voices:
+        raise ValueError(f"voice {voice.index} is not there: 0 to {voices - 1} are")
 
-    Raises ValueError, which says what was wanted, for a voice that is not there and for noise that is none.
+
+def noise_given(message: Feed, width: int) -> NDArray[np.float32] | None:
+    """The noise that came along with a voice, `[T, M]`, or None. width: M, values of a latent frame.
+
+    Raises ValueError, which says what was wanted, for a tensor that is none.
     """
-    if not 0 <= meta.index < voices:
-        raise ValueError(f"voice {meta.index} is not there: 0 to {voices - 1} are")
     noise = message.payload.tensors.get("noise")
     if noise is None:
         return None

@@ -15,7 +15,7 @@ from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
-from omni_diffusion.voice import read_voice
+from omni_diffusion.voice import check_voice, noise_given
 from omni_diffusion.windows import Piece, WindowSizes
 
 
@@ -37,10 +37,10 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         self.totals["windows"] = 0
 
     def capture(self, sizes: Iterable[int]) -> None:
-        """Captures steps of these numbers of rows. At start."""
+        """Captures steps of these numbers of rows, and what comes before and behind them. At start."""
         for size in sizes:
-            self._denoiser.capture([size])
-            self._renderer.capture([size])
+            self._denoiser.capture(size)
+            self._renderer.capture(size)
 
     def run_largest(self) -> None:
         """Launches the largest beginning, step and rendering there may be, on rows of nothing. At start."""
@@ -73,7 +73,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
     def read(self, request: DiffusionRequest, message: Feed) -> Arrival | None:
         if not isinstance(message.payload.meta, Voice):
             return super().read(request, message)
-        self._hear(request, message.payload.meta, message)
+        self._take_voice(request, message.payload.meta, message)
         return None
 
     def end(self, request: DiffusionRequest, source: str) -> None:
@@ -92,11 +92,12 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         moved |= self._begin()
         return self._step() or moved
 
-    def _hear(self, request: DiffusionRequest, voice: Voice, message: Feed) -> None:
+    def _take_voice(self, request: DiffusionRequest, voice: Voice, message: Feed) -> None:
         if request.voice is not None:
             raise ValueError("a second Voice came; a request has one")
         model = self._model
-        given = read_voice(voice, message, model.num_voices, model.latent_width)
+        check_voice(voice, model.num_voices)
+        given = noise_given(message, model.latent_width)
         request.voice = voice.index
         request.noise = Noise(
             request.seed, request.sample_index, model.block_frames, model.repeats, model.latent_width, given

@@ -74,6 +74,19 @@ def test_of_a_long_stream_the_last_piece_alone_runs_uncaptured() -> None:
     assert (len(begun), len(stepped), len(rendered)) == (windows, len(bench.model.steps), windows - 1)
 
 
+@pytest.mark.parametrize(("sizes", "begun"), [((8, 4, 2, 1), (2, 1)), ((5, 3), (2,)), ((1,), (1,))])
+def test_a_beginning_is_captured_once_however_many_sizes_share_it(
+    sizes: tuple[int, ...], begun: tuple[int, ...]
+) -> None:
+    device = GraphDevice()
+    Bench(device, **OPTIONS).diffusion.capture(sizes)
+    beginnings = [name for name in device.captured if "begin" in name]
+    assert beginnings == [f"diffusion-begin-{windows}" for windows in begun]
+    assert {name for name in device.captured if "frames" in name} == {
+        f"diffusion-{width * BLOCK}-frames-{size}" for width in (2, 4) for size in sizes
+    }
+
+
 def test_what_pads_a_batch_does_not_grow() -> None:
     bench = Bench(CpuDevice(), **OPTIONS)
     bench.diffusion.capture([4])
