@@ -1,4 +1,5 @@
-"""The diffusion transformer. Shapes as in `omni_diffusion.layers.block_attention`; M mel bins, N codes of a row, V a voice.
+"""The diffusion transformer. Shapes as in `omni_diffusion.layers.block_attention`; M mel bins, G code groups: 1, N codes of
+a row, V values of a voice.
 
 How far a frame sees: as released, layers 0 and 20 of 22 see the block before, layer 10 the one after. So an evaluation carries 2
 blocks forward and 1 backward, and the 36 evaluations of nine steps 72 and 36 (8.6 s). Windows without history are what transformers
@@ -67,21 +68,21 @@ class DiT(BlockTransformer):
         return linear(noisy_BKFM.to(weight.dtype), weight[:, : self.latent_width])
 
     def voice(self, speaker_V: Tensor, reference_TM: Tensor) -> Tensor:
-        """What conditions the branches, `[G, enc_dim + enc_emb_dim]`, of a voice's embedding and its reference mel spectrogram."""
+        """What conditions the branches, `[U, enc_dim + enc_emb_dim]`, of a voice's embedding and its reference mel spectrogram."""
         references = torch.stack((reference_TM, torch.zeros_like(reference_TM)))[: self.branches]
         speakers = torch.stack((speaker_V, torch.zeros_like(speaker_V)))[: self.branches]
-        voice_GV: Tensor = torch.cat((self.input_embed.spk_encoder(references), speakers), 1)
-        return voice_GV
+        voice_UV: Tensor = torch.cat((self.input_embed.spk_encoder(references), speakers), 1)
+        return voice_UV
 
-    def condition(self, codes_BNG: Tensor, voices_BGV: Tensor) -> Tensor:
+    def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
         _, by_reference, by_code, by_speaker = self.input_embed.proj.weight.split(self.input_embed.parts, dim=1)
         # Control codes have no sound; who makes the talker go on past one (`ignore_eos`) hears some code's.
         codes_BN = codes_BNG[:, :, 0].clamp(max=self._num_embeds)
-        codes_BGN = torch.stack((codes_BN, torch.zeros_like(codes_BN)), 1)[:, : self.branches]
-        spoken_TD = linear(self.text_embed(codes_BGN.flatten(0, 1)), by_code, self.input_embed.proj.bias)
-        voiced_BGD = linear(voices_BGV, torch.cat((by_reference, by_speaker), 1))
-        condition_BGTD: Tensor = spoken_TD.unflatten(0, codes_BGN.shape[:2]) + voiced_BGD[:, :, None]
-        return condition_BGTD
+        codes_BUN = torch.stack((codes_BN, torch.zeros_like(codes_BN)), 1)[:, : self.branches]
+        spoken_TD = linear(self.text_embed(codes_BUN.flatten(0, 1)), by_code, self.input_embed.proj.bias)
+        voiced_BUD = linear(voices_BUV, torch.cat((by_reference, by_speaker), 1))
+        condition_BUTD: Tensor = spoken_TD.unflatten(0, codes_BUN.shape[:2]) + voiced_BUD[:, :, None]
+        return condition_BUTD
 
 
 def _layer(config: Any, index: int) -> ModulatedLayer:

@@ -1,7 +1,7 @@
 """Modules that authors of denoisers and of what renders their latents compose."""
 
 from omni_diffusion.layers.alias_free import AliasFree
-from omni_diffusion.layers.block_attention import BlockAttention, History, Surroundings, Window
+from omni_diffusion.layers.block_attention import BlockAttention, BlockWindow, History, Surroundings
 from omni_diffusion.layers.block_diffusion import BlockDenoiser, BlockDiffusion
 from omni_diffusion.layers.block_state import BlockState
 from omni_diffusion.layers.block_transformer import BlockTransformer
@@ -18,6 +18,7 @@ __all__ = [
     "BlockDiffusion",
     "BlockState",
     "BlockTransformer",
+    "BlockWindow",
     "FeedForward",
     "History",
     "ModulatedLayer",
@@ -26,7 +27,6 @@ __all__ = [
     "RungeKutta",
     "Surroundings",
     "UpsamplerShape",
-    "Window",
     "plain_norm",
     "tabulate",
     "upsampler_shape",

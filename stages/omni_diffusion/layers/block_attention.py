@@ -12,8 +12,9 @@ block on, in each of a solver's evaluations. Hence, of making a stream in window
 
 Rotary angles are relative, so a window may begin anywhere.
 
-Shape legend: G branches (guided, unguided), B rows, K blocks of a row, F frames of a block, D width, E evaluations, L layers that
-look back, J frames that are attended to, H heads, W head width.
+Shape legend: U branches (guided, unguided), B rows of a batch, R rows of state, K blocks of a row, F frames of a block, T frames of
+all blocks, one after another, D width, E evaluations, L layers that look back, J frames that are attended to, H heads, W head width
+(of angles: pairs of it), X all dimensions that follow.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 class History:
     """What windows keep for those that follow.
 
-    kept_RELX: `[R, E, L, G, F, 2, H, W]`, keys and values of one block of a row, as it was at each evaluation. rows_B: int64.
+    kept_RELX: `[R, E, L, U, F, 2, H, W]`, keys and values of one block of a row, as it was at each evaluation. rows_B: int64.
     read_B: bool, whether it is the block before a row's first one. last_B: int64, the block of a row that is kept now.
     """
 
@@ -38,7 +39,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class BlockWindow:
     """Blocks that are denoised together, of each row. first_B: int64, a row's first block's number in its stream.
 
     frames_BK: int64, how many frames of a block there are: F, or fewer in a stream's last, or none: then it pads the row.
@@ -46,16 +47,16 @@ class Window:
 
     first_B: Tensor
     frames_BK: Tensor
-    condition_GBKFD: Tensor
+    condition_UBKFD: Tensor
     history: History | None
 
 
 class Surroundings:
     """What the layers of a step share: rotary turns, and which keys exist, as a bias of scores."""
 
-    def __init__(self, window: Window, frequencies_W: Tensor) -> None:
-        branches, _, _, frames, _ = window.condition_GBKFD.shape
-        frames_BK, self._history, dtype = window.frames_BK, window.history, window.condition_GBKFD.dtype
+    def __init__(self, window: BlockWindow, frequencies_W: Tensor) -> None:
+        branches, _, _, frames, _ = window.condition_UBKFD.shape
+        frames_BK, self._history, dtype = window.frames_BK, window.history, window.condition_UBKFD.dtype
         device = frames_BK.device
         frame_F, block_K = torch.arange(frames, device=device), torch.arange(frames_BK.shape[1], device=device)
         angles_BKFW = ((window.first_B[:, None] + block_K) * frames)[:, :, None, None] + frame_F[:, None]
@@ -74,7 +75,7 @@ class Surroundings:
         self._bias = bias.masked_fill_(~seen_BKJ[:, :, None, None], float("-inf")).flatten(0, 2)
 
     def rotate(self, heads: Tensor) -> None:
-        """Turns neighbouring pairs of queries and keys `[G, B, K, F, 2, heads, width]`, in place."""
+        """Turns neighbouring pairs of queries and keys `[U, B, K, F, 2, heads, width]`, in place."""
         pairs = heads.float().unflatten(-1, (-1, 2))
         torch.view_as_complex(pairs).mul_(self._turns)
         if heads.dtype != torch.float32:
@@ -83,7 +84,7 @@ class Surroundings:
     def gather(self, kv: Tensor, evaluation_B: Tensor, ahead: bool, past: int | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the block before (if `past` names the layer's history), its own, and the block after (if `ahead`).
 
-        Of `[G, B, K, F, 2, H, W]`, `[G, B, K, J, 2, H, W]`; and the bias of scores, `[G * B * K, 1, F, J]`.
+        Of `[U, B, K, F, 2, H, W]`, `[U, B, K, J, 2, H, W]`; and the bias of scores, `[U * B * K, 1, F, J]`.
         """
         frames, parts = kv.shape[3], [kv]
         if past is not None:
@@ -121,13 +122,13 @@ class BlockAttention(nn.Module):
         self.qkv = qkv
         self.to_out = nn.ModuleList([out])
 
-    def forward(self, x_GBKFD: Tensor, evaluation_B: Tensor, around: Surroundings) -> Tensor:
-        """`[G, B, K, F, D]` to the same shape. evaluation_B: int64, which one each row is at."""
-        projected = self.qkv(x_GBKFD.flatten(0, 3)).view(*x_GBKFD.shape[:4], 3, self._heads, -1)
+    def forward(self, x_UBKFD: Tensor, evaluation_B: Tensor, around: Surroundings) -> Tensor:
+        """`[U, B, K, F, D]` to the same shape. evaluation_B: int64, which one each row is at."""
+        projected = self.qkv(x_UBKFD.flatten(0, 3)).view(*x_UBKFD.shape[:4], 3, self._heads, -1)
         around.rotate(projected[..., :2, : self._rotary_heads, :])
         q = projected[..., 0, :, :].flatten(0, 2).transpose(1, 2)
         kv, bias = around.gather(projected[..., 1:, :, :], evaluation_B, self._ahead, self.past)
         k, v = kv.flatten(0, 2).permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(-1, self._heads, -1, -1))
         y_TD: Tensor = self.to_out[0](attended.transpose(1, 2).flatten(2).flatten(0, 1))
-        return y_TD.view(x_GBKFD.shape)
+        return y_TD.view(x_UBKFD.shape)

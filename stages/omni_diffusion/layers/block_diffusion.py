@@ -1,6 +1,6 @@
 """A diffusion stage's model whose latents move in blocks, and whose renderer sees no further than a fixed number of them.
 
-Shapes as in `omni_diffusion.model` and `block_attention`; V values of a voice.
+Shapes as in `omni_diffusion.model` (G is code groups) and `block_attention` (U is branches); Y voices, V values of each.
 """
 
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from omni_diffusion.layers.block_attention import Surroundings, Window
+from omni_diffusion.layers.block_attention import BlockWindow, Surroundings
 from omni_diffusion.layers.block_state import BlockState
 from omni_diffusion.layers.runge_kutta import RungeKutta
 from omni_diffusion.layers.upsampler import AliasFreeUpsampler
@@ -19,7 +19,7 @@ class BlockDenoiser(nn.Module, ABC):
     """Says where the latents of blocks move.
 
     width: D, of what conditions a latent frame. latent_width: M. block: F, latent frames of one. repeats: latent frames of a code
-    frame. branches: G, 2 with guidance, 1 without.
+    frame. branches: U, 2 with guidance, 1 without.
     """
 
     def __init__(self, *, width: int, latent_width: int, block: int, repeats: int, branches: int) -> None:
@@ -36,15 +36,15 @@ class BlockDenoiser(nn.Module, ABC):
         """Of `History.kept_RELX`. Called when it is prepared."""
 
     @abstractmethod
-    def condition(self, codes_BNG: Tensor, voices_BGV: Tensor) -> Tensor:
-        """All of the input but the noise, `[B, G, N * repeats, D]`: the same at each evaluation. codes_BNG: int64, any number."""
+    def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
+        """All of the input but the noise, `[B, U, N * repeats, D]`: the same at each evaluation. codes_BNG: int64, any number."""
 
     @abstractmethod
-    def surroundings(self, window: Window) -> Surroundings:
+    def surroundings(self, window: BlockWindow) -> Surroundings:
         """What the evaluations of a step share."""
 
     @abstractmethod
-    def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: Window, around: Surroundings) -> Tensor:
+    def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
         """Where blocks move, `[B, K, F, M]` in float32, guidance included. evaluation_B: int64, places in the times."""
 
 
@@ -71,7 +71,7 @@ class BlockDiffusion(DiffusionModel[BlockState]):
         self._num_groups, self._sample_rate, self._num_steps = num_groups, sample_rate, num_steps
         self._remembers = remembers
         self._schedule = RungeKutta(num_steps)
-        self._voices_NGV = nn.Buffer(torch.empty(0), persistent=False)
+        self._voices_YUV = nn.Buffer(torch.empty(0), persistent=False)
 
     @property
     def num_groups(self) -> int:
@@ -83,7 +83,7 @@ class BlockDiffusion(DiffusionModel[BlockState]):
 
     @property
     def num_voices(self) -> int:
-        return len(self._voices_NGV)
+        return len(self._voices_YUV)
 
     @property
     def num_steps(self) -> int:
@@ -109,12 +109,12 @@ class BlockDiffusion(DiffusionModel[BlockState]):
     def render_context(self) -> int:
         return self.renderer.context
 
-    def ready(self, voices_NGV: Tensor) -> None:
+    def ready(self, voices_YUV: Tensor) -> None:
         """What is the same for all requests: the times, and the voices, in their order. Once, with the weights loaded, on their
         device and in their dtype."""
-        self._schedule = RungeKutta(self._num_steps, device=voices_NGV.device)
+        self._schedule = RungeKutta(self._num_steps, device=voices_YUV.device)
         self.net.prepare(self._schedule.times_E)
-        self._voices_NGV = nn.Buffer(voices_NGV, persistent=False)
+        self._voices_YUV = nn.Buffer(voices_YUV, persistent=False)
 
     def new_state(self, num_rows: int, window_frames: int) -> BlockState:
         net = self.net
@@ -124,8 +124,8 @@ class BlockDiffusion(DiffusionModel[BlockState]):
 
     @torch.no_grad()
     def begin(self, state: BlockState, windows: Windows) -> None:
-        voices_BGV = self._voices_NGV.index_select(0, windows.voices_B)
-        state.begin(self.net.condition(windows.codes_BNG, voices_BGV), windows)
+        voices_BUV = self._voices_YUV.index_select(0, windows.voices_B)
+        state.begin(self.net.condition(windows.codes_BNG, voices_BUV), windows)
 
     @torch.no_grad()
     def denoise(self, state: BlockState, latents_BTM: Tensor, rows_B: Tensor, steps_B: Tensor) -> Tensor:

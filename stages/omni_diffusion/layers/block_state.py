@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni_diffusion.layers.block_attention import History, Window
+from omni_diffusion.layers.block_attention import BlockWindow, History
 from omni_diffusion.model import Windows
 
 
@@ -17,7 +17,7 @@ class BlockState:
     block: latent frames of a block. repeats: latent frames of a code frame.
     """
 
-    condition_RGTD: Tensor
+    condition_RUTD: Tensor
     numbers_4R: Tensor
     history_RELX: Tensor | None
     block: int
@@ -41,23 +41,23 @@ class BlockState:
             repeats,
         )
 
-    def begin(self, condition_BGTD: Tensor, windows: Windows) -> None:
+    def begin(self, condition_BUTD: Tensor, windows: Windows) -> None:
         """Rows begin windows under these conditions. One without context goes on from the window before."""
-        self.condition_RGTD[windows.rows_B, :, : condition_BGTD.shape[2]] = condition_BGTD
+        self.condition_RUTD[windows.rows_B, :, : condition_BUTD.shape[2]] = condition_BUTD
         follows_B, block_frames = (windows.first_B > 0) & (windows.context_B == 0), self.block // self.repeats
         # The last block that is given out: the next window follows it.
         last_B = (windows.context_B + windows.fresh_B - 1) // block_frames
         first_B, frames_B = windows.first_B // block_frames, windows.frames_B * self.repeats
         self.numbers_4R[:, windows.rows_B] = torch.stack((first_B, frames_B, follows_B.long(), last_B))
 
-    def window(self, rows_B: Tensor, length: int) -> Window:
+    def window(self, rows_B: Tensor, length: int) -> BlockWindow:
         """Those of some rows, to the first `length` latent frames: whole blocks."""
         first_B, frames_B, follows_B, last_B = self.numbers_4R.index_select(1, rows_B)
         starts_K = torch.arange(0, length, self.block, device=rows_B.device)
-        condition_GBTD = self.condition_RGTD[rows_B, :, :length].transpose(0, 1)
-        return Window(
+        condition_UBTD = self.condition_RUTD[rows_B, :, :length].transpose(0, 1)
+        return BlockWindow(
             first_B,
             (frames_B[:, None] - starts_K).clamp(0, self.block),
-            condition_GBTD.unflatten(2, (-1, self.block)),
+            condition_UBTD.unflatten(2, (-1, self.block)),
             None if self.history_RELX is None else History(self.history_RELX, rows_B, follows_B.bool(), last_B),
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from omni_diffusion.layers.block_attention import Surroundings, Window
+from omni_diffusion.layers.block_attention import BlockWindow, Surroundings
 from omni_diffusion.layers.block_diffusion import BlockDenoiser
 from omni_diffusion.layers.modulated import LAYER_PARTS, ModulatedLayer, Modulation, plain_norm, tabulate
 
@@ -61,15 +61,15 @@ class BlockTransformer(BlockDenoiser):
         exponents_W = torch.arange(0, self._head_dim, 2, device=times_E.device).float() / self._head_dim
         self._frequencies_W = nn.Buffer(1.0 / self._rope_theta**exponents_W, persistent=False)
 
-    def surroundings(self, window: Window) -> Surroundings:
+    def surroundings(self, window: BlockWindow) -> Surroundings:
         return Surroundings(window, self._frequencies_W)
 
-    def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: Window, around: Surroundings) -> Tensor:
+    def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
         parts = self._table_EPD.index_select(0, evaluation_B)[:, :, None, None].unbind(1)
-        x_GBKFD = self.embed_latents(noisy_BKFM) + window.condition_GBKFD
+        x_UBKFD = self.embed_latents(noisy_BKFM) + window.condition_UBKFD
         for index, layer in enumerate(self.transformer_blocks):
-            x_GBKFD = layer(x_GBKFD, parts[LAYER_PARTS * index : LAYER_PARTS * (index + 1)], evaluation_B, around)
+            x_UBKFD = layer(x_UBKFD, parts[LAYER_PARTS * index : LAYER_PARTS * (index + 1)], evaluation_B, around)
         *_, scale, shift = parts
-        out_TM = self.proj_out(torch.addcmul(shift, plain_norm(x_GBKFD), scale).flatten(0, 3))
-        out_GBKFM: Tensor = out_TM.view(self.branches, *noisy_BKFM.shape).float()
-        return out_GBKFM[0] + (out_GBKFM[0] - out_GBKFM[-1]) * self._guidance
+        out_TM = self.proj_out(torch.addcmul(shift, plain_norm(x_UBKFD), scale).flatten(0, 3))
+        out_UBKFM: Tensor = out_TM.view(self.branches, *noisy_BKFM.shape).float()
+        return out_UBKFM[0] + (out_UBKFM[0] - out_UBKFM[-1]) * self._guidance

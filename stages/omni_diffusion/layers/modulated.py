@@ -45,13 +45,13 @@ class ModulatedLayer(nn.Module):
         self.attn = attention
         self.ff = feed_forward
 
-    def forward(self, x_GBKFD: Tensor, parts: Sequence[Tensor], evaluation_B: Tensor, around: Surroundings) -> Tensor:
-        """`[G, B, K, F, D]` to the same shape. parts: of `tabulate`, the layer's, of each row, to be broadcast."""
+    def forward(self, x_UBKFD: Tensor, parts: Sequence[Tensor], evaluation_B: Tensor, around: Surroundings) -> Tensor:
+        """`[U, B, K, F, D]` to the same shape. parts: of `tabulate`, the layer's, of each row, to be broadcast."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
-        attended = self.attn(torch.addcmul(shift, plain_norm(x_GBKFD), scale), evaluation_B, around)
-        x_GBKFD = torch.addcmul(x_GBKFD, gate, attended)
-        y_TD: Tensor = self.ff(torch.addcmul(mlp_shift, plain_norm(x_GBKFD), mlp_scale).flatten(0, 3))
-        return torch.addcmul(x_GBKFD, mlp_gate, y_TD.view(x_GBKFD.shape))
+        attended = self.attn(torch.addcmul(shift, plain_norm(x_UBKFD), scale), evaluation_B, around)
+        x_UBKFD = torch.addcmul(x_UBKFD, gate, attended)
+        y_TD: Tensor = self.ff(torch.addcmul(mlp_shift, plain_norm(x_UBKFD), mlp_scale).flatten(0, 3))
+        return torch.addcmul(x_UBKFD, mlp_gate, y_TD.view(x_UBKFD.shape))
 
 
 def plain_norm(x: Tensor) -> Tensor:

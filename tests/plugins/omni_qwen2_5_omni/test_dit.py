@@ -181,8 +181,8 @@ def _shift(numbers_4R: Tensor, which: int) -> None:
     [
         lambda state: _shift(state.numbers_4R, 1),
         lambda state: state.numbers_4R[1].sub_(8),
-        lambda state: state.condition_RGTD[:, 0].zero_(),
-        lambda state: state.condition_RGTD[:, 1].zero_(),
+        lambda state: state.condition_RUTD[:, 0].zero_(),
+        lambda state: state.condition_RUTD[:, 1].zero_(),
     ],
     ids=["a frame more", "a block less", "unguided", "all guided"],
 )
