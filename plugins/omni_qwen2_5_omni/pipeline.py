@@ -30,7 +30,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     ]
     outputs = [Output(modality="text", stage="thinker")]
     if config.talker is not None:
-        # The talker's steps are short and a listener waits for them: they go first where the device can choose.
+        # The talker's steps are short and a listener waits for them: where the device can choose they go before the thinker's.
         speaking = ArOptions(sampling=_talker_sampling(config))
         # Windows remember the ones before: they need no context that is denoised anew.
         denoising = DiffusionOptions(blocks_before=0, blocks_after=1)
@@ -43,7 +43,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
                 options=denoising,
                 # As published, whatever the others are in.
                 dtype="float32",
-                # Most of a device's work, and what a listener waits for longest: with the others first, sound begins later.
+                # Before the talker's too: most of a device's work, and what a listener waits for longest. With the others first,
+                # sound begins later (7B shape, one request on an H200: after 0.49 s; 0.55 s with -1, 0.65 s with 0).
                 priority=-2,
             ),
         ]

@@ -16,7 +16,8 @@ class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_num_seqs: requests that speak at once.
     first_chunk_blocks: blocks of a request's first chunk: fewer are heard sooner.
     chunk_blocks: blocks of every later chunk: more cost less per block.
-    blocks_before: blocks in front of a chunk that are denoised anew along with it, as context.
+    blocks_before: blocks in front of a chunk that are denoised anew along with it, as context. With 0, a model that can carry state
+        from window to window does so. With any other number it has these blocks instead, and forgets all before them.
     blocks_after: blocks behind a chunk that are denoised along with it, as look-ahead: more are nearer to the whole, and later.
     num_steps: steps of the solver. None takes the model's.
     guidance: strength of classifier-free guidance, 0 for none. None takes the model's.

@@ -46,6 +46,7 @@ def build(context: StageContext) -> Token2Wav:
             read_config(context.checkpoint).hf.token2wav_config,
             num_steps=_STEPS if options.num_steps is None else options.num_steps,
             guidance=_GUIDANCE if options.guidance is None else options.guidance,
+            # With context in front, there is nothing to remember: see `DiffusionOptions.blocks_before`.
             remembers=options.blocks_before == 0,
         )
     model.net.to(context.dtype)
