@@ -12,12 +12,19 @@ import pytest
 from support.entry_points import REPOSITORY, own_entry_points
 
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
-BUILDING_BLOCKS = ("omni_ar", "omni_diffusion", "omni_encoder", "omni_vocoder")
-OFFERED = tuple(
-    f"omni_ar.{name}"
-    for name in ("layers", "model", "inputs", "options", "loading", "hidden_conditioning", "text_conditioning")
-)
-"""What model plugins use of `omni_ar`: layers, the model contract, inputs, options, loading, what a speaker is fed by."""
+OFFERED = {
+    "omni_ar": {
+        *("options", "inputs", "model", "layers", "loading", "processors"),
+        *("adapters", "hidden_conditioning", "text_conditioning"),
+    },
+    "omni_diffusion": {"options", "inputs", "model", "layers"},
+    "omni_encoder": {"options", "inputs", "model", "plan", "towers"},
+    "omni_vocoder": {"options", "inputs", "model", "state", "layers", "streaming"},
+}
+"""What plugins use of a kind: options, inputs, the model contract, what models are made of and read with, what feeds a stage. The
+rest is kernels and what runs the stage."""
+PLUGINS = [ROOTS["plugins"], REPOSITORY / "examples", REPOSITORY / "tests" / "examples" / "plain_tts"]
+"""Those that authors copy keep to it as well."""
 FAMILIES = [path.parent.name.removeprefix("omni_") for path in sorted((REPOSITORY / "plugins").glob("*/plugin.py"))]
 # The family of any causal language model bears the name of what it writes; to mimic is a word.
 NAMES = {*map(re.escape, FAMILIES), "qwen", "mimi(?!c)", "moshi", "bigvgan", "(?:code|token)2wav", "whisper", "encodec"}
@@ -40,6 +47,15 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def import_paths(path: Path) -> Iterator[str]:
+    """The modules of `"module:attribute"` strings in a file, which import as well."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = re.fullmatch(r"(omni\w*(?:\.\w+)*):\w+", node.value)
+            if named:
+                yield named[1]
+
+
 def own(module: str) -> str | None:
     """The package of this repository that a module belongs to, if any."""
     package = module.partition(".")[0]
@@ -55,8 +71,14 @@ def allowed(root: str, package: str) -> set[str]:
         "omni": {"omni"},
         "stages": {"omni", package},
         "connectors": {"omni", package},
-        "plugins": {"omni", package, *BUILDING_BLOCKS},
+        "plugins": {"omni", package, *OFFERED},
     }[root]
+
+
+def offers(module: str) -> bool:
+    """Whether a plugin may import a module of a stage kind, or anything of another package."""
+    kind, _, inside = module.partition(".")
+    return kind not in OFFERED or inside.partition(".")[0] in OFFERED[kind]
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -69,21 +91,33 @@ def test_arrows_point_one_way(root: str):
         assert not foreign, f"{path.relative_to(REPOSITORY)} imports {', '.join(sorted(foreign))}"
 
 
-def test_plugins_use_what_is_offered_and_never_kernels_or_what_runs_the_stage():
-    for path in sources("plugins"):
-        for module in imports(path):
-            if own(module) == "omni_ar":
-                assert module.startswith(tuple(f"{name}." for name in OFFERED)), f"{path} imports {module}"
+@pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)
+def test_plugins_use_what_is_offered_and_never_kernels_or_what_runs_the_stage(folder: Path):
+    files = sorted(folder.rglob("*.py"))
+    assert files
+    for path in files:
+        refused = [module for module in (*imports(path), *import_paths(path)) if not offers(module)]
+        assert not refused, f"{path.relative_to(REPOSITORY)} imports {', '.join(refused)}"
+
+
+@pytest.mark.parametrize("kind", OFFERED)
+def test_what_is_offered_is_there_and_a_worker_is_not_offered(kind: str):
+    modules = {path.stem for path in (ROOTS["stages"] / kind).iterdir()}
+    assert OFFERED[kind] <= modules
+    assert not any(offers(f"{kind}.{name}.Name") for name in ("kind", "loaded", "kernels", "run", "worker"))
+
+
+def test_every_stage_kind_says_what_it_offers():
+    assert {path.parent.name for path in ROOTS["stages"].glob("*/plugin.py")} == {*OFFERED}
 
 
 def test_names_of_import_paths_keep_the_arrows_too():
-    """`"module:attribute"` strings import as well."""
     for root in ("omni", "stages", "connectors"):
         for path in sources(root):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    named = re.fullmatch(r"(omni\w*)(\.\w+)*:\w+", node.value)
-                    assert not named or named[1] in allowed(root, package_of(path, root)), f"{path}: {node.value}"
+            foreign = {
+                module for module in import_paths(path) if own(module) not in allowed(root, package_of(path, root))
+            }
+            assert not foreign, f"{path.relative_to(REPOSITORY)} names {', '.join(sorted(foreign))}"
 
 
 @pytest.mark.parametrize("root", ["omni", "stages", "connectors"])
