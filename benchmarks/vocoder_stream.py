@@ -17,6 +17,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 
 from omni.checkpoint.hf_config import Section
 from omni_qwen3_omni.code2wav import Code2Wav
+from omni_vocoder.layers import window_shape
 
 FRAMES_PER_SECOND = 12.5
 WARM_UP_CHUNKS = 3
@@ -70,7 +71,8 @@ def main() -> None:
     given = arguments()
     device, dtype = torch.device(given.device), DTYPES[given.dtype]
     torch.manual_seed(0)
-    model = Code2Wav(Section(SHAPES[given.shape].to_dict(), "code2wav_config")).to(device, dtype)
+    config = Section(SHAPES[given.shape].to_dict())
+    model = Code2Wav(config, window_shape(config)).to(device, dtype)
     warm_up = argparse.Namespace(**vars(given) | {"frames": WARM_UP_CHUNKS * given.chunk})
     chunk_seconds(model, device, warm_up)
     seconds = chunk_seconds(model, device, given)

@@ -13,22 +13,23 @@ from omni_vocoder.layers import (
     GatedMLP,
     RMSNorm,
     UpsamplingRates,
+    WindowShape,
     WindowTransformer,
     convnext_upsampling,
     snake_decoder,
-    window_shape,
 )
 from omni_vocoder.state import Chunk
 from omni_vocoder.streaming import StreamingVocoder
 
 
 class Code2Wav(StreamingVocoder):
-    """Parameters are named as in a published checkpoint below `code2wav.`, and config is that of its config.json.
+    """Parameters are named as in a published checkpoint below `code2wav.`, and config is that of its config.json,
+    whose layers attend to `window`.
 
     As released, 1920 samples of a frame (12.5 frames per second), and the last 555 are decided by the next frame.
     """
 
-    def __init__(self, config: Section) -> None:
+    def __init__(self, config: Section, window: WindowShape) -> None:
         ratios, rates, width = config["upsampling_ratios"], config["upsample_rates"], config["hidden_size"]
         steps = UpsamplingRates(tuple(ratios), tuple(rates))
         super().__init__(num_groups=config["num_quantizers"], sample_rate=24000, rates=steps)
@@ -36,7 +37,7 @@ class Code2Wav(StreamingVocoder):
         self.code_embedding = nn.Embedding(self.codebook_size * self.num_groups, width)
         self.pre_transformer = WindowTransformer(
             self.layout,
-            window_shape(config),
+            window,
             config["num_hidden_layers"],
             norm=partial(RMSNorm, width, config["rms_norm_eps"]),
             mlp=partial(GatedMLP, width, config["intermediate_size"]),
@@ -45,21 +46,23 @@ class Code2Wav(StreamingVocoder):
         self.upsample = convnext_upsampling(self.layout, width, ratios)
         self.decoder = snake_decoder(self.layout, width, config["decoder_dim"], rates)
 
-    def waveform(self, codes_BQN: Tensor, chunk: Chunk) -> Tensor:
-        signal_BCT = self.pre_transformer(self._embed(codes_BQN), chunk).transpose(1, 2)
+    def waveform(self, codes_BGN: Tensor, chunk: Chunk) -> Tensor:
+        signal_BCT = self.pre_transformer(self._embed(codes_BGN), chunk).transpose(1, 2)
         wav_B1S: Tensor = self.decoder(self.upsample(signal_BCT, chunk), chunk)
         return wav_B1S
 
-    def _embed(self, codes_BQN: Tensor) -> Tensor:
+    def _embed(self, codes_BGN: Tensor) -> Tensor:
         """Mean over quantizers, `[B, N, D]`; each quantizer has its own stretch of the table."""
-        quantizer_Q1 = torch.arange(codes_BQN.shape[1], device=codes_BQN.device).unsqueeze(1)
-        embedded_BQND: Tensor = self.code_embedding(codes_BQN + quantizer_Q1 * self.codebook_size)
-        return embedded_BQND.mean(1)
+        quantizer_G1 = torch.arange(codes_BGN.shape[1], device=codes_BGN.device).unsqueeze(1)
+        embedded_BGND: Tensor = self.code_embedding(codes_BGN + quantizer_G1 * self.codebook_size)
+        return embedded_BGND.mean(1)
 
 
 def build(context: StageContext) -> Code2Wav:
     """The checkpoint's vocoder on the context's device."""
+    config = read_config(context.checkpoint)
+    assert config.code2wav_window is not None
     with torch.device(context.device.torch_device):
-        model = Code2Wav(read_config(context.checkpoint).code2wav).to(context.dtype)
+        model = Code2Wav(config.code2wav, config.code2wav_window).to(context.dtype)
     load_weights(model, context, {"code2wav.": ""})
     return model

@@ -7,7 +7,7 @@ from transformers import Qwen3OmniMoeConfig
 
 from omni.checkpoint.hf_config import Section, once_per_config, parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
-from omni_vocoder.layers import window_shape
+from omni_vocoder.layers import WindowShape, window_shape
 
 _MARKS = ("im_start", "im_end", "user", "assistant", "tts_bos", "tts_eos", "tts_pad")
 _CODES = ("codec_bos", "codec_pad", "codec_nothink", "codec_think_bos", "codec_think_eos")
@@ -38,7 +38,7 @@ class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole checkpoint. talker: None in the Thinking layout. hf: transformers' own object, for its towers."""
+    """The whole checkpoint. talker, code2wav_window: None in the Thinking layout. hf: transformers' own object, for its towers."""
 
     thinker: DecoderConfig
     thinker_vocab_size: int
@@ -56,6 +56,7 @@ class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
     spatial_merge_size: int
     audio_window: int
     code2wav: Section
+    code2wav_window: WindowShape | None
     hf: Any
 
 
@@ -65,6 +66,7 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
     hf = parse_config(Qwen3OmniMoeConfig, raw, "Qwen3-Omni")
     thinker, whole = hf.thinker_config, Section(hf.to_dict())
     _check(whole)
+    vocoder = whole.part("code2wav_config")
     return OmniConfig(
         thinker=decoder_config(thinker.text_config),
         thinker_vocab_size=thinker.text_config.vocab_size,
@@ -74,7 +76,8 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
         position_id_per_seconds=thinker.position_id_per_seconds,
         spatial_merge_size=thinker.vision_config.spatial_merge_size,
         audio_window=thinker.audio_config.n_window,
-        code2wav=whole.part("code2wav_config"),
+        code2wav=vocoder,
+        code2wav_window=window_shape(vocoder) if hf.enable_audio_output else None,
         hf=hf,
         **{name: whole[f"{name}_token_id"] for name in _MARKS},
     )
@@ -96,7 +99,6 @@ def _check(whole: Section) -> None:
     vocoder.at_least(1, "codebook_size", "num_quantizers", "upsampling_ratios", "upsample_rates")
     vocoder.at_least(2 ** len(vocoder["upsample_rates"]), "decoder_dim")
     vocoder.equal({"hidden_act": "silu"})
-    window_shape(vocoder)  # refuses heads that do not fit
 
 
 def _talker(hf: Any) -> TalkerConfig:

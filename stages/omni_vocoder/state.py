@@ -65,7 +65,7 @@ class StreamState:
         self.carried_RW.index_fill_(0, rows_B, 0)
         self.frames_R.index_fill_(0, rows_B, 0)
 
-    def load(self, rows_B: Tensor, first: bool = False) -> "Chunk":
+    def load(self, rows_B: Tensor, first: bool) -> "Chunk":
         """A private copy of the rows. first: these are their streams' first frames: a blank one, whatever the rows held."""
         if first:
             rows = rows_B.shape[0]

@@ -1,11 +1,10 @@
-"""Vocoders made of layers that look back. Shapes as in `omni_vocoder.model`, Q code groups in the place of G."""
+"""Vocoders made of layers that look back. Shapes as in `omni_vocoder.model`."""
 
 from abc import abstractmethod
 
 import torch
 from torch import Tensor
 
-from omni.errors import InputError
 from omni_vocoder.layers import UpsamplingRates
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.state import Chunk, StateLayout, StreamState
@@ -14,9 +13,10 @@ from omni_vocoder.state import Chunk, StateLayout, StreamState
 class StreamingVocoder(VocoderModel[StreamState]):
     """A network whose layers reserve their past in `layout` while they are built. What is left to write is `waveform`.
 
-    A decode of n frames knows n * samples_per_frame - lookahead samples: the rest depends on the next frame. So a
-    stream is short by `lookahead` samples in its first chunk, in step from then on, and has nothing to flush.
-    Nothing synchronizes with the device, and the work of a chunk does not grow with the frames before it.
+    rates: of all that stretches the signal, from a frame to samples. A decode of n frames knows n * samples_per_frame - lookahead
+    samples: the rest depends on the next frame. So a stream is short by `lookahead` samples in its first chunk, in step from then
+    on, and has nothing to flush. Nothing synchronizes with the device, and the work of a chunk does not grow with the frames
+    before it.
     """
 
     def __init__(self, *, num_groups: int, sample_rate: int, rates: UpsamplingRates) -> None:
@@ -27,7 +27,7 @@ class StreamingVocoder(VocoderModel[StreamState]):
         self._sample_rate = sample_rate
 
     @abstractmethod
-    def waveform(self, codes_BQN: Tensor, chunk: Chunk) -> Tensor:
+    def waveform(self, codes_BGN: Tensor, chunk: Chunk) -> Tensor:
         """Samples `[B, 1, S]` of the next N frames, int64 codes: as many as `samples` says, of no bounded height."""
 
     @property
@@ -54,8 +54,8 @@ class StreamingVocoder(VocoderModel[StreamState]):
     def decode(self, codes_BNG: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
         """As in `VocoderModel`; frames that are `first` start their streams whatever the rows held.
 
-        Raises InputError if there are not `num_groups` codes in a frame, or fewer than one frame, in a first chunk than
-        `min_first_frames`.
+        Raises ValueError if there are not `num_groups` codes in a frame, or fewer than one frame, in a first chunk than
+        `min_first_frames`: a stage gives none such.
         """
         self._check(codes_BNG, first)
         chunk = state.load(rows_B, first)
@@ -69,7 +69,7 @@ class StreamingVocoder(VocoderModel[StreamState]):
     def _check(self, codes_BNG: Tensor, first: bool) -> None:
         _, frames, groups = codes_BNG.shape
         if groups != self._num_groups:
-            raise InputError("codes", f"have {groups} codes per frame", f"give {self._num_groups}, one per code group")
+            raise ValueError(f"frames have {groups} codes each, not {self._num_groups}, one per code group")
         fewest = self.min_first_frames if first else 1
         if frames < fewest:
-            raise InputError("codes", f"have {frames} frames", f"give at least {fewest} in this chunk")
+            raise ValueError(f"a chunk has {frames} frames, fewer than {fewest}")

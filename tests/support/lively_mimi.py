@@ -10,8 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import MimiConfig, MimiModel
 
+from omni.checkpoint.hf_config import Section
+from omni_csm.config import PER_FRAME
+from omni_csm.mimi.codec import settle_codebooks
 from omni_csm.mimi.encoder import AudioEncoder
 from omni_csm.mimi.vocoder import Vocoder
+from omni_vocoder.layers import window_shape
 
 _SMALL: dict[str, Any] = {
     "codebook_size": 32,
@@ -84,11 +88,12 @@ def lively_codec(shape: dict[str, Any], dtype: torch.dtype = torch.float32) -> C
     config = MimiConfig(**shape)
     reference = MimiModel(config).eval()
     _enliven(reference, dtype)
-    ours, encoder = Vocoder(config).to(dtype), AudioEncoder(config).to(dtype)
+    window = window_shape(Section(config.to_dict()), PER_FRAME)
+    ours, encoder = Vocoder(config, window).to(dtype), AudioEncoder(config, window).to(dtype)
     for module in (ours, encoder):
         published = reference.state_dict()
         module.load_state_dict({name: published[name] for name in module.state_dict()})
-        module.prepare()
+        settle_codebooks(module)
     return Codec(reference, ours, encoder)
 
 

@@ -8,26 +8,30 @@ from torch import Tensor, nn
 from transformers.models.mimi import modeling_mimi as hf
 
 from omni.stage import StageContext
-from omni_csm.config import read_config
-from omni_csm.mimi.codec import PER_FRAME, Codec
+from omni_csm.config import PER_FRAME, read_config
+from omni_csm.mimi.codec import load, streaming, transformer
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
-from omni_vocoder.layers import CausalConv
+from omni_vocoder.layers import CausalConv, WindowShape
+from omni_vocoder.state import StateLayout
 
 
-class AudioEncoder(Codec, EncoderModel):
+class AudioEncoder(EncoderModel):
     """Items: `samples`, float32 `[samples]` at 24 kHz. Outputs: `codes`, int64 `[n, G]`.
 
     Clips are encoded one after the other: at its end each is padded layer by layer, and not to the length of another.
+    config: a `MimiConfig`.
     """
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        width = config.hidden_size
-        self.encoder = nn.ModuleDict({"layers": self._streaming(hf.MimiEncoder(config).layers)})
-        self.encoder_transformer = self._transformer()
+    def __init__(self, config: Any, window: WindowShape) -> None:
+        super().__init__()
+        layout, width = StateLayout(), config.hidden_size
+        self.samples_per_frame: int = config.frame_size
+        self.quantizer: Any = hf.MimiSplitResidualVectorQuantizer(config)
+        self.encoder = nn.ModuleDict({"layers": streaming(layout, hf.MimiEncoder(config).layers)})
+        self.encoder_transformer = transformer(layout, config, window)
         strided = nn.Conv1d(width, width, 2 * PER_FRAME, PER_FRAME, bias=False)
-        self.downsample = CausalConv(self.layout, strided, "replicate")
+        self.downsample = CausalConv(layout, strided, "replicate")
 
     def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
         clips = tuple(item["samples"] for item in items)
@@ -53,5 +57,6 @@ class AudioEncoder(Codec, EncoderModel):
 
 def build(context: StageContext) -> AudioEncoder:
     """The checkpoint's codec, samples to frames, on the context's device."""
+    config = read_config(context.checkpoint)
     with torch.device(context.device.torch_device):
-        return AudioEncoder(read_config(context.checkpoint).mimi).load(context)
+        return load(AudioEncoder(config.mimi, config.mimi_window), context)

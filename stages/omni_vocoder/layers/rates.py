@@ -14,7 +14,7 @@ class UpsamplingRates:
     """
 
     plain: tuple[int, ...]
-    looking_ahead: tuple[int, ...]
+    looking_ahead: tuple[int, ...] = ()
 
     @property
     def samples_per_frame(self) -> int:

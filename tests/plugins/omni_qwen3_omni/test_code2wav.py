@@ -18,8 +18,8 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni.checkpoint.hf_config import Section
-from omni.errors import InputError
 from omni_qwen3_omni.code2wav import Code2Wav
+from omni_vocoder.layers import window_shape
 from omni_vocoder.state import StreamState
 from support.no_synchronization import no_synchronization
 
@@ -107,11 +107,16 @@ def _enliven(model: Qwen3OmniMoeCode2Wav, dtype: torch.dtype) -> None:
     outlet.bias *= gain
 
 
+def _vocoder(config: dict[str, object]) -> Code2Wav:
+    section = Section(config)
+    return Code2Wav(section, window_shape(section))
+
+
 def _pair(shape: dict[str, object], dtype: torch.dtype = torch.float32) -> Pair:
     config = Qwen3OmniMoeCode2WavConfig(**shape)
     reference = Qwen3OmniMoeCode2Wav._from_config(config).eval()
     _enliven(reference, dtype)
-    ours = Code2Wav(Section(config.to_dict(), "code2wav_config")).to(dtype)
+    ours = _vocoder(config.to_dict()).to(dtype)
     ours.load_state_dict(reference.state_dict(), strict=True)
     return Pair(ours, reference, dtype)
 
@@ -223,15 +228,18 @@ def test_first_chunk_below_the_fewest_frames_is_refused() -> None:
     pair = _pair(TWO_FRAME_START, torch.float64)
     codes = pair.codes(100)
     state = pair.ours.new_state(1)
-    with pytest.raises(InputError, match=r"codes: have 1 frames; give at least 2"):
+    with pytest.raises(ValueError, match="a chunk has 1 frames, fewer than 2"):
         _decode(pair.ours, codes[:, :, :1], state, _rows(0), first=True)
     assert pair.error(_stream(pair.ours, codes, [2, *[1] * 98]), pair.whole(codes)) < 1
 
 
-@pytest.mark.parametrize(("quantizers", "frames"), [(3, 5), (5, 5), (4, 0)])
-def test_codes_of_a_wrong_shape_are_refused(exact: Pair, quantizers: int, frames: int) -> None:
+@pytest.mark.parametrize(
+    ("quantizers", "frames", "message"),
+    [(3, 5, "frames have 3 codes each, not 4"), (5, 5, "frames have 5 codes"), (4, 0, "a chunk has 0 frames")],
+)
+def test_codes_of_a_wrong_shape_are_refused(exact: Pair, quantizers: int, frames: int, message: str) -> None:
     state = exact.ours.new_state(1)
-    with pytest.raises(InputError, match="codes"):
+    with pytest.raises(ValueError, match=message):
         _decode(exact.ours, torch.zeros(1, quantizers, frames, dtype=torch.int64), state, _rows(0), first=False)
 
 
@@ -334,7 +342,7 @@ def test_planted_fault_a_drifted_position_is_heard(released: Pair, drift: int) -
 @pytest.mark.parametrize("window", [15, 17])
 def test_planted_fault_a_window_off_by_one_is_heard(released: Pair, window: int) -> None:
     config = released.reference.config.to_dict() | {"sliding_window": window}
-    other = Code2Wav(Section(config, "code2wav_config")).to(released.dtype)
+    other = _vocoder(config).to(released.dtype)
     other.load_state_dict(released.ours.state_dict())
     codes = released.codes(50)
     assert released.error(_stream(other, codes, [25, 25]), released.whole(codes)) > 1
@@ -371,7 +379,7 @@ def test_nothing_outlives_a_chunk_but_the_state(exact: Pair) -> None:
 def test_no_value_is_read_back_from_the_device(first: bool) -> None:
     """Tensors on the meta device have no values: whatever asks for one raises."""
     config = Qwen3OmniMoeCode2WavConfig(**GROUPED_HEADS)
-    model = Code2Wav(Section(config.to_dict(), "code2wav_config")).to("meta")
+    model = _vocoder(config.to_dict()).to("meta")
     state = model.new_state(4)
     rows = torch.zeros(2, dtype=torch.int64, device="meta")
     wav = _decode(model, torch.zeros(2, 4, 7, dtype=torch.int64, device="meta"), state, rows, first)

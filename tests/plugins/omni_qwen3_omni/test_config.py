@@ -16,6 +16,7 @@ from omni.checkpoint.hf_config import Section
 from omni.errors import CheckpointError
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_qwen3_omni.config import OmniConfig, read_config
+from omni_vocoder.layers import window_shape
 from support.reference import tiny_checkpoint
 
 RELEASED = {
@@ -43,15 +44,17 @@ def read(folder: Path, path: str, value: object) -> OmniConfig:
 
 
 def vocoder(config: Qwen3OmniMoeCode2WavConfig) -> Code2Wav:
+    section = Section(config.to_dict())
     with torch.device("meta"):
-        return Code2Wav(Section(config.to_dict(), "code2wav_config"))
+        return Code2Wav(section, window_shape(section))
 
 
 def test_vocoder_of_released_numbers(tmp_path: Path) -> None:
     """transformers' defaults are the published sizes, and a file leaves out what equals them."""
     config = read(tmp_path, "code2wav_config", RELEASED)
+    assert config.code2wav_window is not None
     with torch.device("meta"):
-        model = Code2Wav(config.code2wav)
+        model = Code2Wav(config.code2wav, config.code2wav_window)
     whole = vocoder(Qwen3OmniMoeCode2WavConfig())
     assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in whole.named_parameters()}
     assert (model.samples(1, first=False), model.samples(1, first=True)) == (1920, 1920 - 555)
@@ -64,8 +67,8 @@ def test_vocoder_of_released_numbers(tmp_path: Path) -> None:
 )
 def test_rope_theta_is_read_where_either_file_format_keeps_it(tmp_path: Path, raw: dict[str, object]) -> None:
     config = read(tmp_path, "code2wav_config", raw)
-    with torch.device("meta"):
-        assert Code2Wav(config.code2wav).pre_transformer.shape.rope_theta == 500.0
+    assert config.code2wav_window is not None
+    assert config.code2wav_window.rope_theta == 500.0
 
 
 @settings(max_examples=30)

@@ -120,8 +120,8 @@ def test_windows_of_attention_slide_along(sizes: list[int], per_frame: int) -> N
     # Angles are float32 in every dtype.
     state, rows_B = StreamState.allocate(2, layout.width, "cpu", torch.float64), torch.tensor([1, 0])
     pieces = []
-    for piece in hidden_BTD.split([per_frame * size for size in sizes], 1):
-        chunk = state.load(rows_B)
+    for index, piece in enumerate(hidden_BTD.split([per_frame * size for size in sizes], 1)):
+        chunk = state.load(rows_B, first=index == 0)
         pieces.append(transformer(piece, chunk))
         state.store(rows_B, chunk, piece.shape[1] // per_frame)
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-5, atol=1e-6)
