@@ -22,11 +22,12 @@ from omni.checkpoint import Checkpoint, resolve
 from omni.chunks import AudioChunk
 from omni.device import COMPLETED, Device, SyncPoint, may_sync, open_device
 from omni.engine import resolve_pipeline
+from omni.frames import CodeFrames
 from omni.payload import Payload
 from omni.plugin.manager import load_plugins
 from omni.sampling_params import SamplingParams
 from omni.stage import Done, Ended, Failed, Feed, Open, Produced, StageContext
-from omni_diffusion.inputs import CodeFrames, Voice
+from omni_diffusion.inputs import Voice
 from omni_diffusion.kind import DiffusionStageKind
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.worker import DiffusionWorker

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from omni.payload import Payload
-from omni_ar.inputs import CodeFrame
+from omni_ar.inputs import TokenCodes
 
 
 class FramesOnly:
@@ -13,7 +13,7 @@ class FramesOnly:
         pass
 
     def push(self, payload: Payload) -> Sequence[Payload]:
-        return (payload,) if isinstance(payload.meta, CodeFrame) else ()
+        return (payload,) if isinstance(payload.meta, TokenCodes) else ()
 
     def finish(self, reason: str) -> Sequence[Payload]:
         return ()

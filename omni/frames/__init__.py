@@ -2,7 +2,7 @@
 
 from omni.frames.arrival import Arrival, read_arrival
 from omni.frames.inputs import CodeFrames
-from omni.frames.reader import FrameReader
+from omni.frames.request import FrameRequest
 from omni.frames.rows import RowQueue
 from omni.frames.samples import MAX_IN_FLIGHT, SampleBatch, SampleRing
 from omni.frames.store import FrameStore
@@ -13,7 +13,7 @@ __all__ = [
     "Arrival",
     "CodeFrames",
     "FrameModel",
-    "FrameReader",
+    "FrameRequest",
     "FrameStore",
     "FrameWorker",
     "RowQueue",

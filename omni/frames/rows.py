@@ -2,14 +2,12 @@
 
 from bisect import insort
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic
 
-from omni.frames.reader import FrameReader
-
-ReaderT = TypeVar("ReaderT", bound=FrameReader)
+from omni.frames.request import RequestT
 
 
-class RowQueue(Generic[ReaderT]):
+class RowQueue(Generic[RequestT]):
     """Rows go to the requests of lowest rank among those whose first frames came. A request keeps its row to its end.
 
     A row may be given on at once: whatever touches its memory runs on one stream, so new work follows the old.
@@ -17,15 +15,15 @@ class RowQueue(Generic[ReaderT]):
 
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
-        self._waiting: list[ReaderT] = []
-        self._seated: list[ReaderT] = []
+        self._waiting: list[RequestT] = []
+        self._seated: list[RequestT] = []
 
     @property
-    def seated(self) -> Sequence[ReaderT]:
+    def seated(self) -> Sequence[RequestT]:
         """Requests that have a row, longest first."""
         return self._seated
 
-    def join(self, request: ReaderT) -> None:
+    def join(self, request: RequestT) -> None:
         """The request wants a row."""
         insort(self._waiting, request, key=lambda waiting: waiting.rank)
 
@@ -38,7 +36,7 @@ class RowQueue(Generic[ReaderT]):
             self._seated.append(request)
         return len(self._seated) > seated
 
-    def leave(self, request: ReaderT) -> None:
+    def leave(self, request: RequestT) -> None:
         """The request needs no row any more."""
         if request.row is not None:
             self._free.append(request.row)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Bucket, Device, Downloader, HostSlot, Stream, declare_buckets
-from omni.frames.rows import ReaderT
+from omni.frames.request import RequestT
 
 MAX_IN_FLIGHT = 2
 """Batches whose samples the host has not read: one runs, one is queued; rows that become ready meanwhile share the next."""
@@ -28,10 +28,10 @@ declare_buckets({"download_samples": Bucket.COPIES})
 
 
 @dataclass(frozen=True, slots=True)
-class SampleBatch(Generic[ReaderT]):
+class SampleBatch(Generic[RequestT]):
     """A batch that was launched. samples: of each of its requests."""
 
-    requests: tuple[ReaderT, ...]
+    requests: tuple[RequestT, ...]
     samples: int
     host: HostSlot
 
@@ -66,7 +66,7 @@ class SampleRing:
         """`[count, samples]` for the phase that makes `samples` for each of `count` rows."""
         return self._wav[turn, : count * samples].view(count, samples)
 
-    def send(self, requests: Sequence[ReaderT], samples: int) -> SampleBatch[ReaderT]:
+    def send(self, requests: Sequence[RequestT], samples: int) -> SampleBatch[RequestT]:
         """Enqueues the copy of what was launched into the buffer of `turn`, which moves on."""
         self._downloads.begin()
         try:

@@ -11,7 +11,7 @@ host knows are uploaded along with the places they go to.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 import torch
@@ -20,22 +20,21 @@ from torch import Tensor
 
 from omni.device import Bucket, Device, Stream, Uploader, declare_buckets
 from omni.frames.arrival import Arrival
-from omni.frames.reader import FrameReader
+from omni.frames.request import FrameRequest, RequestT
 from omni.payload import PageSlice
 
 _RING = 4
 _KNOWN = 0
 """In place of an object's id."""
-ReaderT = TypeVar("ReaderT", bound=FrameReader)
 
 declare_buckets({"gather_frames": Bucket.PAYLOAD, "store_frames": Bucket.PAYLOAD})
 
 
 @dataclass(frozen=True, slots=True)
-class _Take(Generic[ReaderT]):
+class _Take(Generic[RequestT]):
     """Part of an arrival that has room. places: int64, where its frames go in the flattened ring."""
 
-    request: ReaderT
+    request: RequestT
     arrival: Arrival
     first: int
     places: NDArray[np.int64]
@@ -56,13 +55,13 @@ class FrameStore:
         self._groups = groups
         self._upload = Uploader(device, stream, (1 + groups) * rows * capacity, _RING)
 
-    def places(self, request: FrameReader, start: int, count: int) -> NDArray[np.int64]:
+    def places(self, request: FrameRequest, start: int, count: int) -> NDArray[np.int64]:
         """Where frames `start` to `start + count` of the row, counted from its oldest, are in the flattened ring."""
         assert request.row is not None
         offsets = request.start + np.arange(start, start + count, dtype=np.int64)
         return request.row * self._capacity + offsets % self._capacity
 
-    def take(self, requests: Iterable[ReaderT]) -> tuple[bool, dict[ReaderT, Exception]]:
+    def take(self, requests: Iterable[RequestT]) -> tuple[bool, dict[RequestT, Exception]]:
         """Enqueues the copy of all frames of `requests` that are ready and have room; releases what is wholly copied.
 
         Returns whether there were any, and the requests whose copy could not be launched.
@@ -72,8 +71,8 @@ class FrameStore:
         takes = [take for request in requests for take in self._plan(request)]
         return bool(takes), self._launch(takes) if takes else {}
 
-    def _plan(self, request: ReaderT) -> list[_Take[ReaderT]]:
-        takes: list[_Take[ReaderT]] = []
+    def _plan(self, request: RequestT) -> list[_Take[RequestT]]:
+        takes: list[_Take[RequestT]] = []
         for arrival in request.arrivals:
             room = self._capacity - request.buffered
             if not room or not arrival.message.arrived:
@@ -83,7 +82,7 @@ class FrameStore:
             request.buffered += count
         return takes
 
-    def _launch(self, takes: list[_Take[ReaderT]]) -> dict[ReaderT, Exception]:
+    def _launch(self, takes: list[_Take[RequestT]]) -> dict[RequestT, Exception]:
         groups = _by_source(takes)
         arrays = [
             np.concatenate(parts)
@@ -94,7 +93,7 @@ class FrameStore:
             views = self._upload.send(arrays)
         except Exception as error:
             return {take.request: error for take in takes}  # nothing was copied
-        failed: dict[ReaderT, Exception] = {}
+        failed: dict[RequestT, Exception] = {}
         for group, sources_n, places_n in zip(groups, views[::2], views[1::2], strict=True):
             try:
                 self._copy(group, sources_n, places_n)
@@ -109,7 +108,7 @@ class FrameStore:
         self._release(takes)
         return failed
 
-    def _copy(self, group: list[_Take[ReaderT]], sources_n: Tensor, places_n: Tensor) -> None:
+    def _copy(self, group: list[_Take[RequestT]], sources_n: Tensor, places_n: Tensor) -> None:
         codes = group[0].arrival.codes
         if isinstance(codes, PageSlice):
             self._device.launch(self._stream, gather_frames, self.ring_RCG, codes.pages, sources_n, places_n)
@@ -120,16 +119,16 @@ class FrameStore:
             first, count = group[0].first, group[0].count
             self._device.launch(self._stream, store_frames, self.ring_RCG, codes[first : first + count], places_n)
 
-    def _release(self, takes: list[_Take[ReaderT]]) -> None:
+    def _release(self, takes: list[_Take[RequestT]]) -> None:
         for take in takes:
             if take.arrival.taken == take.arrival.count:
                 take.request.arrivals.remove(take.arrival)
                 take.arrival.let_go()
 
 
-def _by_source(takes: list[_Take[ReaderT]]) -> list[list[_Take[ReaderT]]]:
+def _by_source(takes: list[_Take[RequestT]]) -> list[list[_Take[RequestT]]]:
     """Slices of the same pages share a copy, and so does what the host knows; a tensor is copied by itself."""
-    groups: dict[int, list[_Take[ReaderT]]] = {}
+    groups: dict[int, list[_Take[RequestT]]] = {}
     for take in takes:
         match take.arrival.codes:
             case PageSlice(pages=pages):
@@ -142,7 +141,7 @@ def _by_source(takes: list[_Take[ReaderT]]) -> list[list[_Take[ReaderT]]]:
     return list(groups.values())
 
 
-def _sources(take: _Take[ReaderT]) -> NDArray[np.int64]:
+def _sources(take: _Take[RequestT]) -> NDArray[np.int64]:
     """What is uploaded of it besides its places: rows of pages, or codes themselves."""
     codes, part = take.arrival.codes, slice(take.first, take.first + take.count)
     if isinstance(codes, PageSlice):

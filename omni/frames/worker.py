@@ -9,7 +9,8 @@ from omni.chunks import AudioChunk
 from omni.device import COMPLETED, Device
 from omni.errors import StageError
 from omni.frames.arrival import Arrival, read_arrival
-from omni.frames.rows import ReaderT, RowQueue
+from omni.frames.request import RequestT
+from omni.frames.rows import RowQueue
 from omni.frames.samples import SampleBatch, SampleRing
 from omni.frames.store import FrameStore
 from omni.payload import Payload
@@ -25,7 +26,7 @@ class FrameModel(Protocol):
     def sample_rate(self) -> int: ...
 
 
-class FrameWorker(MailboxWorker[ReaderT]):
+class FrameWorker(MailboxWorker[RequestT]):
     """Takes frames out of the producer's memory into rows of its own, and gives samples to the host. A kind of stage adds what is
     between: `open`, `run` and `over`, and `read` if there are other inputs.
 
@@ -40,23 +41,23 @@ class FrameWorker(MailboxWorker[ReaderT]):
         super().__init__(name)
         self.device = device
         self.stream = device.stream(name, priority=priority)
-        self.rows = RowQueue[ReaderT](rows)
+        self.rows = RowQueue[RequestT](rows)
         self.store = FrameStore(device, self.stream, rows, capacity, model.num_groups)
         self.samples = SampleRing(device, self.stream, device.stream(f"{name}-copy", priority=priority), most_samples)
         self.totals = {"steps": 0, "frames": 0, "samples": 0}
         self._groups = model.num_groups
         self._sample_rate = model.sample_rate
-        self._in_flight: deque[SampleBatch[ReaderT]] = deque()
+        self._in_flight: deque[SampleBatch[RequestT]] = deque()
 
     @abstractmethod
     def run(self) -> bool:
         """Launches what the rows are ready for; paused requests begin nothing. Returns whether anything was launched."""
 
     @abstractmethod
-    def over(self, request: ReaderT) -> bool:
+    def over(self, request: RequestT) -> bool:
         """Whether there is nothing left to wait for: neither frames nor samples."""
 
-    def read(self, request: ReaderT, message: Feed) -> Arrival | None:
+    def read(self, request: RequestT, message: Feed) -> Arrival | None:
         """The frames of an input; None if there are none in it, and nothing of it is used later.
 
         Raises ValueError, which says what was wanted, for anything else.
@@ -81,7 +82,7 @@ class FrameWorker(MailboxWorker[ReaderT]):
         super().close()
         self._in_flight.clear()
 
-    def feed(self, request: ReaderT, message: Feed) -> None:
+    def feed(self, request: RequestT, message: Feed) -> None:
         try:
             arrival = self.read(request, message)
         except ValueError as error:
@@ -94,18 +95,18 @@ class FrameWorker(MailboxWorker[ReaderT]):
             self.rows.join(request)
         request.arrivals.append(arrival)
 
-    def end(self, request: ReaderT, source: str) -> None:
+    def end(self, request: RequestT, source: str) -> None:
         request.open_sources.discard(source)
         if self.over(request):
             self._finish(request)
 
-    def pause(self, request: ReaderT) -> None:
+    def pause(self, request: RequestT) -> None:
         request.paused = True
 
-    def resume(self, request: ReaderT) -> None:
+    def resume(self, request: RequestT) -> None:
         request.paused = False
 
-    def drop(self, request: ReaderT) -> None:
+    def drop(self, request: RequestT) -> None:
         request.live = False
         self.rows.leave(request)
         while request.arrivals:
@@ -121,14 +122,14 @@ class FrameWorker(MailboxWorker[ReaderT]):
             moved = True
         return moved
 
-    def launched(self, batch: SampleBatch[ReaderT]) -> None:
+    def launched(self, batch: SampleBatch[RequestT]) -> None:
         """Samples are on their way: they are given when they are there."""
         for request in batch.requests:
             request.in_flight += 1
         self._in_flight.append(batch)
         self.totals["samples"] += batch.samples * len(batch.requests)
 
-    def isolate(self, batch: Sequence[ReaderT], doing: str, error: Exception) -> None:
+    def isolate(self, batch: Sequence[RequestT], doing: str, error: Exception) -> None:
         """After a failure that can be tried again: each is, alone (`together`), and one that was alone fails."""
         if len(batch) == 1:
             self.fail(batch[0].id, doing, error)
@@ -153,18 +154,18 @@ class FrameWorker(MailboxWorker[ReaderT]):
             moved = True
         return moved
 
-    def _give(self, request: ReaderT, batch: SampleBatch[ReaderT], index: int) -> None:
+    def _give(self, request: RequestT, batch: SampleBatch[RequestT], index: int) -> None:
         request.in_flight -= 1
         request.samples += batch.samples
         if batch.samples:
             chunk = AudioChunk(samples=batch.read(index), sample_rate=self._sample_rate)
             self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED))
 
-    def _finish(self, request: ReaderT) -> None:
+    def _finish(self, request: RequestT) -> None:
         counts = {"frames": request.done, "samples": request.samples}
         self.finish(request.id, "stop" if request.done else "empty", counts)
 
 
-def together(requests: list[ReaderT]) -> list[ReaderT]:
+def together(requests: list[RequestT]) -> list[RequestT]:
     """Those of `requests` that may share a batch: all, but one that is to go alone does."""
     return next(([request] for request in requests if request.alone), requests)

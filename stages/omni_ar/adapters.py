@@ -9,7 +9,7 @@ from omni.chunks import TokenChunk
 from omni.encoded import Encoded
 from omni.frames import CodeFrames
 from omni.payload import Payload
-from omni_ar.inputs import CodeFrame, Segment
+from omni_ar.inputs import Segment, TokenCodes
 
 
 class EncodedToSegment:
@@ -43,7 +43,7 @@ class FramesToCodes:
         pass
 
     def push(self, payload: Payload) -> Sequence[Payload]:
-        return (Payload(CodeFrames(count=1), payload.tensors),) if isinstance(payload.meta, CodeFrame) else ()
+        return (Payload(CodeFrames(count=1), payload.tensors),) if isinstance(payload.meta, TokenCodes) else ()
 
     def finish(self, reason: str) -> Sequence[Payload]:
         return ()

@@ -130,7 +130,7 @@ class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
     index: int
 
 
-class CodeFrame(msgspec.Struct, frozen=True, kw_only=True):
+class TokenCodes(msgspec.Struct, frozen=True, kw_only=True):
     """Output: the codes of one generated token; tensor `codes`, a page slice of one row, one column per code group."""
 
 

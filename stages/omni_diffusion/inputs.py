@@ -1,10 +1,6 @@
-"""What a diffusion stage takes. It gives `omni.chunks.AudioChunk`."""
+"""What a diffusion stage takes besides `omni.frames.CodeFrames`. It gives `omni.chunks.AudioChunk`."""
 
 import msgspec
-
-from omni.frames import CodeFrames
-
-__all__ = ["CodeFrames", "Voice"]
 
 
 class Voice(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from omni.frames import FrameReader
+from omni.frames import FrameRequest
 from omni_diffusion.noise import Noise
 from omni_diffusion.windows import Piece, Window, WindowSizes
 
 
 @dataclass(slots=True, eq=False)
-class DiffusionRequest(FrameReader):
+class DiffusionRequest(FrameRequest):
     """A request from `Open` to its end.
 
     seed, sample_index: what its noise is drawn from. noise, voice: None before it is known who speaks.

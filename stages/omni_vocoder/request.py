@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from omni.frames import FrameReader
+from omni.frames import FrameRequest
 from omni_vocoder.chunks import ChunkSizes
 
 
 @dataclass(slots=True, eq=False)
-class VocoderRequest(FrameReader):
+class VocoderRequest(FrameRequest):
     """A request from `Open` to its end. started: its first chunk was decoded, or is being so."""
 
     started: bool = False

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Uploader
-from omni.frames import FrameReader, FrameWorker, together
+from omni.frames import FrameRequest, FrameWorker, together
 from omni.stage import Open
 from support.frame_bench import POISON, FrameBench
 
@@ -21,17 +21,17 @@ class AdderModel:
     sample_rate = 8000
 
 
-class Adder(FrameWorker[FrameReader]):
+class Adder(FrameWorker[FrameRequest]):
     """A frame's sample is the sum of its codes. Up to `CHUNK` frames are added up at once, one batch of a request at a time."""
 
     def __init__(self, device: Device, rows: int) -> None:
         super().__init__("adder", device, AdderModel(), rows, CAPACITY, rows * CHUNK, priority=0)
         self._upload = Uploader(device, self.stream, rows * CHUNK, 4)
 
-    def open(self, message: Open) -> FrameReader:
-        return FrameReader(message.request_id, set(message.inputs), message.rank)
+    def open(self, message: Open) -> FrameRequest:
+        return FrameRequest(message.request_id, set(message.inputs), message.rank)
 
-    def over(self, request: FrameReader) -> bool:
+    def over(self, request: FrameRequest) -> bool:
         return request.ended and not request.in_flight and not request.buffered
 
     def run(self) -> bool:

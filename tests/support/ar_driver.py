@@ -17,7 +17,7 @@ from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
 from omni_ar.attention import AttentionBackend, TorchPagedAttention
-from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, StepInputs, TokenHidden
+from omni_ar.inputs import Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -62,7 +62,7 @@ class ArWorkerDriver(StageDriver):
         self.worker_stream = stream
         self.consumer_stream = device.stream("consumer")
         self.lent: list[Lent] = []
-        self.rows: dict[str, list[tuple[PromptHidden | TokenHidden | CodeFrame, Tensor]]] = {}
+        self.rows: dict[str, list[tuple[PromptHidden | TokenHidden | TokenCodes, Tensor]]] = {}
         self.looks: list[tuple[Tensor, Tensor]] = []
         self._slots: list[Tensor] = []
         """Of all gathers: made on another stream than theirs, their memory must not be given to the next meanwhile."""
@@ -153,7 +153,7 @@ class ArWorkerDriver(StageDriver):
 
     def _gather(self, lent: Lent, part: PageSlice) -> None:
         meta = lent.produced.payload.meta
-        assert isinstance(meta, PromptHidden | TokenHidden | CodeFrame)
+        assert isinstance(meta, PromptHidden | TokenHidden | TokenCodes)
         out = self._launch_gather(part)
         self.rows.setdefault(lent.produced.request_id, []).append((meta, out))
         self.looks += [(look, out) for look in lent.looks]
@@ -185,7 +185,7 @@ class ArWorkerDriver(StageDriver):
 
     def frames(self, request_id: str) -> list[list[int]]:
         """Gathered code frames."""
-        return [codes.tolist()[0] for meta, codes in self.rows.get(request_id, []) if isinstance(meta, CodeFrame)]
+        return [codes.tolist()[0] for meta, codes in self.rows.get(request_id, []) if isinstance(meta, TokenCodes)]
 
     def hidden(self, request_id: str) -> list[Tensor]:
         """Gathered hidden states."""

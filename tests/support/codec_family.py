@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from omni.checkpoint import Checkpoint
+from omni.frames import CodeFrames
 from omni.hookspecs import hookimpl
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
@@ -20,9 +21,8 @@ from omni.pipeline.stage import Memory
 from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins, load_plugins
 from omni.stage import StageContext
-from omni_ar.inputs import CodeFrame
+from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
-from omni_vocoder.inputs import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from support.entry_points import own_entry_points
 from support.frame_clerk import FrameClerkOptions
@@ -79,7 +79,7 @@ class ToFrames:
         pass
 
     def push(self, payload: Payload) -> Sequence[Payload]:
-        if isinstance(payload.meta, CodeFrame):
+        if isinstance(payload.meta, TokenCodes):
             return (Payload(CodeFrames(count=1), payload.tensors),)
         return ()
 

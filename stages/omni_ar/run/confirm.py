@@ -15,7 +15,7 @@ from omni.errors import InputError
 from omni.payload import PageSlice, Payload
 from omni.rules import StopVerdict
 from omni.stage import Outbound, Produced
-from omni_ar.inputs import CodeFrame, PromptHidden, TokenHidden
+from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.run.blocks import BlockTable, Lent
 from omni_ar.run.guides import GuideDesk
 from omni_ar.run.request import ArRequest, Confirmed
@@ -221,7 +221,7 @@ class Confirmer:
         request = scheduled.request
         request.frames += 1
         position = np.array([request.length + len(request.outputs)], np.int64)
-        return self._lend(scheduled, CodeFrame(), "codes", position, written)
+        return self._lend(scheduled, TokenCodes(), "codes", position, written)
 
     def _lend(
         self, scheduled: Scheduled, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written

@@ -11,7 +11,7 @@ from omni.encoded import Encoded
 from omni.frames import CodeFrames
 from omni.payload import PageSlice, Payload
 from omni_ar.adapters import EncodedToSegment, FramesToCodes, TokensToCodes, audio_segments, image_segments
-from omni_ar.inputs import CodeFrame, Segment
+from omni_ar.inputs import Segment, TokenCodes
 
 
 @pytest.mark.parametrize(("factory", "name"), [(audio_segments, "audio"), (image_segments, "image")])
@@ -29,7 +29,7 @@ def test_frames_pass_on_as_codes_and_their_ids_do_not() -> None:
     adapter, pages = FramesToCodes(None), PageSlice(torch.zeros(2, 4, 8, dtype=torch.int64), np.arange(1))
 
     assert adapter.push(Payload(TokenChunk(ids=(4,)))) == ()
-    (payload,) = adapter.push(Payload(CodeFrame(), {"codes": pages}))
+    (payload,) = adapter.push(Payload(TokenCodes(), {"codes": pages}))
 
     assert payload.meta == CodeFrames(count=1)
     assert payload.tensors == {"codes": pages}

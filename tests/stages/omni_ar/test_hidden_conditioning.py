@@ -10,7 +10,7 @@ import torch
 from omni.chunks import TokenChunk
 from omni.payload import Payload
 from omni_ar.hidden_conditioning import HeardPrompt, HiddenConditioning
-from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs, TokenHidden
+from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenCodes, TokenHidden
 
 NONE, EOS, PAD = -1, 7, 8
 PROMPT = Prompt(columns=np.zeros((2, 5), np.int64), positions=np.zeros((3, 5), np.int64), next_position=5)
@@ -56,5 +56,5 @@ def test_fewer_than_two_tokens_are_not_spoken(tokens: int) -> None:
 
 
 def test_what_no_writer_gives_is_refused() -> None:
-    with pytest.raises(TypeError, match="conditioning by hidden states reads no CodeFrame"):
-        HiddenConditioning(HeardPrompt(prompt=PROMPT, eos=EOS, pad=PAD)).push(Payload(CodeFrame()))
+    with pytest.raises(TypeError, match="conditioning by hidden states reads no TokenCodes"):
+        HiddenConditioning(HeardPrompt(prompt=PROMPT, eos=EOS, pad=PAD)).push(Payload(TokenCodes()))

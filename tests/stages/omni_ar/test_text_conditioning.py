@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from omni.chunks import TokenChunk
 from omni.payload import PageSlice, Payload
-from omni_ar.inputs import CodeFrame, Prompt, PromptHidden, Segment, StepInputs
+from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenCodes
 from omni_ar.text_conditioning import SpokenPrompt, TextConditioning
 
 EOS, PAD = 1000, 1001
@@ -102,5 +102,5 @@ def test_hidden_states_pass_at_once() -> None:
 
 
 def test_what_the_thinker_never_gives_is_refused() -> None:
-    with pytest.raises(TypeError, match="text conditioning reads no CodeFrame"):
-        TextConditioning(_args([])).push(Payload(CodeFrame()))
+    with pytest.raises(TypeError, match="text conditioning reads no TokenCodes"):
+        TextConditioning(_args([])).push(Payload(TokenCodes()))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from omni.device.cpu import CpuDevice
-from omni_ar.inputs import CodeFrame
+from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
 from support.queued_device import QueuedDevice
@@ -158,5 +158,5 @@ def test_a_consumer_that_gathers_now_and_then_while_requests_leave(seed: int):
         made = driver.frames(str(index))
         assert made == frames(index)[: len(made)]
         assert len(made) == TOKENS - 1 or str(index) == leaver
-        assert all(isinstance(meta, CodeFrame) for meta, _ in driver.rows.get(str(index), []))
+        assert all(isinstance(meta, TokenCodes) for meta, _ in driver.rows.get(str(index), []))
     assert not driver.held

@@ -25,11 +25,12 @@ from omni.engine import (
     check_pipeline,
 )
 from omni.errors import ConfigError, OmniError
+from omni.frames import CodeFrames
 from omni.payload import Payload
 from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams
 from omni.stage import StageContext
-from omni_diffusion.inputs import CodeFrames, Voice
+from omni_diffusion.inputs import Voice
 from omni_diffusion.loaded import LoadedDiffusion
 from support.diffusion_bench import drawn
 from support.frame_bench import random_codes

@@ -2,12 +2,13 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from omni.frames.arrival import Arrival
 
 
 @dataclass(slots=True, eq=False)
-class FrameReader:
+class FrameRequest:
     """A request from `Open` to its end. A stage's own record adds to it.
 
     rank: who of those that wait for a row gets one: the lowest.
@@ -43,3 +44,7 @@ class FrameReader:
         """The oldest `frames` in the ring are no longer needed by anything that is to be launched."""
         self.start = (self.start + frames) % capacity
         self.buffered -= frames
+
+
+RequestT = TypeVar("RequestT", bound=FrameRequest)
+"""A stage's own record."""
