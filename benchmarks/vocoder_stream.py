@@ -15,7 +15,7 @@ import time
 import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
-from omni.checkpoint.hf_config import Section
+from omni.checkpoint.checks import Section
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_vocoder.layers import window_shape
 

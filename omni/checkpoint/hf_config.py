@@ -1,31 +1,12 @@
 """config.json as transformers reads it."""
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-import msgspec
 from transformers import PreTrainedConfig
 
-from omni.checkpoint.checkpoint import Checkpoint
 from omni.errors import CheckpointError
 from omni.quiet import quiet
-
-_Config = TypeVar("_Config")
-
-
-def once_per_config(read: Callable[[dict[str, Any]], _Config]) -> Callable[[Checkpoint], _Config]:
-    """Makes what reads a config.json take the checkpoint. Every stage asks: it is read again only if the file changed."""
-
-    @lru_cache(maxsize=4)
-    def parse(config_json: bytes) -> _Config:
-        return read(msgspec.json.decode(config_json))
-
-    def read_config(checkpoint: Checkpoint) -> _Config:
-        return parse(msgspec.json.encode(checkpoint.config))
-
-    read_config.__doc__ = read.__doc__
-    return read_config
 
 
 def parse_config(kind: type[PreTrainedConfig], raw: Mapping[str, Any], family: str) -> Any:
@@ -39,81 +20,3 @@ def parse_config(kind: type[PreTrainedConfig], raw: Mapping[str, Any], family: s
     except Exception as error:  # transformers raises many kinds, all of them about this one file
         problem = f"{type(error).__name__}: {error}"
         raise CheckpointError("config.json", problem, f"use a published {family} folder") from error
-
-
-_RESTORE = "use the file that belongs to these weights"
-
-
-def check_index(field: str, value: object, size: int) -> None:
-    """Raises CheckpointError, naming `field`, for a number that lies outside what it indexes: at a step it would be too late to
-    say so. field: the file, and where in it. size: of what it indexes."""
-    if type(value) is not int or not 0 <= value < size:
-        raise CheckpointError(field, f"{value!r} is out of range, 0 to {size - 1}", _RESTORE)
-
-
-class Section:
-    """A part of config.json, and what its values must be: each check raises CheckpointError, which names the first field that is
-    wrong as it is found in the file.
-
-    values: as transformers fills them. path: of the part, such as `"talker_config.text_config"`.
-    """
-
-    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
-        self._values = values
-        self._path = path
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def get(self, name: str) -> Any:
-        """None for what the file may lack and transformers does not fill."""
-        return self._values.get(name)
-
-    def part(self, name: str) -> "Section":
-        """The table `name` of this one."""
-        return Section(self[name], f"{self._path}.{name}" if self._path else name)
-
-    def equal(self, values: Mapping[str, object]) -> None:
-        """Fields that have one value only for which a model is built."""
-        for name, value in values.items():
-            self.require(self[name] == value, name, f"is {self[name]!r}, not {value!r}")
-
-    def at_least(self, least: int, *names: str) -> None:
-        """Numbers, or lists and tables of them."""
-        for name in names:
-            for place, value in _each(name, self[name]):
-                self.require(value >= least, place, f"is {value}, below {least}")
-
-    def index(self, size: int, *names: str) -> None:
-        """Ids in a vocabulary of `size`, and whatever else counts from 0 to below it."""
-        for name in names:
-            check_index(self.field(name), self[name], size)
-
-    def indices(self, size: int, *names: str) -> None:
-        """Lists and tables of such."""
-        for name in names:
-            for place, value in _each(name, self[name]):
-                check_index(self.field(place), value, size)
-
-    def multiple(self, name: str, of: str) -> None:
-        """Of another field, which is at least 1."""
-        self.at_least(1, name, of)
-        self.require(self[name] % self[of] == 0, name, f"is {self[name]}, no multiple of {of}, which is {self[of]}")
-
-    def require(self, holds: bool, name: str, problem: str) -> None:
-        """For what no other check says."""
-        if not holds:
-            raise CheckpointError(self.field(name), problem, _RESTORE)
-
-    def field(self, *names: str) -> str:
-        """What an error calls the part, or a field of it."""
-        return "config.json: " + ".".join(name for name in (self._path, *names) if name)
-
-
-def _each(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    match value:
-        case dict():
-            return ((f"{name}.{key}", each) for key, each in value.items())
-        case list() | tuple():
-            return ((f"{name}[{index}]", each) for index, each in enumerate(value))
-    return ((name, value),)

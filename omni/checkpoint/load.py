@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from omni.checkpoint.checkpoint import Checkpoint
+from omni.checkpoint.checks import RESTORE_CONFIG
 from omni.checkpoint.stream import stream_weights
 from omni.device import Device
 from omni.device.cpu import CpuDevice
@@ -100,10 +101,10 @@ def _check_shape(name: str, found: tuple[int, ...], target: torch.Tensor, destin
         expected = tuple(target[destination.index].shape)
     except IndexError:
         problem = f"has no place in parameter {destination.parameter!r} of shape {tuple(target.shape)}"
-        raise CheckpointError(name, problem, "use the config.json that belongs to these weights") from None
+        raise CheckpointError(name, problem, RESTORE_CONFIG) from None
     if found != expected:
         problem = f"wrong tensor shape: expected {expected}, found {found}"
-        raise CheckpointError(name, problem, "use the config.json that belongs to these weights")
+        raise CheckpointError(name, problem, RESTORE_CONFIG)
 
 
 def _check_filled(

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from omni.checkpoint.hf_config import check_index
+from omni.checkpoint.checks import RESTORE_FILE, require_index
 from omni.errors import CheckpointError
 
-_RESTORE = "use the file that belongs to these weights"
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -23,9 +22,9 @@ class Table:
     def __init__(self, field: str, entries: object, what: str = "entries") -> None:
         """field: what it is, and what: its entries are, for errors."""
         if not isinstance(entries, dict) or not entries:
-            raise CheckpointError(field, f"names no {what}", _RESTORE)
+            raise CheckpointError(field, f"names no {what}", RESTORE_FILE)
         if not all(isinstance(name, str) and name for name in entries):
-            raise CheckpointError(field, f"names {what} by something that is no text, or empty", _RESTORE)
+            raise CheckpointError(field, f"names {what} by something that is no text, or empty", RESTORE_FILE)
         self._field = field
         self._entries: Mapping[str, Any] = entries
 
@@ -39,34 +38,34 @@ class Table:
         """A number from 0 to `size` - 1."""
         index, field = self._entry(name), f"{self._field}.{name}"
         if type(index) is not int:  # a bool is one, too
-            raise CheckpointError(field, f"is a {type(index).__name__}, not an int", _RESTORE)
-        check_index(field, index, size)
+            raise CheckpointError(field, f"is a {type(index).__name__}, not an int", RESTORE_FILE)
+        require_index(field, index, size)
         return index
 
     def floats(self, name: str, shape: tuple[int | None, ...], fewest: int = 1) -> Tensor:
         """Real, finite numbers, in float32. shape: in which None is any number of at least `fewest`."""
         tensor, field = self._entry(name), f"{self._field}.{name}"
         if not isinstance(tensor, Tensor):
-            raise CheckpointError(field, f"is a {type(tensor).__name__}, not a tensor", _RESTORE)
+            raise CheckpointError(field, f"is a {type(tensor).__name__}, not a tensor", RESTORE_FILE)
         if tensor.layout != torch.strided or tensor.is_nested or tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                field, f"is {tensor.dtype}, {tensor.layout}: no plain floating-point numbers", _RESTORE
+                field, f"is {tensor.dtype}, {tensor.layout}: no plain floating-point numbers", RESTORE_FILE
             )
         sizes = zip(tensor.shape, shape, strict=False)
         if tensor.dim() != len(shape) or not all(a >= fewest if b is None else a == b for a, b in sizes):
             expected = ", ".join(f"at least {fewest}" if size is None else str(size) for size in shape)
-            raise CheckpointError(field, f"is {list(tensor.shape)}, not [{expected}]", _RESTORE)
+            raise CheckpointError(field, f"is {list(tensor.shape)}, not [{expected}]", RESTORE_FILE)
         # A few bytes can say that they are any number of them, or none of them.
         if tensor.device.type != "cpu" or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise CheckpointError(field, "has fewer numbers in the file than its shape says", _RESTORE)
+            raise CheckpointError(field, "has fewer numbers in the file than its shape says", RESTORE_FILE)
         numbers = tensor.detach().float()
         if not numbers.isfinite().all():
-            raise CheckpointError(field, "holds numbers that are not finite in float32", _RESTORE)
+            raise CheckpointError(field, "holds numbers that are not finite in float32", RESTORE_FILE)
         return numbers
 
     def _entry(self, name: str) -> object:
         if name not in self._entries:
-            raise CheckpointError(self._field, f"lacks {name}", _RESTORE)
+            raise CheckpointError(self._field, f"lacks {name}", RESTORE_FILE)
         return self._entries[name]
 
 

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from omni.checkpoint.checks import RESTORE_CONFIG
 from omni.errors import CheckpointError
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
@@ -21,4 +22,4 @@ def typed_config(kind: type[_Config], raw: Mapping[str, Any]) -> _Config:
         problem, _, place = str(error).partition(" - at `$")
         field = place.rstrip("`").lstrip(".")
         where = f"config.json: {field}" if field else "config.json"
-        raise CheckpointError(where, problem, "use the config.json that belongs to these weights") from error
+        raise CheckpointError(where, problem, RESTORE_CONFIG) from error

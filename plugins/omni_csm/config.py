@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 from transformers import CsmConfig as HfConfig
 
-from omni.checkpoint.hf_config import Section, once_per_config, parse_config
+from omni.checkpoint.cached_config import once_per_config
+from omni.checkpoint.checks import Section
+from omni.checkpoint.hf_config import parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
 from omni_vocoder.layers import WindowShape, window_shape
 
@@ -59,12 +61,12 @@ def read_config(raw: dict[str, Any]) -> CsmConfig:
 
 def _check(own: Section, codec: Section) -> None:
     """What the modules are built on. codec: values that transformers works out are in it, too."""
-    own.equal({"mlp_bias": False})
-    own.index(own["text_vocab_size"], "audio_token_id", "audio_eos_token_id")
-    own.index(own["vocab_size"], "codebook_eos_token_id")
+    own.require_equal({"mlp_bias": False})
+    own.require_index(own["text_vocab_size"], "audio_token_id", "audio_eos_token_id")
+    own.require_index(own["vocab_size"], "codebook_eos_token_id")
     same = {"num_codebooks": "num_codebooks", "vocab_size": "vocab_size", "backbone_hidden_size": "hidden_size"}
-    own.part("depth_decoder_config").equal({"mlp_bias": False} | {ours: own[its] for ours, its in same.items()})
-    codec.equal(
+    own.part("depth_decoder_config").require_equal({"mlp_bias": False} | {ours: own[its] for ours, its in same.items()})
+    codec.require_equal(
         {
             "model_type": "mimi",
             "num_quantizers": own["num_codebooks"],

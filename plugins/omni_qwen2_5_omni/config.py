@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 from transformers import Qwen2_5OmniConfig
 
-from omni.checkpoint.hf_config import Section, once_per_config, parse_config
+from omni.checkpoint.cached_config import once_per_config
+from omni.checkpoint.checks import Section
+from omni.checkpoint.hf_config import parse_config
 from omni.errors import CheckpointError
 from omni_ar.layers import DecoderConfig, decoder_config
 
@@ -86,13 +88,15 @@ def _check(whole: Section) -> None:
     """Raises CheckpointError for numbers that do not fit each other: at a step it would be too late to say so."""
     thinker, talker, vocoder = (whole.part(f"{name}_config") for name in ("thinker", "talker", "token2wav"))
     text, dit, bigvgan = thinker.part("text_config"), vocoder.part("dit_config"), vocoder.part("bigvgan_config")
-    thinker.index(text["vocab_size"], "audio_token_index", "image_token_index")
+    thinker.require_index(text["vocab_size"], "audio_token_index", "image_token_index")
     if not whole["enable_audio_output"]:
         return
-    talker.equal({"embedding_size": text["hidden_size"]})
-    talker.index(text["vocab_size"], *(f"tts_text_{name}_token_id" for name in ("end", "pad")))
-    talker.index(talker["vocab_size"], *(f"tts_codec_{name}_token_id" for name in ("start", "end", "pad", "mask")))
+    talker.require_equal({"embedding_size": text["hidden_size"]})
+    talker.require_index(text["vocab_size"], *(f"tts_text_{name}_token_id" for name in ("end", "pad")))
+    talker.require_index(
+        talker["vocab_size"], *(f"tts_codec_{name}_token_id" for name in ("start", "end", "pad", "mask"))
+    )
     # A block is a whole number of codes.
-    dit.multiple("block_size", of="repeats")
-    dit.indices(dit["num_hidden_layers"], "look_ahead_layers", "look_backward_layers")
-    bigvgan.equal({"mel_dim": dit["mel_dim"]})
+    dit.require_multiple("block_size", of="repeats")
+    dit.require_indices(dit["num_hidden_layers"], "look_ahead_layers", "look_backward_layers")
+    bigvgan.require_equal({"mel_dim": dit["mel_dim"]})

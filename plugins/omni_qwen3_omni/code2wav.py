@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from omni.checkpoint.hf_config import Section
+from omni.checkpoint.checks import Section
 from omni.stage import StageContext
 from omni_ar.loading import load_weights
 from omni_qwen3_omni.config import read_config

@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 from transformers import Qwen3OmniMoeConfig
 
-from omni.checkpoint.hf_config import Section, once_per_config, parse_config
+from omni.checkpoint.cached_config import once_per_config
+from omni.checkpoint.checks import Section
+from omni.checkpoint.hf_config import parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
 from omni_vocoder.layers import WindowShape, window_shape
 
@@ -87,18 +89,18 @@ def _check(whole: Section) -> None:
     """Raises CheckpointError for numbers that lie outside what they index: at a step it would be too late to say so."""
     thinker, talker, vocoder = (whole.part(f"{name}_config") for name in ("thinker", "talker", "code2wav"))
     text = thinker.part("text_config")
-    thinker.index(text["vocab_size"], "audio_token_id", "image_token_id")
-    whole.index(text["vocab_size"], *(f"{name}_token_id" for name in _MARKS))
+    thinker.require_index(text["vocab_size"], "audio_token_id", "image_token_id")
+    whole.require_index(text["vocab_size"], *(f"{name}_token_id" for name in _MARKS))
     if not whole["enable_audio_output"]:
         return
     codes = talker.part("text_config")["vocab_size"]
-    talker.index(text["num_hidden_layers"] + 1, "accept_hidden_layer")
+    talker.require_index(text["num_hidden_layers"] + 1, "accept_hidden_layer")
     talker.require(bool(talker["speaker_id"]), "speaker_id", "names no voice")
-    talker.indices(codes, "speaker_id")
-    talker.index(codes, "codec_eos_token_id", *(f"{name}_id" for name in _CODES))
-    vocoder.at_least(1, "codebook_size", "num_quantizers", "upsampling_ratios", "upsample_rates")
-    vocoder.at_least(2 ** len(vocoder["upsample_rates"]), "decoder_dim")
-    vocoder.equal({"hidden_act": "silu"})
+    talker.require_indices(codes, "speaker_id")
+    talker.require_index(codes, "codec_eos_token_id", *(f"{name}_id" for name in _CODES))
+    vocoder.require_at_least(1, "codebook_size", "num_quantizers", "upsampling_ratios", "upsample_rates")
+    vocoder.require_at_least(2 ** len(vocoder["upsample_rates"]), "decoder_dim")
+    vocoder.require_equal({"hidden_act": "silu"})
 
 
 def _talker(hf: Any) -> TalkerConfig:

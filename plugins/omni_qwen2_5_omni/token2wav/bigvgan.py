@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from omni.checkpoint.hf_config import Section
+from omni.checkpoint.checks import Section
 from omni_diffusion.layers import AliasFreeUpsampler, upsampler_shape
 from omni_vocoder.layers import SnakeBeta
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from omni.checkpoint.hf_config import Section
+from omni.checkpoint.checks import RESTORE_FILE, Section
 from omni.errors import CheckpointError
 from omni_diffusion.layers.alias_free import AliasFree
 
@@ -89,7 +89,7 @@ def upsampler_shape(config: Section, inputs: int) -> UpsamplerShape:
             resblock_dilation_sizes=tuple(map(tuple, config["resblock_dilation_sizes"])),
         )
     except ValueError as error:
-        raise CheckpointError(config.field(), str(error), "use the file that belongs to these weights") from error
+        raise CheckpointError(config.field(), str(error), RESTORE_FILE) from error
 
 
 class ResidualBlock(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from omni.checkpoint.hf_config import Section
+from omni.checkpoint.checks import Section
 from omni_vocoder.state import Chunk, StateLayout
 
 
@@ -31,11 +31,11 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
     """Of what a config of transformers says of such layers. Raises CheckpointError for heads that do not fit each other, and
     rotary positions that are scaled."""
     heads, width, rope = config["num_attention_heads"], config["hidden_size"], config.part("rope_parameters")
-    config.at_least(1, "hidden_size", "num_hidden_layers", "intermediate_size", "sliding_window")
-    config.multiple("num_attention_heads", of="num_key_value_heads")
+    config.require_at_least(1, "hidden_size", "num_hidden_layers", "intermediate_size", "sliding_window")
+    config.require_multiple("num_attention_heads", of="num_key_value_heads")
     head_dim = config.get("head_dim") or width // heads
     config.require(head_dim % 2 == 0, "head_dim", f"is odd: {head_dim}")
-    rope.equal({"rope_type": "default"})
+    rope.require_equal({"rope_type": "default"})
     return WindowShape(
         width=width,
         heads=heads,

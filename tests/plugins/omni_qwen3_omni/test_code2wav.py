@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from omni.checkpoint.hf_config import Section
+from omni.checkpoint.checks import Section
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_vocoder.layers import window_shape
 from omni_vocoder.state import StreamState

@@ -12,7 +12,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni.checkpoint import Checkpoint
-from omni.checkpoint.hf_config import Section
+from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_qwen3_omni.config import OmniConfig, read_config

@@ -6,7 +6,9 @@ import msgspec
 from transformers import Qwen3Config
 
 from omni import CheckpointError
-from omni.checkpoint.hf_config import check_index, once_per_config, parse_config
+from omni.checkpoint.cached_config import once_per_config
+from omni.checkpoint.checks import RESTORE_FILE, require_index
+from omni.checkpoint.hf_config import parse_config
 from omni.checkpoint.typed_config import typed_config
 from omni_ar.layers import DecoderConfig, decoder_config
 
@@ -46,8 +48,7 @@ class TtsConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_config(raw: dict[str, Any]) -> TtsConfig:
     """Raises CheckpointError, naming the field, for a config.json that describes no such model."""
     config = typed_config(TtsConfig, raw)
-    check_index("config.json: speak_token", config.speak_token, config.text_vocab_size)
+    require_index("config.json: speak_token", config.speak_token, config.text_vocab_size)
     if config.decoder(config.talker).width != config.decoder(config.code_predictor).width:
-        remedy = "use the file that belongs to these weights"
-        raise CheckpointError("config.json: code_predictor.hidden_size", "is not the talker's", remedy)
+        raise CheckpointError("config.json: code_predictor.hidden_size", "is not the talker's", RESTORE_FILE)
     return config

@@ -1,0 +1,87 @@
+"""What files of a checkpoint must say."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from omni.errors import CheckpointError
+
+RESTORE_FILE = "use the file that belongs to these weights"
+"""What to do about a value that the weights cannot have been made with."""
+
+RESTORE_CONFIG = "use the config.json that belongs to these weights"
+"""The same of a value, or the shape of a weight, that config.json does not have."""
+
+
+def require_index(field: str, value: object, size: int) -> None:
+    """Raises CheckpointError, naming `field`, for a number that lies outside what it indexes: at a step it would be too late to
+    say so. field: the file, and where in it. size: of what it indexes."""
+    if type(value) is not int or not 0 <= value < size:
+        raise CheckpointError(field, f"{value!r} is out of range, 0 to {size - 1}", RESTORE_FILE)
+
+
+class Section:
+    """A part of config.json, and what its values must be: each check raises CheckpointError, which names the first field that is
+    wrong as it is found in the file.
+
+    values: as transformers fills them. path: of the part, such as `"talker_config.text_config"`.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def get(self, name: str) -> Any:
+        """None for what the file may lack and transformers does not fill."""
+        return self._values.get(name)
+
+    def part(self, name: str) -> "Section":
+        """The table `name` of this one."""
+        return Section(self[name], f"{self._path}.{name}" if self._path else name)
+
+    def require_equal(self, values: Mapping[str, object]) -> None:
+        """Fields that have one value only for which a model is built."""
+        for name, value in values.items():
+            self.require(self[name] == value, name, f"is {self[name]!r}, not {value!r}")
+
+    def require_at_least(self, least: int, *names: str) -> None:
+        """Numbers, or lists and tables of them."""
+        for name in names:
+            for place, value in _each(name, self[name]):
+                self.require(value >= least, place, f"is {value}, below {least}")
+
+    def require_index(self, size: int, *names: str) -> None:
+        """Ids in a vocabulary of `size`, and whatever else counts from 0 to below it."""
+        for name in names:
+            require_index(self.field(name), self[name], size)
+
+    def require_indices(self, size: int, *names: str) -> None:
+        """Lists and tables of such."""
+        for name in names:
+            for place, value in _each(name, self[name]):
+                require_index(self.field(place), value, size)
+
+    def require_multiple(self, name: str, of: str) -> None:
+        """Of another field, which is at least 1."""
+        self.require_at_least(1, name, of)
+        self.require(self[name] % self[of] == 0, name, f"is {self[name]}, no multiple of {of}, which is {self[of]}")
+
+    def require(self, holds: bool, name: str, problem: str) -> None:
+        """For what no other check says."""
+        if not holds:
+            raise CheckpointError(self.field(name), problem, RESTORE_FILE)
+
+    def field(self, *names: str) -> str:
+        """What an error calls the part, or a field of it."""
+        return "config.json: " + ".".join(name for name in (self._path, *names) if name)
+
+
+def _each(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    match value:
+        case dict():
+            return ((f"{name}.{key}", each) for key, each in value.items())
+        case list() | tuple():
+            return ((f"{name}[{index}]", each) for index, each in enumerate(value))
+    return ((name, value),)
