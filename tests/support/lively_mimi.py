@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MimiConfig, MimiModel
 
-from omni.checkpoint.hf_config import Section
+from omni.checkpoint.checks import Section
 from omni_csm.config import PER_FRAME
 from omni_csm.mimi.codec import settle_codebooks
 from omni_csm.mimi.encoder import AudioEncoder
