@@ -20,10 +20,10 @@ class TokenizedFrontend(Frontend):
         # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
         self._lock = threading.Lock()
 
-    def text_ids(self, text: str) -> Ids:
-        """The ids of a text, int64 `[T]`, with what the tokenizer puts around every text."""
+    def text_ids(self, text: str, *, bare: bool = False) -> Ids:
+        """The ids of a text, int64 `[T]`, with what the tokenizer puts around every text, unless it is to be `bare`."""
         with self._lock:
-            return np.asarray(self._tokenizer(text)["input_ids"], np.int64)
+            return np.asarray(self._tokenizer(text, add_special_tokens=not bare)["input_ids"], np.int64)
 
 
 def message_texts(chat: Chat) -> list[str]:

@@ -1,25 +1,25 @@
 """From turns of a conversation to stage inputs: each is a speaker's text and its sound, and of the last the sound is to be made."""
 
-import threading
 from typing import Any
 
-import numpy as np
+import msgspec
 import torch
-from numpy.typing import NDArray
-from transformers import CsmProcessor
+from transformers import PreTrainedTokenizerFast
 
 from omni.checkpoint import Checkpoint
 from omni.errors import InputError
-from omni.frontend.base import AudioPart, Chat, Frontend, Message, Prepared, TextPart
+from omni.frontend.base import AudioPart, Chat, Message, Prepared, TextPart
+from omni.frontend.hf_files import load_tokenizer
+from omni.frontend.media import Media, expand
+from omni.frontend.tokenized import TokenizedFrontend
 from omni.media import content_hash
 from omni.payload import Payload
-from omni.quiet import quiet
-from omni_ar.inputs import Prompt, SegmentSlot
+from omni_ar.inputs import Prompt, segment_slots
 from omni_csm.config import SAMPLE_RATE, CsmConfig, read_config
-from omni_encoder.inputs import MediaItem
+from omni_encoder.inputs import media_items
 
 
-class CsmFrontend(Frontend):
+class CsmFrontend(TokenizedFrontend):
     """Chat template and prompt layout.
 
     Speakers are numbers, and a message's `name` is one. `voice` says the last message. Turns without a name are `voice`'s own where
@@ -30,12 +30,10 @@ class CsmFrontend(Frontend):
     sample_rate = SAMPLE_RATE
     takes_names = True
 
-    def __init__(self, config: CsmConfig, processor: Any) -> None:
+    def __init__(self, config: CsmConfig, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
         self._config = config
-        self._processor = processor
-        self._reserved = tuple(str(token) for token in processor.tokenizer.added_tokens_decoder.values())
-        # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
-        self._lock = threading.Lock()
+        self._reserved = tuple(str(token) for token in tokenizer.added_tokens_decoder.values())
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for what is no speaker, reserved words, and turns that lack their text or their sound."""
@@ -54,29 +52,16 @@ class CsmFrontend(Frontend):
             for index, message in enumerate(turns)
         ]
         conversation.append({"role": voice, "content": self._parts(last, f"messages[{len(turns)}].content", False)})
-        clips = [part.samples for message in turns for part in message.content if isinstance(part, AudioPart)]
-        items = [self._item(index, clip) for index, clip in enumerate(clips)]
+        sounds = [self._sound(part) for message in turns for part in message.content if isinstance(part, AudioPart)]
         with self._lock:
-            text = self._processor.apply_chat_template(conversation, tokenize=False)
-            ids = np.asarray(self._processor.tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
-        prompt = self._prompt(ids, items)
-        heard = [Payload(item, {"samples": torch.from_numpy(clip)}) for item, clip in zip(items, clips, strict=True)]
-        inputs = {"backbone": [Payload(prompt)]} | ({"audio_encoder": heard} if heard else {})
+            text = self._tokenizer.apply_chat_template(conversation, tokenize=False)
+        token = self._config.audio_token
+        # The template has what begins and ends a text.
+        ids, places = expand(self.text_ids(text, bare=True), {token: sounds})
+        segments = segment_slots({"audio": sounds}, {"audio": places[token]})
+        prompt = msgspec.structs.replace(Prompt.of(ids), segments=segments)
+        inputs = {"backbone": [Payload(prompt)]} | media_items({"audio_encoder": sounds})
         return Prepared(inputs, prompt_tokens=prompt.length)
-
-    def _prompt(self, ids: NDArray[np.int64], sounds: list[MediaItem]) -> Prompt:
-        """Each placeholder is repeated for as many frames as its sound has."""
-        token, lengths = self._config.audio_token, [sound.length for sound in sounds]
-        counts = np.ones(len(ids), np.int64)
-        counts[ids == token] = lengths
-        ids = np.repeat(ids, counts)
-        places = np.split(np.flatnonzero(ids == token), np.cumsum(lengths)[:-1]) if sounds else []
-        slots = [
-            SegmentSlot(name="audio", index=sound.index, positions=part, key=sound.key)
-            for sound, part in zip(sounds, places, strict=True)
-        ]
-        positions = np.arange(len(ids))[None]
-        return Prompt(columns=ids[None], positions=positions, next_position=len(ids), segments=tuple(slots))
 
     def _parts(self, message: Message, field: str, heard: bool) -> list[dict[str, str]]:
         """As the chat template wants them, text first. heard: whether the turn's sound is given."""
@@ -92,9 +77,9 @@ class CsmFrontend(Frontend):
                 raise InputError(field, f"holds {word!r}, which is reserved", "remove it")
         return [{"type": "text", "text": text}, *[{"type": "audio", "audio": ""}] * sounds]
 
-    def _item(self, index: int, clip: NDArray[np.float32]) -> MediaItem:
-        length = -(-len(clip) // self._config.mimi.frame_size)
-        return MediaItem(index=index, key=content_hash(clip), batch_key=0, length=length)
+    def _sound(self, part: AudioPart) -> Media:
+        length = -(-len(part.samples) // self._config.mimi.frame_size)
+        return Media({"samples": torch.from_numpy(part.samples)}, length, content_hash(part.samples))
 
 
 def _speaker(name: str, field: str) -> str:
@@ -104,7 +89,5 @@ def _speaker(name: str, field: str) -> str:
 
 
 def build(checkpoint: Checkpoint) -> CsmFrontend:
-    """The checkpoint's front end."""
-    with quiet():
-        processor = CsmProcessor.from_pretrained(checkpoint.path, local_files_only=True)
-    return CsmFrontend(read_config(checkpoint), processor)
+    """The checkpoint's front end. Raises CheckpointError for files that are missing or wrong."""
+    return CsmFrontend(read_config(checkpoint), load_tokenizer(checkpoint.path, PreTrainedTokenizerFast))

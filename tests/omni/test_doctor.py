@@ -151,7 +151,7 @@ def test_a_single_file_is_looked_at_too(tmp_path: Path) -> None:
     assert found["weights"]["detail"].startswith("1 file, ")
     assert found["shapes"]["status"] == "ok"
     # This model was saved without a tokenizer.
-    assert "has none of tokenizer.json" in found["processor"]["detail"]
+    assert "tokenizer_config.json: is missing" in found["processor"]["detail"]
 
 
 def test_weights_of_another_configuration_are_found(folder: Path) -> None:
