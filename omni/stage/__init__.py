@@ -5,6 +5,7 @@ from omni.stage.build import build_model
 from omni.stage.footprint import Footprint, module_bytes
 from omni.stage.lease import Hold, Lease, lend
 from omni.stage.loaded import PlainStage
+from omni.stage.measured import MeasuredStage
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
 from omni.stage.progress import capture_progress
 from omni.stage.rehearsal import rehearse
@@ -22,6 +23,7 @@ __all__ = [
     "Lease",
     "LoadedStage",
     "MailboxWorker",
+    "MeasuredStage",
     "Open",
     "Outbound",
     "Pause",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from omni.stage import StageContext
 from omni_ar.layers import DecoderLayers, Linear
+from omni_ar.layers.text_model import decoder_shape
 from omni_ar.loading import load_weights
 from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, FrameEnd, NextTokens, PromptTokens
 from omni_csm.config import CsmConfig, read_config
@@ -29,16 +30,7 @@ class Backbone(CodecModel):
 
     @property
     def shape(self) -> ArShape:
-        config = self._config.backbone
-        return ArShape(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            hidden_width=config.width,
-            vocab_size=self._config.vocab_size,
-            max_positions=config.max_positions,
-            forward_segments=(),
-        )
+        return decoder_shape(self._config.backbone, self._config.vocab_size)
 
     @property
     def num_groups(self) -> int:

@@ -1,15 +1,17 @@
 """A vocoder stage that is loaded: the largest chunks it may be given, and its worker."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from omni.batch_sizes import captured_sizes
-from omni.device import COMPLETED, AllocationCount
+from omni.device import COMPLETED
 from omni.frames import CodeFrames
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
-from omni.stage import Ended, Feed, Footprint, Inbound, Open, StageContext, capture_progress, module_bytes, rehearse
+from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, rehearse
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
@@ -18,45 +20,19 @@ from omni_vocoder.worker import VocoderWorker
 _SOURCE = "frontend"
 
 
-class LoadedVocoder:
-    """Everything that outlives a chunk is allocated here, with the worker."""
+class LoadedVocoder(MeasuredStage[VocoderWorker]):
+    """The largest chunks are those of all rows."""
 
     def __init__(self, context: StageContext, model: VocoderModel[Any]) -> None:
-        assert isinstance(context.options, VocoderOptions)
-        self._context = context
-        self._options = context.options
+        options, stage, device = context.options, context.stage, context.device
+        assert isinstance(options, VocoderOptions)
+        new_worker = partial(VocoderWorker, stage.name, device, model, options, stage.priority)
+        self._options = options
         self._model = model
-        count = AllocationCount(context.device.torch_device)
-        with count:
-            self._worker = self._new_worker()
-        self.footprint = Footprint(weights=module_bytes(model), fixed=count.live)
+        super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
 
-    def measure(self) -> int:
-        name, device, messages = self._context.stage.name, self._context.device, self._all_rows()
-
-        def run_largest_chunks() -> None:
-            rehearse(name, self._worker, device, messages)
-            if self._context.graphs:
-                self._worker.capture(self._captured_sizes()[:1])  # the others fit where it was
-
-        peak = device.measure_peak(run_largest_chunks)
-        # A new worker counts from 0. The old one's memory goes first: there may not be room for both.
-        self._worker.close()
-        del self._worker
-        self._worker = self._new_worker()
-        return peak
-
-    def start(self, pages: int) -> VocoderWorker:
-        if self._context.graphs:
-            self._worker.capture(capture_progress(self._context.stage.name, self._captured_sizes()))
-        return self._worker
-
-    def _captured_sizes(self) -> tuple[int, ...]:
-        return captured_sizes(self._options.graph_batch_sizes, self._options.max_num_seqs)
-
-    def _new_worker(self) -> VocoderWorker:
-        stage = self._context.stage
-        return VocoderWorker(stage.name, self._context.device, self._model, self._options, stage.priority)
+    def largest_batches(self) -> Callable[[VocoderWorker], None]:
+        return partial(rehearse, self._context.stage.name, device=self._context.device, messages=self._all_rows())
 
     def _all_rows(self) -> list[Inbound]:
         """A request for each row, with the frames of a first chunk and a later one: rows in step share their chunks."""

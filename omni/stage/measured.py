@@ -1,0 +1,68 @@
+"""The loaded stage of kinds without pages whose batches take memory: it is measured on the largest, and captured at start."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from torch import nn
+
+from omni.device import AllocationCount
+from omni.stage.base import StageContext, StageWorker
+from omni.stage.footprint import Footprint, module_bytes
+from omni.stage.progress import capture_progress
+
+
+class CapturingWorker(StageWorker, Protocol):
+    """A worker whose batches can be captured."""
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Captures batches of these sizes. At start, before there are requests."""
+        ...
+
+
+WorkerT = TypeVar("WorkerT", bound=CapturingWorker)
+
+
+class MeasuredStage(ABC, Generic[WorkerT]):
+    """A `LoadedStage` whose worker allocates everything that outlives a batch. What is left to write is `largest_batches`."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        model: nn.Module,
+        new_worker: Callable[[], WorkerT],
+        sizes: Sequence[int],
+        reserved: int = 0,
+    ) -> None:
+        """sizes: of the batches to capture where graphs are on, the largest first. reserved: bytes that are taken only later."""
+        self._context = context
+        self._new_worker = new_worker
+        self._sizes = sizes if context.graphs else ()
+        count = AllocationCount(context.device.torch_device)
+        with count:
+            self._worker = new_worker()
+        self.footprint = Footprint(weights=module_bytes(model), fixed=reserved + count.live)
+
+    @abstractmethod
+    def largest_batches(self) -> Callable[[WorkerT], None]:
+        """What runs the largest batches that the stage's options allow, once each. Its inputs are there already: they are not of
+        the stage's memory."""
+
+    def measure(self) -> int:
+        run_largest = self.largest_batches()
+
+        def run_and_capture() -> None:
+            run_largest(self._worker)
+            self._worker.capture(self._sizes[:1])  # the others fit where it was
+
+        peak = self._context.device.measure_peak(run_and_capture)
+        # A new worker counts from 0 and has no graphs. The old one's memory goes first: there may not be room for both.
+        self._worker.close()
+        del self._worker
+        self._worker = self._new_worker()
+        return peak
+
+    def start(self, pages: int) -> WorkerT:
+        if self._sizes:
+            self._worker.capture(capture_progress(self._context.stage.name, self._sizes))
+        return self._worker
