@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from omni import AsyncOmni, Omni, Output, Result
+from omni_ar.layers.codec_talker import CodecTalker
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_encoder.towers.picture_encoder import PictureEncoder
 from omni_qwen3_omni.frontend import OmniFrontend
-from omni_qwen3_omni.talker import Talker
 from omni_vocoder.streaming import StreamingVocoder
 from support.reference import tiny_checkpoint
 from support.tiny_omni import (
@@ -101,7 +101,7 @@ def test_closing_while_the_prompt_is_prepared(
     [
         (PictureEncoder, "encode", "vision_encoder", "items", 1),
         (DeepstackModel, "forward", "thinker", "rows", 2),
-        (Talker, "forward", "talker", "rows", 2),
+        (CodecTalker, "forward", "talker", "rows", 2),
         (StreamingVocoder, "decode", "code2wav", "rows", 2),
     ],
 )
