@@ -19,7 +19,7 @@ OFFERED = {
     },
     "omni_diffusion": {"options", "inputs", "model", "layers"},
     "omni_encoder": {"options", "inputs", "model", "plan", "towers"},
-    "omni_vocoder": {"options", "inputs", "model", "state", "layers", "streaming"},
+    "omni_vocoder": {"options", "model", "state", "layers", "streaming"},
 }
 """What plugins use of a kind: options, inputs, the model contract, what models are made of and read with, what feeds a stage. The
 rest is kernels and what runs the stage."""
