@@ -19,7 +19,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import Chunk, StepPlan
 from omni_ar.run.request import ArRequest
-from omni_ar.run.state import FULL, RUNNING, STOPPED
+from omni_ar.run.status import RowStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Written, snapshot
 from omni_ar.run.worker import ArWorker
 from support.ar_driver import ArWorkerDriver
@@ -133,7 +133,7 @@ class PaperRunner:
             hidden = Written(self.pages.hidden, self.device.record(self.stream))
         if self.pages.codes is not None and rows:
             for request, (status, _, token) in zip(plan.sampled, results.tolist(), strict=True):
-                if status == RUNNING:
+                if status == RowStatus.RUNNING:
                     self._write_frame(request, token)
             codes = Written(self.pages.codes, self.device.record(self.stream))
         end = self.device.record(self.stream)
@@ -210,13 +210,13 @@ class PaperRunner:
         """Status, how many tokens, the token."""
         row = self._rows[request.row_index]
         if not row.active:
-            return RUNNING, 0, 0
+            return RowStatus.RUNNING, 0, 0
         *_, last = self._marks(request)
         token = last % VOCAB
         row.outputs.append(token)
         full = len(row.outputs) >= request.max_tokens
-        status = STOPPED if token == STOP else FULL if full else RUNNING
-        row.active = status == RUNNING
+        status = RowStatus.STOPPED if token == STOP else RowStatus.FULL if full else RowStatus.RUNNING
+        row.active = not status.over
         return status, 1, token
 
     def _write_frame(self, request: ArRequest, token: int) -> None:

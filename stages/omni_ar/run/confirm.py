@@ -20,11 +20,9 @@ from omni_ar.run.blocks import BlockTable, Lent
 from omni_ar.run.guides import GuideDesk
 from omni_ar.run.request import ArRequest, Confirmed
 from omni_ar.run.rows import RowTable
-from omni_ar.run.state import ENDED, FILLED, FULL, IMPOSSIBLE, RUNNING, STOPPED
+from omni_ar.run.state import IMPOSSIBLE
+from omni_ar.run.status import RowStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
-
-_HEARD = (RUNNING, ENDED, FILLED)
-"""Status of rows whose newest token has a frame."""
 
 
 class Ender(Protocol):
@@ -140,7 +138,7 @@ class Confirmer:
         current = self._rows.current
         for scheduled, (status, count, *ids) in zip(step.rows, results, strict=True):
             if current(scheduled.row) and scheduled.request.ending is None:
-                self._confirm(scheduled, status, ids[:count], step.payload)
+                self._confirm(scheduled, RowStatus(status), ids[:count], step.payload)
             else:
                 self.stale += count
         # Not before everything of the step is lent: when one of its requests ends, blocks are looked through for what is free.
@@ -162,7 +160,7 @@ class Confirmer:
             and self._wanted(request)
         ]
 
-    def _confirm(self, scheduled: Scheduled, status: int, ids: Sequence[int], payload: PayloadHandoff) -> None:
+    def _confirm(self, scheduled: Scheduled, status: RowStatus, ids: Sequence[int], payload: PayloadHandoff) -> None:
         request = scheduled.request
         if request.closing and payload.hidden is not None:
             self._outbox.append(self._hidden(scheduled, payload.hidden))
@@ -176,13 +174,13 @@ class Confirmer:
         if scheduled.emits_hidden and payload.hidden is not None:
             self._outbox.append(self._prompt_hidden(scheduled, payload.hidden))
         for place, token in enumerate(ids, 1):
-            ends = status == STOPPED and place == len(ids)
+            ends = status is RowStatus.STOPPED and place == len(ids)
             messages = [Produced(request.id, Payload(TokenChunk(ids=(token,), ends=ends)), COMPLETED)]
             if self._emits_tokens and payload.hidden is not None:
                 # It is of the token before, and goes with that one: this one may be withheld.
                 before = request.held[-1].messages if request.held else self._outbox
                 before.append(self._hidden(scheduled, payload.hidden))
-            if payload.codes is not None and (status in _HEARD or place < len(ids)):
+            if payload.codes is not None and (status.has_frame or place < len(ids)):
                 messages.append(self._frame(scheduled, payload.codes))
             request.outputs.append(token)
             if request.stops is None:
@@ -191,9 +189,9 @@ class Confirmer:
                 return
         if request.table is None:
             request.rewind()  # preempted meanwhile: it goes on behind these tokens
-        if status != RUNNING:
+        if status.over:
             self.give_out(request)
-            self._ender.end_request(request, "length" if status in (FULL, FILLED) else "stop")
+            self._ender.end_request(request, status.reason)
         elif request.guides:
             self._desk.ask(request, ids)
 

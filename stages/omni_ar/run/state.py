@@ -24,12 +24,6 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.sampling import SamplingState
 
-RUNNING, STOPPED, FULL, ENDED, FILLED = range(5)
-"""Status of a row after a token: goes on; stopped, by a stop id or a frame that nobody hears; reached its token limit.
-
-ENDED, FILLED: a frame ended it, or it reached its limit, and the last token has a frame. Of a row without a token it means nothing.
-"""
-
 IMPOSSIBLE = -1
 """The id of a row for which no id was possible."""
 

@@ -17,7 +17,8 @@ from omni.sampling_params import SamplingParams
 from omni_ar.options import GREEDY, ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update
-from omni_ar.run.state import ACTIVE, FULL, LAST, LENGTH, LIMIT, OUTPUTS, RUNNING, STOPPED, RowState
+from omni_ar.run.state import ACTIVE, LAST, LENGTH, LIMIT, OUTPUTS, RowState
+from omni_ar.run.status import RowStatus
 from omni_ar.sampling import flags_of
 from support.small_text import SmallText
 
@@ -38,18 +39,21 @@ class Row:
     outputs: list[int] = field(default_factory=list)
     running: bool = True
 
-    def step(self, ids: list[int], offered: int) -> tuple[int, int]:
+    def step(self, ids: list[int], offered: int) -> tuple[RowStatus, int]:
         """Returns status and how many of the ids count."""
         if not self.running:
-            return RUNNING, 0
-        count, status = 0, RUNNING
+            return RowStatus.RUNNING, 0
+        count, status = 0, RowStatus.RUNNING
         for token in ids[:offered]:
             self.outputs.append(token)
             count += 1
-            status = STOPPED if token in STOPS else FULL if len(self.outputs) >= self.limit else RUNNING
-            if status != RUNNING:
+            if len(self.outputs) >= self.limit:
+                status = RowStatus.FULL
+            if token in STOPS:
+                status = RowStatus.STOPPED
+            if status.over:
                 break
-        self.running = status == RUNNING
+        self.running = not status.over
         self.length += count
         return status, count
 
@@ -101,7 +105,9 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
         assert state.sampling.seen[index, :VOCAB].tolist() == [i in row.outputs for i in range(VOCAB)]
 
 
-@pytest.mark.parametrize(("ids", "status"), [([5], RUNNING), ([3], STOPPED), ([-1], STOPPED)])
+@pytest.mark.parametrize(
+    ("ids", "status"), [([5], RowStatus.RUNNING), ([3], RowStatus.STOPPED), ([-1], RowStatus.STOPPED)]
+)
 def test_one_id(ids: list[int], status: int):
     rows = [Row(limit=9, length=5)]
     state = new_state(rows)
@@ -109,7 +115,7 @@ def test_one_id(ids: list[int], status: int):
     accept_tokens(state, torch.tensor([0]), out_RW)
     assert out_RW.tolist() == [[status, 1, *ids]]
     words = state.words[0].tolist()
-    assert (words[LAST], words[OUTPUTS], bool(words[ACTIVE])) == (max(ids[0], 0), 1, status == RUNNING)
+    assert (words[LAST], words[OUTPUTS], bool(words[ACTIVE])) == (max(ids[0], 0), 1, status == RowStatus.RUNNING)
 
 
 def test_a_row_that_is_over_keeps_its_state():

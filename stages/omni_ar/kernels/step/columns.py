@@ -1,8 +1,9 @@
-"""`omni_ar.run.state`'s words, as kernels name them."""
+"""`omni_ar.run.state`'s words and the rows' status, as kernels name them."""
 
 import triton.language as tl
 
 from omni_ar.run import state
+from omni_ar.run.status import RowStatus
 
 LAST = tl.constexpr(state.LAST)
 LENGTH = tl.constexpr(state.LENGTH)
@@ -12,8 +13,8 @@ LIMIT = tl.constexpr(state.LIMIT)
 ACTIVE = tl.constexpr(state.ACTIVE)
 COUNTED = tl.constexpr(state.COUNTED)
 COLUMNS = tl.constexpr(state.COLUMNS)
-RUNNING = tl.constexpr(state.RUNNING)
-STOPPED = tl.constexpr(state.STOPPED)
-FULL = tl.constexpr(state.FULL)
-ENDED = tl.constexpr(state.ENDED)
-FILLED = tl.constexpr(state.FILLED)
+RUNNING = tl.constexpr(int(RowStatus.RUNNING))
+STOPPED = tl.constexpr(int(RowStatus.STOPPED))
+FULL = tl.constexpr(int(RowStatus.FULL))
+STOPPED_WITH_FRAME = tl.constexpr(int(RowStatus.STOPPED_WITH_FRAME))
+FULL_WITH_FRAME = tl.constexpr(int(RowStatus.FULL_WITH_FRAME))

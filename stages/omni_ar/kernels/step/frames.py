@@ -4,7 +4,18 @@ import triton
 import triton.language as tl
 
 from omni_ar.kernels.sampling.bits import ENDLESS
-from omni_ar.kernels.step.columns import ACTIVE, COLUMNS, COUNTED, ENDED, FILLED, FULL, LAST, LENGTH, OUTPUTS, STOPPED
+from omni_ar.kernels.step.columns import (
+    ACTIVE,
+    COLUMNS,
+    COUNTED,
+    FULL,
+    FULL_WITH_FRAME,
+    LAST,
+    LENGTH,
+    OUTPUTS,
+    STOPPED,
+    STOPPED_WITH_FRAME,
+)
 
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["rows_ptr"])
@@ -85,5 +96,5 @@ def end_row(
     may_end = counted & (early == 0) & (endless == 0) & (status != STOPPED)
     ends = may_end & (tl.sum(tl.where(group < END_GROUPS, others, 0)) == 0)
     tl.store(row_ptr + ACTIVE, 0, mask=ends)
-    over = tl.where(tl.sum(others) == 0, STOPPED, ENDED)
-    tl.store(told_ptr, tl.where(ends, over, tl.where(status == FULL, FILLED, status)), mask=counted)
+    over = tl.where(tl.sum(others) == 0, STOPPED, STOPPED_WITH_FRAME)
+    tl.store(told_ptr, tl.where(ends, over, tl.where(status == FULL, FULL_WITH_FRAME, status)), mask=counted)

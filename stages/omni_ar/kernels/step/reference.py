@@ -7,17 +7,13 @@ from omni_ar.run.state import (
     ACTIVE,
     COUNTED,
     DELTA,
-    ENDED,
-    FILLED,
-    FULL,
     LAST,
     LENGTH,
     OUTPUTS,
-    RUNNING,
-    STOPPED,
     RowState,
     StepBuffers,
 )
+from omni_ar.run.status import RowStatus
 from omni_ar.sampling import SamplingFlags, observe
 from omni_ar.sampling.needs import ENDLESS
 
@@ -53,8 +49,8 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Te
     outputs_R.add_(count_R)
     # Stop ids are padded with -1: a row for which nothing was possible stops too.
     stopped_R = (stop_RS == last_R[:, None]).any(1)
-    status_R.copy_(torch.where(stopped_R, STOPPED, (outputs_R >= limit_R) * FULL))
-    active_R.mul_(status_R == RUNNING)
+    status_R.copy_(torch.where(stopped_R, RowStatus.STOPPED, (outputs_R >= limit_R) * RowStatus.FULL))
+    active_R.mul_(status_R == RowStatus.RUNNING)
     last_R.clamp_(min=0)
     state.words.index_copy_(0, rows_R, words_RC)
     slot = state.counter % state.handoff.shape[0]
@@ -110,9 +106,9 @@ def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end
     early_R = words_RC[:, OUTPUTS] - 1 < state.sampling.min_tokens.index_select(0, rows_R)
     endless_R = state.sampling.needs.index_select(0, rows_R) & ENDLESS != 0
     is_end_RG = codes_RG == code
-    may_end_R = counted_R & ~early_R & ~endless_R & (status_R != STOPPED)
+    may_end_R = counted_R & ~early_R & ~endless_R & (status_R != RowStatus.STOPPED)
     ends_R = may_end_R & is_end_RG[:, :end_groups].all(1)
     state.column(ACTIVE).index_copy_(0, rows_R, words_RC[:, ACTIVE] * ~ends_R)
-    over_R = torch.where(is_end_RG.all(1), STOPPED, ENDED)
-    said_R = torch.where(ends_R, over_R, torch.where(status_R == FULL, FILLED, status_R))
+    over_R = torch.where(is_end_RG.all(1), RowStatus.STOPPED, RowStatus.STOPPED_WITH_FRAME)
+    said_R = torch.where(ends_R, over_R, torch.where(status_R == RowStatus.FULL, RowStatus.FULL_WITH_FRAME, status_R))
     told_RR.index_copy_(0, slot, torch.where(counted_R, said_R, status_R)[None])

@@ -15,19 +15,15 @@ from omni_ar.run.state import (
     ACTIVE,
     COUNTED,
     DELTA,
-    ENDED,
-    FILLED,
-    FULL,
     GENERATION,
     LAST,
     LENGTH,
     LIMIT,
     OUTPUTS,
-    RUNNING,
-    STOPPED,
     RowState,
     StepBuffers,
 )
+from omni_ar.run.status import RowStatus
 from omni_ar.sampling import EVERYTHING
 from omni_ar.sampling.needs import ENDLESS
 from support.sampling_kernels import state_of
@@ -218,7 +214,7 @@ def test_the_last_frame_of_a_row_has_its_place_and_the_frames_after_it_have_none
     rows_R, rows_there = bench.rows(0)  # which has room for one more token
     pages = torch.zeros(51, BLOCK_SIZE, 3, dtype=torch.int64)
     pages_there, next_RD = pages.to(bench.device), torch.zeros(1, bench.state.next_codes.shape[1])
-    for step, status in enumerate((FULL, None)):
+    for step, status in enumerate((RowStatus.FULL, None)):
         out_RW = torch.tensor([[0, 0, 11]])
         out_there, codes_RG = out_RW.to(bench.device), torch.full((1, 3), 20 + step)
         reference.accept_tokens(bench.state, rows_R, out_RW, None)
@@ -244,9 +240,9 @@ FRAMES = [
 
 def told(status: int, frame: tuple[int, ...], groups: int, early: bool, endless: bool) -> int:
     """What the host is to hear of a row that has said a token."""
-    if status != STOPPED and not early and not endless and frame[:groups] == (END,) * groups:
-        return STOPPED if frame == (END,) * 3 else ENDED
-    return FILLED if status == FULL else status
+    if status != RowStatus.STOPPED and not early and not endless and frame[:groups] == (END,) * groups:
+        return RowStatus.STOPPED if frame == (END,) * 3 else RowStatus.STOPPED_WITH_FRAME
+    return RowStatus.FULL_WITH_FRAME if status == RowStatus.FULL else status
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -274,6 +270,12 @@ def test_frames_that_end_a_request(device: str, groups: int):
                     frame = FRAMES[(row + shift) % 5]
                     assert status == told(before, frame, groups, early and words[OUTPUTS] <= 4, endless)
                     seen.add((before, status))
-                assert bool(words[ACTIVE]) == bool(count and status == RUNNING)
-    assert seen >= {(RUNNING, RUNNING), (RUNNING, STOPPED), (STOPPED, STOPPED), (FULL, FILLED), (FULL, STOPPED)}
-    assert ((RUNNING, ENDED) in seen) == (groups < 3)
+                assert bool(words[ACTIVE]) == bool(count and status == RowStatus.RUNNING)
+    assert seen >= {
+        (RowStatus.RUNNING, RowStatus.RUNNING),
+        (RowStatus.RUNNING, RowStatus.STOPPED),
+        (RowStatus.STOPPED, RowStatus.STOPPED),
+        (RowStatus.FULL, RowStatus.FULL_WITH_FRAME),
+        (RowStatus.FULL, RowStatus.STOPPED),
+    }
+    assert ((RowStatus.RUNNING, RowStatus.STOPPED_WITH_FRAME) in seen) == (groups < 3)

@@ -1,0 +1,31 @@
+"""What the device says of a row after a step."""
+
+from enum import IntEnum
+
+
+class RowStatus(IntEnum):
+    """Whether a row goes on, why it does not, and whether its last token has a frame. Of a row without a token it means nothing.
+
+    STOPPED: by a stop id, or by a frame of which nothing is sound. FULL: at its token limit. Either may be so with a frame: where
+    the frame ended the row and is sound, or where frames are made before the host is told.
+    """
+
+    RUNNING = 0
+    STOPPED = 1
+    FULL = 2
+    STOPPED_WITH_FRAME = 3
+    FULL_WITH_FRAME = 4
+
+    @property
+    def over(self) -> bool:
+        return self is not RowStatus.RUNNING
+
+    @property
+    def reason(self) -> str:
+        """Of a row that is over: why, as the end of its request says it."""
+        return "length" if self in (RowStatus.FULL, RowStatus.FULL_WITH_FRAME) else "stop"
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether the row's last token has a frame, of a model that makes frames."""
+        return self not in (RowStatus.STOPPED, RowStatus.FULL)
