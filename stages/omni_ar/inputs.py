@@ -101,7 +101,7 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after the last; None while more may come.
 
-    The payload may have a tensor `rows` for a model with a `step_width` W: `[n, W]`, or a page slice of n such rows, one for each
+    The payload may have a tensor `rows` for a model with a `step_width` E: `[n, E]`, or a page slice of n such rows, one for each
     step; of a floating dtype, from which they are converted to the stage's. A step without a row gets zeros.
     """
 

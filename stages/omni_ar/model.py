@@ -1,7 +1,7 @@
 """What a model author writes for an autoregressive stage.
 
 Shape legend: T tokens of the batch, Tp its prompt tokens, R rows (requests), D width, V vocabulary, P rotary axes, C prompt
-columns, S step columns, W width of step rows, G code groups, n positions of one segment.
+columns, S step columns, E width of step rows, G code groups, n positions of one segment.
 """
 
 from abc import ABC, abstractmethod
@@ -80,13 +80,13 @@ class NextTokens:
 
     ids_R: sampled ids. columns_SR: conditioning ids of the step that each is the input of, `[S, R]`.
     codes_RD: what `predict_codes` returned as the next embedding; `[R, 0]` for a model without codes.
-    rows_RW: the device rows that condition the steps, zeros where there is none; `[R, 0]` for a model without a `step_width`.
+    rows_RE: the device rows that condition the steps, zeros where there is none; `[R, 0]` for a model without a `step_width`.
     """
 
     ids_R: Tensor
     columns_SR: Tensor
     codes_RD: Tensor
-    rows_RW: Tensor
+    rows_RE: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class FrameEnd:
-    """A frame whose first `groups` codes are all `code` ends its request. If all its codes are, nobody hears it: its token has no
+    """A frame whose first `groups` codes are all `code` ends its request. If all its codes are, it is dropped: its token has no
     frame, as a stop id has none. Else it is the request's last.
 
     Where a request's `min_tokens` or `ignore_eos` say that it goes on, it is a frame like any other.

@@ -100,7 +100,7 @@ class PaperRunner:
 
     ready = True
     source = PaperSource()
-    step_rows = torch.empty(0)
+    conditioning = torch.empty(0)
     dtype = torch.float32
 
     can_score = True
@@ -133,7 +133,7 @@ class PaperRunner:
             hidden = Written(self.pages.hidden, self.device.record(self.stream))
         if self.pages.codes is not None and rows:
             for request, (status, _, token) in zip(plan.sampled, results.tolist(), strict=True):
-                if status == RowStatus.RUNNING:
+                if not RowStatus(status).over:
                     self._write_frame(request, token)
             codes = Written(self.pages.codes, self.device.record(self.stream))
         end = self.device.record(self.stream)

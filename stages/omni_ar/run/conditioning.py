@@ -3,7 +3,7 @@
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | the producer's pages or tensors | producer, before the payload's event | `gather_step_rows`, `store_step_rows` | the lease |
-| `RowState.step_rows` of a row | these, each place once | `embed_inputs`, same stream | the row's next owner writes over them |
+| `RowState.conditioning` of a row | these, each place once | `embed_inputs`, same stream | the row's next owner writes over them |
 
 Nothing is copied before the request has a row. Until then what came counts against its edge's credit: its producer may be paused.
 """
@@ -28,8 +28,6 @@ _RING = 4
 _AT_ONCE = 1024
 """Rows that one tick copies, or as many as a request may have if that is more."""
 
-Failures = list[tuple[ArRequest, Exception]]
-
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
@@ -44,16 +42,16 @@ class StepIntake:
     """Conditioning in the order it came: what has no device rows waits behind what has, and all of that for the request's row."""
 
     def __init__(
-        self, name: str, device: Device, stream: Stream, step_rows: Tensor, shape: ArShape, limits: Limits
+        self, name: str, device: Device, stream: Stream, conditioning: Tensor, shape: ArShape, limits: Limits
     ) -> None:
-        """step_rows: `RowState.step_rows`. name: of the stage, for errors."""
+        """conditioning: `RowState.conditioning`. name: of the stage, for errors."""
         self._name = name
         self._device = device
         self._stream = stream
-        self._rows_PW = step_rows
+        self._conditioning = conditioning
         self._shape = shape
         self._limits = limits
-        self._most = max(limits.step_rows, _AT_ONCE) if shape.step_width else 0
+        self._most = max(limits.step_places, _AT_ONCE) if shape.step_width else 0
         self._uploader = Uploader(device, stream, 2 * self._most, _RING)
         self._waiting: dict[ArRequest, None] = {}
 
@@ -85,7 +83,7 @@ class StepIntake:
             release(request.step_arrivals.popleft().message, COMPLETED)
         self._forget(request)
 
-    def tick(self) -> tuple[list[ArRequest], Failures]:
+    def tick(self) -> tuple[list[ArRequest], list[tuple[ArRequest, Exception]]]:
         """Takes in what has become ready. Returns the requests that got something, and those that failed."""
         if not self._waiting or not self._uploader.ready:
             return [], []
@@ -128,11 +126,11 @@ class StepIntake:
             (request.step_pad,) = self._words(arrival.inputs.pad[:, None])
         if arrival.rows is None or not needed:
             return []
-        first = request.row_index * self._limits.step_rows + request.step_rows
+        first = request.row_index * self._limits.step_places + request.places_taken
         places_n = np.arange(first, first + needed)
         for words, place in zip(request.steps[-arrival.count :], places_n, strict=False):
             words[-1] = place
-        request.step_rows += needed
+        request.places_taken += needed
         return [_Copy(request, arrival.rows, places_n)]
 
     def _words(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -141,7 +139,7 @@ class StepIntake:
         words_nX[:, : len(columns_Sn)] = columns_Sn.T
         return words_nX
 
-    def _launch(self, copies: list[_Copy]) -> Failures:
+    def _launch(self, copies: list[_Copy]) -> list[tuple[ArRequest, Exception]]:
         """One launch for all rows in the same pages, and one for each tensor."""
         if not copies:
             return []
@@ -154,7 +152,7 @@ class StepIntake:
             views = self._uploader.send([np.concatenate(part) for part in parts])
         except Exception as error:
             return [(copy.request, error) for copy in copies]
-        failed: Failures = []
+        failed: list[tuple[ArRequest, Exception]] = []
         for group, slots_n, places_n in zip(groups.values(), views[::2], views[1::2], strict=True):
             try:
                 self._copy(group[0], slots_n, places_n)
@@ -165,9 +163,9 @@ class StepIntake:
     def _copy(self, first: _Copy, slots_n: Tensor, places_n: Tensor) -> None:
         rows, launch = first.rows, self._device.launch
         if isinstance(rows, PageSlice):
-            launch(self._stream, gather_step_rows, self._rows_PW, rows.pages, slots_n, places_n)
+            launch(self._stream, gather_step_rows, self._conditioning, rows.pages, slots_n, places_n)
         else:
-            launch(self._stream, store_step_rows, self._rows_PW, rows[: first.places_n.size], places_n)
+            launch(self._stream, store_step_rows, self._conditioning, rows[: first.places_n.size], places_n)
 
     def _forget(self, request: ArRequest) -> None:
         if not request.step_arrivals:
@@ -189,7 +187,7 @@ class StepIntake:
         wanted = [arrival.count, width]
         # Stages may differ in their dtype: numbers of another are converted as they are copied.
         if shape != wanted or not dtype.is_floating_point:
-            raise InputError(field, f"are {dtype} {shape}", f"give {self._rows_PW.dtype} {wanted}")
+            raise InputError(field, f"are {dtype} {shape}", f"give {self._conditioning.dtype} {wanted}")
 
 
 def _slots(group: Sequence[_Copy]) -> list[NDArray[np.int64]]:
@@ -198,9 +196,9 @@ def _slots(group: Sequence[_Copy]) -> list[NDArray[np.int64]]:
     return [copy.rows.slots[: copy.places_n.size] if isinstance(copy.rows, PageSlice) else none for copy in group]
 
 
-def gather_step_rows(rows_PW: Tensor, pages: Tensor, slots_n: Tensor, places_n: Tensor) -> None:
-    rows_PW.index_copy_(0, places_n, pages.flatten(0, 1).index_select(0, slots_n).to(rows_PW.dtype))
+def gather_step_rows(conditioning: Tensor, pages: Tensor, slots_n: Tensor, places_n: Tensor) -> None:
+    conditioning.index_copy_(0, places_n, pages.flatten(0, 1).index_select(0, slots_n).to(conditioning.dtype))
 
 
-def store_step_rows(rows_PW: Tensor, rows_nW: Tensor, places_n: Tensor) -> None:
-    rows_PW.index_copy_(0, places_n, rows_nW.to(rows_PW.device, rows_PW.dtype, non_blocking=True))
+def store_step_rows(conditioning: Tensor, rows_nE: Tensor, places_n: Tensor) -> None:
+    conditioning.index_copy_(0, places_n, rows_nE.to(conditioning.device, conditioning.dtype, non_blocking=True))

@@ -130,7 +130,7 @@ class Forward:
 
     def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
         """The batch's input embeddings."""
-        return Launch.of(embed_inputs, self._model, nexts, prompts, self._state.step_rows, embedded)
+        return Launch.of(embed_inputs, self._model, nexts, prompts, self._state.conditioning, embedded)
 
     def _inputs(
         self,

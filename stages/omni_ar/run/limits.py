@@ -28,7 +28,8 @@ class Limits:
     step_tokens: tokens of one step at most. scored_tokens: prompt tokens among them whose log-probabilities are asked for; 0 for a
     model whose prompt is not a row of its own tokens. step_ids: tokens that one step may give a row: one, and as many more as are
     drafted. ring: steps whose handoffs have memory of their own. upload_words: int64 words that one step's packed inputs take.
-    step_rows: device rows that may condition steps of one request, one for each step that it can have; 0 for a model without.
+    step_places: places for the device rows that condition steps of one request, one for each step that it can have; 0 for a model
+    without.
     """
 
     rows: int
@@ -41,7 +42,7 @@ class Limits:
     scored_tokens: int
     upload_words: int
     step_ids: int = 1
-    step_rows: int = 0
+    step_places: int = 0
 
     @property
     def null_row(self) -> int:
@@ -51,7 +52,7 @@ class Limits:
     @property
     def null_place(self) -> int:
         """Where steps that no row conditions find zeros: behind the rows of all requests."""
-        return self.rows * self.step_rows
+        return self.rows * self.step_places
 
     @property
     def captured_chunks(self) -> int:
@@ -95,7 +96,7 @@ class Limits:
             scored,
             words,
             # The prompt has a token, and no step follows the last one generated.
-            step_rows=length - 2 if shape.step_width else 0,
+            step_places=length - 2 if shape.step_width else 0,
         )
 
 

@@ -1,7 +1,7 @@
 """The phases of a step: functions over preallocated buffers. None of them synchronizes; docs/step.md has their order.
 
 Shape legend: R rows of the batch, K ids of a row (one, and as many more as are drafted), T tokens, S step columns, V vocabulary,
-W handoff words, or the width of step rows, G code groups.
+W handoff words, E width of step rows, G code groups.
 """
 
 from collections.abc import Sequence
@@ -129,27 +129,28 @@ class NextInputs:
     """Generated tokens to be embedded, and what conditions the steps that they are the inputs of.
 
     steps_XR: int64, the step columns and, behind them, of a model with a `step_width`, where each step's row is in
-    `RowState.step_rows`.
+    `RowState.conditioning`.
     """
 
     ids_R: Tensor
     steps_XR: Tensor
     codes_RD: Tensor
 
-    def tokens(self, step_rows: Tensor) -> NextTokens:
+    def tokens(self, conditioning: Tensor) -> NextTokens:
         """Inside a phase."""
-        if not step_rows.shape[1]:
-            return NextTokens(self.ids_R, self.steps_XR, self.codes_RD, step_rows.expand(self.ids_R.shape[0], 0))
-        rows_RW = step_rows.index_select(0, self.steps_XR[-1])
-        return NextTokens(self.ids_R, self.steps_XR[:-1], self.codes_RD, rows_RW)
+        if not conditioning.shape[1]:
+            return NextTokens(self.ids_R, self.steps_XR, self.codes_RD, conditioning.expand(self.ids_R.shape[0], 0))
+        rows_RE = conditioning.index_select(0, self.steps_XR[-1])
+        return NextTokens(self.ids_R, self.steps_XR[:-1], self.codes_RD, rows_RE)
 
 
 def embed_inputs(
-    model: ArModel, nexts: Sequence[NextInputs], prompts: PromptTokens | None, step_rows: Tensor, out: Embedded
+    model: ArModel, nexts: Sequence[NextInputs], prompts: PromptTokens | None, conditioning: Tensor, out: Embedded
 ) -> None:
     """Input embeddings of the batch. Raises ValueError for more or fewer than tokens: with padding, that would be silent."""
     parts = [
-        _embeddings("embed_next", model.embed_next(inputs.tokens(step_rows)), inputs.ids_R.shape[0]) for inputs in nexts
+        _embeddings("embed_next", model.embed_next(inputs.tokens(conditioning)), inputs.ids_R.shape[0])
+        for inputs in nexts
     ]
     if prompts is not None:
         parts.append(_embeddings("embed_prompt", model.embed_prompt(prompts), prompts.columns_CT.shape[1]))
@@ -279,7 +280,7 @@ def predict_codes(
         return draw(logits_RV, state.sampling, rows_R, position_R, group, flags)
 
     frame = model.predict_codes(hidden_RD, last_R, draw_code)
-    # Also of a row that its token has ended: whether anybody hears the frame is for the host.
+    # Also of a row that its token has ended: whether the frame is given out is for the host.
     step.place_frames(state, rows_R, frame.codes_RG, frame.next_RD, block_size, code_pages)
     end = model.frame_end
     if end is not None:

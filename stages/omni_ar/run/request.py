@@ -96,8 +96,8 @@ class ArRequest:
     """What conditions each step, `step_words` of them. Of steps with device rows, those whose rows are in their places."""
     step_pad: NDArray[np.int64] | None = None
     """The same of all later steps."""
-    step_rows: int = 0
-    """How many of its places for device rows are taken."""
+    places_taken: int = 0
+    """How many of its places for device rows hold one."""
     step_arrivals: deque[StepArrival] = field(default_factory=deque)
     """Conditioning that has come and is not in `steps` yet, in order."""
     awaits_step: bool = False

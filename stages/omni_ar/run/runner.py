@@ -105,9 +105,9 @@ class Runner:
             self._chunk_graphs.capture(size, self.pages)
 
     @property
-    def step_rows(self) -> Tensor:
-        """`RowState.step_rows`, for whoever fills them, on the stage's stream."""
-        return self._state.step_rows
+    def conditioning(self) -> Tensor:
+        """`RowState.conditioning`, for whoever fills them, on the stage's stream."""
+        return self._state.conditioning
 
     @property
     def pages(self) -> Pages:

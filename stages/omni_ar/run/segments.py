@@ -51,8 +51,8 @@ class SegmentIntake:
     def drop(self, request: ArRequest) -> None:
         """Lets go of a request's segments, gathered or not."""
         for waiting, _, message in self._waiting:
-            if waiting is request and message.lease is not None:
-                message.lease.release(COMPLETED)
+            if waiting is request:
+                release(message, COMPLETED)
         self._waiting = [item for item in self._waiting if item[0] is not request]
 
     def tick(self) -> tuple[list[ArRequest], list[tuple[ArRequest, Exception]]]:

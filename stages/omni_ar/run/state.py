@@ -7,7 +7,7 @@
 | `RowState.counting` | nobody: it counts from 0 | phases |
 | `RowState.handoff[counter % ring]` | `accept_tokens`, `predict_codes` | the token copy, own stream; rewritten `ring` steps later |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
-| `RowState.step_rows` of a row | `gather_step_rows`, `store_step_rows`, a place once in a request | `embed_inputs`, same stream |
+| `RowState.conditioning` of a row | `gather_step_rows`, `store_step_rows`, each place once | `embed_inputs`, same stream |
 | `code_pages` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 
@@ -39,22 +39,22 @@ SCORE_WORDS = 1 + 2 * (1 + MAX_LOGPROBS)
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """Per-row state; the first dimension is the row, N in all, the null row last.
+    """Per-row state; the first dimension is the row, N in all, the null row last. K ids of a row, E width of step rows.
 
     words: int64 `[N, 8]`, so that a phase gathers all it needs of its rows at once. By column: the newest token, tokens in the KV
     cache, rotary position minus length, generated tokens, how many there may be, whether the row still runs, its generation,
     whether its newest step gave it a token.
     next_codes: the codes' part of the next input embedding.
-    handoff: int64 `[ring, N, 2 + K]`: status, how many tokens, and the tokens, of the steps that are in flight.
-    step_rows: `[rows * K + 1, W]`, the device rows that condition each row's steps, K for a row; the last is zeros, for steps that
-    none conditions. They are a request's own to its end: run again, it finds them here.
+    conditioning: `[places, E]`, the device rows that condition each row's steps, `Limits.step_places` for a row; the last is
+    zeros, for steps that none conditions. They are a request's own to its end: run again, it finds them here.
+    handoff: int64 `[ring, N, 2 + K]`: `RowStatus`, how many tokens, and as many of the ids, of the steps in flight.
     counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
     """
 
     words: Tensor
     block_table: Tensor
     next_codes: Tensor
-    step_rows: Tensor
+    conditioning: Tensor
     handoff: Tensor
     counter: Tensor
     sampling: SamplingState
@@ -74,7 +74,7 @@ class RowState:
             words=device.zeros((rows, COLUMNS), torch.int64),
             block_table=device.zeros((rows, limits.max_blocks), torch.int64),
             next_codes=device.zeros((rows, next_width(model)), dtype),
-            step_rows=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
+            conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
             handoff=device.zeros((limits.ring, rows, 2 + limits.step_ids), torch.int64),
             counter=device.zeros((1,), torch.int64),
             sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),

@@ -6,8 +6,8 @@ from enum import IntEnum
 class RowStatus(IntEnum):
     """Whether a row goes on, why it does not, and whether its last token has a frame. Of a row without a token it means nothing.
 
-    STOPPED: by a stop id, or by a frame of which nothing is sound. FULL: at its token limit. Either may be so with a frame: where
-    the frame ended the row and is sound, or where frames are made before the host is told.
+    STOPPED: by a stop id, or by a frame that is dropped. FULL: at its token limit. STOPPED_WITH_FRAME: by a frame that is kept.
+    FULL_WITH_FRAME: at its limit, in a model whose frames are made before the host is told (`CodecModel.frame_end`).
     """
 
     RUNNING = 0

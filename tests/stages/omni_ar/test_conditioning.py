@@ -356,7 +356,7 @@ def test_the_largest_steps_of_a_conditioned_model_can_be_measured():
 
 def test_memory_for_rows_is_there_only_where_a_model_takes_them():
     kept = [
-        ArDriver(model, None, options(max_model_len=length)).worker._runner.step_rows.shape
+        ArDriver(model, None, options(max_model_len=length)).worker._runner.conditioning.shape
         for model, length in ((MODEL, 18), (MODEL, 2), (SmallCodec(), 18))
     ]
     assert kept == [(4 * 16 + 1, WIDTH), (1, WIDTH), (1, 0)]

@@ -73,7 +73,7 @@ class Watched(Listener):
         self.given: list[Tensor] = []
 
     def embed_next(self, step: NextTokens) -> Tensor:
-        self.given.append(step.rows_RW.clone())
+        self.given.append(step.rows_RE.clone())
         return super().embed_next(step)
 
 
