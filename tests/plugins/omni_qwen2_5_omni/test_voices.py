@@ -65,4 +65,4 @@ def test_the_shortest_reference_is_what_the_network_takes(folder: Path) -> None:
     assert model.num_voices == 1
     read = read_voices(Checkpoint(folder))["Ann"]
     with pytest.raises(RuntimeError, match=r"(?i)padding size should be less"):
-        model.code2wav_dit_model.voice(read.speaker_V, read.reference_TM[1:])
+        model.net.voice(read.speaker_V, read.reference_TM[1:])
