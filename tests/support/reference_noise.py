@@ -66,10 +66,14 @@ def sampling_arguments(chat: Chat, prompt: int) -> dict[str, Any]:
         if params.repetition_penalty is not None:
             arguments[f"{stage}_repetition_penalty"] = params.repetition_penalty
         if params.temperature:
-            assert params.seed is not None
-            noise = GumbelNoise(params.seed, start)
-            arguments[f"{stage}_logits_processor"] = LogitsProcessorList([*_warpers(params), noise])
+            arguments[f"{stage}_logits_processor"] = sampled_with(params, start)
     return arguments
+
+
+def sampled_with(params: SamplingParams, start: int) -> LogitsProcessorList:
+    """What makes a greedy choice a draw: warpers of the sampling's temperature, top-k and top-p, then its seed's noise."""
+    assert params.seed is not None
+    return LogitsProcessorList([*_warpers(params), GumbelNoise(params.seed, start)])
 
 
 def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
