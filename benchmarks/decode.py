@@ -151,9 +151,8 @@ class Run:
         experts = None
         if experts_of(model)[0]:
             experts = count_experts(case, steps=6), uniform_experts(*experts_of(model), rows)
-        # In the middle of the steps that are measured: the last that a row makes.
-        context = self.prompt + case.tokens(self.steps) - self.steps // 2
-        floor = step_bytes(model, rows, context) / self.bandwidth * 1000
+        # In the middle of the steps that are measured.
+        floor = step_bytes(model, rows, self.prompt + self.steps // 2) / self.bandwidth * 1000
         self.decodes.append(Measured(name, rows, times, tick, floor, experts))
         print(f"{name}, {rows} rows: {times.step[0] / 1000:.3f} ms over {times.steps} steps", flush=True)
         if rows == max(self.rows):

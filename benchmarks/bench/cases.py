@@ -78,13 +78,16 @@ class DecodeCase:
 
 
 def measure_decode(case: DecodeCase, steps: int, *, profile: bool = False) -> tuple[Times, tuple[float, float]]:
-    """Times of steady steps, and of the engine's ticks that launched them, p50 and p99."""
+    """Times of the first `steps` steady steps, and of the engine's ticks that launched them, p50 and p99.
+
+    Requests draw some more, so that the last to start decodes as long: context grows from the prompt by `steps`, and no further.
+    """
     tokens = case.tokens(steps)
     bench = case.engine(tokens, case.graphs)
     warm(case, bench)
     case.ask(bench, "measured", tokens, case.stage)
     bench.run()
-    steady = steady_steps(bench.recorders[case.stage].steps, case.rows)
+    steady = steady_steps(bench.recorders[case.stage].steps, case.rows)[:steps]
     times = times_of(steady)
     first, last = steady[0].started, steady[-1].started
     ticks = percentiles([us for start, us in bench.ticks if first <= start <= last])

@@ -69,9 +69,11 @@ class CsmFrontend(TokenizedFrontend):
         sounds = sum(isinstance(part, AudioPart) for part in message.content)
         if not text.strip():
             raise InputError(field, "holds no text", "give what is said")
-        if sounds != heard or len(message.content) != sounds + sum(isinstance(p, TextPart) for p in message.content):
+        if any(not isinstance(part, TextPart | AudioPart) for part in message.content):
+            raise InputError(field, "holds a picture, which this model does not see", "leave it out")
+        if sounds != heard:
             remedy = "give the text and its sound" if heard else "give the text alone: the sound is made"
-            raise InputError(field, f"holds {sounds} sounds beside its text, or a picture", remedy)
+            raise InputError(field, f"holds {sounds} sounds beside its text", remedy)
         for word in self._reserved:
             if word in text:
                 raise InputError(field, f"holds {word!r}, which is reserved", "remove it")

@@ -1,4 +1,4 @@
-"""benchmarks/windows.py and denoise.py run, and more context comes nearer to the whole."""
+"""benchmarks/windows.py, denoise.py and precision.py run, and more context comes nearer to the whole."""
 
 import json
 from pathlib import Path
@@ -34,3 +34,14 @@ def test_denoise_measures_streams(how: tuple[str, ...], monkeypatch: pytest.Monk
     rows = json.loads(file.read_text())["numbers"]
     assert [row["streams"] for row in rows] == [1, 3]
     assert all(row[name] > 0 for row in rows for name in ("first_ms", "step_ms", "rtf", "sound_per_second"))
+
+
+def test_precision_tells_what_it_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "paint"}')
+    file = tmp_path / "precision.json"
+    monkeypatch.setattr("omni.plugin.manager.load_plugins", paint_plugins)
+    run_script(monkeypatch, "precision", str(tmp_path), "--device", "cpu", "--frames", "20", "--json", str(file))
+    rows = json.loads(file.read_text())["numbers"]
+    assert [row["precision"] for row in rows] == ["float32", "TF32", "bfloat16"]
+    assert rows[0]["latents"] == rows[0]["waveform"] == rows[0]["peak"] == 0
+    assert all(0 <= row[name] < 1 for row in rows for name in ("latents", "waveform", "peak"))
