@@ -35,6 +35,7 @@ def test_requests_on_a_device_in_any_order(seed: int) -> None:
         engine.engine.submit(engine.request(asked), result.take)
     with torch.inference_mode():
         Simulation(device, engine.engine.tick, lambda: engine.engine.idle).run()
+    device.assert_no_races()
     engine.assert_free()
     for asked, result in zip(ASKED, results, strict=True):
         spoken = csm_reference_of(tiny_csm()).speech(asked)
