@@ -124,7 +124,7 @@ def held_by_process() -> dict[str, int]:
     return {"threads": threads(), "open files": open_files()}
 
 
-@pytest.mark.parametrize("requests", [200, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", [100, pytest.param(2000, marks=pytest.mark.slow)])
 def test_a_storm(requests: int) -> None:
     """Of every kind of input, with speech and without, at every moment of a request's life."""
     outside = held_by_process()
