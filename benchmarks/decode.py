@@ -30,7 +30,7 @@ from bench.cases import DecodeCase, count_experts, hidden_ratio, measure_decode,
 from bench.device import TimedDevice, open_timed
 from bench.floors import experts_of, step_bytes, uniform_experts
 from bench.pipelines import family_pipeline
-from bench.report import copy_bandwidth, environment, print_facts, print_table, write_json
+from bench.report import copy_bandwidth, environment, host_loop, print_facts, print_table, write_json
 from bench.steps import Times
 from bench.targets import bounds, verdict
 from omni.checkpoint import Checkpoint
@@ -154,7 +154,7 @@ class Run:
         # In the middle of the steps that are measured.
         floor = step_bytes(model, rows, self.prompt + self.steps // 2) / self.bandwidth * 1000
         self.decodes.append(Measured(name, rows, times, tick, floor, experts))
-        print(f"{name}, {rows} rows: {times.step[0] / 1000:.3f} ms over {times.steps} steps", flush=True)
+        print(f"{name}, {rows} rows: {times.brief}, host {host_loop():.0f} us a loop", flush=True)
         if rows == max(self.rows):
             self.prefills[name] = measure_prefill(case, self.prefill, repeats=10)
 

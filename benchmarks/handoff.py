@@ -31,7 +31,7 @@ from bench.device import open_timed
 from bench.engine import BenchEngine
 from bench.handoff_families import Family, HiddenFamily, OmniFamily, Setup
 from bench.inline import InlinePackaging
-from bench.report import environment, print_facts, print_table, write_json
+from bench.report import environment, host_loop, print_facts, print_table, write_json
 from bench.steps import Times, steady_steps, times_of
 from omni.checkpoint import Checkpoint
 from omni.timeline import Trace, watched, write_trace
@@ -106,6 +106,8 @@ def compare(family: Family) -> list[Row]:
                 assert all(one.rows for one in packaging), "every stage must have packaged its payload"
                 for stage, recorder in bench.recorders.items():
                     times = times_of(steady_steps(recorder.steps, family.rows))
+                    what = f"{family.name}, {stage}, {_TITLES[inline]}, round {turn}"
+                    print(f"{what}: {times.brief}, host {host_loop():.0f} us a loop", flush=True)
                     known = best.get((stage, inline))
                     if known is None or times.step[0] < known.step[0]:
                         best[stage, inline] = times

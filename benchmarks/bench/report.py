@@ -2,8 +2,10 @@
 
 import json
 import platform
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,15 +17,28 @@ _ROOT = Path(__file__).parents[2]
 
 
 def environment() -> dict[str, str]:
-    """command, commit, hardware, torch."""
+    """command, commit, hardware, host speed, torch."""
     cuda = torch.cuda.is_available()
     return {
         "command": " ".join(["python", *sys.argv]),
         "commit": _commit(),
         "hardware": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "host": f"{host_loop():.0f} us a loop",
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def host_loop() -> float:
+    """Microseconds of a fixed loop of plain Python, the median of 50: host times of machines of several speeds compare by it."""
+    times = []
+    for _ in range(50):
+        start = time.perf_counter_ns()
+        total = 0
+        for number in range(10_000):
+            total += number
+        times.append((time.perf_counter_ns() - start) / 1000)
+    return statistics.median(times)
 
 
 def _commit() -> str:

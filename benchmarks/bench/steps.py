@@ -106,6 +106,10 @@ class Times:
     execute: tuple[float, float]
     sample: tuple[float, float]
 
+    @property
+    def brief(self) -> str:
+        return f"step {self.step[0] / 1000:.3f} ms, sample_tokens {self.sample[0]:.0f} us, {self.steps} steps"
+
 
 def times_of(steps: Sequence[Step]) -> Times:
     """The device has been synchronized since. Raises ValueError for fewer than three steps."""
