@@ -14,7 +14,7 @@ choices would give, the time says nothing about real traffic, and the row is VOI
 Prefill is one prompt of 2,048 ids, from its launch on an idle device to its token. The hidden-state row is the 30B shape at 32
 rows: one 2,048-wide hidden state stored for every token and gathered on the device by a consumer stage, against none, in turns.
 
-`--profile` prints, besides, which kernels the steps are made of, and how much of a step nothing runs. Where `must` and `aim` come
+`--profile` prints, besides, which kernels the steps are made of, and how much longer each makes them. Where `must` and `aim` come
 from is said in `bench/targets.py`.
 """
 
@@ -45,7 +45,7 @@ class Shape:
     stage: str
 
 
-_SHAPES = {
+STAGES = {
     "0.6b": Shape("qwen3-0.6b", "text"),
     "8b": Shape("qwen3-8b", "text"),
     "30b": Shape("qwen3-omni-30b", "thinker"),
@@ -126,7 +126,7 @@ class Run:
 
     def shape(self, name: str) -> None:
         """All cases of one shape."""
-        shape = _SHAPES[name]
+        shape = STAGES[name]
         with tempfile.TemporaryDirectory() as folder:
             SHAPES[shape.name](Path(folder))
             checkpoint = Checkpoint(Path(folder))
@@ -186,7 +186,7 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shapes", nargs="+", choices=_SHAPES, default=["0.6b", "30b"])
+    parser.add_argument("--shapes", nargs="+", choices=STAGES, default=["0.6b", "30b"])
     parser.add_argument("--rows", type=int, nargs="+")
     parser.add_argument("--steps", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=512)

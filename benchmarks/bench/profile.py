@@ -10,7 +10,12 @@ from bench.report import print_table
 
 
 def print_kernels(run: Callable[[], None], steps: int, most: int = 16) -> None:
-    """Runs it and prints device time a step of the kernels that take the longest, and how long nothing ran."""
+    """Runs it and prints which kernels make the steps as long as they are.
+
+    A kernel's time is from the end of the one that ended before it to its own end: what it adds, where kernels overlap, and the
+    wait before it, where nothing runs. So the times of all kernels are those of the steps. Kernels are told apart by their
+    predecessors: layers use the same one in several places.
+    """
     if not torch.cuda.is_available():
         print("no CUDA device, no kernels")
         return
@@ -22,21 +27,24 @@ def print_kernels(run: Callable[[], None], steps: int, most: int = 16) -> None:
     if not spans:
         print("no kernel was seen")
         return
-    times: dict[str, list[int]] = defaultdict(list)
-    busy, until = 0, spans[0][0]
-    for start, end, name in spans:
-        times[name].append(end - start)
-        busy += max(0, end - max(start, until))
-        until = max(until, end)
-    wall = until - spans[0][0]
-    print(
-        f"{steps} steps: {wall / steps / 1000:.0f} us a step, of which nothing ran for {(wall - busy) / steps / 1000:.0f} us"
-    )
-    longest = sorted(times.items(), key=lambda item: -sum(item[1]))[:most]
+    # By the end of what ended before: of kernels that overlap, each counts for what it adds.
+    spans.sort(key=lambda span: span[1])
+    added: dict[tuple[str, str], list[int]] = defaultdict(list)
+    until, before = spans[0][0], ""
+    for _, end, name in spans:
+        added[name, before].append(end - until)
+        until, before = end, name
+    print(f"{steps} steps: {(until - spans[0][0]) / steps / 1000:.0f} us a step")
+    longest = sorted(added.items(), key=lambda item: -sum(item[1]))[:most]
     print_table(
-        ("kernel", "us a step", "launches a step", "us each"),
+        ("kernel (after)", "us a step", "launches a step", "us each"),
         [
-            (name[:70], f"{sum(t) / steps / 1000:.1f}", f"{len(t) / steps:.1f}", f"{sum(t) / len(t) / 1000:.2f}")
-            for name, t in longest
+            (
+                f"{name[:50]} ({before[:30]})",
+                f"{sum(t) / steps / 1000:.1f}",
+                f"{len(t) / steps:.1f}",
+                f"{sum(t) / len(t) / 1000:.2f}",
+            )
+            for (name, before), t in longest
         ],
     )

@@ -95,10 +95,9 @@ class Attention(AttentionProjections):
         cache: KVCache,
         meta: AttentionMetadata,
         backend: AttentionBackend,
-        *,
-        in_parts: bool = False,
     ) -> Tensor:
-        """What `qkv_proj` gave, to `[T, D]`; writes the tokens' keys and values into the cache. in_parts: it may come in parts."""
+        """What `qkv_proj` gave, to `[T, D]`, which may come in parts (`residual_sum`); writes the tokens' keys and values into the
+        cache."""
         q_THW = qk_norm_rope_write(
             qkv_TX,
             self.norms,
@@ -111,5 +110,4 @@ class Attention(AttentionProjections):
             ahead=self.o_proj.weight,
         )
         attended_TX = backend.attend(q_THW, cache, self.layer, meta).flatten(1)
-        y_TD: Tensor = self.o_proj.in_parts(attended_TX) if in_parts else self.o_proj(attended_TX)
-        return y_TD
+        return self.o_proj.in_parts(attended_TX)

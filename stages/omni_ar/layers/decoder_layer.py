@@ -50,8 +50,7 @@ class DecoderLayer(nn.Module):
         `RotaryEmbedding` returns them.
         """
         qkv_TX, x_TD = self.input_layernorm.into(self.self_attn.qkv_proj, x_TD, delta_TD)
-        in_parts = isinstance(self.mlp, GatedMLP)
-        attended_TD = self.self_attn(qkv_TX, cos_TW, sin_TW, cache, meta, backend, in_parts=in_parts)
+        attended_TD = self.self_attn(qkv_TX, cos_TW, sin_TW, cache, meta, backend)
         if isinstance(self.mlp, GatedMLP | SparseMoE):
             delta_TD, x_TD = self.mlp.after(self.post_attention_layernorm, x_TD, attended_TD)
             return x_TD, delta_TD

@@ -63,7 +63,10 @@ class SparseMoE(nn.Module):
         return y_TD
 
     def after(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of a residual stream to which `delta_TD` is still to be added: what comes of its norm, and the stream, both `[T, D]`."""
+        """Of a residual stream to which `delta_TD` is still to be added: what comes of its norm, and the stream, both `[T, D]`.
+
+        What is added may come in parts (`residual_sum`).
+        """
         return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
 
     def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ from omni_ar.kernels.moe.reference import route
 def mix_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts) -> tuple[Tensor, Tensor]:
     """Residual addition, RMSNorm, router and experts: what a mixture makes of a residual stream, and the stream.
 
-    x_TD: `[T, D]`, T at least 1, in the experts' dtype. delta_TD: what is still to be added to it; None for nothing. norm: None
-    where the experts take x as it is, and then delta_TD is None.
+    x_TD: `[T, D]`, T at least 1, in the experts' dtype. delta_TD: what is still to be added to it, which may come in parts
+    (`add_rms_norm`); None for nothing. norm: None where the experts take x as it is, and then delta_TD is None.
     Returns the experts' weighted sum, the shared expert's part included, and `x + delta`: both `[T, D]`.
     """
     if runs_kernel(x_TD):

@@ -1,7 +1,7 @@
 """Sorts (token, expert) pairs by expert and cuts each expert's into blocks of rows, without telling the host how many there are.
 
 Which experts tokens take is a matrix that holds ranks. Sums over its columns count an expert's pairs, and running sums place them:
-a program takes some tokens, and one program is enough for a decode step, whose routing it does as well.
+a program takes some tokens, and for a decode step of few rows one program does everything.
 
 Shape legend: B blocks of rows, C chunks of tokens; T here are the tokens of one chunk.
 """
@@ -16,8 +16,9 @@ from torch import Tensor
 from omni_ar.kernels.moe.ranking import logit_of, lowest_of, ranking_keys
 from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
 
-# Up to so many tokens one program does all, beyond it each takes so many.
-_ALONE, _CHUNK = 64, 32
+# Up to so many tokens one program does all, beyond it each takes so many. Choosing experts is one maximum after another over a
+# chunk's tokens: short chunks, side by side, are through sooner, though counting them takes a launch more.
+_ALONE, _CHUNK = 16, 8
 _COUNTS = 32
 """Chunks whose counts are read at a time."""
 
@@ -177,7 +178,7 @@ def route_and_group(logits_TE: Tensor, top_k: int, norm_topk: bool, block_m: int
     padded = triton.next_power_of_2(experts)
     given = (logits_TE, logits_TE.stride(0), weight_TK, expert_TK)
     shape = {"E": experts, "K": top_k, "NORM": norm_topk, "E_PAD": padded, "BLOCK_T": block_t}
-    options = overlap_options(overlaps(logits_TE)) | {"num_warps": min(max(block_t * padded // 512, 1), 8)}
+    options = overlap_options(overlaps(logits_TE)) | {"num_warps": min(max(block_t * padded // 256, 1), 8)}
     count_CE = pair_S  # not read
     if counted:
         count_CE = torch.empty(chunks, experts, dtype=torch.int32, device=device)

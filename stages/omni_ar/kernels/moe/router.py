@@ -36,12 +36,13 @@ def _router_kernel(
     logits_ptr,
     x_stride,
     delta_stride,
+    part_stride,
     eps,
     D: tl.constexpr,
     E: tl.constexpr,
     SHARED: tl.constexpr,
     NORM: tl.constexpr,
-    ADD: tl.constexpr,
+    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -66,9 +67,13 @@ def _router_kernel(
     # One program of each token leaves behind what all of them compute.
     first = tl.program_id(0) == 0
     x = tl.load(x_ptr + token * x_stride + d, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(delta_ptr + token * delta_stride + d, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(dtype).to(tl.float32)
+    if PARTS > 0:
+        delta_ptr += token * delta_stride + d
+        delta = tl.load(delta_ptr, mask=inside, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            delta += tl.load(delta_ptr + part * part_stride, mask=inside, other=0.0)
+        # Rounded where the product it comes from would have been, and as the sum is stored.
+        x = (x + delta.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         if first:
             tl.store(sum_ptr + token * D + d, x.to(dtype), mask=inside)
     if NORM:
@@ -80,19 +85,19 @@ def _router_kernel(
 
 
 def route_few(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts) -> Routed:
-    """x_TD: the residual stream but for `delta_TD`. norm: None where x is normed already, or needs none."""
+    """x_TD: the residual stream but for `delta_TD`, which may come in parts. norm: None where x is normed, or needs no norm."""
     (tokens, width), count = x_TD.shape, experts.router_ED.shape[0]
     shared = int(experts.shared is not None)
     new = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
     normed_TD = x_TD if norm is None else new
     sum_TD = x_TD if delta_TD is None else torch.empty_like(new)
     logits_TN = x_TD.new_empty(tokens, count + shared)
-    delta = x_TD if delta_TD is None else delta_TD
+    delta_PTD = x_TD[None] if delta_TD is None else delta_TD if delta_TD.ndim == 3 else delta_TD[None]
     block_d = triton.next_power_of_2(width)
     overlap = overlaps(x_TD)
     _router_kernel[(triton.cdiv(count + shared, _BLOCK_N), tokens)](
         x_TD,
-        delta,
+        delta_PTD,
         experts.router_ED if norm is None else norm.weight_D,
         experts.router_ED,
         experts.router_ED if experts.shared is None else experts.shared.gate_1D,
@@ -100,13 +105,14 @@ def route_few(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts:
         sum_TD,
         logits_TN,
         x_TD.stride(0),
-        delta.stride(0),
+        delta_PTD.stride(1),
+        delta_PTD.stride(0),
         0.0 if norm is None else norm.eps,
         D=width,
         E=count,
         SHARED=shared,
         NORM=norm is not None,
-        ADD=delta_TD is not None,
+        PARTS=0 if delta_TD is None else delta_PTD.shape[0],
         OVERLAP=overlap,
         BLOCK_N=_BLOCK_N,
         BLOCK_D=block_d,

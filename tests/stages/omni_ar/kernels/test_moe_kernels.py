@@ -87,6 +87,7 @@ class Mixture:
         draw = lambda *shape: torch.randn(shape, generator=generator, device=DEVICE)  # noqa: E731
         weight = lambda *shape: (draw(*shape) * shape[-1] ** -0.5).to(dtype)  # noqa: E731
         self.x_TD, self.delta_TD = draw(tokens, width).to(dtype), draw(tokens, width).to(dtype)
+        self.part_3TD = draw(3, tokens, width) * 3**-0.5
         self.norm = Norm(draw(width).to(dtype), 1e-6)
         own = (weight(2 * shared, width), weight(width, shared), weight(1, width)) if shared else ()
         weights = (
@@ -98,6 +99,8 @@ class Mixture:
 
     def check(self, run, *settings):
         self._check(run(self.x_TD, self.delta_TD, self.norm, self.experts, *settings), self.x_TD + self.delta_TD)
+        in_parts = run(self.x_TD, self.part_3TD, self.norm, self.experts, *settings)
+        self._check(in_parts, self.x_TD + self.part_3TD.sum(0).to(self.x_TD.dtype))
         normed_TD = self._normed(self.x_TD).to(self.x_TD.dtype)
         self._check(run(self.x_TD, None, self.norm, self.experts, *settings), self.x_TD)
         self._check(run(normed_TD, None, None, self.experts, *settings), normed_TD, normed_TD)
@@ -278,7 +281,7 @@ def test_few_rows_at_served_tiles(shared):
     mixture.check(mix_few, few(gate_i=4, gate_d=512, down_d=1, down_i=512, warps=1))
 
 
-# One program groups up to 64 tokens, more are counted first.
+# One program groups up to 16 tokens, more are counted first.
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("tokens", "tile"),
