@@ -87,7 +87,6 @@ class Mixture:
         draw = lambda *shape: torch.randn(shape, generator=generator, device=DEVICE)  # noqa: E731
         weight = lambda *shape: (draw(*shape) * shape[-1] ** -0.5).to(dtype)  # noqa: E731
         self.x_TD, self.delta_TD = draw(tokens, width).to(dtype), draw(tokens, width).to(dtype)
-        self.part_3TD = draw(3, tokens, width) * 3**-0.5
         self.norm = Norm(draw(width).to(dtype), 1e-6)
         own = (weight(2 * shared, width), weight(width, shared), weight(1, width)) if shared else ()
         weights = (
@@ -99,8 +98,9 @@ class Mixture:
 
     def check(self, run, *settings):
         self._check(run(self.x_TD, self.delta_TD, self.norm, self.experts, *settings), self.x_TD + self.delta_TD)
-        in_parts = run(self.x_TD, self.part_3TD, self.norm, self.experts, *settings)
-        self._check(in_parts, self.x_TD + self.part_3TD.sum(0).to(self.x_TD.dtype))
+        part_3TD = self.delta_TD.float() * torch.tensor([1 / 8, 5 / 8, 1 / 4], device=DEVICE)[:, None, None]
+        in_parts = run(self.x_TD, part_3TD, self.norm, self.experts, *settings)
+        self._check(in_parts, self.x_TD + part_3TD.sum(0).to(self.x_TD.dtype))
         normed_TD = self._normed(self.x_TD).to(self.x_TD.dtype)
         self._check(run(self.x_TD, None, self.norm, self.experts, *settings), self.x_TD)
         self._check(run(normed_TD, None, None, self.experts, *settings), normed_TD, normed_TD)
