@@ -16,8 +16,10 @@ _RING = 4
 class SegmentIntake:
     """Segments that have come but cannot be touched yet, because the work that makes them is unfinished."""
 
-    def __init__(self, device: Device, stream: Stream, max_rows: int, dtype: torch.dtype) -> None:
-        """dtype: of the stage, in which its model finds what is of a floating one."""
+    def __init__(self, stage: str, device: Device, stream: Stream, max_rows: int, dtype: torch.dtype) -> None:
+        """stage: its name, for errors. max_rows: its `max_model_len`. dtype: of the stage, in which its model finds what is of a
+        floating one."""
+        self._stage = stage
         self._device = device
         self._stream = stream
         self._max_rows = max_rows
@@ -39,8 +41,10 @@ class SegmentIntake:
         if key in request.segments or any(r is request and (s.name, s.index) == key for r, s, _ in self._waiting[:-1]):
             raise InputError(field, "came twice", "feed each segment once")
         slices = [t for t in message.payload.tensors.values() if isinstance(t, PageSlice)]
-        if sum(len(source.slots) for source in slices) > self._max_rows:
-            raise InputError(field, f"has more than {self._max_rows} rows", "raise max_model_len")
+        rows, most = sum(len(source.slots) for source in slices), self._max_rows
+        if rows > most:
+            problem = f"has {rows} rows, and {self._stage} takes {most}"
+            raise InputError(field, problem, f"shorten the prompt or raise {self._stage}.max_model_len")
 
     def missing(self, request: ArRequest) -> str | None:
         """A segment that the request's prompt waits for and that has not come."""

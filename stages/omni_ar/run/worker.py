@@ -68,7 +68,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
         self._steps_in = StepIntake(name, runner.device, runner.stream, runner.conditioning, shape, limits)
-        self._segments = SegmentIntake(runner.device, runner.stream, limits.max_model_len, runner.dtype)
+        self._segments = SegmentIntake(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
         self._desk = GuideDesk(runner.device.host_worker(f"{name}-guides"), shape.vocab_size)
         self._confirmer = Confirmer(
             self._rows,

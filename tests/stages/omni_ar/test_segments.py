@@ -34,7 +34,7 @@ class Lent:
 
 
 def intake(device: QueuedDevice, dtype: torch.dtype = torch.float32) -> tuple[SegmentIntake, ArRequest]:
-    return SegmentIntake(device, device.stream("ar"), 20, dtype), ArRequest("r", SamplingParams(), set())
+    return SegmentIntake("talker", device, device.stream("ar"), 20, dtype), ArRequest("r", SamplingParams(), set())
 
 
 @given(st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=6), min_size=1, max_size=5))
@@ -133,7 +133,8 @@ def test_a_segment_longer_than_the_stage_is_refused():
     device = QueuedDevice()
     segments, request = intake(device)
     lent = Lent(device, 0, [1] * 21)
-    with pytest.raises(InputError, match="has more than 20 rows"):
+    said = r"segment\.sound\[0\]: has 21 rows, and talker takes 20; shorten the prompt or raise talker\.max_model_len"
+    with pytest.raises(InputError, match=said):
         segments.add(request, lent.segment, lent.message)
     segments.drop(request)
     assert lent.ref.freed
