@@ -4,18 +4,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omni.checkpoint.json_file import read_object, read_optional_object
+from omni.checkpoint.json_file import read_object
 from omni.errors import CheckpointError
+from omni.frontend.chat_template import check_configured, read_jinja, read_json
 
 
 def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
-    """A tokenizer of the class `kind`, byte-level BPE, with its chat template if the family has chats.
+    """A tokenizer of the class `kind`, byte-level BPE, with its chat template, which it may lack unless the family has chats.
 
     The template comes from chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there first. Raises
     CheckpointError if a file is missing or wrong.
     """
     # Read here first, for an error that names the file.
     read_object(folder / "tokenizer_config.json")
+    template = read_jinja(folder)
     whole, *halves = ((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     # Without any of them transformers would go on with an empty vocabulary.
     if not whole and not all(halves):
@@ -28,8 +30,16 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
     except Exception as error:
         problem = f"the files in {folder} cannot be read ({error})"
         raise CheckpointError("tokenizer", problem, "download the tokenizer files again") from error
-    if chat:
-        tokenizer.chat_template = _chat_template(folder, tokenizer.chat_template)
+    if template is None and chat:
+        # Where processors keep it, a tokenizer does not look.
+        template = read_json(folder)
+    if template is not None:
+        tokenizer.chat_template = template
+    elif tokenizer.chat_template:
+        check_configured(tokenizer.get_chat_template())
+    elif chat:
+        problem = f"there is none in {folder}"
+        raise CheckpointError("chat_template", problem, "download chat_template.json or chat_template.jinja")
     return tokenizer
 
 
@@ -45,14 +55,3 @@ def load_preprocessor(folder: Path, kind: Any) -> Any:
     except Exception as error:
         problem = f"the one in {folder} cannot be read ({error})"
         raise CheckpointError("preprocessor_config.json", problem, "download the file") from error
-
-
-def _chat_template(folder: Path, configured: str | None) -> str:
-    jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
-    template = read_optional_object(folder / "chat_template.json").get("chat_template") or configured
-    if not isinstance(template, str):
-        problem = f"there is none in {folder}"
-        raise CheckpointError("chat_template", problem, "download chat_template.json or chat_template.jinja")
-    return template
