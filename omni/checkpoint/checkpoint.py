@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from omni.checkpoint.json_file import read_object, read_optional_object
+from omni.checkpoint.limits import check_counts
 from omni.checkpoint.shards import Shard, locate_weights
 from omni.checkpoint.spans import WeightSpan
 from omni.errors import CheckpointError
@@ -17,7 +18,7 @@ class Checkpoint:
     """A folder with config.json and, unless only random weights are wanted, safetensors files.
 
     path: the folder.
-    config: config.json. generation_config: generation_config.json, `{}` if there is none.
+    config: config.json, whose counts are checked. generation_config: generation_config.json, `{}` if there is none.
 
     The configuration is read at once, weights when first asked for. Not for use by several threads at a time.
     Every method, and the constructor, raises CheckpointError that names the file or the weight at fault.
@@ -26,6 +27,7 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config: dict[str, Any] = read_object(self.path / "config.json")
+        check_counts(self.config)
         self.generation_config: dict[str, Any] = read_optional_object(self.path / "generation_config.json")
         self._shards: dict[Path, Shard] = {}
 

@@ -66,6 +66,8 @@ def _check(own: Section, codec: Section) -> None:
     own.require_index(own["vocab_size"], "codebook_eos_token_id")
     same = {"num_codebooks": "num_codebooks", "vocab_size": "vocab_size", "backbone_hidden_size": "hidden_size"}
     own.part("depth_decoder_config").require_equal({"mlp_bias": False} | {ours: own[its] for ours, its in same.items()})
+    # Each looks back a power farther than the one before it.
+    codec.require_at_most(16, "num_residual_layers")
     codec.require_equal(
         {
             "model_type": "mimi",

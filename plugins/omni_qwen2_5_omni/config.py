@@ -96,6 +96,8 @@ def _check(whole: Section) -> None:
     talker.require_index(
         talker["vocab_size"], *(f"tts_codec_{name}_token_id" for name in ("start", "end", "pad", "mask"))
     )
+    # One convolution for each.
+    dit.require_at_most(1024, "enc_res2net_scale")
     # A block is a whole number of codes.
     dit.require_multiple("block_size", of="repeats")
     dit.require_indices(dit["num_hidden_layers"], "look_ahead_layers", "look_backward_layers")
