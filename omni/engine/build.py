@@ -1,7 +1,6 @@
 """From a checkpoint to an engine: pipeline, overrides, validation, then stages in order."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -22,7 +21,7 @@ from omni.errors import CheckpointError, ConfigError, OmniError
 from omni.pipeline import Pipeline, validate
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
-from omni.stage import LoadedStage, StageContext, StageKind, StageWorker
+from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, room_for
 from omni.timeline.file import TimelineFile
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -118,7 +117,7 @@ def load_stages(
         for stage in plan.pipeline.order():
             own = _DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
-            with _room_for(stage.name, "its weights", device):
+            with room_for(stage.name, "weights and buffers", device):
                 loaded[stage.name] = plan.kinds[stage.name].load(context)
     # Zeroed buffers and random weights were written on the default stream, which the stages' streams do not wait for.
     with may_sync(SyncPoint.LOAD):
@@ -140,7 +139,7 @@ def build_engine(
     workers: dict[str, StageWorker] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
-            with _room_for(name, f"{memory[name].pages} pages", device):
+            with room_for(name, f"{memory[name].pages} pages", device):
                 workers[name] = stage.start(memory[name].pages)
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
@@ -170,25 +169,6 @@ def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[st
     working: dict[str, int] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
-            with _room_for(name, "its largest step", device):
+            with room_for(name, "the largest step", device):
                 working[name] = stage.measure()
     return working
-
-
-@contextmanager
-def _room_for(stage: str, what: str, device: Device) -> Iterator[None]:
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        notes: list[str] = vars(error).get("__notes__", [])
-        if any("captured" in note for note in notes):
-            problem = f"stage {stage!r} cannot be captured: {error} ({', '.join(notes)})"
-            remedy = "make the phase ask nothing of the device, or run without graphs (--eager, engine.graphs=false)"
-            raise ConfigError("engine.graphs", problem, remedy) from error
-        # The CPU's allocator raises no exception of its own.
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
-            raise
-        problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
-        raise ConfigError(
-            "engine.device", problem, "take a device with more memory free, or smaller options"
-        ) from error

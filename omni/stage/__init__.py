@@ -9,6 +9,7 @@ from omni.stage.measured import MeasuredStage
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
 from omni.stage.progress import capture_progress
 from omni.stage.rehearsal import rehearse
+from omni.stage.room import room_for
 from omni.stage.worker import MailboxWorker, release
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "module_bytes",
     "rehearse",
     "release",
+    "room_for",
 ]

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from torch import nn
 
@@ -10,6 +11,7 @@ from omni.device import AllocationCount
 from omni.stage.base import StageContext, StageWorker
 from omni.stage.footprint import Footprint, module_bytes
 from omni.stage.progress import capture_progress
+from omni.stage.room import room_for
 
 
 class CapturingWorker(StageWorker, Protocol):
@@ -20,11 +22,18 @@ class CapturingWorker(StageWorker, Protocol):
         ...
 
 
+_BUFFERS = "the buffers"
+
 WorkerT = TypeVar("WorkerT", bound=CapturingWorker)
 
 
 class MeasuredStage(ABC, Generic[WorkerT]):
-    """A `LoadedStage` whose worker allocates everything that outlives a batch. What is left to write is `largest_batches`."""
+    """A `LoadedStage` whose worker allocates everything that outlives a batch. What is left to write is `largest_batches`.
+
+    memory_options: those that make smaller what a worker allocates and what its batches take, for errors.
+    """
+
+    memory_options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -39,7 +48,7 @@ class MeasuredStage(ABC, Generic[WorkerT]):
         self._new_worker = new_worker
         self._sizes = sizes if context.graphs else ()
         count = AllocationCount(context.device.torch_device)
-        with count:
+        with count, self._room_for(_BUFFERS):
             self._worker = new_worker()
         self.footprint = Footprint(weights=module_bytes(model), fixed=reserved + count.live)
 
@@ -55,14 +64,20 @@ class MeasuredStage(ABC, Generic[WorkerT]):
             run_largest(self._worker)
             self._worker.capture(self._sizes[:1])  # the others fit where it was
 
-        peak = self._context.device.measure_peak(run_and_capture)
+        with self._room_for("the largest batches"):
+            peak = self._context.device.measure_peak(run_and_capture)
         # A new worker counts from 0 and has no graphs. The old one's memory goes first: there may not be room for both.
         self._worker.close()
         del self._worker
-        self._worker = self._new_worker()
+        with self._room_for(_BUFFERS):
+            self._worker = self._new_worker()
         return peak
 
     def start(self, pages: int) -> WorkerT:
         if self._sizes:
-            self._worker.capture(capture_progress(self._context.stage.name, self._sizes))
+            with self._room_for("the captured batches"):
+                self._worker.capture(capture_progress(self._context.stage.name, self._sizes))
         return self._worker
+
+    def _room_for(self, what: str) -> AbstractContextManager[None]:
+        return room_for(self._context.stage.name, what, self._context.device, self.memory_options)

@@ -1,11 +1,12 @@
 """An autoregressive stage that is loaded, and has no KV blocks yet."""
 
 import logging
+from contextlib import AbstractContextManager
 from itertools import islice
 
 from omni.batch_sizes import captured_lengths, captured_sizes
 from omni.device import AllocationCount
-from omni.stage import Footprint, StageContext, capture_progress, module_bytes
+from omni.stage import Footprint, StageContext, capture_progress, module_bytes, room_for
 from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
@@ -17,6 +18,10 @@ from omni_ar.run.runner import Runner
 from omni_ar.run.worker import ArWorker
 
 _log = logging.getLogger(__name__)
+
+_BUFFERS = "the row buffers"
+_ROWS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
+"""The options that make the buffers of rows and steps smaller."""
 
 
 class LoadedAr:
@@ -32,7 +37,7 @@ class LoadedAr:
         self._processors.check_defaults(self._options.sampling.processors, f"{context.stage.name}.sampling.processors")
         self._limits = Limits.of(context.stage.name, context.options, model.shape, self._processors.on_device)
         count = AllocationCount(context.device.torch_device)
-        with count:
+        with count, self._room_for(_BUFFERS, *_ROWS):
             self._runner = self._new_runner()
             worker = self._new_worker(0)
         self.footprint = Footprint(
@@ -46,25 +51,33 @@ class LoadedAr:
         worker.close()
 
     def measure(self) -> int:
-        peak = self._context.device.measure_peak(self._run_largest_steps)
+        with self._room_for("the largest steps", *_ROWS):
+            peak = self._context.device.measure_peak(self._run_largest_steps)
         # The old one's memory goes first: there may not be room for both.
         del self._runner
-        self._runner = self._new_runner()
+        with self._room_for(_BUFFERS, *_ROWS):
+            self._runner = self._new_runner()
         return peak
 
     def start(self, pages: int) -> ArWorker:
-        self._runner.allocate(pages)
+        with self._room_for(f"{pages} KV blocks", "num_blocks", "max_num_seqs", "max_model_len"):
+            self._runner.allocate(pages)
         if self._context.graphs:
-            name, chunks = self._context.stage.name, self._captured_chunks()
-            if not self._runner.captures_chunks:
-                backend = self._options.attention_backend
-                _log.warning(
-                    "%s: steps with prompts run uncaptured: %r attends to chunks that the host knows", name, backend
-                )
-            sizes = capture_progress(name, (*chunks, *self._captured_sizes()))
-            self._runner.capture_chunks(islice(sizes, len(chunks)))
-            self._runner.capture(sizes)
-        return self._new_worker(pages)
+            with self._room_for("the captured steps", "graph_batch_sizes", "graph_chunk_sizes"):
+                self._capture()
+        with self._room_for(_BUFFERS, *_ROWS):
+            return self._new_worker(pages)
+
+    def _capture(self) -> None:
+        name, chunks = self._context.stage.name, self._captured_chunks()
+        if not self._runner.captures_chunks:
+            backend = self._options.attention_backend
+            _log.warning(
+                "%s: steps with prompts run uncaptured: %r attends to chunks that the host knows", name, backend
+            )
+        sizes = capture_progress(name, (*chunks, *self._captured_sizes()))
+        self._runner.capture_chunks(islice(sizes, len(chunks)))
+        self._runner.capture(sizes)
 
     def _run_largest_steps(self) -> None:
         run_largest_steps(self._runner, self._model.shape, self._limits)
@@ -105,6 +118,9 @@ class LoadedAr:
         )
         runner.allocate(0)
         return runner
+
+    def _room_for(self, what: str, *options: str) -> AbstractContextManager[None]:
+        return room_for(self._context.stage.name, what, self._context.device, options)
 
     def _new_worker(self, pages: int) -> ArWorker:
         shape, name = self._model.shape, self._context.stage.name

@@ -14,6 +14,8 @@ from omni_diffusion.worker import DiffusionWorker
 class LoadedDiffusion(MeasuredStage[DiffusionWorker]):
     """model: the one that is run."""
 
+    memory_options = ("max_num_seqs", "chunk_blocks", "blocks_before", "blocks_after")
+
     def __init__(self, context: StageContext, model: DiffusionModel[Any]) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, DiffusionOptions)

@@ -18,6 +18,8 @@ _REQUEST, _SOURCE = "largest batch", "frontend"
 class LoadedEncoder(MeasuredStage[EncoderWorker]):
     """What outputs may take, cached or still needed, counts as fixed."""
 
+    memory_options = ("max_batch_length", "max_batch_items", "graph_lengths")
+
     def __init__(self, context: StageContext, model: EncoderModel) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, EncoderOptions)

@@ -23,6 +23,8 @@ _SOURCE = "frontend"
 class LoadedVocoder(MeasuredStage[VocoderWorker]):
     """The largest chunks are those of all rows."""
 
+    memory_options = ("max_num_seqs", "first_chunk_frames", "chunk_frames")
+
     def __init__(self, context: StageContext, model: VocoderModel[Any]) -> None:
         options, stage, device = context.options, context.stage, context.device
         assert isinstance(options, VocoderOptions)

@@ -1,0 +1,40 @@
+"""Memory that runs out at start, as an error that says what there was no room for, and what makes it smaller."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from omni.device import Device
+from omni.errors import ConfigError
+
+
+@contextmanager
+def room_for(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
+    """Raises ConfigError where the device has no memory for `what`, and where a phase cannot be captured. One inside another has
+    the say: a kind knows more than who asks it to load.
+
+    options: of the stage, those that make it smaller.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        notes: list[str] = vars(error).get("__notes__", [])
+        if not full and any("captured" in note for note in notes):
+            problem = f"stage {stage!r} cannot be captured: {error} ({', '.join(notes)})"
+            remedy = "make the phase ask nothing of the device, or run without graphs (--eager, engine.graphs=false)"
+            raise ConfigError("engine.graphs", problem, remedy) from error
+        # The CPU's allocator raises no exception of its own.
+        if not full and "alloc" not in str(error):
+            raise
+        problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"
+        raise ConfigError("engine.device", problem, _remedy(stage, options)) from error
+
+
+def _remedy(stage: str, options: Sequence[str]) -> str:
+    larger = "take a device with more memory free"
+    if not options:
+        return f"{larger}, or smaller options"
+    *others, last = [f"{stage}.{option}" for option in options]
+    return f"lower {', '.join(others)} or {last}, or {larger}" if others else f"lower {last}, or {larger}"
