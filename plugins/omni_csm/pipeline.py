@@ -3,7 +3,8 @@
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.sampling_params import SamplingParams
-from omni_ar.options import ArOptions, published_sampling
+from omni_ar.options import ArOptions
+from omni_ar.published import published_code_sampling, published_sampling
 from omni_csm.config import CsmConfig, read_config
 from omni_encoder.options import EncoderOptions
 from omni_vocoder.options import VocoderOptions
@@ -62,13 +63,6 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 def _sampling(checkpoint: Checkpoint, config: CsmConfig) -> SamplingParams:
     """As published. A frame ends a sound, not a code, so no id stops."""
-    generation = checkpoint.generation_config
+    generation = {"max_new_tokens": _MOST_FRAMES} | checkpoint.generation_config
     published = published_sampling(generation | {"eos_token_id": None}, None, config.vocab_size)
-    own = {name.removeprefix(_DEPTH): value for name, value in generation.items() if name.startswith(_DEPTH)}
-    codes = published_sampling(own, None, config.vocab_size)
-    return SamplingParams(
-        max_tokens=generation.get("max_new_tokens", _MOST_FRAMES),
-        code_temperature=codes.temperature,
-        code_top_k=codes.top_k,
-        code_top_p=codes.top_p,
-    ).over(published)
+    return published_code_sampling(generation, _DEPTH).over(published)

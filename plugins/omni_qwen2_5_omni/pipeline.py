@@ -3,7 +3,8 @@
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.sampling_params import SamplingParams
-from omni_ar.options import ArOptions, published_sampling
+from omni_ar.options import ArOptions
+from omni_ar.published import published_sampling
 from omni_diffusion.options import DiffusionOptions
 from omni_encoder.options import EncoderOptions
 from omni_qwen2_5_omni.config import OmniConfig, read_config
@@ -11,6 +12,8 @@ from omni_qwen2_5_omni.config import OmniConfig, read_config
 _HERE = "omni_qwen2_5_omni"
 _END = 151645
 """`<|im_end|>` as released, for folders that name no end."""
+_MOST_TOKENS = {"max_new_tokens": 1024}
+"""The default of transformers' `generate`, whatever generation_config.json says."""
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
@@ -18,7 +21,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     config = read_config(checkpoint)
     # As transformers has it: what the thinker's own config says goes before generation_config.json.
     ends = {name: end for name, end in checkpoint.config["thinker_config"].items() if name == "eos_token_id" and end}
-    published = published_sampling(checkpoint.generation_config | ends, _END, config.thinker_vocab_size)
+    published = published_sampling(checkpoint.generation_config | ends | _MOST_TOKENS, _END, config.thinker_vocab_size)
     stages = [
         Stage(name="audio_encoder", kind="encoder", model=f"{_HERE}.encoders:build_audio", options=EncoderOptions()),
         Stage(name="vision_encoder", kind="encoder", model=f"{_HERE}.encoders:build_vision", options=EncoderOptions()),

@@ -3,12 +3,15 @@
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.sampling_params import SamplingParams
-from omni_ar.options import ArOptions, published_sampling
+from omni_ar.options import ArOptions
+from omni_ar.published import published_sampling
 from omni_encoder.options import EncoderOptions
 from omni_qwen3_omni.config import TalkerConfig, read_config
 from omni_vocoder.options import VocoderOptions
 
 _HERE = "omni_qwen3_omni"
+_MOST_TOKENS = {"max_new_tokens": 1024}
+"""The default of transformers' `generate`, whatever the file says."""
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
@@ -22,7 +25,9 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             kind="ar",
             model=f"{_HERE}.thinker:build",
             options=ArOptions(
-                sampling=published_sampling(checkpoint.generation_config, config.im_end, config.thinker_vocab_size)
+                sampling=published_sampling(
+                    checkpoint.generation_config | _MOST_TOKENS, config.im_end, config.thinker_vocab_size
+                )
             ),
         ),
     ]

@@ -2,7 +2,8 @@
 
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Output, Pipeline, Stage
-from omni_ar.options import ArOptions, published_sampling
+from omni_ar.options import ArOptions
+from omni_ar.published import published_sampling
 from omni_text.config import read_config
 
 

@@ -14,6 +14,7 @@ from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.pages import block_bytes
 from omni_ar.run.profile import run_largest_steps
+from omni_ar.run.resolve import check_defaults
 from omni_ar.run.runner import Runner
 from omni_ar.run.worker import ArWorker
 
@@ -28,13 +29,16 @@ class LoadedAr:
     """Pages are KV blocks and their payload pages. The null block counts as fixed."""
 
     def __init__(self, context: StageContext, model: ArModel) -> None:
-        """Raises ConfigError for a length that the model was not made for."""
+        """Raises ConfigError for a length that the model was not made for, and for default sampling that every request would fail
+        of."""
         assert isinstance(context.options, ArOptions)
         self._context = context
         self._options = context.options
         self._model = model
         self._processors = ProcessorRegistry(context.logits_processors, model.shape.vocab_size)
-        self._processors.check_defaults(self._options.sampling.processors, f"{context.stage.name}.sampling.processors")
+        sampling, field = self._options.sampling, f"{context.stage.name}.sampling"
+        self._processors.check_defaults(sampling.processors, f"{field}.processors")
+        check_defaults(sampling, field, model.shape.vocab_size)
         self._limits = Limits.of(context.stage.name, context.options, model.shape, self._processors.on_device)
         count = AllocationCount(context.device.torch_device)
         with count, self._room_for(_BUFFERS, *_ROWS):

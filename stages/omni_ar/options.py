@@ -1,12 +1,9 @@
 """Settings of an autoregressive stage. Torch-free, so that pipelines can be built and explained without it."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 from omni.batch_sizes import check_sizes
-from omni.errors import CheckpointError, InputError
+from omni.errors import InputError
 from omni.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(
@@ -33,32 +30,6 @@ GREEDY = SamplingParams(
 )
 """What a stage's own defaults are laid over. Fields that it leaves None are off, but the seed, which is then drawn, and the
 temperature of the codes of a frame after the first: 1, where the first is drawn at all."""
-
-
-def published_sampling(generation: Mapping[str, Any], eos: int | None, vocab_size: int) -> SamplingParams:
-    """Defaults as a checkpoint's generation_config.json has them. eos: the end id if that file names none.
-
-    Raises CheckpointError for values that are no sampling parameters, and for an end id outside the vocabulary.
-    """
-    ends = generation.get("eos_token_id", eos)
-    sampled = bool(generation.get("do_sample", False))
-    fields = {
-        "temperature": generation.get("temperature", 1.0) if sampled else 0.0,
-        "top_k": generation.get("top_k", 50) if sampled else 0,
-        "top_p": generation.get("top_p", 1.0) if sampled else 1.0,
-        "repetition_penalty": generation.get("repetition_penalty", 1.0),
-        "stop_token_ids": ends if isinstance(ends, list) else [] if ends is None else [ends],
-    }
-    try:
-        published = msgspec.convert(fields, SamplingParams)
-        published.check("generation")
-    except (msgspec.ValidationError, InputError) as error:
-        raise CheckpointError("generation_config.json", str(error), "correct it or download it again") from error
-    for end in published.stop_token_ids or ():
-        if end >= vocab_size:
-            problem = f"{end} is not in the vocabulary of {vocab_size}"
-            raise CheckpointError("generation_config.json: eos_token_id", problem, "use the file as published")
-    return published.over(GREEDY)
 
 
 _MOST = 2**24

@@ -14,7 +14,7 @@ from support.entry_points import REPOSITORY, own_entry_points
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
 OFFERED = {
     "omni_ar": {
-        *("options", "inputs", "model", "layers", "loading", "processors"),
+        *("options", "published", "inputs", "model", "layers", "loading", "processors"),
         *("adapters", "hidden_conditioning", "text_conditioning"),
     },
     "omni_diffusion": {"options", "inputs", "model", "layers"},

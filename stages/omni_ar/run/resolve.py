@@ -4,7 +4,7 @@ import secrets
 
 import msgspec
 
-from omni.errors import InputError
+from omni.errors import ConfigError, InputError
 from omni.sampling_params import SamplingParams
 from omni_ar.options import GREEDY
 from omni_ar.processors import ProcessorRegistry
@@ -35,13 +35,25 @@ def check_sampling(
     processors.check(sampling.processors, f"{field}.processors")
 
 
+def check_defaults(own: SamplingParams, field: str, vocab_size: int) -> None:
+    """At start. Raises ConfigError, naming `field` and the parameter, for defaults that a stage could never sample by."""
+    try:
+        # Texts reach a stage as ids.
+        _check(_resolved(SamplingParams(bad_words=()), own), field, vocab_size)
+    except InputError as error:
+        raise ConfigError(error.field, error.problem, error.remedy) from error
+
+
 def _resolved(asked: SamplingParams, own: SamplingParams) -> SamplingParams:
     sampling = asked.over(own).over(GREEDY)
     greedy = sampling.temperature == 0 and asked.code_temperature is None
+    least, most = sampling.min_tokens or 0, sampling.max_tokens
     return msgspec.structs.replace(
         sampling,
         # Who asks for the likeliest token means the whole frame that it begins.
         code_temperature=0.0 if greedy else sampling.code_temperature,
+        # Who asks for few tokens knows nothing of the stage's least.
+        min_tokens=min(least, most) if asked.min_tokens is None and most is not None else least,
         # A request adds ids to the stage's own: it cannot make a stage say what it has no sound for, and it makes one run on past
         # its end only by saying so.
         stop_token_ids=_united(() if sampling.ignore_eos else own.stop_token_ids, asked.stop_token_ids),

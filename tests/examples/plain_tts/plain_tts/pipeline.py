@@ -2,7 +2,8 @@
 
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
-from omni_ar.options import ArOptions, published_sampling
+from omni_ar.options import ArOptions
+from omni_ar.published import published_sampling
 from omni_vocoder.options import VocoderOptions
 from plain_tts.config import read_config
 
