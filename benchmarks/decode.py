@@ -6,7 +6,7 @@ Weights are random. Every row has its own random prompt of 512 ids and draws 256
 of its own; measured are the steps in which all rows decode. A step's time is that between the ends of the token copies of two
 steps in a row, on the device's clock; `wall` is the mean time between launches over the same steps. `idle` is the device's time
 between the end of a step and the beginning of the next: where it had run out of work, the host's launch of the next counts in full;
-gaps between the graphs and kernels of a step are in the step's time, and `--profile` shows them.
+gaps between the graphs and kernels of a step are in the step's time, and `--profile` tells them as waiting.
 
 Experts are counted in uncaptured steps over the same weights, prompts and seeds. If they are more than 5% from what uniform
 choices would give, the time says nothing about real traffic, and the row is VOID.

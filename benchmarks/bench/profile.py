@@ -1,7 +1,9 @@
 """Which kernels a stretch of work is made of, as CUPTI tells: it slows the host down, so no time of it counts as a result."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -9,42 +11,64 @@ from torch.profiler import ProfilerActivity, profile
 from bench.report import print_table
 
 
-def print_kernels(run: Callable[[], None], steps: int, most: int = 16) -> None:
-    """Runs it and prints which kernels make the steps as long as they are.
+class Span(NamedTuple):
+    """A kernel or a copy. start, end: ns."""
 
-    A kernel's time is from the end of the one that ended before it to its own end: what it adds, where kernels overlap, and the
-    wait before it, where nothing runs. So the times of all kernels are those of the steps. Kernels are told apart by their
-    predecessors: layers use the same one in several places.
+    start: int
+    end: int
+    name: str
+
+
+class Added(NamedTuple):
+    """Of one launch, ns. longer: from the end of what ended before it to its own end. waited: what of that nothing of it ran."""
+
+    longer: int
+    waited: int
+
+
+def added_by_launch(spans: Iterable[Span]) -> dict[tuple[str, str], list[Added]]:
+    """By name, and the name of what ended before. Kernels overlap: all that they add is the time from the first end to the last."""
+    found: dict[tuple[str, str], list[Added]] = defaultdict(list)
+    for before, span in pairwise(sorted(spans, key=lambda span: span.end)):
+        found[span.name, before.name].append(Added(span.end - before.end, max(0, span.start - before.end)))
+    return found
+
+
+def print_kernels(run: Callable[[], None], steps: int, most: int = 16) -> None:
+    """Runs it and prints which kernels and copies make the steps as long as they are.
+
+    Of each, by how much it makes the steps longer, and what of that is waiting. They are told apart by what ended before them:
+    layers use one kernel in several places. What runs beside on another stream takes its part from what ends next.
     """
     if not torch.cuda.is_available():
         print("no CUDA device, no kernels")
         return
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
-    results = profiler.profiler.kineto_results
-    events = [event for event in results.events() if event.device_type().name == "CUDA"]
-    spans = sorted((event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in events)
-    if not spans:
+    events = (event for event in profiler.profiler.kineto_results.events() if event.device_type().name == "CUDA")
+    spans = [Span(event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in events]
+    found = added_by_launch(spans)
+    if not found:
         print("no kernel was seen")
         return
-    # By the end of what ended before: of kernels that overlap, each counts for what it adds.
-    spans.sort(key=lambda span: span[1])
-    added: dict[tuple[str, str], list[int]] = defaultdict(list)
-    until, before = spans[0][0], ""
-    for _, end, name in spans:
-        added[name, before].append(end - until)
-        until, before = end, name
-    print(f"{steps} steps: {(until - spans[0][0]) / steps / 1000:.0f} us a step")
-    longest = sorted(added.items(), key=lambda item: -sum(item[1]))[:most]
+    added = {names: (_us(one.longer for one in of), _us(one.waited for one in of)) for names, of in found.items()}
+    longer, waited = (sum(column) / steps for column in zip(*added.values(), strict=True))
+    print(f"{steps} steps: {longer:.0f} us a step, of which nothing ran for {waited:.0f} us")
+    longest = sorted(added.items(), key=lambda item: -item[1][0])[:most]
     print_table(
-        ("kernel (after)", "us a step", "launches a step", "us each"),
+        ("kernel (after)", "adds us a step", "of it waiting", "launches a step", "adds us each"),
         [
             (
                 f"{name[:50]} ({before[:30]})",
-                f"{sum(t) / steps / 1000:.1f}",
-                f"{len(t) / steps:.1f}",
-                f"{sum(t) / len(t) / 1000:.2f}",
+                f"{us / steps:.1f}",
+                f"{idle / steps:.1f}",
+                f"{len(found[name, before]) / steps:.1f}",
+                f"{us / len(found[name, before]):.2f}",
             )
-            for (name, before), t in longest
+            for (name, before), (us, idle) in longest
         ],
     )
+
+
+def _us(times: Iterable[int]) -> float:
+    return sum(times) / 1000

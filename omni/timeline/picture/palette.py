@@ -4,9 +4,7 @@ from omni.device import Bucket
 
 INK = "#222222"
 FAINT = "#8a8a8a"
-RULE = "#dddddd"
 LANE = "#f4f4f4"
-STEP = "#e6ebf1"
 HOST = "#d5d9de"
 PAPER = "#ffffff"
 GAP, GAP_EDGE, GAP_INK = "#fde4e1", "#e5534b", "#b3261e"

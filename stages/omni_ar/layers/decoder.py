@@ -148,7 +148,7 @@ def _layer(config: DecoderConfig, index: int, device: torch.device, dtype: torch
     return DecoderLayer(attention, mlp, width=config.width, norm_eps=config.rms_norm_eps, device=device, dtype=dtype)
 
 
-def _mlp(config: DecoderConfig, index: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _mlp(config: DecoderConfig, index: int, device: torch.device, dtype: torch.dtype) -> GatedMLP | SparseMoE:
     if not config.num_experts or index in config.dense_layers:
         return GatedMLP(config.width, config.mlp_width, device=device, dtype=dtype)
     shape = (config.width, config.expert_width, config.num_experts, config.top_k, config.norm_topk)

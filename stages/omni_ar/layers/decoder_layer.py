@@ -1,13 +1,22 @@
 """One pre-norm transformer layer."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 from omni_ar.layers.attention import Attention
-from omni_ar.layers.mlp import GatedMLP
-from omni_ar.layers.moe import SparseMoE
 from omni_ar.layers.norm import RMSNorm
+
+
+class FeedForward(Protocol):
+    def after(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of a residual stream `[T, D]` to which `delta_TD` is still to be added: what the layer makes of its norm, and the stream.
+
+        delta_TD, and what is made: may come in parts (`residual_sum`).
+        """
+        ...
 
 
 class DecoderLayer(nn.Module):
@@ -15,13 +24,13 @@ class DecoderLayer(nn.Module):
 
     An addition is done together with the norm that follows it, so what a layer's last part adds is left to the next layer.
 
-    mlp: `GatedMLP`, `SparseMoE` or any other module from `[T, D]` to `[T, D]`.
+    mlp: a module: `GatedMLP`, `SparseMoE` or another that takes its norm with it.
     """
 
     def __init__(
         self,
         self_attn: Attention,
-        mlp: nn.Module,
+        mlp: FeedForward,
         *,
         width: int,
         norm_eps: float,
@@ -46,13 +55,10 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The residual stream and what is still to be added to it, as the layer before left them, to the same of this layer.
 
-        x_TD, delta_TD: `[T, D]`; None where nothing is left to add, which may come in parts (`residual_sum`). cos_TW, sin_TW: as
-        `RotaryEmbedding` returns them.
+        x_TD: `[T, D]`. delta_TD: the same, or in float32 parts `[P, T, D]` (`residual_sum`); None where nothing is left to add.
+        cos_TW, sin_TW: as `RotaryEmbedding` returns them.
         """
         qkv_TX, x_TD = self.input_layernorm.into(self.self_attn.qkv_proj, x_TD, delta_TD)
         attended_TD = self.self_attn(qkv_TX, cos_TW, sin_TW, cache, meta, backend)
-        if isinstance(self.mlp, GatedMLP | SparseMoE):
-            delta_TD, x_TD = self.mlp.after(self.post_attention_layernorm, x_TD, attended_TD)
-            return x_TD, delta_TD
-        normed_TD, x_TD = self.post_attention_layernorm.add(x_TD, attended_TD)
-        return x_TD, self.mlp(normed_TD)
+        delta_TD, x_TD = self.mlp.after(self.post_attention_layernorm, x_TD, attended_TD)
+        return x_TD, delta_TD

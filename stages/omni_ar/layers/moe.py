@@ -20,7 +20,8 @@ _observers: list[Callable[[Tensor], None]] = []
 
 @contextmanager
 def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
-    """While entered, `callback(expert_TK)` is called by every layer in turn, in every thread: for measurements.
+    """While entered, every layer in turn, in every thread, calls `callback(expert_TK)`: for measurements. The experts are computed
+    again, by `SparseMoE.route`: of two that are as good as equal it may name the other.
 
     expert_TK: `[T, K]`, an integer tensor on the layer's device, on the current stream. A step that is replayed from a graph runs
     no Python and calls nothing.

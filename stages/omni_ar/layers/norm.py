@@ -22,7 +22,10 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The norm of a residual stream to which `delta_TD` is still to be added, and the stream with it: both `[T, D]`."""
+        """The norm of a residual stream to which `delta_TD` is still to be added, and the stream with it: both `[T, D]`.
+
+        delta_TD: may come in parts (`residual_sum`).
+        """
         if delta_TD is None:
             return self(x_TD), x_TD
         return add_rms_norm(x_TD, delta_TD, self.weight, self.eps)

@@ -4,11 +4,10 @@
 |---|---|---|
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
 | `StepBuffers` but for `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
-| `RowState.counting` | nobody: it counts from 0 | phases |
 | `RowState.handoff[counter % ring]` | `accept_tokens`, `predict_codes` | the token copy, own stream; rewritten `ring` steps later |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `RowState.conditioning` of a row | `gather_step_rows`, `store_step_rows`, each place once | `embed_inputs`, same stream |
-| `code_pages` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
+| `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 
 from collections.abc import Sequence
@@ -58,7 +57,6 @@ class RowState:
     handoff: Tensor
     counter: Tensor
     sampling: SamplingState
-    counting: Tensor
 
     @classmethod
     def allocate(
@@ -78,7 +76,6 @@ class RowState:
             handoff=device.zeros((limits.ring, rows, 2 + limits.step_ids), torch.int64),
             counter=device.zeros((1,), torch.int64),
             sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),
-            counting=device.arange(rows),
         )
 
     def column(self, index: int) -> Tensor:

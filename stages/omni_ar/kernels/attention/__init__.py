@@ -21,10 +21,11 @@ def attend_decodes(
     arrivals: Tensor,
     out_RHD: Tensor,
 ) -> None:
-    """One token per row over the row's keys. All of one floating-point dtype but `table_RM` and `lengths_R`, int64.
+    """One token per row over the row's keys. Queries, pages and results are of one floating-point dtype, `table_RM` and `lengths_R`
+    int64.
 
-    max_length: no row is longer. arrivals: int32 zeros that no other stream uses meanwhile; zeros again afterwards. With fewer than
-    R * K, split rows take a second kernel.
+    max_length: no row is longer, which the reference alone needs to know. arrivals: int32 zeros that no other stream uses
+    meanwhile; zeros again afterwards. With fewer than R * K, split rows take a second kernel.
     """
     if runs_kernel(q_RHD):
         from omni_ar.kernels.attention import decode_kernel

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from omni_ar.kernels.tuning import tuned
+from omni_ar.kernels.tuning import looked_up_once, tuned
 
 MAX_SPLITS = 64
 """Splits of a row at most."""
@@ -71,7 +71,7 @@ def prefill_settings(tokens: int, q_THD: Tensor, key_NBKD: Tensor) -> PrefillSet
     return _prefill_settings(q_THD.device, shape_key(q_THD, key_NBKD), tokens, group, head_dim, itemsize)
 
 
-@cache
+@looked_up_once
 def _decode_settings(
     device: torch.device, key: str, rows: int, kv_heads: int, head_dim: int, itemsize: int
 ) -> DecodeSettings:
@@ -84,7 +84,7 @@ def _decode_settings(
     return msgspec.convert(tuned("attention_decode", device, key, rows, default), DecodeSettings)
 
 
-@cache
+@looked_up_once
 def _prefill_settings(
     device: torch.device, key: str, tokens: int, group: int, head_dim: int, itemsize: int
 ) -> PrefillSettings:

@@ -64,9 +64,11 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """A residual addition, RMSNorm and a linear map: `(linear(rms_norm(sum)), sum)`.
 
-    sum: `x_TD + delta_TD`, or `x_TD` itself where `delta_TD` is None, which may come in parts (`add_rms_norm`). gated: the outputs
-    are gate, then up, and what comes is `silu(gate) * up`, `[T, N / 2]`. Rounded where separate operations would round. ahead: as
-    for `gated_linear`.
+    sum: `x_TD + delta_TD`, or `x_TD` itself where `delta_TD` is None. delta_TD: may come in parts, as for `add_rms_norm`. gated:
+    the outputs are gate, then up, and what comes is `silu(gate) * up`, `[T, N / 2]`. ahead: as for `gated_linear`.
+
+    Rounded where separate operations would round, but that the kernel on the matrix units scales by the norm behind the product:
+    its normed rows are not rounded, and fp16 rows above 65504 over the largest norm weight overflow.
     """
     kind = "norm_gated" if gated else "norm_linear"
     in_parts = delta_TD is not None and delta_TD.ndim == 3

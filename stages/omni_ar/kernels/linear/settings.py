@@ -1,12 +1,10 @@
 """Which kernel computes a linear map, and with which settings: what was measured to be faster than cuBLAS."""
 
-from functools import cache
-
 import msgspec
 import torch
 from torch import Tensor
 
-from omni_ar.kernels.tuning import tuned
+from omni_ar.kernels.tuning import looked_up_once, tuned
 
 MOST_ROWS = 64
 
@@ -68,7 +66,7 @@ def key(kind: str, weight_ND: Tensor) -> str:
     return f"{kind}-N{outputs}-D{width}-{str(weight_ND.dtype).removeprefix('torch.')}"
 
 
-@cache
+@looked_up_once
 def _settings(device: torch.device, key: str, rows: int) -> LinearSettings | None:
     measured = tuned("linear", device, key, rows, {})
     # What cuBLAS computes faster has no settings.

@@ -19,7 +19,7 @@ from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
 
 
 @triton.jit
-def _gate_up_kernel(
+def _few_gate_up(
     x_ptr,
     logits_ptr,
     gate_up_ptr,
@@ -99,7 +99,7 @@ def _gate_and_up(gate_ptrs, up_ptrs, x_ptrs, d, D: tl.constexpr, BLOCK_I: tl.con
 
 
 @triton.jit
-def _down_kernel(
+def _few_down(
     hidden_ptr,
     logits_ptr,
     down_ptr,
@@ -121,7 +121,7 @@ def _down_kernel(
     """y_TD: BLOCK_D outputs of one token, summed over its slots, which lie one after another in a tile's rows."""
     SLOTS: tl.constexpr = K + (SHARED + I - 1) // I
     token = tl.program_id(0).to(tl.int64)
-    # The router's logits are complete: `_gate_up_kernel` waits for them before it lets this kernel come. So the first weights can
+    # The router's logits are complete: `_few_gate_up` waits for them before it lets this kernel come. So the first weights can
     # be asked for before the hidden values are there.
     slot_R, expert_R, weight_R = _experts_of_slots(
         logits_ptr, logits_stride, token, E, K, NORM, E_PAD, SLOTS_PAD, BLOCK_D
@@ -205,7 +205,7 @@ def multiply_gate_up_few(routed: Routed, experts: Experts, settings: FewProduct)
     slots = experts.top_k + triton.cdiv(shared, intermediate)
     hidden_SI = routed.normed_TD.new_empty(tokens * slots, intermediate)
     # Slots first: tokens that share an expert's rows read them within microseconds of one another.
-    _gate_up_kernel[(tokens * slots, triton.cdiv(intermediate, settings.i))](
+    _few_gate_up[(tokens * slots, triton.cdiv(intermediate, settings.i))](
         routed.normed_TD,
         routed.logits_TN,
         experts.gate_up_EXD,
@@ -233,7 +233,7 @@ def multiply_down_few(hidden_SI: Tensor, routed: Routed, experts: Experts, setti
     count, width, intermediate = experts.down_EDI.shape
     shared = 0 if experts.shared is None else experts.shared.down_DI.shape[1]
     y_TD = hidden_SI.new_empty(tokens, width)
-    _down_kernel[(tokens, triton.cdiv(width, settings.d))](
+    _few_down[(tokens, triton.cdiv(width, settings.d))](
         hidden_SI,
         routed.logits_TN,
         experts.down_EDI,

@@ -10,9 +10,33 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from omni_ar.kernels.moe.grouping import Groups
-from omni_ar.kernels.moe.settings import GroupedProduct
-from omni_ar.kernels.overlap import overlap_options, wait_for_previous
+from omni_ar.kernels.linear import gated_linear, linear
+from omni_ar.kernels.moe.combine import combine
+from omni_ar.kernels.moe.experts import Experts, Norm
+from omni_ar.kernels.moe.grouping import Groups, route_and_group
+from omni_ar.kernels.moe.settings import GroupedProduct, GroupedSettings
+from omni_ar.kernels.norm import add_rms_norm, rms_norm
+from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
+
+
+def mix_grouped(
+    x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts, settings: GroupedSettings
+) -> tuple[Tensor, Tensor]:
+    """As `mix_experts` of the package."""
+    overlap = settings.overlap and overlaps(x_TD)
+    sum_TD, normed_TD = x_TD, x_TD.contiguous()
+    if norm is not None and delta_TD is not None:
+        normed_TD, sum_TD = add_rms_norm(x_TD, delta_TD, norm.weight_D, norm.eps)
+    elif norm is not None:
+        normed_TD = rms_norm(x_TD, norm.weight_D, norm.eps)
+    logits_TE = linear(normed_TD, experts.router_ED)
+    weight_TK, _, groups = route_and_group(logits_TE, experts.top_k, experts.norm_topk, settings.block_m)
+    hidden_SI = multiply_gate_up(normed_TD, experts.gate_up_EXD, groups, experts.top_k, settings.gate, overlap)
+    y_SD = multiply_down(hidden_SI, experts.down_EDI, groups, settings.down, overlap)
+    if experts.shared is None:
+        return combine(y_SD, weight_TK, overlap), sum_TD
+    shared_TD = linear(gated_linear(normed_TD, experts.shared.gate_up_XD), experts.shared.down_DI)
+    return combine(y_SD, weight_TK, overlap, (shared_TD, normed_TD, experts.shared.gate_1D)), sum_TD
 
 
 @triton.jit
@@ -152,7 +176,7 @@ def _down_tile(
 
 
 @triton.jit(do_not_specialize=["B"])
-def _gate_up_kernel(
+def _grouped_gate_up(
     x_ptr,
     gate_up,
     pair_ptr,
@@ -200,7 +224,7 @@ def _gate_up_kernel(
 
 
 @triton.jit(do_not_specialize=["B"])
-def _down_kernel(
+def _grouped_down(
     hidden_ptr,
     down,
     pair_ptr,
@@ -262,7 +286,7 @@ def multiply_gate_up(
     intermediate = gate_up_EXD.shape[1] // 2
     hidden_SI = torch.empty(groups.pair_S.shape[0], intermediate, dtype=x_TD.dtype, device=x_TD.device)
     blocks = groups.block_3B.shape[1]
-    _gate_up_kernel[(blocks * triton.cdiv(intermediate, settings.n),)](
+    _grouped_gate_up[(blocks * triton.cdiv(intermediate, settings.n),)](
         x_TD,
         _operand(gate_up_EXD, 2, settings),
         *groups[:2],
@@ -283,7 +307,7 @@ def multiply_down(
     width, intermediate = down_EDI.shape[1:]
     y_SD = torch.empty(hidden_SI.shape[0], width, dtype=hidden_SI.dtype, device=hidden_SI.device)
     blocks = groups.block_3B.shape[1]
-    _down_kernel[(blocks * triton.cdiv(width, settings.n),)](
+    _grouped_down[(blocks * triton.cdiv(width, settings.n),)](
         hidden_SI,
         _operand(down_EDI, 1, settings),
         *groups[:2],

@@ -1,13 +1,11 @@
 """Which path a number of rows takes, and with which tiles."""
 
-from functools import lru_cache
-
 import msgspec
 import torch
 import triton
 from torch import Tensor
 
-from omni_ar.kernels.tuning import tuned
+from omni_ar.kernels.tuning import looked_up_once, tuned
 
 _FEW = 4
 
@@ -88,7 +86,7 @@ def default_settings(
     return _grouped(128, (64, 64, 4, 8, False), (128, 64, 4, 8, False))
 
 
-@lru_cache(maxsize=4096)
+@looked_up_once
 def _settings(
     device: torch.device, tokens: int, experts: int, top_k: int, width: int, intermediate: int, dtype: torch.dtype
 ) -> MoeSettings:

@@ -1,12 +1,10 @@
 """Launch settings of the sampling kernels. For any number of rows the same: sums would round otherwise, and a row's tokens depend
 on its neighbours."""
 
-from functools import cache
-
 import msgspec
 import torch
 
-from omni_ar.kernels.tuning import tuned
+from omni_ar.kernels.tuning import looked_up_once, tuned
 
 
 class RowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,14 +28,14 @@ class WideSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 _WIDE = WideSettings(block=2048, segment=128, nucleus=256, scan_warps=4, scan_registers=64, finish_warps=8)
 
 
-@cache
+@looked_up_once
 def row_settings(device: torch.device, operation: str, block: int) -> RowSettings:
     """operation: `sample` or `draw`. block: values that a program has room for."""
     measured = tuned("sampling", device, f"{operation}-{block}", 1, {})
     return msgspec.convert(measured, RowSettings) if measured else RowSettings(warps=min(max(block // 512, 1), 8))
 
 
-@cache
+@looked_up_once
 def wide_settings(device: torch.device, vocab: int) -> WideSettings:
     measured = tuned("sampling", device, f"V{vocab}", 1, {})
     return msgspec.convert(measured, WideSettings) if measured else _WIDE

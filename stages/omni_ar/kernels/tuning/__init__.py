@@ -1,5 +1,5 @@
 """Launch settings that were measured, shipped with the package: nothing is tuned at start."""
 
-from omni_ar.kernels.tuning.table import tuned
+from omni_ar.kernels.tuning.table import Config, looked_up_once, replace, shipped, tuned
 
-__all__ = ["tuned"]
+__all__ = ["Config", "looked_up_once", "replace", "shipped", "tuned"]

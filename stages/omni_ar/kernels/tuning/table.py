@@ -2,17 +2,35 @@
 
 `<device>/<operation>.json` beside this file maps a shape's key to a map from a size (rows, tokens) to settings:
 `{"H32-K8-D128-B16-bf16": {"1": {"block_n": 64, "splits": 32, ...}, "8": {...}}}`. The `settings` of an operation convert them to
-the struct that its kernels take. Written by the scripts in `benchmarks/tune`.
+the struct that its kernels take. Written by the scripts in `benchmarks/tune`, which time an operation by itself.
+
+`<device>/in_steps.json` maps operations to such maps. What stands there was measured in the steps of a model and goes before.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 
 Config = Mapping[str, object]
+Sizes = Mapping[int, Config]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_IN_STEPS = "in_steps"
+
+_caches: list[Callable[[], None]] = []
+_replaced: dict[tuple[str, str], Sizes] = {}
+
+
+def looked_up_once(look_up: Callable[P, R]) -> Callable[P, R]:
+    """Keeps what a function makes of the tables: an operation's settings are asked for in every launch that is not captured."""
+    kept = lru_cache(maxsize=4096)(look_up)
+    _caches.append(kept.cache_clear)
+    return kept  # type: ignore[return-value]  # of what can be hashed, as sizes and devices can
 
 
 def tuned(operation: str, device: torch.device, key: str, size: int, default: Config) -> Config:
@@ -22,10 +40,26 @@ def tuned(operation: str, device: torch.device, key: str, size: int, default: Co
     return default if measured is None else measured
 
 
-@lru_cache(maxsize=4096)
+def shipped(operation: str, device: torch.device, key: str) -> Sizes:
+    """All settings of a shape, by size; none if nobody has measured it."""
+    folder = _folder(device)
+    return _table(folder, operation).get(key, {}) | _in_steps(folder).get(operation, {}).get(key, {})
+
+
+def replace(operation: str, key: str, sizes: Sizes | None) -> None:
+    """From now on a shape has these settings, on every device; None: those that are shipped. For measurements, while nothing is
+    captured with others."""
+    if sizes is None:
+        _replaced.pop((operation, key), None)
+    else:
+        _replaced[operation, key] = sizes
+    for clear in _caches:
+        clear()
+
+
+@looked_up_once
 def _measured(operation: str, device: torch.device, key: str, size: int) -> Config | None:
-    # Asked for in every launch of a prefill, whose launches the host makes one by one.
-    sizes = _table(_folder(device), operation).get(key)
+    sizes = _replaced.get((operation, key)) or shipped(operation, device, key)
     if not sizes:
         return None
     return sizes[min((s for s in sizes if s >= size), default=max(sizes))]
@@ -39,9 +73,18 @@ def _folder(device: torch.device) -> str:
 
 
 @cache
-def _table(folder: str, operation: str) -> dict[str, dict[int, Config]]:
-    path = Path(__file__).parent / folder / f"{operation}.json"
+def _in_steps(folder: str) -> dict[str, dict[str, dict[int, Config]]]:
+    path = Path(__file__).parent / folder / f"{_IN_STEPS}.json"
     if not path.exists():
         return {}
-    shapes = json.loads(path.read_text())
+    return {operation: _by_size(shapes) for operation, shapes in json.loads(path.read_text()).items()}
+
+
+@cache
+def _table(folder: str, operation: str) -> dict[str, dict[int, Config]]:
+    path = Path(__file__).parent / folder / f"{operation}.json"
+    return _by_size(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _by_size(shapes: Mapping[str, Mapping[str, Config]]) -> dict[str, dict[int, Config]]:
     return {key: {int(size): config for size, config in sizes.items()} for key, sizes in shapes.items()}

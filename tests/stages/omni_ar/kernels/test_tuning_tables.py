@@ -19,7 +19,6 @@ from omni_ar.kernels.moe.settings import FewSettings, GroupedSettings, MoeSettin
 from omni_ar.kernels.moe.settings import settings as moe_settings
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings, wide_settings
 
-TABLES = sorted(Path(tuning.__file__).parent.glob("*/*.json"))
 KINDS = {
     "attention_decode": DecodeSettings,
     "attention_prefill": PrefillSettings,
@@ -28,16 +27,34 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_entries_are_what_launches_take(path):
-    for key, sizes in json.loads(path.read_text()).items():
-        kind = (WideSettings if key.startswith("V") else RowSettings) if path.stem == "sampling" else KINDS[path.stem]
+def tables():
+    """Every one that is shipped, by device and operation."""
+    for path in sorted(Path(tuning.__file__).parent.glob("*/*.json")):
+        shapes = json.loads(path.read_text())
+        parts = shapes if path.stem == "in_steps" else {path.stem: shapes}
+        for operation, part in parts.items():
+            yield pytest.param(operation, part, id=f"{path.parent.name}-{path.stem}-{operation}")
+
+
+@pytest.mark.parametrize(("operation", "shapes"), list(tables()))
+def test_entries_are_what_launches_take(operation, shapes):
+    for key, sizes in shapes.items():
+        kind = (WideSettings if key.startswith("V") else RowSettings) if operation == "sampling" else KINDS[operation]
         assert sizes
         for size, entry in sizes.items():
             assert int(size) > 0
             # Linear maps that cuBLAS computes faster have none.
-            if entry or path.stem != "linear":
+            if entry or operation != "linear":
                 msgspec.convert(entry, kind)
+
+
+@pytest.fixture
+def an_h200(monkeypatch):
+    """Every device is one, of which nothing has been looked up yet, and nothing is kept."""
+    monkeypatch.setattr(table, "_folder", lambda device: "nvidia_h200")
+    tuning.replace("none", "none", None)
+    yield
+    tuning.replace("none", "none", None)
 
 
 def shipped(operation, key, size, kind):
@@ -46,11 +63,37 @@ def shipped(operation, key, size, kind):
     return msgspec.convert(json.loads(path.read_text())[key][str(size)], kind)
 
 
-def test_settings_are_those_of_the_device(monkeypatch):
-    """Of shapes that are known there, on a device that no other test asks for."""
-    monkeypatch.setattr(table, "_folder", lambda device: "nvidia_h200")
+@pytest.mark.usefixtures("an_h200")
+def test_what_was_measured_in_steps_goes_before():
+    given = json.loads((Path(tuning.__file__).parent / "nvidia_h200" / "in_steps.json").read_text())
+    key, device = "linear-N5120-D2048-bfloat16", torch.device("meta")
+    assert shipped("linear", key, 1, LinearSettings) == msgspec.convert(
+        tuning.tuned("linear", device, key, 1, {}), LinearSettings
+    )
+    for size in (8, 16, 32):
+        assert tuning.tuned("linear", device, key, size, {}) == given["linear"][key][str(size)]
+    assert tuning.tuned("linear", device, key, 20, {}) == given["linear"][key]["32"]
+    assert tuning.tuned("linear", device, key, 64, {"none": 0}) == {}
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_settings_can_be_replaced_for_measurements():
+    x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 4096), (2048, 4096)))
+    key = "linear-N2048-D4096-bfloat16"
+    first = linear_settings("linear", x, weight)
+    other = {"kernel": "streamed", "block_n": 1, "block_d": 4096, "num_warps": 4}
+    tuning.replace("linear", key, {4: other})
+    assert linear_settings("linear", x, weight) == msgspec.convert(other, LinearSettings) != first
+    tuning.replace("linear", key, {4: {}})
+    assert linear_settings("linear", x, weight) is None
+    tuning.replace("linear", key, None)
+    assert linear_settings("linear", x, weight) == first
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_settings_are_those_of_the_device():
     empty = lambda *shape: torch.empty(shape, dtype=torch.bfloat16, device="meta")  # noqa: E731
-    for rows, size in ((3, 4), (4, 4), (5, 8), (64, 64)):
+    for rows, size in ((3, 4), (4, 4), (5, 8), (32, 32)):
         expected = shipped("linear", "linear-N2048-D4096-bfloat16", size, LinearSettings)
         assert linear_settings("linear", empty(rows, 4096), empty(2048, 4096)) == expected
     assert linear_settings("norm_linear", empty(4, 2048), empty(5120, 2048)) is None
