@@ -1,7 +1,7 @@
 """Lays settings over options, and keeps who set what."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -86,7 +86,9 @@ class _Write:
                 return msgspec.convert(candidate, wanted, str_keys=True)
             except msgspec.ValidationError as error:
                 problem = problem or str(error)
-        raise self.error(f"{value!r} does not fit: {problem}", "give a value of that type")
+        choices = [repr(choice) for choice in get_args(wanted)] if get_origin(wanted) is Literal else []
+        remedy = f"use one of {', '.join(choices)}" if choices else "give a value of that type"
+        raise self.error(f"{value!r} does not fit: {problem}", remedy)
 
 
 def _table_in(value: object) -> Mapping[str, object] | None:

@@ -76,9 +76,7 @@ class LoadedAr:
         name, chunks = self._context.stage.name, self._captured_chunks()
         if not self._runner.captures_chunks:
             backend = self._options.attention_backend
-            _log.warning(
-                "%s: steps with prompts run uncaptured: %r attends to chunks that the host knows", name, backend
-            )
+            _log.warning("%s: steps with prompts run uncaptured, as always with attention_backend %r", name, backend)
         sizes = capture_progress(name, (*chunks, *self._captured_sizes()))
         self._runner.capture_chunks(islice(sizes, len(chunks)))
         self._runner.capture(sizes)

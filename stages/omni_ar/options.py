@@ -1,5 +1,7 @@
 """Settings of an autoregressive stage. Torch-free, so that pipelines can be built and explained without it."""
 
+from typing import Literal
+
 import msgspec
 
 from omni.batch_sizes import check_sizes
@@ -34,6 +36,8 @@ temperature of the codes of a frame after the first: 1, where the first is drawn
 
 _MOST = 2**24
 
+AttentionName = Literal["auto", "torch", "triton", "flash_attention", "flashinfer"]
+
 MAX_IN_FLIGHT = 8
 """Steps that a stage may have in flight at most."""
 
@@ -66,7 +70,7 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_in_flight: int = 2
     graph_batch_sizes: tuple[int, ...] | None = None
     graph_chunk_sizes: tuple[int, ...] | None = None
-    attention_backend: str = "auto"
+    attention_backend: AttentionName = "auto"
     prefix_cache: bool = True
     sampling: SamplingParams = GREEDY
 

@@ -74,9 +74,9 @@ class Denoiser:
         # All rows may begin while a step runs that their uploads wait for.
         self._windows = Uploader(device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN))
         self._steps = Uploader(device, stream, 2 * rows, 1)
-        self._begin_graphs = BatchGraphs[None](stream.name)
+        self._begin_graphs = BatchGraphs[None](stream.name, "beginnings of windows")
         self._captured_begins: set[int] = set()
-        self._step_graphs = BatchGraphs[int](stream.name)
+        self._step_graphs = BatchGraphs[int](stream.name, "windows of other sizes")
 
     def capture(self, size: int) -> None:
         """Captures steps of so many rows, and the beginning of as many windows, but `MOST_BEGUN` at most: once, for several sizes

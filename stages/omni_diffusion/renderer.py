@@ -64,7 +64,7 @@ class Renderer:
         self._samples = samples
         self._kept_RCM = device.zeros((num_rows, sizes.kept, width), torch.float32)
         self._upload = Uploader(device, stream, rows * (2 * sizes.most_fresh + sizes.kept), _UPLOADS)
-        self._graphs = BatchGraphs[Captured](stream.name)
+        self._graphs = BatchGraphs[Captured](stream.name, "pieces of other sizes, at the end of requests,")
 
     def capture(self, size: int) -> None:
         """Captures the pieces of long streams for so many rows. At start, before there are requests."""

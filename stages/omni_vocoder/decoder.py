@@ -53,7 +53,7 @@ class Decoder:
         self._state = model.new_state(rows + 1)
         self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
         self._chunks = (Chunk(sizes.first, True), Chunk(sizes.later, False))
-        self._graphs = BatchGraphs[Captured](stream.name)
+        self._graphs = BatchGraphs[Captured](stream.name, "chunks of other sizes, at the end of requests,")
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures chunks of these numbers of rows. At start, before there are requests. sizes: best the largest first."""

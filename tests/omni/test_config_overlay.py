@@ -299,3 +299,10 @@ def test_later_layers_win(names: list[str], counts: list[int]):
     after, settings = overlay({"thinker": Deep()}, layers)
     assert after["thinker"] == Deep(count=counts[-1])
     assert settings[0] == Setting(path="thinker.count", value=counts[-1], origin=names[-1])
+
+
+def test_an_option_of_few_choices_names_them():
+    with pytest.raises(
+        ConfigError, match=r"attention_backend: 'fast' does not fit: .*; use one of 'auto', 'torch', 't"
+    ):
+        changed("attention_backend", "fast")

@@ -1,5 +1,6 @@
 """Where the tokens come from that rows go on with."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from omni_ar.run.phases import accept_tokens, compute_logits, copy_tokens, post_
 from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
+
+_log = logging.getLogger(__name__)
 
 
 class TokenSource(Protocol):
@@ -101,6 +104,7 @@ class LocalTokens:
         self._drafts = limits.step_ids - 1
         self._processors = processors
         self._graphs: dict[int, Graph] = {}
+        self._told = False
         copy_stream, shape = device.stream(f"{name}-copy", priority=priority), (limits.rows, 2 + limits.step_ids)
         # Its turns are those of `RowState.counter`, which the device counts by itself.
         self._downloads = Downloader(device, stream, copy_stream, shape, torch.int64, limits.ring)
@@ -136,7 +140,12 @@ class LocalTokens:
 
     def _captured(self, context: StepContext) -> Graph | None:
         """What stands for the step, unless it is asked for what only some steps are: processors, edits."""
-        if context.padded is None or context.edits is not None or context.flags.processors:
+        if context.padded is None:
+            return None
+        if context.edits is not None or context.flags.processors:
+            if self._graphs and not self._told:
+                self._told = True
+                _log.warning("%s: sampling with logits processors or by a form runs uncaptured", self._name)
             return None
         return self._graphs.get(context.padded)
 

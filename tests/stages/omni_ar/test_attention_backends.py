@@ -141,7 +141,6 @@ class NoGpu(CpuDevice):
 @pytest.mark.parametrize(
     ("name", "device", "stage", "said"),
     [
-        ("fast", CpuDevice(), {}, "there is no backend 'fast'; use one of auto, torch"),
         ("triton", CpuDevice(), {}, "'triton' runs on CUDA devices alone"),
         ("flash_attention", NoGpu(), {}, "not installed; install flash-attn"),
         ("flashinfer", NoGpu(), {}, "not installed; install flashinfer-python"),

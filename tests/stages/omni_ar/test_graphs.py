@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from omni.device import Graph, Phase, Stream
+from omni.device.cpu import CpuDevice
 from omni.payload import Payload
 from omni.rules import HostRules
 from omni.sampling_params import SamplingParams
@@ -79,7 +81,7 @@ def test_every_way_of_sampling_is_in_the_captured_step():
     assert captured.tokens("0") != run((), 1)[0].tokens("0")
 
 
-def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured():
+def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured(caplog: pytest.LogCaptureFixture):
     device = CountingDevice()
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=2, block_size=4), captured=True)
     device.launches.clear()
@@ -87,8 +89,11 @@ def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured():
     driver.worker.inbox.append(Open("0", params, frozenset({SOURCE}), rules=rules))
     driver.feed_host("0", Payload(plain_prompt(PROMPTS[1])))
     driver.end("0")
-    while not driver.ends:
-        driver.tick()
+    with caplog.at_level(logging.WARNING):
+        while not driver.ends:
+            driver.tick()
+    said = ["ar: sampling with logits processors or by a form runs uncaptured"]
+    assert [record.getMessage() for record in caplog.records] == said
     assert len(driver.tokens("0")) == 6
     assert device.replays["ar-decode-1"] == 5
     assert device.launches["sample_rows"] >= 5
@@ -108,3 +113,37 @@ def test_frames_and_conditioning_of_a_padded_batch():
     for index, prompt in enumerate(prompts):
         frames = spoken(model, prompt, texts[index], 2, 8)
         assert driver.frames(str(index)) == frames[:-1]
+
+
+class OrderDevice(CpuDevice):
+    """Tells in which order graphs are replayed and phases launched outside of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+        self._replaying = False
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        self.order.append(graph.name.removeprefix("ar-").rstrip("-0123456789"))
+        self._replaying = True
+        super().replay(stream, graph)
+        self._replaying = False
+
+    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+        if not self._replaying:
+            self.order.append(phase.__name__)
+        super().launch(stream, phase, *buffers)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_tokens_are_handed_over_before_codes_are_predicted(captured: bool):
+    """On a GPU, test_gpu_graphs.py sees their event complete meanwhile."""
+    device = OrderDevice()
+    driver = ArDriver(SmallCodec(), device, ArOptions(max_num_seqs=2, block_size=4), captured=captured)
+    driver.speak("0", codec_prompt([1, 2], [3, 4]), max_tokens=4)
+    driver.condition("0", [5, 6], pad=2)
+    while "0" not in driver.ends:
+        driver.tick()
+    sampled, codes = ("sample", "codes") if captured else ("sample_rows", "predict_codes")
+    behind = [name for name in device.order if name in (sampled, "copy_tokens", codes)]
+    assert behind == [sampled, "copy_tokens", codes] * 4

@@ -64,7 +64,7 @@ class Said:
 
 def in_order(slots: Sequence[Slot]) -> tuple[Slot, ...]:
     """As adapters give them. The same slots in another order are only taken for something new."""
-    return tuple(sorted(slots, key=lambda slot: slot[0][0]))
+    return tuple(sorted(slots, key=lambda slot: (slot[0], slot[1] or "", slot[2])))
 
 
 @st.composite

@@ -82,6 +82,20 @@ def test_a_longer_batch_runs_uncaptured_and_the_log_says_so_once(caplog: pytest.
     ]
 
 
+def test_media_that_cannot_be_padded_run_uncaptured_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(CpuDevice(), (4,), max_batch_items=1)
+    monkeypatch.setattr(bench.tower, "padded_length", lambda items: None)
+    with caplog.at_level(logging.WARNING):
+        answers = bench.answers([1.0] * 2, [2.0] * 3)
+    assert answers == [summed([1.0] * 2), summed([2.0] * 3)]
+    assert bench.tower.segments == [(2,), (3,)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "tower: media that the model cannot pad run uncaptured"
+    ]
+
+
 def test_nothing_of_a_batch_is_left_for_the_next() -> None:
     """A sum over a masked NaN is NaN."""
     bench = Bench(CpuDevice(), (4,), cache_bytes=0)

@@ -1,5 +1,7 @@
 """The vocoder stage, driven by hand-made messages."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,21 @@ def test_streamed_frames_make_the_whole_wave(first: int, later: int, pages: bool
     sizes = [frame_count for _, frame_count, _ in bench.model.batches]
     assert sizes == [first] + [later] * ((21 - first) // later) + [(21 - first) % later] * ((21 - first) % later > 0)
     assert not bench.held
+
+
+def test_chunks_of_other_sizes_run_uncaptured_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(CpuDevice(), first_chunk_frames=2, chunk_frames=5)
+    bench.vocoder.capture([1])
+    codes = {name: random_codes(length) for name, length in (("a", 10), ("b", 11))}
+    with caplog.at_level(logging.WARNING):
+        for name, own in codes.items():
+            bench.open(name)
+            bench.feed_host(name, frames(torch.from_numpy(own)))
+            bench.end(name)
+            bench.settle(bench.device)
+            bench.expect_whole(name, own)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.endswith(": chunks of other sizes, at the end of requests, run uncaptured")
 
 
 def test_the_first_chunk_does_not_wait_for_the_second() -> None:
