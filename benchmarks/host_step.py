@@ -170,7 +170,7 @@ def worker_of(device: CpuDevice, model: ArModel, options: ArOptions) -> tuple[Ar
     blocks = limits.rows * limits.max_blocks
     runner.allocate(blocks)
     # What `accept_tokens` would write.
-    runner._state.handoff[..., 1] = runner._buffers.accepted_NW[:, 1] = 1
+    runner._state.handoff.device[..., 1] = runner._buffers.accepted_NW[:, 1] = 1
     return ArWorker("decode", runner, model.shape, limits, options, blocks), runner
 
 

@@ -4,17 +4,17 @@ import time
 
 import torch
 
-from omni.device import Device, Phase, Stream
+from omni.device import Device, Stream
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice, CudaStream
-from omni_ar.run.phases import copy_tokens
+from omni_ar.run.source import HAND_OVER
 
 Mark = torch.cuda.Event | int
 """A moment on a stream: a timed event, or nanoseconds on the host's clock."""
 
 
 class TimedCuda(CudaDevice):
-    """token_marks: by stage, the end of its newest token copy. Free memory bounds no stage: each gets what it asks for."""
+    """token_marks: by stage, its newest token point. Free memory bounds no stage: each gets what it asks for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,10 +23,10 @@ class TimedCuda(CudaDevice):
     def free_memory(self) -> None:  # type: ignore[override]
         return None
 
-    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
-        super().launch(stream, phase, *buffers)
-        if phase is copy_tokens:
-            self.token_marks[stream.name.removesuffix("-copy")] = self.mark(stream)
+    def moment(self, stream: Stream, name: str) -> None:
+        super().moment(stream, name)
+        if name == HAND_OVER:
+            self.token_marks[stream.name] = self.mark(stream)
 
     def mark(self, stream: Stream) -> Mark:
         """The moment after everything on the stream."""
@@ -43,10 +43,10 @@ class TimedCpu(CpuDevice):
         super().__init__()
         self.token_marks: dict[str, Mark] = {}
 
-    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
-        super().launch(stream, phase, *buffers)
-        if phase is copy_tokens:
-            self.token_marks[stream.name.removesuffix("-copy")] = self.mark(stream)
+    def moment(self, stream: Stream, name: str) -> None:
+        super().moment(stream, name)
+        if name == HAND_OVER:
+            self.token_marks[stream.name] = self.mark(stream)
 
     def mark(self, stream: Stream) -> Mark:
         return time.perf_counter_ns()

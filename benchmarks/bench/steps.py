@@ -19,7 +19,7 @@ class Step:
     """rows: that are sampled. prompt_tokens: that are run in chunks. started: of its launch, `perf_counter_ns`.
 
     starved: the device had run out of work before the step's first part was launched. begin, end: around all of it on the main
-    stream; token: the end of its token copy, None if it sampled nothing. execute_us, sample_us: host time of the runner's calls.
+    stream; token: its token point, None if it sampled nothing. execute_us, sample_us: host time of the runner's calls.
     """
 
     rows: int

@@ -72,7 +72,7 @@ def stream_weights(weights: Iterable[tuple[WeightSpan, torch.Tensor]], device: D
 
 def _stream_windows(windows: list[_Window], device: Device, stream: Stream) -> None:
     largest = max((window.stop - window.start for window in windows), default=0)
-    ring = HostRing(device, (largest,), torch.uint8, min(_SLOTS, len(windows)))
+    ring = HostRing.allocate(device, (largest,), torch.uint8, min(_SLOTS, len(windows)))
     reading: deque[tuple[_Window, HostSlot, Future[None]]] = deque()
     with ThreadPoolExecutor(_READERS, thread_name_prefix="omni-load") as readers:
         for window in windows:

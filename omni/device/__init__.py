@@ -1,9 +1,9 @@
 """Devices: the only way to touch device memory."""
 
 from omni.device.allocations import AllocationCount
-from omni.device.base import COMPLETED, Device, Event, Graph, Launch, Phase, Stream
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, Phase, SharedMemory, Stream
 from omni.device.bucket import Bucket, bucket_of, declare_buckets
-from omni.device.download import Downloader
+from omni.device.download import Downloader, SharedRing
 from omni.device.host_work import HostTask, HostWorker
 from omni.device.observer import DeviceTimer, LaunchObserver, ObservedStream, Stamp
 from omni.device.ring import HostRing, HostSlot
@@ -29,6 +29,8 @@ __all__ = [
     "LaunchObserver",
     "ObservedStream",
     "Phase",
+    "SharedMemory",
+    "SharedRing",
     "Span",
     "Stamp",
     "Stream",

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -83,6 +83,13 @@ class HostObserver(Protocol):
         ...
 
 
+class SharedMemory(NamedTuple):
+    """One piece of the host's memory, as the host sees it and as phases do."""
+
+    host: torch.Tensor
+    device: torch.Tensor
+
+
 _NOTHING = nullcontext()
 COMPLETED: Event = _Completed()
 """The event of data that was ready from the start (host data)."""
@@ -121,6 +128,14 @@ class Device(ABC):
     @abstractmethod
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Host memory that copies to and from the device without blocking (pinned on a GPU)."""
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
+        """Zeroed host memory that phases may write without a copy: the host reads it once an event behind them is done.
+
+        For a few words: to a phase it is as far away as the host is.
+        """
+        host = self.host_tensor(shape, dtype)
+        return SharedMemory(host, host)
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -178,6 +193,12 @@ class Device(ABC):
     def host_time(self) -> int:
         """Now, for `host_did`: nanoseconds of `perf_counter_ns`. 0 while nobody observes launches."""
         return 0 if self.launch_observer is None else time.perf_counter_ns()
+
+    def moment(self, stream: Stream, name: str) -> None:
+        """Tells whoever observes launches of a point on the stream: a phase that launches nothing."""
+        if self.launch_observer is not None:
+            self.launch_observer.begin(stream, name)
+            self.launch_observer.end()
 
     def host_did(self, stream: str, name: str, since: int, **numbers: int) -> None:
         """As a `host_span` from `since` until now, for work of which only its end tells whether there was any. What was launched

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from omni.device.base import COMPLETED, Device, Event, Graph, Launch, Stream
+from omni.device.base import COMPLETED, Device, Event, Graph, Launch, SharedMemory, Stream
 from omni.device.cuda_timer import CudaTimer
 from omni.device.observer import ObservedStream
 from omni.device.sync import host_waits
@@ -120,6 +120,12 @@ class CudaDevice(Device):
         # device: models are built with the GPU as torch's default device, and their weights are streamed in there.
         return torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True)
 
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
+        host = self.host_tensor(shape, dtype)
+        device = torch.as_tensor(_HostArray(host), device=self.torch_device)
+        assert device.data_ptr() == host.data_ptr()  # pinned memory has one address for the host and all devices
+        return SharedMemory(host, device)
+
     def synchronize(self) -> None:
         host_waits("Device.synchronize")
         torch.cuda.synchronize(self.torch_device)
@@ -163,6 +169,15 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class _HostArray:
+    """Pinned memory, as what makes a device tensor of it asks for: whoever has the tensor keeps the memory."""
+
+    def __init__(self, host: torch.Tensor) -> None:
+        self._host = host
+        described = host.numpy().__array_interface__
+        self.__cuda_array_interface__ = {**described, "version": 2}
 
 
 class _Entered:

@@ -1,41 +1,30 @@
-"""What a step leaves for the host, copied on a stream of its own."""
+"""What a step leaves for the host: copied on a stream of its own, or written by the step itself."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from omni.device.base import Device, Event, Phase, Stream
+from omni.device.base import Device, Event, Phase, SharedMemory, Stream
 from omni.device.ring import HostRing, HostSlot
 
 
 class Sent(NamedTuple):
-    """A copy on its way. ready: the host may read `slot`. made: what is copied was there, and all that was launched before."""
+    """On its way to the host. ready: it may read `slot`. made: what it will read was made, and all that was launched before."""
 
     slot: HostSlot
     ready: Event
     made: Event
 
 
-class Downloader:
-    """A ring of pinned slots that steps write and the host reads late.
+class _Turns:
+    """A ring of slots that steps fill, one each, and the host reads late.
 
-    | buffer | written by | read by | freed by |
-    |---|---|---|---|
-    | host slot | the copy, on `stream` | host, after the copy's event | `HostSlot.release`: it was read, or its step failed |
-
-    turn: the slot of the next copy; a device buffer that is as deep as the ring is used in the same turns.
+    turn: the slot of the next `send`; a device buffer that is as deep as the ring is used in the same turns.
     """
 
-    def __init__(
-        self, device: Device, after: Stream, stream: Stream, shape: tuple[int, ...], dtype: torch.dtype, slots: int
-    ) -> None:
-        """after: the stream whose work is copied; stream: the one that copies."""
-        self._device = device
-        self._after = after
-        self._stream = stream
-        self._slots = slots
-        self._ring = HostRing(device, shape, dtype, slots)
+    def __init__(self, ring: HostRing) -> None:
+        self._ring = ring
         self._newest: HostSlot | None = None
         self.turn = 0
 
@@ -53,13 +42,35 @@ class Downloader:
         if self._newest is not None:
             self._newest.release()
 
+    def _advance(self) -> HostSlot:
+        slot = self._newest = self._ring.advance()
+        self.turn = (self.turn + 1) % len(self._ring)
+        return slot
+
+
+class Downloader(_Turns):
+    """Copies to pinned memory.
+
+    | buffer | written by | read by | freed by |
+    |---|---|---|---|
+    | host slot | the copy, on `stream` | host, after the copy's event | `HostSlot.release`: it was read, or its step failed |
+    """
+
+    def __init__(
+        self, device: Device, after: Stream, stream: Stream, shape: tuple[int, ...], dtype: torch.dtype, slots: int
+    ) -> None:
+        """after: the stream whose work is copied; stream: the one that copies."""
+        super().__init__(HostRing.allocate(device, shape, dtype, slots))
+        self._device = device
+        self._after = after
+        self._stream = stream
+
     def send(self, copy: Phase, source: Tensor) -> Sent:
         """Enqueues `copy(host, source)` behind what is on `after` now, and nothing that follows there. `source` has the shape of a
         slot but for its first dimension, which may be shorter."""
         made = self._device.record(self._after)
         self._device.wait(self._stream, made)
-        slot = self._newest = self._ring.advance()
-        self.turn = (self.turn + 1) % self._slots
+        slot = self._advance()
         slot.take()
         slot.claim()
         try:
@@ -68,3 +79,28 @@ class Downloader:
             ready = self._device.record(self._stream)
             slot.guard(ready)
         return Sent(slot, ready, made)
+
+
+class SharedRing(_Turns):
+    """No copies: phases write the slots, each step that of its turn.
+
+    | buffer | written by | read by | freed by |
+    |---|---|---|---|
+    | host slot | the step's phases, on `stream` | host, after the event behind them | as a `Downloader`'s |
+
+    It is what a step writes that asks for `ready`, not only `send`.
+    """
+
+    def __init__(self, device: Device, stream: Stream, memory: SharedMemory) -> None:
+        """memory: of all slots, the first dimension the turn."""
+        super().__init__(HostRing([HostSlot(device, slot) for slot in memory.host.unbind()]))
+        self._device = device
+        self._stream = stream
+
+    def send(self) -> Sent:
+        """Hands over what `stream` has written of the turn's slot by then; nothing that follows there is waited for."""
+        slot = self._advance()
+        slot.claim()
+        written = self._device.record(self._stream)
+        slot.guard(written)
+        return Sent(slot, written, written)

@@ -1,10 +1,12 @@
-"""Rings of pinned host slots: the only host memory that device copies read or write.
+"""Rings of pinned host slots: the only host memory that the device reads or writes.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | slot of an upload ring | host, while filling it | the H2D copy | the event after the copy |
-| slot of a download ring | D2H copy of a step | host, after the copy's event | the host, having read it: `release` |
+| slot of a download ring | D2H copy of a step, or its phases | host, after their event | the host, having read it: `release` |
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,8 +18,9 @@ from omni.device.base import COMPLETED, Device, Event
 class HostSlot:
     """One slot: a pinned tensor, the same memory as a numpy array, and the event that guards it."""
 
-    def __init__(self, device: Device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.tensor = device.host_tensor(shape, dtype)
+    def __init__(self, device: Device, tensor: torch.Tensor) -> None:
+        """tensor: the device's `host_tensor`, or a part of one."""
+        self.tensor = tensor
         self._array: NDArray[np.generic] = self.tensor.numpy()
         self._observer = device.host_observer
         self._guard: Event | None = COMPLETED
@@ -45,7 +48,7 @@ class HostSlot:
     def take(self) -> NDArray[np.generic]:
         """Hands the slot out for the host to fill. `guard` must follow once the device work that uses it is enqueued."""
         if self._claimed or not self.free:
-            raise RuntimeError("a host slot was reused while a copy may still read or write it: the ring is too small")
+            raise RuntimeError("a host slot was reused while the device may still use it: the ring is too small")
         self._guard = None
         if self._observer is not None:
             self._observer.host_writes(self.tensor)
@@ -58,18 +61,25 @@ class HostSlot:
     def read(self) -> NDArray[np.generic]:
         """The contents, for a slot that the device wrote. The guard must be done."""
         if not self.free:
-            raise RuntimeError("a host slot was read before the copy into it had completed")
+            raise RuntimeError("a host slot was read before the device had written it")
         if self._observer is not None:
             self._observer.host_reads(self.tensor)
         return self._array
 
 
 class HostRing:
-    """`slots` pinned buffers of one shape, used in turn."""
+    """Pinned buffers of one shape, used in turn."""
 
-    def __init__(self, device: Device, shape: tuple[int, ...], dtype: torch.dtype, slots: int) -> None:
-        self._slots = [HostSlot(device, shape, dtype) for _ in range(slots)]
+    def __init__(self, slots: Sequence[HostSlot]) -> None:
+        self._slots = slots
         self._next = 0
+
+    @classmethod
+    def allocate(cls, device: Device, shape: tuple[int, ...], dtype: torch.dtype, slots: int) -> "HostRing":
+        return cls([HostSlot(device, device.host_tensor(shape, dtype)) for _ in range(slots)])
+
+    def __len__(self) -> int:
+        return len(self._slots)
 
     @property
     def ready(self) -> bool:

@@ -60,7 +60,7 @@ class Uploader:
     def __init__(self, device: Device, stream: Stream, words: int, slots: int) -> None:
         self._device = device
         self._stream = stream
-        self._ring = HostRing(device, (words,), torch.int64, slots)
+        self._ring = HostRing.allocate(device, (words,), torch.int64, slots)
         self._packed = device.zeros((words,), torch.int64)
 
     @property

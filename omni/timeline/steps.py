@@ -37,18 +37,9 @@ class Step:
         return self.numbers.get(ROWS, 1) > 0 and self.numbers.get(PREFILL, 0) == 0
 
     @property
-    def token_copy(self) -> PhaseSpan | None:
-        return next((span for span in (*self.beside, *self.phases) if span.bucket is Bucket.TOKEN_COPY), None)
-
-    @property
     def token_point(self) -> int | None:
-        """When the tokens were there, on the device: what the stage's stream had before the token copy was over. None if the step
-        copies none."""
-        copy = self.token_copy
-        if copy is None:
-            return None
-        before = [s.ran.end for s in self.phases if s is not copy and s.launched.start < copy.launched.start]
-        return max(before, default=copy.ran.start)
+        """When the tokens were there, on the device. None if the step has none."""
+        return next((span.ran.start for span in self.phases if span.bucket is Bucket.TOKEN_POINT), None)
 
 
 def steps_of(trace: Trace, stage: str) -> tuple[Step, ...]:

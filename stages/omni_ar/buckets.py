@@ -17,7 +17,7 @@ BUCKETS = {
     "compute_logits": Bucket.LOGITS,
     "sample_rows": Bucket.SAMPLE,
     "accept_tokens": Bucket.SAMPLE,
-    "copy_tokens": Bucket.TOKEN_COPY,
+    "hand_tokens_over": Bucket.TOKEN_POINT,
     "predict_codes": Bucket.CODES,
     "post_update": Bucket.POSTPROCESS,
     "gather_segment": Bucket.PAYLOAD,

@@ -58,7 +58,7 @@ class PieceUploader:
     def __init__(self, device: Device, stream: Stream, piece_bytes: int = _PIECE) -> None:
         self._device = device
         self._stream = stream
-        self._ring = HostRing(device, (piece_bytes,), torch.uint8, _SLOTS)
+        self._ring = HostRing.allocate(device, (piece_bytes,), torch.uint8, _SLOTS)
 
     def begin(self, plan: EncodePlan, buffer: Tensor) -> Transfer:
         """Enqueues what needs no host memory: zeros behind the parts, and parts that are on the device."""

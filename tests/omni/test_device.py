@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni.device import COMPLETED, Device, HostRing, Launch, open_device
+from omni.device import COMPLETED, Device, HostRing, Launch, SharedRing, open_device
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
 from support.queued_device import QueuedDevice
@@ -72,13 +72,13 @@ def test_allocations_are_what_they_say():
 def test_a_ring_hands_its_slots_out_in_turn_and_each_when_its_event_is_over():
     device = QueuedDevice()
     stream = device.stream("s")
-    ring = HostRing(device, (2,), torch.int64, slots=2)
+    ring = HostRing.allocate(device, (2,), torch.int64, slots=2)
     first, second = ring.advance(), ring.advance()
     for slot in (first, second):
         slot.take()[:] = 7
         slot.guard(device.record(stream))
     assert not ring.ready
-    with pytest.raises(RuntimeError, match="reused while a copy may still read or write it"):
+    with pytest.raises(RuntimeError, match="reused while the device may still use it"):
         ring.advance().take()
     device.synchronize()
     assert first.free
@@ -89,21 +89,74 @@ def test_a_ring_hands_its_slots_out_in_turn_and_each_when_its_event_is_over():
 def test_a_slot_is_read_only_after_the_copy_into_it():
     device = QueuedDevice()
     stream, rows = device.stream("s"), torch.tensor([5, 6])
-    slot = HostRing(device, (2,), torch.int64, slots=1).advance()
+    slot = HostRing.allocate(device, (2,), torch.int64, slots=1).advance()
 
     def copy() -> None:
         slot.tensor.copy_(rows)
 
     device.launch(stream, copy)
     slot.guard(device.record(stream))
-    with pytest.raises(RuntimeError, match="read before the copy into it had completed"):
+    with pytest.raises(RuntimeError, match="read before the device had written it"):
         slot.read()
     device.synchronize()
     assert np.array_equal(slot.read(), [5, 6])
 
 
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_phases_write_into_shared_memory_the_host_reads_without_a_copy(name: str):
+    device = open_device(name)
+    stream, memory = device.stream("s"), device.shared((2, 3), torch.int64)
+    assert not memory.host.any()
+    assert (memory.host.device.type, memory.device.device.type) == ("cpu", name)
+    assert memory.device.data_ptr() == memory.host.data_ptr()
+
+    def write(rows: torch.Tensor) -> None:
+        rows[1].fill_(7)
+
+    device.launch(stream, write, memory.device)
+    event = device.record(stream)
+    while not event.done():
+        pass
+    assert memory.host.tolist() == [[0, 0, 0], [7, 7, 7]]
+
+
+def test_a_shared_ring_hands_over_the_slot_of_the_turn():
+    device = QueuedDevice()
+    stream, memory = device.stream("s"), device.shared((2, 1), torch.int64)
+    ring = SharedRing(device, stream, memory)
+
+    def write(rows: torch.Tensor, turn: int, number: int) -> None:
+        rows[turn].fill_(number)
+
+    sent = []
+    for number in (5, 6):
+        assert ring.ready
+        device.launch(stream, write, memory.device, ring.turn, number)
+        sent.append(ring.send())
+    device.launch(stream, write, torch.zeros(1, 1), 0, 0)
+    assert not ring.ready, "nobody has read the first"
+    with pytest.raises(RuntimeError, match="read before the device had written it"):
+        sent[0].slot.read()
+    device.run({"s"}, operations=4)
+    assert [one.slot.read().tolist() for one in sent] == [[5], [6]]
+    assert not ring.ready
+    sent[0].slot.release()
+    assert ring.ready, "what follows the second is not waited for"
+    assert ring.turn == 0
+
+
+def test_a_step_that_failed_leaves_nothing_to_be_read():
+    device = CpuDevice()
+    ring = SharedRing(device, device.stream("s"), device.shared((1, 1), torch.int64))
+    ring.begin()
+    ring.send()
+    assert not ring.ready
+    ring.forget()
+    assert ring.ready
+
+
 def test_a_slot_that_is_handed_out_is_not_free():
-    slot = HostRing(CpuDevice(), (1,), torch.int64, slots=1).advance()
+    slot = HostRing.allocate(CpuDevice(), (1,), torch.int64, slots=1).advance()
     assert slot.free
     slot.take()
     assert not slot.free

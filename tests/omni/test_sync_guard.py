@@ -191,7 +191,7 @@ def test_the_guard_ends_with_its_block():
 
 def test_a_step_through_rings_does_not_wait():
     device = CpuDevice()
-    ring, done = HostRing(device, (4,), torch.int64, 2), []
+    ring, done = HostRing.allocate(device, (4,), torch.int64, 2), []
 
     def copy(host: torch.Tensor, made: torch.Tensor) -> None:
         host.copy_(made, non_blocking=True)

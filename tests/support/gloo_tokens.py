@@ -82,7 +82,7 @@ class GlooTokens:
         self._drafts = limits.step_ids - 1
         self._checks = checks
         size = (limits.rows, 3 + limits.step_ids)
-        self._ring = HostRing(device, size, torch.int64, limits.ring)
+        self._ring = HostRing.allocate(device, size, torch.int64, limits.ring)
         self._kept = device.zeros((limits.ring, 2, limits.rows), torch.int64)
         self._accepted_NW = device.zeros((limits.rows, 2 + limits.step_ids), torch.int64)
         self._awaited: deque[Awaited] = deque()

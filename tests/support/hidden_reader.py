@@ -95,7 +95,9 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
         self._ring_RCW = device.zeros((rows, capacity, width), dtype)
         self._upload = Uploader(device, self._stream, 2 * rows * capacity, 4)
         self._numbers = device.zeros((_MAX_IN_FLIGHT, most, NUMBERS), torch.float32)
-        self._slots = [HostSlot(device, (most, NUMBERS), torch.float32) for _ in range(_MAX_IN_FLIGHT)]
+        self._slots = [
+            HostSlot(device, device.host_tensor((most, NUMBERS), torch.float32)) for _ in range(_MAX_IN_FLIGHT)
+        ]
         self._free = list(range(rows))
         self._steps: deque[_Step] = deque()
         self._launched = self._ticks = self._gathers = 0

@@ -10,10 +10,11 @@ PHASES = (
     ("compute_logits", Bucket.LOGITS, 60_000),
     ("sample_rows", Bucket.SAMPLE, 30_000),
     ("accept_tokens", Bucket.SAMPLE, 10_000),
-    ("copy_tokens", Bucket.TOKEN_COPY, 4_000),
+    ("hand_tokens_over", Bucket.TOKEN_POINT, 0),
+    ("copy_scores", Bucket.SCORES, 4_000),
     ("post_update", Bucket.POSTPROCESS, 8_000),
 )
-"""Of a step, with what each takes. `copy_tokens` is on the copy stream, from `COPY_LATE` after the token point."""
+"""Of a step, with what each takes. `copy_scores` is on the copy stream, from `COPY_LATE` after the token point."""
 COPY_LATE = 2_000
 LAUNCH = 6_000
 """Nanoseconds of a launch; between two there are as many again."""
@@ -28,7 +29,7 @@ def made_step(
     phases, at, began = [], run, launch
     for name, bucket, length in PHASES:
         launched = Interval(launch, launch + LAUNCH)
-        if bucket is Bucket.TOKEN_COPY:
+        if bucket is Bucket.SCORES:
             ran = Interval(at + COPY_LATE, at + COPY_LATE + length)
             phases.append(PhaseSpan(stage, "copy", name, bucket, number, launched, ran))
         else:

@@ -26,7 +26,7 @@ class PieceRing:
 
     def __init__(self, device: Device, size: int) -> None:
         self.size = size
-        self._ring = HostRing(device, (size,), torch.uint8, _SLOTS)
+        self._ring = HostRing.allocate(device, (size,), torch.uint8, _SLOTS)
 
     @property
     def ready(self) -> bool:

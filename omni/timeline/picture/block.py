@@ -1,5 +1,6 @@
 """A stage's lanes: what the host does for it above, what its streams run below."""
 
+from omni.device import Bucket
 from omni.timeline.busy import Busy
 from omni.timeline.picture import palette
 from omni.timeline.picture.layout import LEFT, Scale, duration
@@ -23,7 +24,7 @@ class Block:
         self._stage = stage
         self._shown = shown = scale.shown
         self._scale = scale
-        own = [span for span in trace.phases if span.stage == stage]
+        own = [span for span in trace.phases if span.stage == stage and span.bucket is not Bucket.TOKEN_POINT]
         self._launched = [span for span in own if span.launched.overlaps(shown)]
         self._ran = [span for span in own if span.ran.overlaps(shown)]
         self._host = [span for span in trace.host if span.stage == stage and span.took.overlaps(shown)]
@@ -59,7 +60,7 @@ class Block:
             self._draw_arrow(step.phases[0], launches + _LAUNCHES, main)
         for gap in gaps:
             self._draw_gap(gap, main)
-        self._draw_steps(main, places)
+        self._draw_steps(main)
         self._scene.height = bottom + 6
 
     def _gaps(self) -> list[Interval]:
@@ -107,10 +108,10 @@ class Block:
         label = f"idle {label}" if between else label
         self._note(x + width / 2, y, label, palette.GAP_INK, bold=between)
 
-    def _draw_steps(self, main: float, places: dict[str, float]) -> None:
+    def _draw_steps(self, main: float) -> None:
         scale = self._scale
         for step in self._steps:
-            self._draw_token_point(step, main, places)
+            self._draw_token_point(step, main)
             x, middle = scale.x(step.ran.start), (scale.x(step.ran.start) + scale.x(step.ran.end)) / 2
             self._scene.add(Line(x, main - 6, x, main + _MAIN + 2, palette.INK))
             for text in (f"step {step.number}: {duration(step.ran.length)}", f"step {step.number}", f"{step.number}"):
@@ -127,13 +128,11 @@ class Block:
         self._scene.add(Text(x, y, text, color, _SMALL, "middle", bold=bold))
         return True
 
-    def _draw_token_point(self, step: Step, main: float, places: dict[str, float]) -> None:
-        point, copy = step.token_point, step.token_copy
-        if point is None or copy is None or not self._shown.start <= point <= self._shown.end:
+    def _draw_token_point(self, step: Step, main: float) -> None:
+        point = step.token_point
+        if point is None or not self._shown.start <= point <= self._shown.end:
             return
         x = self._scale.x(point)
-        if copy.lane in places:
-            self._scene.add(Line(x, main, x, places[copy.lane], palette.POINT, 1.4, dashed=True))
         tip = f"token point of step {step.number}"
         self._scene.add(Shape(triangle(x, main + 3, 5.5), palette.POINT, tip))
 

@@ -76,8 +76,7 @@ def _element(item: Item) -> str:
             place = f'x="{item.x:.2f}" y="{item.y:.2f}" font-size="{item.size}" text-anchor="{_ANCHORS[item.anchor]}"'
             return f'<text {place} fill="{item.color}"{weight}>{escape(item.text)}</text>'
         case Line():
-            dashes = ' stroke-dasharray="3 3"' if item.dashed else ""
-            return _line((item.x1, item.y1, item.x2, item.y2), item.color, item.width, dashes)
+            return _line((item.x1, item.y1, item.x2, item.y2), item.color, item.width)
         case Shape():
             points = " ".join(f"{x:.2f},{y:.2f}" for x, y in item.points)
             return f'<polygon points="{points}" fill="{item.fill}"{_tip(item.tip, "polygon")}'
@@ -92,7 +91,7 @@ def _box(box: Box) -> str:
     return element
 
 
-def _line(ends: tuple[float, float, float, float], color: str, width: float, more: str) -> str:
+def _line(ends: tuple[float, float, float, float], color: str, width: float, more: str = "") -> str:
     x1, y1, x2, y2 = ends
     place = f'x1="{x1:.3f}" y1="{y1:.2f}" x2="{x2:.3f}" y2="{y2:.2f}"'
     return f'<line {place} stroke="{color}" stroke-width="{width}"{more}/>'

@@ -11,7 +11,7 @@ from omni.timeline.trace import Interval
 LEFT = 128
 """Pixels beside the lanes, for their names."""
 _RIGHT = 16
-_TOKEN_POINT = "token point"
+_TOKEN_POINT = Bucket.TOKEN_POINT.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def header(scene: Scene, buckets: set[Bucket]) -> None:
     """The legend, in as many lines as it takes."""
     gap = "the stage's stream has nothing to run"
     x, y = 12.0, 20.0
-    for name in (*(bucket.value for bucket in Bucket if bucket in buckets), _TOKEN_POINT, gap, "host work"):
+    for name in (*(bucket.value for bucket in palette.BUCKETS if bucket in buckets), _TOKEN_POINT, gap, "host work"):
         width = 32 + text_width(name) + 16
         if x + width > scene.width:
             x, y = 12.0, y + 22

@@ -11,12 +11,12 @@ GAP, GAP_EDGE, GAP_INK = "#fde4e1", "#e5534b", "#b3261e"
 BAND = "#fdf1ef"
 POINT = "#111111"
 
+# The token point is no box, but a triangle.
 BUCKETS = {
     Bucket.PREPROCESS: "#8fb8de",
     Bucket.FORWARD: "#2f5d9b",
     Bucket.LOGITS: "#1b998b",
     Bucket.SAMPLE: "#7fb069",
-    Bucket.TOKEN_COPY: "#f2c14e",
     Bucket.CODES: "#7b4bb3",
     Bucket.POSTPROCESS: "#c98bbd",
     Bucket.PAYLOAD: "#ef8a3c",

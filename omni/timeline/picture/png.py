@@ -51,20 +51,10 @@ class _Pen:
 
     def line(self, line: Line) -> None:
         width = max(1, round(line.width * _SCALE))
-        length = max(abs(line.x2 - line.x1), abs(line.y2 - line.y1))
-        dash = 3 if line.dashed else length
-        at = 0.0
-        while at < length:
-            ends = (*_along(line, at / length), *_along(line, (at + dash) / length))
-            self.draw.line([value * _SCALE for value in ends], line.color, width)
-            at += 2 * dash
+        ends = (line.x1, line.y1, line.x2, line.y2)
+        self.draw.line([value * _SCALE for value in ends], line.color, width)
 
     def _font(self, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
         if size not in self._fonts:
             self._fonts[size] = ImageFont.load_default(size * _SCALE)
         return self._fonts[size]
-
-
-def _along(line: Line, share: float) -> tuple[float, float]:
-    share = min(share, 1.0)
-    return line.x1 + share * (line.x2 - line.x1), line.y1 + share * (line.y2 - line.y1)

@@ -48,7 +48,6 @@ class Line:
     y2: float
     color: str
     width: float = 1.0
-    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

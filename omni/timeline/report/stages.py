@@ -18,8 +18,10 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     phase of one to the first of the next. launch_gap: on the host, from the end of one's last launch to the next one's first.
     launch_period: from first launch to first launch. All None if no two steps follow each other.
 
+    behind_token: on the device, from the token point of one to the start of the next: what the next one waits for besides tokens.
+
     Inside one: waits: nothing of the stage's stream ran, because the host was late. buckets: its time on the stage's stream by
-    bucket. token_copy: from the token point until the tokens are in the host's memory.
+    bucket.
     """
 
     stage: str
@@ -29,7 +31,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     launch_gap: Spread | None
     launch_period: Spread | None
     waits: Spread | None
-    token_copy: Spread | None
+    behind_token: Spread | None
     buckets: dict[str, Spread]
 
 
@@ -49,7 +51,7 @@ def decoding_of(trace: Trace, stage: str) -> Decoding | None:
         launch_gap=Spread.of([two.launched.start - one.launched.end for one, two in pairs]),
         launch_period=Spread.of([two.launched.start - one.launched.start for one, two in pairs]),
         waits=Spread.of([sum(gap.length for gap in main.gaps(step.ran)) for step in decodes]),
-        token_copy=Spread.of([taken for step in decodes if (taken := _token_copy(step)) is not None]),
+        behind_token=Spread.of([two.ran.start - at for one, two in pairs if (at := one.token_point) is not None]),
         buckets=_buckets(decodes),
     )
 
@@ -61,16 +63,13 @@ def _idle(main: Busy, one: Step, two: Step) -> int:
     return sum(gap.length for gap in main.gaps(Interval(one.ran.end, two.ran.start)))
 
 
-def _token_copy(step: Step) -> int | None:
-    copy, point = step.token_copy, step.token_point
-    return max(0, copy.ran.end - point) if copy is not None and point is not None else None
-
-
 def _buckets(steps: Sequence[Step]) -> dict[str, Spread]:
     taken: dict[Bucket, list[int]] = {}
     for step in steps:
         sums: dict[Bucket, int] = {}
         for span in step.phases:
+            if span.bucket is Bucket.TOKEN_POINT:
+                continue  # a moment
             sums[span.bucket] = sums.get(span.bucket, 0) + span.ran.length
         for bucket, length in sums.items():
             taken.setdefault(bucket, []).append(length)

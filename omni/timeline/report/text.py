@@ -32,7 +32,7 @@ def _decoding(decoding: Decoding) -> Iterator[str]:
         ("period, start to start", decoding.period),
         ("device idle between steps", decoding.idle),
         ("device waits inside a step", decoding.waits),
-        ("token point to tokens on the host", decoding.token_copy),
+        ("token point to the next step", decoding.behind_token),
         ("host, first launch to first launch", decoding.launch_period),
         ("host, last launch to next launch", decoding.launch_gap),
         *((f"  {name}", spread) for name, spread in decoding.buckets.items()),

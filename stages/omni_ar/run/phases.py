@@ -210,7 +210,7 @@ def sample_rows(
 
 
 def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None = None) -> None:
-    """Takes sampled tokens as the rows' newest, evaluates stops, and leaves both where the next step and the token copy find them.
+    """Takes sampled tokens as the rows' newest, evaluates stops, and leaves both where the next step and the host find them.
 
     out_RW: the last K words are the ids; status and count of the accepted ones are written before them. Accepted are those up to
     the first that ends the row. A row that was over before accepts none. offered_R: how many of a row's K ids count, at least 1;
@@ -222,10 +222,6 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Te
 def set_counter(counter: Tensor, turn: int) -> None:
     """The handoff slot of the next step is `turn`."""
     counter.fill_(turn)
-
-
-def copy_tokens(host_RW: Tensor, handoff_RW: Tensor) -> None:
-    host_RW.copy_(handoff_RW, non_blocking=True)
 
 
 def post_update(

@@ -72,7 +72,7 @@ class Runner:
         # One more than steps in flight: a step that fails half-way may leave a copy behind.
         self._uploader = Uploader(device, self.stream, limits.upload_words, limits.ring + 1)
         self.source: TokenSource = (
-            LocalTokens(name, device, self.stream, model, self._state, self._buffers, limits, priority, processors)
+            LocalTokens(name, device, self.stream, model, self._state, self._buffers, limits, processors)
             if source is None
             else source(self.stream, self._state, self._buffers)
         )

@@ -4,17 +4,19 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from omni.device import Device, Downloader, Graph, Launch, Stream
+from omni.device import Device, Graph, Launch, SharedRing, Stream
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
-from omni_ar.run.phases import accept_tokens, compute_logits, copy_tokens, post_update, sample_rows, set_counter
+from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, set_counter
 from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
+
+HAND_OVER = "hand_tokens_over"
+"""The moment at which a step's tokens are there: what `Device.moment` tells of it."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +76,8 @@ class TokenSource(Protocol):
 
 
 class LocalTokens:
-    """Samples here. The token point is where `copy_tokens` is enqueued: nothing that follows on the main stream is waited for.
+    """Samples here. `accept_tokens` writes the tokens into the host's memory itself, so the token point is but an event: nothing
+    that follows on the main stream is waited for, and a copy would cost the host three more calls a step.
 
     The rows' counts, `post_update`, come before it: the token is a few microseconds later for it, and the host, for which a graph
     is dear whatever is in it, launches one for all.
@@ -92,7 +95,6 @@ class LocalTokens:
         state: RowState,
         buffers: StepBuffers,
         limits: Limits,
-        priority: int,
         processors: Sequence[NamedProcessor] = (),
     ) -> None:
         self._name = name
@@ -105,13 +107,12 @@ class LocalTokens:
         self._processors = processors
         self._graphs: dict[int, Graph] = {}
         self._told = False
-        copy_stream, shape = device.stream(f"{name}-copy", priority=priority), (limits.rows, 2 + limits.step_ids)
         # Its turns are those of `RowState.counter`, which the device counts by itself.
-        self._downloads = Downloader(device, stream, copy_stream, shape, torch.int64, limits.ring)
+        self._handoffs = SharedRing(device, stream, state.handoff)
 
     @property
     def ready(self) -> bool:
-        return self._downloads.ready
+        return self._handoffs.ready
 
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
         size = rows_B.shape[0]
@@ -120,7 +121,7 @@ class LocalTokens:
         self._set_counter()  # capturing may have run steps, or not
 
     def begin(self, step: int) -> None:
-        self._downloads.begin()
+        self._handoffs.begin()
 
     def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
         pass
@@ -134,8 +135,8 @@ class LocalTokens:
             self._device.enqueue(self._stream, sampling)
         if frames is not None:
             frames(context)
-        handoff_RW = self._state.handoff[self._downloads.turn, : len(context.rows)]
-        sent = self._downloads.send(copy_tokens, handoff_RW)
+        self._device.moment(self._stream, HAND_OVER)
+        sent = self._handoffs.send()
         return TokenHandoff(host=sent.slot, ready=sent.ready, made=sent.made)
 
     def _captured(self, context: StepContext) -> Graph | None:
@@ -166,8 +167,8 @@ class LocalTokens:
         ]
 
     def forget(self) -> None:
-        self._downloads.forget()  # what it left in the rows' state their starts write over
+        self._handoffs.forget()  # what it left in the rows' state their starts write over
         self._set_counter()  # the device may have counted the step, or not
 
     def _set_counter(self) -> None:
-        self._device.launch(self._stream, set_counter, self._state.counter, self._downloads.turn)
+        self._device.launch(self._stream, set_counter, self._state.counter, self._handoffs.turn)

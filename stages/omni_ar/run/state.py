@@ -4,7 +4,7 @@
 |---|---|---|
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
 | `StepBuffers` but for `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
-| `RowState.handoff[counter % ring]` | `accept_tokens`, `predict_codes` | the token copy, own stream; rewritten `ring` steps later |
+| `RowState.handoff[turn]` | `accept_tokens`, `predict_codes` | the host, after the token event; rewritten once read |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `RowState.conditioning` of a row | `gather_step_rows`, `store_step_rows`, each place once | `embed_inputs`, same stream |
 | `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni.device import Device
+from omni.device import Device, SharedMemory
 from omni.sampling_params import MAX_LOGPROBS
 from omni_ar.model import ArModel, ArShape, CodecModel
 from omni_ar.processors import NamedProcessor
@@ -46,7 +46,8 @@ class RowState:
     next_codes: the codes' part of the next input embedding.
     conditioning: `[places, E]`, the device rows that condition each row's steps, `Limits.step_places` for a row; the last is
     zeros, for steps that none conditions. They are a request's own to its end: run again, it finds them here.
-    handoff: int64 `[ring, N, 2 + K]`: `RowStatus`, how many tokens, and as many of the ids, of the steps in flight.
+    handoff: int64 `[ring, N, 2 + K]`: `RowStatus`, how many tokens, and as many of the ids, of the steps in flight. In the host's
+    memory: what a step says there needs no copy.
     counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
     """
 
@@ -54,7 +55,7 @@ class RowState:
     block_table: Tensor
     next_codes: Tensor
     conditioning: Tensor
-    handoff: Tensor
+    handoff: SharedMemory
     counter: Tensor
     sampling: SamplingState
 
@@ -73,7 +74,7 @@ class RowState:
             block_table=device.zeros((rows, limits.max_blocks), torch.int64),
             next_codes=device.zeros((rows, next_width(model)), dtype),
             conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
-            handoff=device.zeros((limits.ring, rows, 2 + limits.step_ids), torch.int64),
+            handoff=device.shared((limits.ring, rows, 2 + limits.step_ids), torch.int64),
             counter=device.zeros((1,), torch.int64),
             sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),
         )

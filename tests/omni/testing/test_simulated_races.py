@@ -251,7 +251,7 @@ def test_pages_reused_while_a_consumer_reads_are_reported_by_their_name():
 
 
 def slot_of(device: SimulatedDevice) -> HostSlot:
-    return HostRing(device, (4,), torch.int64, slots=1).advance()
+    return HostRing.allocate(device, (4,), torch.int64, slots=1).advance()
 
 
 def test_a_host_slot_rewritten_under_its_copy_is_reported_also_when_the_copy_was_in_time():

@@ -55,8 +55,8 @@ def test_an_engine_writes_what_its_stages_launched(folder: Path, tmp_path: Path)
     assert tokens == answer(engine_of(folder, CpuDevice(), None), tokens=6)
     trace = read_trace(tmp_path / "out.json")
     assert trace.stages == ("text", "engine")
-    assert set(trace.lanes("text")) == {"main", "copy"}
-    assert [span.phase for span in trace.phases].count("copy_tokens") == 6
+    assert set(trace.lanes("text")) == {"main"}
+    assert [span.phase for span in trace.phases].count("hand_tokens_over") == 6
     assert Bucket.OTHER not in {span.bucket for span in trace.phases}, "every phase says what it is for"
     assert all(span.step is not None for span in trace.phases)
     (decoding,) = make_report(trace).decoding

@@ -53,13 +53,14 @@ def test_token_points_are_marked():
 
 def test_the_legend_has_what_is_drawn_and_no_more():
     said = texts(scene(made_trace(GAPS)))
-    assert {"preprocess", "forward", "token copy", "postprocess"} <= set(said)
-    assert not {"code prediction", "scores", "payload"} & set(said)
+    assert {"preprocess", "forward", "token point", "scores", "postprocess"} <= set(said)
+    assert said.count("token point") == 1
+    assert not {"code prediction", "payload"} & set(said)
 
 
 def test_every_bucket_has_a_colour_of_its_own():
-    assert set(palette.BUCKETS) == set(Bucket)
-    assert len(set(palette.BUCKETS.values())) == len(Bucket)
+    assert set(palette.BUCKETS) == set(Bucket) - {Bucket.TOKEN_POINT}
+    assert len(set(palette.BUCKETS.values())) == len(palette.BUCKETS)
 
 
 def test_a_png_shows_phases_and_gaps_and_is_the_same_every_time(tmp_path: Path):

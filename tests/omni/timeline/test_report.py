@@ -14,7 +14,7 @@ from omni.timeline.report import make_report, report_lines
 from omni.timeline.report.report import PhaseReport
 from omni.timeline.report.stages import Decoding
 from omni.timeline.steps import steps_of
-from support.made_trace import COPY_LATE, LAUNCH, PHASES, STEP, made_step, made_trace
+from support.made_trace import LAUNCH, PHASES, STEP, made_step, made_trace
 
 GAPS = (5_000, 8_000, 20_000, 4_000)
 
@@ -98,20 +98,21 @@ def test_phases_and_buckets_that_hold_several():
     assert (sampled.run.count, sampled.run.p50, sampled.run.total) == (5, 30.0, 150.0)
     assert (both.run.count, both.run.p50, both.run.total) == (10, 20.0, 200.0)
     assert sampled.launch.p50 == LAUNCH / 1000
-    copied = phase_of(trace, "copy_tokens", "token copy")
+    copied = phase_of(trace, "copy_scores", "scores")
     assert (copied.lane, copied.run.p50) == ("copy", 4.0)
 
 
-def test_tokens_are_on_the_host_when_their_copy_is_over():
-    one = decoding(made_trace(GAPS))
-    assert one.token_copy is not None
-    assert one.token_copy.p99 == (COPY_LATE + 4_000) / 1000
+def test_the_next_step_waits_for_what_is_behind_the_token_point():
+    one = decoding(made_trace((5_000, 5_000)))
+    assert one.behind_token is not None
+    assert (one.behind_token.count, one.behind_token.p99) == (2, 8.0 + 5.0), "post_update, and the gap"
+    assert "token point" not in one.buckets, "a moment takes no time"
 
 
 def test_host_time_of_both_halves_of_a_step():
     host = {one.name: one.took for one in make_report(made_trace(GAPS)).host}
     assert (host["execute_model"].count, host["execute_model"].p50) == (5, 36.0)
-    assert host["sample_tokens"].p99 == 61.0
+    assert host["sample_tokens"].p99 == 73.0
 
 
 def test_how_much_of_another_stream_is_behind_the_main_one():

@@ -78,7 +78,8 @@ def new_state(rows: list[Row]) -> RowState:
 def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: int):
     rows = [Row(limit, length=5) for limit in limits]
     state = new_state(rows)
-    state = dataclasses.replace(state, handoff=torch.zeros(3, ROWS, 2 + 1 + DRAFTS, dtype=torch.int64))
+    handoff = CpuDevice().shared((3, ROWS, 2 + 1 + DRAFTS), torch.int64)
+    state = dataclasses.replace(state, handoff=handoff)
     random = np.random.default_rng(seed)
     for step in range(steps):
         batch = random.permutation(ROWS)[: random.integers(1, ROWS + 1)]
@@ -91,7 +92,7 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
         # The forward ran the row's newest token and all drafts.
         ran_R = torch.full_like(rows_R, 1 + DRAFTS)
         post_update(state, rows_R, out_RW, ran_R, DRAFTS, flags_of(PENALIZED))
-        assert torch.equal(state.handoff[step % 3, : len(batch)], out_RW)
+        assert torch.equal(handoff.host[step % 3, : len(batch)], out_RW)
         for place, index in enumerate(batch.tolist()):
             row = rows[index]
             status, count = row.step(ids[place].tolist(), int(offered[place]))

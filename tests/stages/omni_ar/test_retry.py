@@ -118,7 +118,7 @@ TEXT_PHASES = [
     "run_forward",
     "compute_logits",
     "sample_rows",
-    "copy_tokens",
+    "accept_tokens",
     "post_update",
 ]
 

@@ -169,7 +169,7 @@ def test_blocks_are_not_reused_before_a_gather_from_their_old_place_is_over():
     for _ in range(40):
         driver.tick()
         with torch.inference_mode():
-            device.run({"ar", "ar-copy"})
+            device.run({"ar"})
     assert driver.counter("spilled_rows") == 2
     assert driver.tokens("7") == [], "the consumer's stream still reads the blocks that it needs"
     driver.gather_all()

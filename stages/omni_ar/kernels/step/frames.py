@@ -82,7 +82,8 @@ def end_row(
     GROUPS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """One program per row. What waits to be handed over is in the slot of the turn before the counter's."""
+    """One program per row. What waits to be handed over is in the slot of the turn before the counter's: one word of a row is read
+    back from the host's memory."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     row_ptr = words_ptr + row * COLUMNS

@@ -38,19 +38,19 @@ def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepB
 
 
 def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
-    rows = rows_R.shape[0]
+    rows, handoff = rows_R.shape[0], state.handoff.device
     accept_rows[(1,)](
         rows_R,
         state.words,
         state.sampling.stop_ids,
         out_RW,
         out_RW.stride(0),
-        state.handoff,
-        state.handoff.stride(0),
-        state.handoff.stride(1),
+        handoff,
+        handoff.stride(0),
+        handoff.stride(1),
         state.counter,
         rows,
-        RING=state.handoff.shape[0],
+        RING=handoff.shape[0],
         BLOCK_R=min(_padded(rows), _ROWS),
         num_warps=4,
     )
@@ -107,7 +107,7 @@ def place_frames(
 
 
 def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
-    groups, sampling = codes_RG.shape[1], state.sampling
+    groups, sampling, handoff = codes_RG.shape[1], state.sampling, state.handoff.device
     end_row[(rows_R.shape[0],)](
         rows_R,
         state.words,
@@ -116,12 +116,12 @@ def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end
         codes_RG,
         codes_RG.stride(0),
         codes_RG.stride(1),
-        state.handoff,
-        state.handoff.stride(0),
-        state.handoff.stride(1),
+        handoff,
+        handoff.stride(0),
+        handoff.stride(1),
         state.counter,
         code,
-        RING=state.handoff.shape[0],
+        RING=handoff.shape[0],
         END_GROUPS=end_groups,
         GROUPS=groups,
         BLOCK_G=_padded(groups),

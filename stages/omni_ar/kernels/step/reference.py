@@ -53,8 +53,9 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Te
     active_R.mul_(status_R == RowStatus.RUNNING)
     last_R.clamp_(min=0)
     state.words.index_copy_(0, rows_R, words_RC)
-    slot = state.counter % state.handoff.shape[0]
-    state.handoff[:, : rows_R.shape[0]].index_copy_(0, slot, out_RW[None])
+    handoff = state.handoff.device
+    slot = state.counter % handoff.shape[0]
+    handoff[:, : rows_R.shape[0]].index_copy_(0, slot, out_RW[None])
     state.counter.add_(1)
 
 
@@ -99,8 +100,8 @@ def place_frames(
 
 def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
     words_RC = state.words.index_select(0, rows_R)
-    told_RR = state.handoff[:, : rows_R.shape[0], 0]
-    slot = (state.counter - 1) % state.handoff.shape[0]
+    told_RR = state.handoff.device[:, : rows_R.shape[0], 0]
+    slot = (state.counter - 1) % told_RR.shape[0]
     status_R = told_RR.index_select(0, slot)[0]
     counted_R = words_RC[:, COUNTED] != 0
     early_R = words_RC[:, OUTPUTS] - 1 < state.sampling.min_tokens.index_select(0, rows_R)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from omni.device import SharedMemory, open_device
 from omni.device.cpu import CpuDevice
 from omni_ar.kernels.step import kernel, reference
 from omni_ar.options import ArOptions
@@ -80,6 +81,8 @@ class Bench:
 
     def check(self) -> None:
         """The null row is nobody's."""
+        if self.device != "cpu":
+            torch.cuda.synchronize()  # what is in the host's memory is looked at without a copy
         for (name, here), (_, there) in zip(tensors(self.state), tensors(self.there), strict=True):
             if name not in ("counter", "handoff"):
                 here, there = here[:ROWS], there[:ROWS]
@@ -94,6 +97,8 @@ def tensors(of: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
         value = getattr(of, field.name)
         if isinstance(value, Tensor):
             found.append((prefix + field.name, value))
+        elif isinstance(value, SharedMemory):
+            found.append((prefix + field.name, value.host))
         elif dataclasses.is_dataclass(value):
             found += tensors(value, f"{field.name}.")
     return found
@@ -106,6 +111,9 @@ def on_device(of: Any, device: str) -> Any:
         value = getattr(of, field.name)
         if isinstance(value, Tensor):
             copies[field.name] = value.clone().to(device)
+        elif isinstance(value, SharedMemory):
+            copies[field.name] = open_device(device).shared(tuple(value.host.shape), value.host.dtype)
+            copies[field.name].host.copy_(value.host)
         elif dataclasses.is_dataclass(value):
             copies[field.name] = on_device(value, device)
     return dataclasses.replace(of, **copies)
@@ -264,7 +272,7 @@ def test_frames_that_end_a_request(device: str, groups: int):
             kernel.end_frames(bench.there, rows_there, codes_RG.to(bench.device), END, groups)
             bench.check()
             for place, row in enumerate(batch):
-                words, (status, count, _) = bench.state.words[row], bench.state.handoff[0, place].tolist()
+                words, (status, count, _) = bench.state.words[row], bench.state.handoff.host[0, place].tolist()
                 if count:
                     before = int(out_RW[place, 0])
                     frame = FRAMES[(row + shift) % 5]
