@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from bench import weights
+from bench.arguments import device_here, output_file, positive_int
 from bench.device import TimedDevice, open_timed
 from bench.emit import THINKER
 from bench.green import GreenCuda, why_not
@@ -99,11 +100,13 @@ def cells(outcome: Outcome, alone: Outcome | None) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--sms", type=int, nargs="+", default=[16, 32, 48], help="multiprocessors of the talker's own")
+    parser.add_argument(
+        "--sms", type=positive_int, nargs="+", default=[16, 32, 48], help="multiprocessors of the talker's own"
+    )
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, few rows: to see that it runs")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     load = TINY if arguments.tiny else FULL
     load = replace(load, graphs=load.graphs and not arguments.eager)

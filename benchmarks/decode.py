@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from bench import targets, weights
+from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.cases import DecodeCase, count_experts, hidden_ratio, measure_decode, measure_prefill
 from bench.device import TimedDevice, open_timed
 from bench.floors import experts_of, step_bytes, uniform_experts
@@ -187,15 +188,15 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shapes", nargs="+", choices=STAGES, default=["0.6b", "30b"])
-    parser.add_argument("--rows", type=int, nargs="+")
-    parser.add_argument("--steps", type=int, default=256)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--prefill", type=int, default=2048)
+    parser.add_argument("--rows", type=positive_int, nargs="+")
+    parser.add_argument("--steps", type=at_least(3), default=256)
+    parser.add_argument("--prompt", type=positive_int, default=512)
+    parser.add_argument("--prefill", type=positive_int, default=2048)
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, short prompts: to see that it runs")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.shapes, arguments.rows = ["tiny-text", "tiny-omni"], arguments.rows or [1, 2]

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 import msgspec
 import torch
 
+from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni.checkpoint import Checkpoint, resolve
 from omni.chunks import AudioChunk
@@ -107,18 +108,18 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16], help="streams at once")
-    parser.add_argument("--frames", type=int, default=500, help="code frames of each")
-    parser.add_argument("--codes", type=int, default=64, help="codes are drawn below this")
-    for name in ("first", "chunk", "before", "after"):
-        parser.add_argument(f"--{name}", type=int, help="blocks; the family's unless told")
-    parser.add_argument("--steps", type=int, help="of the solver; the model's unless told")
+    parser.add_argument("--rows", type=positive_int, nargs="+", default=[1, 4, 16], help="streams at once")
+    parser.add_argument("--frames", type=positive_int, default=500, help="code frames of each")
+    parser.add_argument("--codes", type=positive_int, default=64, help="codes are drawn below this")
+    for name, least in (("first", 1), ("chunk", 1), ("before", 0), ("after", 0)):
+        parser.add_argument(f"--{name}", type=at_least(least), help="blocks; the family's unless told")
+    parser.add_argument("--steps", type=positive_int, help="of the solver; the model's unless told")
     parser.add_argument("--eager", action="store_true", help="capture nothing")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", type=device_here("--device cpu"), default="cuda")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--full-float32", action="store_true", help="no TF32")
     parser.add_argument("--load-format", default="auto")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     given = parser.parse_args()
     with torch.inference_mode():
         began = time.perf_counter()

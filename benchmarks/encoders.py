@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.arguments import device_here, output_file
 from bench.device import TimedCuda, TimedDevice, open_timed
 from bench.report import environment, print_facts, print_table, write_json
 from omni.checkpoint import Checkpoint
@@ -119,10 +120,10 @@ def run(stage: str, folder: Path, device: TimedDevice, sizes: Sizes) -> list[dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-omni-30b")
     parser.add_argument("--tiny", action="store_true", help="the tiny shape, small items: to see that it runs")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     device = open_timed(arguments.device)
     with tempfile.TemporaryDirectory() as name, torch.inference_mode(), may_sync(SyncPoint.MEASURE):

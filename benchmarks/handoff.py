@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import weights
+from bench.arguments import device_here, output_file, output_folder
 from bench.device import open_timed
 from bench.engine import BenchEngine
 from bench.handoff_families import Family, HiddenFamily, OmniFamily, Setup
@@ -136,13 +137,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--families", nargs="+", choices=_FAMILIES, default=list(_FAMILIES))
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
-    parser.add_argument("--pictures", type=Path, help="write timelines and pictures here")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--pictures", type=output_folder, help="write timelines and pictures here")
+    parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, few rows: to see that it runs")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
-    if arguments.pictures is not None:
-        arguments.pictures.mkdir(parents=True, exist_ok=True)
     cuda = arguments.device == "cuda"
     with tempfile.TemporaryDirectory() as folder:
         SHAPES["tiny-omni" if arguments.tiny else "qwen3-omni-30b"](Path(folder))
@@ -157,7 +156,7 @@ def main() -> None:
     weights.forget()
 
 
-def tell(rows: list[Row], path: str | None) -> None:
+def tell(rows: list[Row], path: Path | None) -> None:
     """Prints the numbers, and writes them to `path`. Before pictures are drawn: what goes wrong there costs no numbers."""
     print_table(_HEADER, [row.cells for row in rows])
     facts = environment()

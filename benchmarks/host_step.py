@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.arguments import at_least, output_file
 from omni.device import COMPLETED
 from omni.device.base import Phase, Stream
 from omni.device.cpu import CpuDevice
@@ -276,8 +277,8 @@ def python_beside() -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=300, help="decode steps to time in each case")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--steps", type=at_least(32), default=300, help="decode steps of each case, at least 32")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report: dict[str, dict[str, float]] = {}

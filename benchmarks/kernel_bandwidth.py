@@ -15,6 +15,7 @@ from itertools import chain
 import torch
 
 from bench import sampling_cases, step_cases
+from bench.arguments import device_here, output_file
 from bench.kernel_cases import Buffers, Case, cases
 from bench.kernel_shapes import FULL, TINY
 from bench.kernel_time import seconds_of
@@ -52,9 +53,9 @@ def product_rate(dtype: torch.dtype) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", default=[""], help="cases whose names hold one of these")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: to see that it runs")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     cuda = arguments.device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32

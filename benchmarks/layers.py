@@ -14,7 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from bench.arguments import need_cuda
 from bench.replay import H200_BANDWIDTH, replayed_seconds
+from bench.report import environment, print_facts
 from omni.kernel_choice import plain_torch
 from omni_ar.attention import AttentionMetadata, KVCache
 from omni_ar.kernels.fetch import nothing_fetched
@@ -119,6 +121,7 @@ def show(name: str, made: Stack | Predictor, rows: Sequence[int], ways: Mapping[
 @torch.inference_mode()
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
+    need_cuda()
     ways: dict[str, Way] = {
         "torch": plain_torch,
         "in turn": kernels_in_turn,
@@ -128,6 +131,7 @@ def main() -> None:
     for name, shape in MODELS.items():
         show(name, Stack(*shape), ROWS, ways)
     show("code predictor", Predictor(), (1, 8, 32), ways)
+    print_facts(environment())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from bench.arguments import device_here, positive_float
+from bench.report import environment, print_facts
 from omni.checkpoint import Checkpoint, Destination, load_module
 from omni.device import open_device
 
@@ -47,9 +49,11 @@ def write_checkpoint(folder: Path, shards: int, matrices: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gigabytes", type=float, default=12.0)
-    parser.add_argument("--shard", type=float, default=2.0, help="GB of each file")
-    parser.add_argument("--device", help="the first CUDA device if there is one, else the CPU")
+    parser.add_argument("--gigabytes", type=positive_float, default=12.0)
+    parser.add_argument("--shard", type=positive_float, default=2.0, help="GB of each file")
+    parser.add_argument(
+        "--device", type=device_here("--device cpu"), help="the first CUDA device if there is one, else the CPU"
+    )
     arguments = parser.parse_args()
     device = open_device(arguments.device)
     matrices = max(1, int(arguments.shard * 1e9 / _MATRIX_BYTES))
@@ -70,6 +74,7 @@ def main() -> None:
                 f"{host_peak() / 1e9:.2f} GB, {(host_peak() - before) / 1e9:.2f} GB above what it was (a file: "
                 f"{matrices * _MATRIX_BYTES / 1e9:.2f} GB)"
             )
+    print_facts(environment())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import argparse
 
 import torch
 
+from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni.device import open_device
 from omni_diffusion.alone import denoise_alone, render_alone
@@ -25,12 +26,12 @@ PRECISIONS = {"float32": ("float32", False), "TF32": ("float32", True), "bfloat1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--frames", type=int, default=200, help="code frames")
-    parser.add_argument("--codes", type=int, default=64, help="codes are drawn below this")
-    parser.add_argument("--voice", type=int, default=0)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--frames", type=positive_int, default=200, help="code frames")
+    parser.add_argument("--codes", type=positive_int, default=64, help="codes are drawn below this")
+    parser.add_argument("--voice", type=at_least(0), default=0)
+    parser.add_argument("--device", type=device_here("--device cpu"), default="cuda")
     parser.add_argument("--load-format", default="auto")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     given = parser.parse_args()
     place, rows = open_device(given.device).torch_device, []
     exact: tuple[torch.Tensor, torch.Tensor] | None = None

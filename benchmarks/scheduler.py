@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from bench.arguments import at_least, output_file
 from omni.device.cpu import CpuDevice
 from omni.sampling_params import SamplingParams
 from omni_ar.inputs import Prompt
@@ -136,10 +137,10 @@ def measure(steps: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=400, help="steps of each case, at least 128")
-    parser.add_argument("--json", help="write the medians here")
+    parser.add_argument("--steps", type=at_least(128), default=400, help="steps of each case, at least 128")
+    parser.add_argument("--json", type=output_file, help="write the medians here")
     arguments = parser.parse_args()
-    medians = measure(max(arguments.steps, 128))
+    medians = measure(arguments.steps)
     for name, microseconds in medians.items():
         print(f"{name:40} p50 {microseconds:8.1f} us")
     for short_of, rows in itertools.product(SHORT_OF, ROWS):

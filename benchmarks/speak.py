@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from transformers import CsmConfig
 
+from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni import Omni, SamplingParams
 from omni.quiet import quiet
@@ -104,14 +105,14 @@ def _sound(samples: np.ndarray) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--frames", type=int, default=125)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--frames", type=positive_int, default=125)
+    parser.add_argument("--concurrency", type=positive_int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--turns", type=at_least(0), default=1)
+    parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", type=device_here("--tiny --device cpu"), choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="the tiny shape: to see that it runs")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     overrides = {"engine.graphs": False} if arguments.eager else {}
     rounds = []

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from bench.arguments import device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from bench.targets import RTF, Target, bounds, verdict
 from omni import Omni, Result, SamplingParams
@@ -141,14 +142,16 @@ def print_rounds(rounds: list[Round], target: Target | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", choices=TALKS, default="qwen3-omni-30b")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--frames", type=int, help=f"{_SECONDS} seconds of them if not given")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=positive_int, default=64)
+    parser.add_argument("--frames", type=positive_int, help=f"{_SECONDS} seconds of them if not given")
+    parser.add_argument("--concurrency", type=positive_int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--eager", action="store_true", help="capture no graphs")
-    parser.add_argument("--timeline", help="record all of it here")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--timeline", type=output_file, help="record all of it here")
+    parser.add_argument(
+        "--device", type=device_here("--shape tiny-omni --device cpu"), choices=("cuda", "cpu"), default="cuda"
+    )
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     given = {"device": arguments.device, "timeline": arguments.timeline}
     overrides = {"engine.graphs": False} if arguments.eager else {}

@@ -9,7 +9,6 @@ eight, captured as a whole or (watched) phase by phase.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bench.arguments import device_here, output_file, positive_int
+from bench.report import environment, print_facts, write_json
 from omni.device import Device, Launch, open_device
 from omni.device.base import Phase, Stream
 from omni.device.cpu import CpuDevice
@@ -119,9 +120,9 @@ def _timed(device: Device, run: Callable[[], None]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--repeats", type=int, default=200, help="blocks of each case")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--device", type=device_here("--device cpu"), default="cpu")
+    parser.add_argument("--repeats", type=positive_int, default=200, help="blocks of each case")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
@@ -130,9 +131,9 @@ def main() -> None:
             times |= device_times(open_device(arguments.device), max(arguments.repeats // 10, 5))
     for name, nanoseconds in times.items():
         print(f"{name:44} {nanoseconds:9.0f} ns")
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(times, file, indent=1)
+    facts = environment()
+    print_facts(facts)
+    write_json(arguments.json, times, facts)
 
 
 if __name__ == "__main__":

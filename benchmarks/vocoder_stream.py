@@ -15,6 +15,7 @@ import time
 import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
+from bench.arguments import device_here, positive_int
 from omni.checkpoint.checks import Section
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_vocoder.layers import window_shape
@@ -41,10 +42,10 @@ SHAPES = {
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
-    parser.add_argument("--frames", type=int, default=3000)
-    parser.add_argument("--chunk", type=int, default=10, help="frames per chunk")
-    parser.add_argument("--rows", type=int, default=1, help="streams decoded together")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--frames", type=positive_int, default=3000)
+    parser.add_argument("--chunk", type=positive_int, default=10, help="frames per chunk")
+    parser.add_argument("--rows", type=positive_int, default=1, help="streams decoded together")
+    parser.add_argument("--device", type=device_here("--device cpu"), default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     given = parser.parse_args()
     if given.frames < 3 * given.chunk:

@@ -36,6 +36,7 @@ import torch
 from PIL import Image
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
+from bench.arguments import output_file, positive_int
 from hundred_million import SHAPE
 from omni import Omni, SamplingParams
 from omni.quiet import quiet
@@ -292,12 +293,14 @@ def _whole_mixes(requests: int) -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--requests", type=int, default=8, help="by transformers; omni runs at least three a client")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of both sides")
-    parser.add_argument("--cores", type=int, help="hold the process to this many cores")
+    parser.add_argument("--concurrency", nargs="+", type=positive_int, default=[1, 4, 16])
+    parser.add_argument(
+        "--requests", type=positive_int, default=8, help="by transformers; omni runs at least three a client"
+    )
+    parser.add_argument("--threads", type=positive_int, default=1, help="torch threads of both sides")
+    parser.add_argument("--cores", type=positive_int, help="hold the process to this many cores")
     parser.add_argument("--bar", type=float, default=4.0)
-    parser.add_argument("--json", type=Path, help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     given = parser.parse_args()
     given.requests = _whole_mixes(given.requests)
     return given

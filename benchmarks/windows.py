@@ -15,6 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni.checkpoint import Checkpoint, resolve
 from omni.device import open_device
@@ -77,13 +78,13 @@ def load(name: str, device_name: str, dtype: str, load_format: str) -> tuple[Dif
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--frames", type=int, default=200, help="code frames")
-    parser.add_argument("--codes", type=int, default=64, help="codes are drawn below this")
-    parser.add_argument("--voice", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--frames", type=positive_int, default=200, help="code frames")
+    parser.add_argument("--codes", type=positive_int, default=64, help="codes are drawn below this")
+    parser.add_argument("--voice", type=at_least(0), default=0)
+    parser.add_argument("--device", type=device_here("--device cpu"), default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--load-format", default="auto")
-    parser.add_argument("--json", help="write the numbers here")
+    parser.add_argument("--json", type=output_file, help="write the numbers here")
     given = parser.parse_args()
     with torch.inference_mode():
         model, options = load(given.model, given.device, given.dtype, given.load_format)

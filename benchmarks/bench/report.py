@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def environment() -> dict[str, str]:
-    """command, commit, hardware, host speed, torch."""
+    """command, commit, hardware, host speed, versions."""
     cuda = torch.cuda.is_available()
     return {
         "command": " ".join(["python", *sys.argv]),
@@ -25,8 +26,16 @@ def environment() -> dict[str, str]:
         "hardware": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         "host": f"{host_loop():.0f} us a loop",
         "torch": torch.__version__,
+        "triton": _triton(),
         "python": platform.python_version(),
     }
+
+
+def _triton() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "none"
 
 
 def host_loop() -> float:
@@ -56,10 +65,10 @@ def copy_bandwidth(gibibytes: float = 2.0) -> float:
     return 2 * source.nbytes / event_seconds(lambda: target.copy_(source), 10)
 
 
-def write_json(path: str | None, numbers: object, facts: Mapping[str, object]) -> None:
+def write_json(path: Path | None, numbers: object, facts: Mapping[str, object]) -> None:
     """Nothing if `path` is None."""
     if path is not None:
-        Path(path).write_text(json.dumps({"facts": facts, "numbers": numbers}, indent=1, default=str))
+        path.write_text(json.dumps({"facts": facts, "numbers": numbers}, indent=1, default=str))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

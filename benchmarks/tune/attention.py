@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 
 import beside  # noqa: F401 - for `bench`
 import msgspec
@@ -26,6 +25,7 @@ from agreement import distance, refuse_wrong
 from torch import Tensor
 from triton.runtime.errors import TritonError
 
+from bench.arguments import need_cuda, output_folder
 from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni_ar.kernels.attention import reference
 from omni_ar.kernels.attention.decode_kernel import decode_attention
@@ -259,10 +259,11 @@ def measure(shapes: Sequence[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder that the tables are written to")
+    parser.add_argument("--out", type=output_folder, help="folder that the tables are written to")
     parser.add_argument("--quick", action="store_true", help="measure the settings in use, and change nothing")
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=list(SHAPES), help="these models")
     arguments = parser.parse_args()
+    need_cuda()
     begin = time.monotonic()
     if arguments.quick or arguments.out is None:
         measure(arguments.only)
@@ -277,7 +278,6 @@ def main() -> None:
             "attention_prefill": tune_prefill(compiled, arguments.only),
             "attention_decode": tune_decode(compiled, arguments.only),
         }
-    arguments.out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         path = arguments.out / f"{name}.json"
         known = json.loads(path.read_text()) if path.exists() else {}

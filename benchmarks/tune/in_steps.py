@@ -19,6 +19,7 @@ from pathlib import Path
 import beside  # noqa: F401 - for `bench`
 import msgspec
 
+from bench.arguments import at_least, device_here, positive_int
 from bench.cases import DecodeCase, measure_decode
 from bench.device import open_timed
 from bench.pipelines import family_pipeline
@@ -44,14 +45,18 @@ def checked(text: str, operation: str) -> tuning.Config:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=STAGES, help="the model")
-    parser.add_argument("rows", type=int, help="that decode together")
+    parser.add_argument("rows", type=positive_int, help="that decode together")
     parser.add_argument("operation", choices=_KINDS, help="whose table it is")
     parser.add_argument("key", help="of the shape, as in the table")
     parser.add_argument("settings", nargs="+", help="each a JSON object")
-    parser.add_argument("--prompt", type=int, default=512, help="ids of each prompt")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--prompt", type=positive_int, default=512, help="ids of each prompt")
+    parser.add_argument("--steps", type=at_least(3), default=40)
     parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="the CPU only shows that the script runs"
+        "--device",
+        type=device_here("the shape tiny-omni with --device cpu"),
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="the CPU only shows that the script runs",
     )
     options = parser.parse_args()
     try:

@@ -26,6 +26,7 @@ from linear_candidates import L2_BYTES, held_candidates, split_candidates, strea
 from torch import Tensor
 from triton.runtime.errors import TritonError
 
+from bench.arguments import need_cuda, output_file, positive_int
 from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni_ar.kernels import tuning
 from omni_ar.kernels.linear import kernel, reference
@@ -279,20 +280,20 @@ def save_over_shipped(out: Path | None, tables: Tables) -> None:
         name: {str(rows): msgspec.to_builtins(sizes[rows]) or {} for rows in sorted(sizes)}
         for name, sizes in tables.items()
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, help="where to write the table, over what the shipped one has; none without it"
+        "--out", type=output_file, help="where to write the table, over what the shipped one has; none without it"
     )
     parser.add_argument("--quick", action="store_true", help="measure what the tables give now")
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=list(SHAPES), help="the shapes of these models")
     parser.add_argument("--streamed", action="store_true", help="sweep the settings of the streaming kernel too")
-    parser.add_argument("--processes", type=int, default=14, help="that compile")
+    parser.add_argument("--processes", type=positive_int, default=14, help="that compile")
     arguments = parser.parse_args()
+    need_cuda()
     shapes = shapes_of(arguments.only)
     if arguments.quick:
         show_tables(shapes)

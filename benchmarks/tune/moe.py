@@ -12,7 +12,6 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import beside  # noqa: F401 - for `bench`
@@ -24,6 +23,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from bench.arguments import need_cuda, output_file, positive_int
 from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni.kernel_choice import plain_torch
 from omni_ar.kernels.linear import linear
@@ -318,9 +318,10 @@ def tune(bench: Bench, tokens: int) -> tuple[MoeSettings, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=SHAPES, required=True)
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=positive_int, nargs="+", default=TOKENS)
+    parser.add_argument("--out", type=output_file, required=True)
     options = parser.parse_args()
+    need_cuda()
     compile_ahead([launch for name in options.shape for launch in candidate_launches(SHAPES[name])])
     torch.manual_seed(0)
     table = json.loads(options.out.read_text()) if options.out.exists() else {}

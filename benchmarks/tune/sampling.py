@@ -20,6 +20,7 @@ import torch
 from agreement import refuse_wrong
 from torch import Tensor
 
+from bench.arguments import need_cuda, output_folder
 from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni.kernel_choice import plain_torch
 from omni_ar.kernels.sampling import kernel
@@ -201,7 +202,6 @@ def tune(out: Path) -> None:
     print("chosen:", chosen)
     best_draw = least("draw", lambda row: draw_seconds(1, DRAWN, row) + draw_seconds(64, DRAWN, row))
     best_narrow = least("sample", lambda row: sum(narrow_seconds(1, case, row) for case in list(CASES)[:4]))
-    out.mkdir(parents=True, exist_ok=True)
     chosen_for = {f"V{vocab}": chosen for vocab in (VOCAB, 151_936)} | {
         f"draw-{CODES}": best_draw,
         "sample-4096": best_narrow,
@@ -219,9 +219,10 @@ def least(name: str, cost: Callable[[RowSettings], float]) -> RowSettings:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("build/tuning"), help="folder of sampling.json")
+    parser.add_argument("--out", type=output_folder, default="build/tuning", help="folder of sampling.json")
     parser.add_argument("--quick", action="store_true", help="measure what there is, and try no settings")
     arguments = parser.parse_args()
+    need_cuda()
     torch.manual_seed(0)
     for case in CHECKED:
         check_samples(VOCAB, case)

@@ -21,6 +21,7 @@ from compile_ahead import compile_ahead
 from torch import Tensor
 from triton.runtime.errors import TritonError
 
+from bench.arguments import need_cuda, positive_int
 from bench.replay import replayed_seconds
 from omni_encoder.kernels.segment_attention import reference
 from omni_encoder.kernels.segment_attention.kernel import (
@@ -117,8 +118,9 @@ def compile_candidates() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--best", type=int, default=5, help="how many of each case to print")
+    parser.add_argument("--best", type=positive_int, default=5, help="how many of each case to print")
     arguments = parser.parse_args()
+    need_cuda()
     compile_candidates()
     chosen = choose_settings(torch.bfloat16)
     scores: dict[str, dict[Settings, float]] = {tower: {} for tower in HEADS}
