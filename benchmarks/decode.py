@@ -9,7 +9,7 @@ between the end of a step and the beginning of the next: where it had run out of
 gaps between the graphs and kernels of a step are in the step's time, and `--profile` tells them as waiting.
 
 Experts are counted in uncaptured steps over the same weights, prompts and seeds. If they are more than 5% from what uniform
-choices would give, the time says nothing about real traffic, and the row is VOID.
+choices would give, the time says nothing about real traffic, and the row is VOID; so is the hidden-state row.
 
 Prefill is one prompt of 2,048 ids, from its launch on an idle device to its token. The hidden-state row is the 30B shape at 32
 rows: one 2,048-wide hidden state stored for every token and gathered on the device by a consumer stage, against none, in turns.
@@ -27,13 +27,14 @@ import torch
 
 from bench import targets, weights
 from bench.arguments import at_least, device_here, output_file, positive_int
-from bench.cases import DecodeCase, count_experts, hidden_ratio, measure_decode, measure_prefill
+from bench.cases import DecodeCase, HiddenRatio, decode_routing, hidden_ratio, measure_decode, measure_prefill
 from bench.device import TimedDevice, open_timed
-from bench.floors import experts_of, step_bytes, uniform_experts
+from bench.floors import experts_of, step_bytes
 from bench.pipelines import family_pipeline
 from bench.report import copy_bandwidth, environment, host_loop, print_facts, print_table, write_json
+from bench.routing import Routing, is_void, told
 from bench.steps import Times
-from bench.targets import bounds, verdict
+from bench.targets import Target, bounds, verdict
 from omni.checkpoint import Checkpoint
 from shapes import SHAPES
 
@@ -53,29 +54,23 @@ STAGES = {
     "tiny-text": Shape("tiny-text", "text"),
     "tiny-omni": Shape("tiny-omni", "thinker"),
 }
-_ROUTING_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """experts: distinct ones a layer, counted and expected; None for a dense model. floor: ms."""
+    """floor: ms. experts: None for a dense model."""
 
     shape: str
     rows: int
     times: Times
     tick: tuple[float, float]
     floor: float
-    experts: tuple[float, float] | None
-
-    @property
-    def void(self) -> bool:
-        return self.experts is not None and abs(self.experts[0] / self.experts[1] - 1) > _ROUTING_TOLERANCE
+    experts: Routing | None
 
     @property
     def cells(self) -> tuple[str, ...]:
         times, target = self.times, targets.DECODE.get(self.shape, {}).get(self.rows)
         step = times.step[0] / 1000
-        experts = f"{self.experts[0]:.1f} ({self.experts[1]:.1f})" if self.experts is not None else ""
         return (
             f"{self.shape} decode, {self.rows} rows",
             f"{step:.3f}",
@@ -83,13 +78,18 @@ class Measured:
             f"{times.wall / 1000:.3f}",
             f"{self.floor:.3f}",
             bounds(target),
-            "VOID" if self.void else verdict(step, target),
+            judged(step, target, self.experts),
             f"{times.idle[0]:.0f} / {times.idle[1]:.0f}",
             f"{times.starved:.0%}",
             f"{times.sample[0]:.0f} / {times.sample[1]:.0f}",
             f"{self.tick[0]:.0f} / {self.tick[1]:.0f}",
-            experts,
+            told(self.experts),
         )
+
+
+def judged(value: float, target: Target | None, experts: Routing | None = None) -> str:
+    """The verdict, unless rows chose their experts as no real traffic does."""
+    return "VOID" if is_void(experts) else verdict(value, target)
 
 
 _HEADER = (
@@ -123,7 +123,7 @@ class Run:
     bandwidth: float
     decodes: list[Measured]
     prefills: dict[str, float]
-    hidden: dict[str, float]
+    hidden: HiddenRatio | None = None
 
     def shape(self, name: str) -> None:
         """All cases of one shape."""
@@ -149,9 +149,7 @@ class Run:
         case = self._case(checkpoint, shape.stage, rows)
         times, tick = measure_decode(case, self.steps, profile=self.profile)
         model = case.model
-        experts = None
-        if experts_of(model)[0]:
-            experts = count_experts(case, steps=6), uniform_experts(*experts_of(model), rows)
+        experts = decode_routing(case) if experts_of(model)[0] else None
         # In the middle of the steps that are measured.
         floor = step_bytes(model, rows, self.prompt + self.steps // 2) / self.bandwidth * 1000
         self.decodes.append(Measured(name, rows, times, tick, floor, experts))
@@ -162,27 +160,22 @@ class Run:
     def print(self) -> None:
         print()
         print_table(_HEADER, [measured.cells for measured in self.decodes])
-        rows = [
-            (f"{name}: prefill of {self.prefill:,}, ms", time / 1000, targets.PREFILL.get(name))
-            for name, time in self.prefills.items()
-        ]
-        if self.hidden:
-            rows.append(
-                (
-                    f"hidden states gathered / none, {self.hidden['rows']:.0f} rows",
-                    self.hidden["ratio"],
-                    targets.HIDDEN,
-                )
-            )
-        rows.append(
-            ("idle p50, the longest of all cases, ms", max(m.times.idle[0] for m in self.decodes) / 1000, targets.IDLE)
-        )
-        samples = [*(m.times.sample[0] for m in self.decodes), self.hidden.get("sample_us", 0.0)]
-        rows.append(("sample_tokens p50, the longest of all cases, ms", max(samples) / 1000, targets.SAMPLE))
-        print_table(
-            ("", "measured", "must / aim", "verdict"),
-            [(what, f"{value:.3f}", bounds(target), verdict(value, target)) for what, value, target in rows],
-        )
+        hidden, rows = self.hidden, []
+
+        def add(what: str, value: float, target: Target | None, experts: Routing | None = None) -> None:
+            rows.append((what, f"{value:.3f}", bounds(target), judged(value, target, experts), told(experts)))
+
+        for name, time in self.prefills.items():
+            add(f"{name}: prefill of {self.prefill:,}, ms", time / 1000, targets.PREFILL.get(name))
+        samples = [m.times.sample[0] for m in self.decodes]
+        if hidden is not None:
+            what = f"hidden states gathered / none, {hidden.rows} rows"
+            add(what, hidden.ratio, targets.HIDDEN, hidden.experts)
+            samples.append(hidden.sample_us)
+        idle = max(m.times.idle[0] for m in self.decodes)
+        add("idle p50, the longest of all cases, ms", idle / 1000, targets.IDLE)
+        add("sample_tokens p50, the longest of all cases, ms", max(samples) / 1000, targets.SAMPLE)
+        print_table(("", "measured", "must / aim", "verdict", "experts (uniform)"), rows)
 
 
 def main() -> None:
@@ -216,13 +209,16 @@ def main() -> None:
         bandwidth,
         [],
         {},
-        {},
     )
     for name in arguments.shapes:
         run.shape(name)
     run.print()
     print_facts(facts)
-    numbers = {"decode": [asdict(m) for m in run.decodes], "prefill_us": run.prefills, "hidden": run.hidden}
+    numbers = {
+        "decode": [asdict(m) for m in run.decodes],
+        "prefill_us": run.prefills,
+        "hidden": asdict(run.hidden) if run.hidden is not None else None,
+    }
     write_json(arguments.json, numbers, facts)
 
 

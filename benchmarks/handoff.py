@@ -14,6 +14,7 @@ both.
 Printed are medians over the steps in which all rows decode, of the better of two rounds: step time between token events; host time
 of `sample_tokens`; time between launches on the host; the device's idle time between the end of a step and the beginning of the
 next. Tokens (frames) per second are of the mean step, by the host's launches: a few long steps count there, and not in the median.
+Both variants of a round count as many steps, from the first such on. Experts are counted as in `decode.py`: once for both.
 
 When the numbers are told, a few steps of each are recorded again under a timeline, which cuts the graphs at phases, and are drawn
 one above the other on one scale. With several steps in flight or one, nothing can be launched while (a) waits.
@@ -21,7 +22,7 @@ one above the other on one scale. With several steps in flight or one, nothing c
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ from bench.engine import BenchEngine
 from bench.handoff_families import Family, HiddenFamily, OmniFamily, Setup
 from bench.inline import InlinePackaging
 from bench.report import environment, host_loop, print_facts, print_table, write_json
-from bench.steps import Times, steady_steps, times_of
+from bench.routing import Routing, count_experts, is_void, told
+from bench.steps import Step, Times, steady_steps, times_of
 from omni.checkpoint import Checkpoint
 from omni.timeline import Trace, watched, write_trace
 from omni.timeline.picture import draw, window_of
@@ -46,13 +48,14 @@ _TITLES = {True: "(a) packaged inline", False: "(b) two handoffs"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One stage of one variant, the better of its rounds by step time."""
+    """One stage of one variant, the better of its rounds by step time. experts: of all rounds, None for a dense model."""
 
     family: str
     stage: str
     inline: bool
     rows: int
     times: Times
+    experts: Routing | None
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -65,6 +68,8 @@ class Row:
             f"{times.launch[0]:.0f}",
             f"{times.idle[0]:.0f} / {times.idle[1]:.0f}",
             f"{self.rows / times.wall * 1e6:.0f}",
+            "VOID" if is_void(self.experts) else "",
+            told(self.experts),
         )
 
 
@@ -76,13 +81,15 @@ _HEADER = (
     "launch to launch us",
     "idle us p50 / p99",
     "tokens/s",
+    "verdict",
+    "experts (uniform)",
 )
 
 
 @contextmanager
 def variant(family: Family, *, inline: bool) -> Iterator[tuple[BenchEngine, list[InlinePackaging]]]:
     """An engine of the family, warm."""
-    bench = family.engine()
+    bench = family.engine(family.setup.graphs)
     packaging = []
     if inline:
         packaging = [
@@ -100,19 +107,42 @@ def variant(family: Family, *, inline: bool) -> Iterator[tuple[BenchEngine, list
 def compare(family: Family) -> list[Row]:
     """Rounds of both variants in turns."""
     best: dict[tuple[str, bool], Times] = {}
-    for turn in range(1 if family.setup.tiny else _ROUNDS):
+    names = [f"turn {turn}" for turn in range(1 if family.setup.tiny else _ROUNDS)]
+    experts = routing_of(family, names)
+    for name in names:
+        steady: dict[tuple[str, bool], list[Step]] = {}
         for inline in (True, False):
             with variant(family, inline=inline) as (bench, packaging):
-                family.run(bench, f"turn {turn}")
+                family.run(bench, name)
                 assert all(one.rows for one in packaging), "every stage must have packaged its payload"
                 for stage, recorder in bench.recorders.items():
-                    times = times_of(steady_steps(recorder.steps, family.rows))
-                    what = f"{family.name}, {stage}, {_TITLES[inline]}, round {turn}"
-                    print(f"{what}: {times.brief}, host {host_loop():.0f} us a loop", flush=True)
-                    known = best.get((stage, inline))
-                    if known is None or times.step[0] < known.step[0]:
-                        best[stage, inline] = times
-    return [Row(family.name, stage, inline, family.rows, times) for (stage, inline), times in sorted(best.items())]
+                    steady[stage, inline] = steady_steps(recorder.steps, family.rows)
+        for (stage, inline), steps in steady.items():
+            # Contexts grow step by step: as many steps are as much work.
+            times = times_of(steps[: len(steady[stage, not inline])])
+            what = f"{family.name}, {stage}, {_TITLES[inline]}, {name}"
+            print(f"{what}: {times.brief}, host {host_loop():.0f} us a loop", flush=True)
+            known = best.get((stage, inline))
+            if known is None or times.step[0] < known.step[0]:
+                best[stage, inline] = times
+    return [
+        Row(family.name, stage, inline, family.rows, times, experts.get(stage))
+        for (stage, inline), times in sorted(best.items())
+    ]
+
+
+def routing_of(family: Family, names: Sequence[str]) -> dict[str, Routing]:
+    """By stage that has experts, of the first steps of the rounds `names`: of both variants, which have the same weights, prompts
+    and seeds."""
+    bench = family.engine(graphs=False)
+
+    def run() -> None:
+        for name in names:
+            family.run(bench, name, short=True)
+
+    found = count_experts(bench, family.rows, run)
+    bench.close()
+    return found
 
 
 def record(family: Family, *, inline: bool) -> Trace:

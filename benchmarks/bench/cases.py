@@ -4,23 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from bench.device import TimedDevice, microseconds
 from bench.engine import BenchEngine
 from bench.pipelines import READER, ROWS, WRITER, emitting, one_stage
 from bench.profile import print_kernels
+from bench.routing import Routing, count_experts
 from bench.steps import Step, Times, percentiles, steady_steps, times_of
 from bench.traffic import drawn, random_prompt
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
-from omni_ar.layers.moe import observe_routing
 from omni_ar.model import ArModel
 
 _BLOCK = 16
 _BUDGET = 2048
 _WARM_STEPS = 12
+_COUNTED_STEPS = 6
 
 
 @dataclass(slots=True)
@@ -115,24 +114,23 @@ def profile_steps(case: DecodeCase, bench: BenchEngine, steps: int = 16) -> None
     bench.run()
 
 
-def count_experts(case: DecodeCase, steps: int) -> float:
-    """Distinct experts a layer, mean over layers and steady steps of an uncaptured run over the same weights and prompts."""
-    tokens = case.tokens(steps)
-    bench = case.engine(tokens, graphs=False)
-    recorded = bench.recorders[case.stage].steps
-    counts: list[Tensor] = []
+def decode_routing(case: DecodeCase) -> Routing | None:
+    """Of the first steps that `measure_decode` times."""
+    tokens = case.tokens(_COUNTED_STEPS)
+    return _routing(case, case.engine(tokens, graphs=False), case.stage, ["measured"], tokens)
 
-    def see(expert_TK: Tensor) -> None:
-        step = recorded[-1]
-        if step.rows == case.rows == expert_TK.shape[0] and not step.prompt_tokens:
-            used_E = torch.zeros(4096, dtype=torch.int64, device=expert_TK.device)
-            counts.append(used_E.index_fill_(0, expert_TK.flatten().long(), 1).sum())
 
-    with observe_routing(see):
-        case.ask(bench, "measured", tokens, case.stage)
-        bench.run()
+def _routing(case: DecodeCase, bench: BenchEngine, stage: str, names: Sequence[str], tokens: int) -> Routing | None:
+    """None of a dense model. bench: without graphs; it is closed. names: of the rounds to run."""
+
+    def run() -> None:
+        for name in names:
+            case.ask(bench, name, tokens, stage)
+            bench.run()
+
+    found = count_experts(bench, case.rows, run)
     bench.close()
-    return float(torch.stack(counts).double().mean())
+    return found.get(stage)
 
 
 def measure_prefill(case: DecodeCase, length: int, repeats: int) -> float:
@@ -155,8 +153,25 @@ def _latency(step: Step) -> float:
     return microseconds(step.begin, step.token)
 
 
-def hidden_ratio(case: DecodeCase, steps: int, rounds: int = 3) -> dict[str, float]:
-    """Step time with a hidden state emitted and gathered for every token, over that with none: medians, in turns."""
+@dataclass(frozen=True, slots=True)
+class HiddenRatio:
+    """Step times, microseconds, with a hidden state of `width` emitted and gathered for every token, and with none: medians of
+    rounds, in turns, of as many `steps`. sample_us, idle_us: of the former, the longest median. experts: of both, None for a dense
+    model."""
+
+    rows: int
+    steps: int
+    width: int
+    none_us: float
+    gathered_us: float
+    ratio: float
+    sample_us: float
+    idle_us: float
+    experts: Routing | None
+
+
+def hidden_ratio(case: DecodeCase, steps: int, rounds: int = 3) -> HiddenRatio:
+    """Of the first `steps` steady steps of each round, so that contexts are as long in both."""
     tokens = case.tokens(steps)
     options = case.options(tokens)
     silent = case.opened(emitting(case.pipeline, 0, emits=False, **options), case.graphs, WRITER)
@@ -165,26 +180,35 @@ def hidden_ratio(case: DecodeCase, steps: int, rounds: int = 3) -> dict[str, flo
     engines = {False: silent, True: loud}
     asked = {False: ("text",), True: ("text", ROWS)}
     times: dict[bool, list[Times]] = {False: [], True: []}
+    names = [f"turn {turn}" for turn in range(rounds)]
     for emits, bench in engines.items():
         warm(case, bench, WRITER, asked[emits])
-    for turn in range(rounds):
+    for name in names:
         for emits, bench in engines.items():
             before = bench.engine.counters().get(READER, {}).get("rows", 0)
-            case.ask(bench, f"turn {turn}", tokens, WRITER, asked[emits])
+            case.ask(bench, name, tokens, WRITER, asked[emits])
             bench.run()
             gathered = bench.engine.counters().get(READER, {}).get("rows", 0) - before
             assert gathered == emits * case.rows * tokens, "every token's hidden state must have been gathered, once"
-            times[emits].append(times_of(steady_steps(bench.recorders[WRITER].steps, case.rows)))
+            times[emits].append(times_of(steady_steps(bench.recorders[WRITER].steps, case.rows)[:steps]))
             bench.clear()
     for bench in engines.values():
         bench.close()
     medians = {emits: float(np.median([t.step[0] for t in runs])) for emits, runs in times.items()}
-    return {
-        "rows": case.rows,
-        "width": width,
-        "none_us": medians[False],
-        "gathered_us": medians[True],
-        "ratio": medians[True] / medians[False],
-        "sample_us": max(t.sample[0] for t in times[True]),
-        "idle_us": max(t.idle[0] for t in times[True]),
-    }
+    return HiddenRatio(
+        rows=case.rows,
+        steps=min(t.steps for runs in times.values() for t in runs),
+        width=width,
+        none_us=medians[False],
+        gathered_us=medians[True],
+        ratio=medians[True] / medians[False],
+        sample_us=max(t.sample[0] for t in times[True]),
+        idle_us=max(t.idle[0] for t in times[True]),
+        experts=_hidden_routing(case, names),
+    )
+
+
+def _hidden_routing(case: DecodeCase, names: Sequence[str]) -> Routing | None:
+    tokens = case.tokens(_COUNTED_STEPS)
+    pipeline = emitting(case.pipeline, 0, emits=False, **case.options(tokens))
+    return _routing(case, case.opened(pipeline, graphs=False, stage=WRITER), WRITER, names, tokens)

@@ -63,9 +63,9 @@ class Family(ABC):
     def run(self, bench: BenchEngine, name: str, *, short: bool = False) -> None:
         """Asks for everything at once, and runs until all of it is answered. name: of the round; it makes the prompts."""
 
-    def engine(self) -> BenchEngine:
+    def engine(self, graphs: bool) -> BenchEngine:
         setup = self.setup
-        return BenchEngine(self.pipeline(), setup.checkpoint, setup.device, setup.dtype, setup.graphs)
+        return BenchEngine(self.pipeline(), setup.checkpoint, setup.device, setup.dtype, graphs)
 
     def options(self, tokens: int) -> dict[str, object]:
         """Of a stage whose requests draw so many tokens."""

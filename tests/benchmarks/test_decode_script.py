@@ -1,16 +1,20 @@
-"""benchmarks/decode.py runs, and what it counts is what was asked for."""
+"""benchmarks/decode.py runs, what it counts is what was asked for, and a time that says nothing is told as such."""
 
+import importlib
 import json
 from pathlib import Path
 
 import pytest
 
-from support.benchmark_script import run_script
+from support.benchmark_script import BENCHMARKS, run_script
 
 
+@pytest.mark.parametrize("tolerance", [-1.0, 1.0])
 def test_decode_reports_every_case(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tolerance: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(importlib.import_module("bench.routing"), "TOLERANCE", tolerance)
     file = tmp_path / "decode.json"
     run_script(monkeypatch, "decode", "--device", "cpu", "--tiny", "--rows", "2", "--json", str(file))
     report = json.loads(file.read_text())
@@ -19,8 +23,13 @@ def test_decode_reports_every_case(
     for case in cases.values():
         assert case["times"]["steps"] >= 16
     assert cases["tiny-text", 2]["experts"] is None
-    # Two tokens that choose two of four experts each use two to four.
-    assert 2 <= cases["tiny-omni", 2]["experts"][0] <= 4
-    assert report["numbers"]["hidden"]["rows"] == 2
+    hidden = report["numbers"]["hidden"]
+    for counted, uniform in (cases["tiny-omni", 2]["experts"], hidden["experts"]):
+        # Two tokens that choose two of four experts each use two to four.
+        assert 2 <= counted <= 4
+        assert uniform == 3
+    assert hidden["rows"] == 2
+    assert hidden["steps"] == 16
     assert report["facts"]["commit"]
-    assert "hidden states gathered / none" in capsys.readouterr().out
+    void = [line.split(",")[0].split("  ")[0] for line in capsys.readouterr().out.splitlines() if "VOID" in line]
+    assert void == (["tiny-omni decode", "hidden states gathered / none"] if tolerance < 0 else [])

@@ -1,0 +1,53 @@
+"""Whether rows choose experts as real traffic would: where a few experts do all the work, a step's time says nothing about it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.engine import BenchEngine
+from bench.floors import experts_of, uniform_experts
+from omni_ar.layers.moe import observe_routing
+
+TOLERANCE = 0.05
+"""A share of what uniform choices give."""
+
+
+class Routing(NamedTuple):
+    """Distinct experts a layer: counted, mean over layers and steps, and what uniform choices would give."""
+
+    counted: float
+    uniform: float
+
+
+def is_void(routing: Routing | None) -> bool:
+    """Whether times of such steps do not count. None is of a dense model."""
+    return routing is not None and abs(routing.counted / routing.uniform - 1) > TOLERANCE
+
+
+def told(routing: Routing | None) -> str:
+    """For a table."""
+    return f"{routing.counted:.1f} ({routing.uniform:.1f})" if routing is not None else ""
+
+
+def count_experts(bench: BenchEngine, rows: int, run: Callable[[], None]) -> dict[str, Routing]:
+    """By stage that has experts, of the steps of `run` in which all `rows` rows decode. `bench` has captured no graphs: nothing is
+    seen of what is replayed."""
+    sizes = {stage: experts_of(runner._model) for stage, runner in bench.runners.items()}
+    counts: dict[str, list[Tensor]] = {stage: [] for stage, (experts, _) in sizes.items() if experts}
+
+    def see(expert_TK: Tensor) -> None:
+        # Stages are ticked by one thread: the layer is of the newest step of all.
+        begun = [(recorder.steps[-1], stage) for stage, recorder in bench.recorders.items() if recorder.steps]
+        step, stage = max(begun, key=lambda one: one[0].started)
+        if step.rows == rows == expert_TK.shape[0] and not step.prompt_tokens:
+            used_E = torch.zeros(sizes[stage][0], dtype=torch.int64, device=expert_TK.device)
+            counts[stage].append(used_E.index_fill_(0, expert_TK.flatten().long(), 1).sum())
+
+    with observe_routing(see):
+        run()
+    return {
+        stage: Routing(float(torch.stack(of).double().mean()), uniform_experts(*sizes[stage], rows))
+        for stage, of in counts.items()
+    }
