@@ -32,7 +32,8 @@ from support.small_codec import SmallCodec
 from support.small_text import SmallText
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-ROWS, VOCAB, BLOCK_SIZE = 9, 37, 4
+ROWS, VOCAB, BLOCK_SIZE, MAX_LENGTH = 9, 37, 4, 24
+BLOCKS = 1 + ROWS * MAX_LENGTH // BLOCK_SIZE
 STOPS = (3, 7)
 LENGTHS = (0, 1, 3, 4, 5, 8, 22, 23, 24)
 """The last has no room for another token."""
@@ -51,7 +52,7 @@ class Bench:
 
     def __init__(self, codec: bool, device: str) -> None:
         self.model = SmallCodec(codes=VOCAB) if codec else SmallText(vocab=VOCAB)
-        options = ArOptions(max_num_seqs=ROWS, max_model_len=24, block_size=BLOCK_SIZE)
+        options = ArOptions(max_num_seqs=ROWS, max_model_len=MAX_LENGTH, block_size=BLOCK_SIZE)
         self.limits = Limits.of("text", options, self.model.shape)
         self.generator = torch.Generator().manual_seed(3)
         self.state = self._state()
@@ -65,10 +66,11 @@ class Bench:
         for row, length in enumerate(LENGTHS):
             outputs = row % 4
             words = {LAST: row, LENGTH: length, DELTA: row - 3, OUTPUTS: outputs, LIMIT: outputs + 1 + row % 3}
-            runs = length < 24 and row != 4
+            runs = length < MAX_LENGTH and row != 4
             for column, value in (words | {ACTIVE: runs, COUNTED: runs, GENERATION: 5}).items():
                 state.words[row, column] = value
-        state.block_table[:ROWS] = torch.randint(1, 50, (ROWS, self.limits.max_blocks), generator=self.generator)
+        # No two rows write to the same block: who wrote last would be luck.
+        state.block_table[:ROWS] = 1 + torch.randperm(BLOCKS - 1, generator=self.generator).view(ROWS, -1)
         state.next_codes.copy_(torch.randn(state.next_codes.shape, generator=self.generator))
         sampling = state_of(VOCAB, [{**ASKED[row % 5], "stop_token_ids": STOPS} for row in range(ROWS)], (1, 2, 3))
         for name in ("needs", "stop_ids", "min_tokens", "seen", "counts", "recent"):
@@ -204,7 +206,7 @@ def test_frames(device: str, batch: tuple[int, ...]):
     groups, width = 3, bench.state.next_codes.shape[1]
     codes_RG = torch.randint(0, VOCAB, (len(batch), groups), generator=bench.generator)
     next_RD = torch.randn(len(batch), width, generator=bench.generator)
-    pages = torch.zeros(51, BLOCK_SIZE, groups, dtype=torch.int64)
+    pages = torch.zeros(BLOCKS, BLOCK_SIZE, groups, dtype=torch.int64)
     pages_there = pages.to(bench.device)
     reference.place_frames(bench.state, rows_R, codes_RG, next_RD, BLOCK_SIZE, pages)
     kernel.place_frames(
@@ -220,7 +222,7 @@ def test_frames(device: str, batch: tuple[int, ...]):
 def test_the_last_frame_of_a_row_has_its_place_and_the_frames_after_it_have_none(device: str):
     bench = Bench(True, device)
     rows_R, rows_there = bench.rows(0)  # which has room for one more token
-    pages = torch.zeros(51, BLOCK_SIZE, 3, dtype=torch.int64)
+    pages = torch.zeros(BLOCKS, BLOCK_SIZE, 3, dtype=torch.int64)
     pages_there, next_RD = pages.to(bench.device), torch.zeros(1, bench.state.next_codes.shape[1])
     for step, status in enumerate((RowStatus.FULL, None)):
         out_RW = torch.tensor([[0, 0, 11]])
