@@ -102,7 +102,7 @@ class Predictor:
         hidden_RD, code0_RD = torch.randn(2, rows, 1024, device="cuda", dtype=torch.bfloat16)
         code0_R = torch.zeros(rows, dtype=torch.int64, device="cuda")
 
-        def greedy(logits_RV: Tensor, group: int, *, top_k: int, top_p: float) -> Tensor:
+        def greedy(logits_RV: Tensor, group: int) -> Tensor:
             return logits_RV.argmax(-1)
 
         return replayed_seconds([lambda: self.model.predict(hidden_RD, code0_R, code0_RD, greedy)])
