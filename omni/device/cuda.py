@@ -123,7 +123,10 @@ class CudaDevice(Device):
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
         host = self.host_tensor(shape, dtype)
         device = torch.as_tensor(_HostArray(host), device=self.torch_device)
-        assert device.data_ptr() == host.data_ptr()  # pinned memory has one address for the host and all devices
+        if device.data_ptr() != host.data_ptr():  # pinned memory has one address for the host and all devices
+            raise RuntimeError(
+                f"torch {torch.__version__} copies pinned memory to {self.torch_device}: it cannot be shared"
+            )
         return SharedMemory(host, device)
 
     def synchronize(self) -> None:
@@ -172,7 +175,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class _HostArray:
-    """Pinned memory, as what makes a device tensor of it asks for: whoever has the tensor keeps the memory."""
+    """`__cuda_array_interface__` over pinned memory. The tensor that is made of it keeps this, and so the memory."""
 
     def __init__(self, host: torch.Tensor) -> None:
         self._host = host

@@ -30,7 +30,7 @@ class _Turns:
 
     @property
     def ready(self) -> bool:
-        """Whether `send` may be called now."""
+        """Whether the slot of the turn may be written."""
         return self._ring.ready
 
     def begin(self) -> None:
@@ -88,7 +88,7 @@ class SharedRing(_Turns):
     |---|---|---|---|
     | host slot | the step's phases, on `stream` | host, after the event behind them | as a `Downloader`'s |
 
-    It is what a step writes that asks for `ready`, not only `send`.
+    Ask `ready` before the step's phases are launched: they write the slot, `send` only hands it over.
     """
 
     def __init__(self, device: Device, stream: Stream, memory: SharedMemory) -> None:
@@ -96,6 +96,12 @@ class SharedRing(_Turns):
         super().__init__(HostRing([HostSlot(device, slot) for slot in memory.host.unbind()]))
         self._device = device
         self._stream = stream
+
+    def begin(self) -> None:
+        """As a `Downloader`'s. Raises RuntimeError where the slot is still to be read: the step would write over it."""
+        if not self.ready:
+            raise RuntimeError("a step begins whose slot the host has not read: the ring is too small")
+        super().begin()
 
     def send(self) -> Sent:
         """Hands over what `stream` has written of the turn's slot by then; nothing that follows there is waited for."""

@@ -12,8 +12,8 @@ class ObservedStream(Protocol):
 
 
 class LaunchObserver(Protocol):
-    """Is told of every phase that is launched, or replayed as a part of a graph. On the thread that drives the device; it never
-    waits and launches nothing."""
+    """Is told of every phase that is launched, or replayed as a part of a graph, and of moments (`Device.moment`) as of phases that
+    launch nothing. On the thread that drives the device; it never waits and launches nothing."""
 
     def begin(self, stream: ObservedStream, phase: str) -> None:
         """`phase` is about to be enqueued on `stream`. Phases do not nest."""

@@ -13,7 +13,7 @@ from omni.timeline.steps import steps_of
 from omni.timeline.target import PathLike, replacing
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
 
-FORMAT = "omni timeline 1"
+FORMAT = "omni timeline 2"
 HOST = "host"
 """Name of the thread of a stage's host work."""
 LAUNCH, RUN, WORK = "launch", "run", "host"

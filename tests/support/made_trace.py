@@ -14,7 +14,7 @@ PHASES = (
     ("copy_scores", Bucket.SCORES, 4_000),
     ("post_update", Bucket.POSTPROCESS, 8_000),
 )
-"""Of a step, with what each takes. `copy_scores` is on the copy stream, from `COPY_LATE` after the token point."""
+"""Of a step, with what each takes. `copy_scores` is on a stream of its own, from `COPY_LATE` after the token point."""
 COPY_LATE = 2_000
 LAUNCH = 6_000
 """Nanoseconds of a launch; between two there are as many again."""
@@ -31,7 +31,7 @@ def made_step(
         launched = Interval(launch, launch + LAUNCH)
         if bucket is Bucket.SCORES:
             ran = Interval(at + COPY_LATE, at + COPY_LATE + length)
-            phases.append(PhaseSpan(stage, "copy", name, bucket, number, launched, ran))
+            phases.append(PhaseSpan(stage, "scores", name, bucket, number, launched, ran))
         else:
             phases.append(PhaseSpan(stage, MAIN, name, bucket, number, launched, Interval(at, at + length)))
             at += length
@@ -46,7 +46,7 @@ def made_step(
 
 
 def made_trace(gaps: tuple[int, ...], stage: str = "thinker", ahead: int = 400_000) -> Trace:
-    """Steps from number 10, with `gaps` between them on the device; each is launched `ahead` of its run."""
+    """Steps from number 10, with `gaps` between them on the device; each is.launched `ahead` of its run."""
     phases: list[PhaseSpan] = []
     host: list[HostSpan] = []
     run = 1_000_000

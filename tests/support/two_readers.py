@@ -20,7 +20,7 @@ _POSITIONS = [0, 11, 25]
 _TOKENS = 8
 _BLOCKS = 12
 """Of 4 tokens: each request fits alone, and no two."""
-_QUICK = frozenset({"ar", "ar-copy", "ar-payload", "quick"})
+_QUICK = frozenset({"ar", "ar-payload", "quick"})
 
 
 class Reader:

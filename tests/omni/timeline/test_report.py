@@ -99,7 +99,7 @@ def test_phases_and_buckets_that_hold_several():
     assert (both.run.count, both.run.p50, both.run.total) == (10, 20.0, 200.0)
     assert sampled.launch.p50 == LAUNCH / 1000
     copied = phase_of(trace, "copy_scores", "scores")
-    assert (copied.lane, copied.run.p50) == ("copy", 4.0)
+    assert (copied.lane, copied.run.p50) == ("scores", 4.0)
 
 
 def test_the_next_step_waits_for_what_is_behind_the_token_point():
@@ -118,10 +118,10 @@ def test_host_time_of_both_halves_of_a_step():
 def test_how_much_of_another_stream_is_behind_the_main_one():
     # The copy runs from 2 to 6 us after the token point: 8 us of post_update, then 1 us of nothing, then the next step.
     (lane,) = make_report(made_trace((1_000, 1_000))).lanes
-    assert (lane.stage, lane.lane, lane.busy, lane.hidden) == ("thinker", "copy", 12.0, 1.0)
+    assert (lane.stage, lane.lane, lane.busy, lane.hidden) == ("thinker", "scores", 12.0, 1.0)
     trace = made_trace((100_000,))
     spans = tuple(
-        replace(s, ran=Interval(s.ran.start + 3_000, s.ran.end + 3_000)) if s.lane == "copy" else s
+        replace(s, ran=Interval(s.ran.start + 3_000, s.ran.end + 3_000)) if s.lane == "scores" else s
         for s in trace.phases
     )
     (lane,) = make_report(replace(trace, phases=spans)).lanes

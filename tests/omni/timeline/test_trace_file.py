@@ -50,7 +50,7 @@ def test_every_process_and_thread_has_a_name(tmp_path: Path):
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in of_kind(file, "M") if e["name"] == "thread_name"}
     used = {(event["pid"], event["tid"]) for event in file["traceEvents"] if event["ph"] != "M"}
     assert used == set(names)
-    assert sorted(names.values()) == ["copy", "host", "main"]
+    assert sorted(names.values()) == ["host", "main", "scores"]
     (process,) = (event for event in of_kind(file, "M") if event["name"] == "process_name")
     assert process["args"] == {"name": "thinker"}
 

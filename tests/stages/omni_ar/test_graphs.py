@@ -12,7 +12,9 @@ from omni.payload import Payload
 from omni.rules import HostRules
 from omni.sampling_params import SamplingParams
 from omni.stage import Open
+from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
+from omni_ar.run.source import HAND_OVER
 from support.ar_driver import ArDriver, plain_prompt
 from support.counting_device import CountingDevice
 from support.host_rules import NothingTwice
@@ -129,6 +131,10 @@ class OrderDevice(CpuDevice):
         super().replay(stream, graph)
         self._replaying = False
 
+    def moment(self, stream: Stream, name: str) -> None:
+        self.order.append(name)
+        super().moment(stream, name)
+
     def record(self, stream: Stream) -> Event:
         self.order.append("record")
         return super().record(stream)
@@ -150,5 +156,23 @@ def test_tokens_are_handed_over_before_codes_are_predicted(captured: bool):
         driver.tick()
     first, *rest = ["sample"] if captured else ["sample_rows", "accept_tokens", "post_update"]
     codes = "codes" if captured else "predict_codes"
-    behind = [device.order[at + 1 : at + 3 + len(rest)] for at, name in enumerate(device.order) if name == first]
-    assert behind == [[*rest, "record", codes]] * 4
+    handed = [*rest, HAND_OVER, "record"]
+    behind = [device.order[at + 1 : at + 2 + len(handed)] for at, name in enumerate(device.order) if name == first]
+    assert behind == [[*handed, codes]] * 4
+
+
+class EndingCodec(SmallCodec):
+    frame_end = FrameEnd(36, 3)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_tokens_wait_for_codes_that_may_end_the_request(captured: bool):
+    device = OrderDevice()
+    driver = ArDriver(EndingCodec(), device, ArOptions(max_num_seqs=2, block_size=4), captured=captured)
+    driver.speak("0", codec_prompt([1, 2], [3, 4]), max_tokens=4)
+    driver.condition("0", [5, 6], pad=2)
+    while "0" not in driver.ends:
+        driver.tick()
+    codes = "codes" if captured else "predict_codes"
+    behind = [device.order[at + 1 : at + 3] for at, name in enumerate(device.order) if name == codes]
+    assert behind == [[HAND_OVER, "record"]] * 4

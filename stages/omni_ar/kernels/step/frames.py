@@ -87,7 +87,9 @@ def end_row(
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     row_ptr = words_ptr + row * COLUMNS
-    told_ptr = handoff_ptr + (tl.load(counter_ptr) - 1) % RING * handoff_stride + place * handoff_row_stride
+    # The counter may be 0, and a remainder has the sign of what is divided.
+    turn = (tl.load(counter_ptr) + RING - 1) % RING
+    told_ptr = handoff_ptr + turn * handoff_stride + place * handoff_row_stride
     status, counted = tl.load(told_ptr), tl.load(row_ptr + COUNTED) != 0
     group = tl.arange(0, BLOCK_G)
     codes = tl.load(codes_ptr + place * codes_stride + group * group_stride, mask=group < GROUPS, other=0)

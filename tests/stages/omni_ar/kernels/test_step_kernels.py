@@ -238,6 +238,18 @@ def test_the_last_frame_of_a_row_has_its_place_and_the_frames_after_it_have_none
         bench.check()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_before_the_first_turn_the_newest_slot_is_the_last(device: str):
+    """Where the counter is when graphs are captured."""
+    bench = Bench(True, device)
+    rows_R, rows_there = bench.rows(1, 2)
+    codes_RG = torch.full((2, 3), END)
+    reference.end_frames(bench.state, rows_R, codes_RG, END, 3)
+    kernel.end_frames(bench.there, rows_there, codes_RG.to(bench.device), END, 3)
+    assert bench.state.handoff.host[-1, :2, 0].tolist() == [RowStatus.STOPPED] * 2
+    bench.check()
+
+
 END = 9
 FRAMES = [
     (END, END, END),
