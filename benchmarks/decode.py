@@ -3,7 +3,7 @@
     python benchmarks/decode.py [--shapes 0.6b 8b 30b] [--rows 1 8 32 64] [--eager] [--profile] [--json FILE]
 
 Weights are random. Every row has its own random prompt of 512 ids and draws 256 tokens and more at temperature 1, each with a seed
-of its own; measured are the steps in which all rows decode. A step's time is that between the ends of the token copies of two
+of its own; measured are the steps in which all rows decode. A step's time is that between the token points of two
 steps in a row, on the device's clock; `wall` is the mean time between launches over the same steps. `idle` is the device's time
 between the end of a step and the beginning of the next: where it had run out of work, the host's launch of the next counts in full;
 gaps between the graphs and kernels of a step are in the step's time, and `--profile` tells them as waiting.
@@ -36,6 +36,7 @@ from bench.routing import Routing, is_void, told
 from bench.steps import Times
 from bench.targets import Target, bounds, verdict
 from omni.checkpoint import Checkpoint
+from omni.errors import InputError
 from shapes import SHAPES
 
 
@@ -192,6 +193,9 @@ def main() -> None:
     parser.add_argument("--json", type=output_file, help="write the numbers here")
     arguments = parser.parse_args()
     if arguments.tiny:
+        for name in ("shapes", "steps", "prompt", "prefill"):
+            if getattr(arguments, name) != parser.get_default(name):
+                parser.error(f"argument --{name}: --tiny has its own")
         arguments.shapes, arguments.rows = ["tiny-text", "tiny-omni"], arguments.rows or [1, 2]
         arguments.steps, arguments.prompt, arguments.prefill = 16, 8, 24
     cuda = arguments.device == "cuda"
@@ -210,8 +214,11 @@ def main() -> None:
         [],
         {},
     )
-    for name in arguments.shapes:
-        run.shape(name)
+    try:
+        for name in arguments.shapes:
+            run.shape(name)
+    except InputError as error:
+        raise SystemExit(f"a shape does not take what is asked of it: {error}") from None
     run.print()
     print_facts(facts)
     numbers = {

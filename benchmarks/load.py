@@ -7,6 +7,7 @@ Writes a checkpoint of random bf16 matrices to a temporary folder, so its files 
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -56,6 +57,15 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     device = open_device(arguments.device)
+    if arguments.shard > arguments.gigabytes:
+        parser.error(
+            f"argument --shard: {arguments.shard:g} GB of each file are more than --gigabytes {arguments.gigabytes:g}"
+        )
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if arguments.gigabytes * 1e9 > free:
+        parser.error(
+            f"argument --gigabytes: {arguments.gigabytes:g} do not fit into {free / 1e9:.1f} of {tempfile.gettempdir()}"
+        )
     matrices = max(1, int(arguments.shard * 1e9 / _MATRIX_BYTES))
     shards = max(1, round(arguments.gigabytes / arguments.shard))
     with tempfile.TemporaryDirectory() as folder:

@@ -79,7 +79,8 @@ def ask(omni: Omni, speech: Speech, requests: int, tokens: int, frames: int, sal
     for result in results:
         if result.error is not None:
             raise result.error
-        assert result.usage.tokens == {"thinker": tokens, "talker": codes}, "they must have run to their limits"
+        if result.usage.tokens != {"thinker": tokens, "talker": codes}:
+            raise SystemExit(f"a request ended after {result.usage.tokens}: ask for fewer --tokens or --frames")
     return _summary(results, frames, seconds)
 
 

@@ -33,9 +33,9 @@ class InlinePackaging:
 
     It does what must be done, once, and well: everything is gathered on the main stream behind the step's own work (frames in a
     captured graph, where graphs are on), copied to pinned memory without blocking in one copy per kind, waited for by one event,
-    and cloned in one piece, of which each request gets its rows. The tokens' own copy is where it is otherwise, at the token point;
-    but the tokens are read, and the next step is planned and launched, only when the call has returned. Left out, in its favour, is
-    the way to the next stage: what consumers then gather, they gather from the device's pages, as they do without it.
+    and cloned in one piece, of which each request gets its rows. The tokens are in the host's memory at the token point, as they
+    are otherwise; but they are read, and the next step is planned and launched, only when the call has returned. Left out, in its
+    favour, is the way to the next stage: what consumers then gather, they gather from the device's pages, as they do without it.
 
     sent: the newest object of each request. rows: how many were made.
     """

@@ -12,7 +12,7 @@ from omni.errors import InputError
 from omni.timeline.export import FORMAT, LAUNCH, RUN, WORK
 from omni.timeline.trace import HostSpan, Interval, PhaseSpan, Trace
 
-_REMEDY = "use a file that `omni run --timeline` wrote"
+_REMEDY = "use a file that this version's `omni run --timeline` wrote"
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class _Reader:
         file = self._decode(content, _File, "")
         head = file.otherData
         if head.format != FORMAT:
-            self._refuse("otherData.format", f"is {head.format!r}, not {FORMAT!r}")
+            self._refuse("otherData.format", f"is {head.format!r}, not {FORMAT!r}: of another version, perhaps")
         slices = {category: list[tuple[str, _Event]]() for category in (LAUNCH, RUN, WORK)}
         for number, event in enumerate(file.traceEvents):
             place = f"traceEvents[{number}]"

@@ -12,6 +12,7 @@ from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, Requ
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
 from support.ar_driver import plain_prompt
+from support.csm_reference import speak, tiny_csm, turn
 from support.no_synchronization import no_synchronization
 from support.omni_engine import OmniEngine
 from support.omni_shapes import CHATS, SHAPES
@@ -69,6 +70,19 @@ def test_text_speech_and_sound_never_wait(graphs: bool) -> None:
     assert all(result.error is None for result in results), [result.error for result in results]
     assert all(result.ids for result in results)
     assert all(result.wave.size for result in results[:-1])
+
+
+@DEVICES
+@GRAPHS
+def test_frames_that_may_end_their_request_never_wait(name: str, graphs: bool) -> None:
+    settings = {"backbone.max_num_seqs": 2, "vocoder.max_num_seqs": 2}
+    omni = OmniEngine(tiny_csm(sampled=True, stop_gain=3.0, groups=2, codebook_size=32), settings, name, graphs=graphs)
+    spoken = [speak("hello", frames=20), speak(turn("user", "how are you", 0.3, 1), "and you", frames=11)]
+    requests = [omni.request(asked) for asked in (*spoken, speak("so", frames=12, temperature=0.9, seed=3))]
+    with nothing_waits(omni.device):
+        results = omni.run_requests(requests, [0, 3, 5])
+    assert all(result.error is None for result in results), [result.error for result in results]
+    assert all(result.wave.size for result in results)
 
 
 def finish(engine: Engine, requests: list[EngineRequest]) -> list[EngineOutput]:

@@ -1,5 +1,7 @@
 """Kernels against float64."""
 
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +21,11 @@ DTYPES = [
 def served(*values: object) -> Any:
     """Parameters of a small case whose tiles fill their blocks, as those of served shapes do: what racecheck looks at."""
     return pytest.param(*values, id="served", marks=pytest.mark.gpu)
+
+
+def drawn(shape: Callable[[Random], tuple[int, ...]], count: int = 4) -> list[tuple[int, ...]]:
+    """Random small shapes, the same in every run."""
+    return [shape(Random(seed)) for seed in range(count)]
 
 
 # A few roundings of the dtype, relative to the largest element of a row.

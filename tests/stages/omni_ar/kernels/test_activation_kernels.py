@@ -6,9 +6,10 @@ import torch
 pytest.importorskip("triton")
 
 from omni_ar.kernels.activation import kernel, reference
-from support.exact import DTYPES, HERE, served
+from support.exact import DTYPES, HERE, drawn, served
 
 SHAPES = [(1, 8), (3, 40), (2, 7), (4, 1030)]
+RANDOM = drawn(lambda chance: (chance.randint(1, 9), chance.randint(1, 300)))
 LARGE = [(1, 3072), (64, 768), (33, 12_288), (2049, 3072), (5, 385)]
 
 
@@ -20,7 +21,7 @@ def exact(x):
 @pytest.mark.parametrize("run", [kernel.silu_and_mul, reference.silu_and_mul], ids=["kernel", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "width"), SHAPES + [served(3, 3072)] + [pytest.param(*s, marks=pytest.mark.gpu) for s in LARGE]
+    ("rows", "width"), SHAPES + RANDOM + [served(3, 3072)] + [pytest.param(*s, marks=pytest.mark.gpu) for s in LARGE]
 )
 def test_silu_and_mul(run, rows, width, dtype):
     x = (torch.randn(rows, 2 * width, generator=torch.Generator().manual_seed(rows)) * 6).to(HERE, dtype)

@@ -8,12 +8,20 @@ pytest.importorskip("triton")
 from omni_ar.kernels.frame import kernel, reference
 from omni_ar.kernels.rope import HeadNorms
 from omni_ar.kernels.rope.reference import rotary_table
-from support.exact import DTYPES, HERE, served
+from support.exact import DTYPES, HERE, drawn, served
 
 EPS = 1e-6
 # Rows, positions, query heads, key heads, head width.
 SHAPES = [(2, 4, 4, 2, 8), (1, 3, 3, 1, 12)]
 LARGE = [(1, 16, 16, 8, 128), (64, 16, 16, 8, 128), (33, 9, 6, 2, 80), (5, 32, 4, 4, 64)]
+
+
+def random_shape(chance):
+    kv_heads = chance.randint(1, 2)
+    heads, width = kv_heads * chance.randint(1, 3), 2 * chance.randint(2, 10)
+    return chance.randint(1, 3), chance.randint(2, 6), heads, kv_heads, width
+
+
 # A share of the largest output: weights are fp32, inputs are rounded.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -42,7 +50,13 @@ def exact_frames(qkv_RGX, norms, cos, sin, heads, kv_heads, width):
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "shape", [*SHAPES, served((2, 16, 16, 8, 128)), *(pytest.param(s, marks=pytest.mark.gpu) for s in LARGE)]
+    "shape",
+    [
+        *SHAPES,
+        *drawn(random_shape),
+        served((2, 16, 16, 8, 128)),
+        *(pytest.param(s, marks=pytest.mark.gpu) for s in LARGE),
+    ],
 )
 def test_a_frame_in_passes(operation, shape, normed, dtype):
     rows, positions, heads, kv_heads, width = shape

@@ -8,14 +8,22 @@ pytest.importorskip("triton")
 from omni.kernel_choice import plain_torch
 from omni_ar.kernels.linear import norm_linear, reference, streamed, tiled
 from omni_ar.kernels.linear.settings import StreamedSettings, TiledSettings
-from support.exact import DTYPES, HERE, served
+from support.exact import DTYPES, HERE, drawn, served
 
 EPS = 1e-6
 # Rows, inputs, outputs; tile.
 SHAPES = [(1, 16, 8, 4, 16), (3, 24, 10, 4, 16), (2, 7, 6, 2, 8)]
 LARGE = [(1, 1024, 4096, 4, 1024), (8, 2048, 1024, 4, 2048), (5, 3072, 1024, 8, 1024), (4, 4096, 2048, 2, 4096)]
+
+
+def random_shape(chance):
+    tile = 2 ** chance.randint(1, 3), 2 ** chance.randint(3, 5)
+    return chance.randint(1, 8), chance.randint(2, 60), 2 * chance.randint(1, 12), *tile
+
+
 ALL_SHAPES = [
     *SHAPES,
+    *drawn(random_shape),
     served(2, 1024, 512, 4, 1024),
     *(pytest.param(*shape, marks=pytest.mark.gpu) for shape in LARGE),
 ]

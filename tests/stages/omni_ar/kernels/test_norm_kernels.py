@@ -6,12 +6,13 @@ import torch
 pytest.importorskip("triton")
 
 from omni_ar.kernels.norm import kernel, reference
-from support.exact import DTYPES, HERE, assert_near, served
+from support.exact import DTYPES, HERE, assert_near, drawn, served
 
 EPS = 1e-6
 SHAPES = [(1, 64), (3, 24), (5, 8), (2, 80), (40, 16)]
 LARGE = [(1, 2048), (7, 1024), (64, 4096), (1, 8192), (33, 128), (2049, 2048), (5000, 96), (3, 7000), (2, 1)]
-ALL_SHAPES = [*SHAPES, served(3, 1024), *(pytest.param(*shape, marks=pytest.mark.gpu) for shape in LARGE)]
+RANDOM = drawn(lambda chance: (chance.randint(1, 9), chance.randint(2, 200)))
+ALL_SHAPES = [*SHAPES, *RANDOM, served(3, 1024), *(pytest.param(*shape, marks=pytest.mark.gpu) for shape in LARGE)]
 
 
 def draw(shape, dtype, seed, scale=1.0):

@@ -6,13 +6,26 @@ import torch
 pytest.importorskip("triton")
 
 from omni_ar.kernels.rope import HeadNorms, kernel, reference
-from support.exact import DTYPES, HERE, assert_near, served
+from support.exact import DTYPES, HERE, assert_near, drawn, served
 
 EPS = 1e-6
 # Tokens, query heads, key heads, head width, block size.
 SHAPES = [(3, 4, 2, 8, 4), (1, 2, 1, 16, 8), (2, 3, 3, 12, 1)]
 LARGE = [(1, 32, 4, 128, 16), (64, 16, 8, 128, 16), (2049, 16, 2, 128, 16), (5, 7, 1, 80, 16), (33, 8, 8, 256, 32)]
-ALL_SHAPES = [*SHAPES, served((5, 16, 8, 128, 16)), *(pytest.param(shape, marks=pytest.mark.gpu) for shape in LARGE)]
+
+
+def random_shape(chance):
+    kv_heads = chance.randint(1, 3)
+    heads, width = kv_heads * chance.randint(1, 4), 2 * chance.randint(2, 12)
+    return chance.randint(1, 7), heads, kv_heads, width, chance.randint(1, 8)
+
+
+ALL_SHAPES = [
+    *SHAPES,
+    *drawn(random_shape),
+    served((5, 16, 8, 128, 16)),
+    *(pytest.param(shape, marks=pytest.mark.gpu) for shape in LARGE),
+]
 
 
 def generator(seed):
