@@ -97,6 +97,11 @@ class SharedRing(_Turns):
         self._device = device
         self._stream = stream
 
+    @property
+    def ready(self) -> bool:
+        """As a `Downloader`'s. No event is asked: of a slot that nobody is to read, what was launched before has written before."""
+        return not self._ring.claimed
+
     def begin(self) -> None:
         """As a `Downloader`'s. Raises RuntimeError where the slot is still to be read: the step would write over it."""
         if not self.ready:

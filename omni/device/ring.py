@@ -82,10 +82,14 @@ class HostRing:
         return len(self._slots)
 
     @property
+    def claimed(self) -> bool:
+        """Whether somebody is still to read the next slot."""
+        return self._slots[self._next].claimed
+
+    @property
     def ready(self) -> bool:
         """Whether the next slot can be taken now."""
-        slot = self._slots[self._next]
-        return not slot.claimed and slot.free
+        return not self.claimed and self._slots[self._next].free
 
     def advance(self) -> HostSlot:
         """The next slot, in ring order."""

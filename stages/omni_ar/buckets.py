@@ -2,6 +2,9 @@
 
 from omni.device import Bucket
 
+HAND_OVER = "hand_tokens_over"
+"""The moment at which a step's tokens are there: what `Device.moment` tells of it."""
+
 BUCKETS = {
     "start_rows": Bucket.PREPROCESS,
     "extend_tables": Bucket.PREPROCESS,
@@ -17,7 +20,7 @@ BUCKETS = {
     "compute_logits": Bucket.LOGITS,
     "sample_rows": Bucket.SAMPLE,
     "accept_tokens": Bucket.SAMPLE,
-    "hand_tokens_over": Bucket.TOKEN_POINT,
+    HAND_OVER: Bucket.TOKEN_POINT,
     "predict_codes": Bucket.CODES,
     "post_update": Bucket.POSTPROCESS,
     "gather_segment": Bucket.PAYLOAD,

@@ -12,7 +12,7 @@ import omni_diffusion.kind
 import omni_encoder.kind
 import omni_vocoder.kind
 from omni.device import Bucket, bucket_of, declare_buckets
-from omni_ar.run.source import HAND_OVER
+from omni_ar.buckets import HAND_OVER
 from support.entry_points import REPOSITORY
 
 DECLARED = {

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, SharedRing, Stream
+from omni_ar.buckets import HAND_OVER
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
@@ -14,9 +15,6 @@ from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sampl
 from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
-
-HAND_OVER = "hand_tokens_over"
-"""The moment at which a step's tokens are there: what `Device.moment` tells of it."""
 
 _log = logging.getLogger(__name__)
 

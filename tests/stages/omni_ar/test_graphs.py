@@ -12,9 +12,9 @@ from omni.payload import Payload
 from omni.rules import HostRules
 from omni.sampling_params import SamplingParams
 from omni.stage import Open
+from omni_ar.buckets import HAND_OVER
 from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
-from omni_ar.run.source import HAND_OVER
 from support.ar_driver import ArDriver, plain_prompt
 from support.counting_device import CountingDevice
 from support.host_rules import NothingTwice
@@ -145,19 +145,25 @@ class OrderDevice(CpuDevice):
         super().launch(stream, phase, *buffers)
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-def test_tokens_are_handed_over_before_codes_are_predicted(captured: bool):
-    """On a GPU, test_gpu_graphs.py sees their event complete meanwhile."""
+def order_of(model: SmallCodec, captured: bool) -> list[str]:
+    """Of a request of four tokens."""
     device = OrderDevice()
-    driver = ArDriver(SmallCodec(), device, ArOptions(max_num_seqs=2, block_size=4), captured=captured)
+    driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=4), captured=captured)
     driver.speak("0", codec_prompt([1, 2], [3, 4]), max_tokens=4)
     driver.condition("0", [5, 6], pad=2)
     while "0" not in driver.ends:
         driver.tick()
+    return device.order
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_tokens_are_handed_over_before_codes_are_predicted(captured: bool):
+    """On a GPU, test_gpu_graphs.py sees their event complete meanwhile."""
+    order = order_of(SmallCodec(), captured)
     first, *rest = ["sample"] if captured else ["sample_rows", "accept_tokens", "post_update"]
     codes = "codes" if captured else "predict_codes"
     handed = [*rest, HAND_OVER, "record"]
-    behind = [device.order[at + 1 : at + 2 + len(handed)] for at, name in enumerate(device.order) if name == first]
+    behind = [order[at + 1 : at + 2 + len(handed)] for at, name in enumerate(order) if name == first]
     assert behind == [[*handed, codes]] * 4
 
 
@@ -167,12 +173,7 @@ class EndingCodec(SmallCodec):
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 def test_tokens_wait_for_codes_that_may_end_the_request(captured: bool):
-    device = OrderDevice()
-    driver = ArDriver(EndingCodec(), device, ArOptions(max_num_seqs=2, block_size=4), captured=captured)
-    driver.speak("0", codec_prompt([1, 2], [3, 4]), max_tokens=4)
-    driver.condition("0", [5, 6], pad=2)
-    while "0" not in driver.ends:
-        driver.tick()
+    order = order_of(EndingCodec(), captured)
     codes = "codes" if captured else "predict_codes"
-    behind = [device.order[at + 1 : at + 3] for at, name in enumerate(device.order) if name == codes]
+    behind = [order[at + 1 : at + 3] for at, name in enumerate(order) if name == codes]
     assert behind == [[HAND_OVER, "record"]] * 4
