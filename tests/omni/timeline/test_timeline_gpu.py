@@ -18,7 +18,8 @@ pytestmark = pytest.mark.gpu
 
 CYCLES = 4_000_000
 """Of the device's clock: some two milliseconds."""
-NAPS = 20
+TRIES = 40
+"""Of what another process that uses the device may delay: some fit into a time slice of this one's."""
 
 
 @pytest.fixture
@@ -28,6 +29,10 @@ def device() -> Device:
 
 def nap() -> None:
     torch.cuda._sleep(CYCLES)
+
+
+def short_nap() -> None:
+    torch.cuda._sleep(CYCLES // 20)
 
 
 def long_nap() -> None:
@@ -68,11 +73,11 @@ def test_phases_run_when_and_as_long_as_the_device_says(device: Device):
     timeline.start()
     between, lengths = [], []
     with no_synchronization():
-        for _ in range(NAPS):
+        for _ in range(TRIES):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             began = time.perf_counter_ns()
             first.record(stream.raw)
-            device.launch(stream, nap)
+            device.launch(stream, short_nap)
             last.record(stream.raw)
             while not last.query():
                 pass
@@ -80,18 +85,19 @@ def test_phases_run_when_and_as_long_as_the_device_says(device: Device):
             lengths.append(round(1e6 * first.elapsed_time(last)))
     trace = timeline.stop()
     timeline.close()
-    assert len(trace.phases) == NAPS
+    assert len(trace.phases) == TRIES
     assert in_stream_order(trace)
     spare_host, spare_device = [], []
     for span, (began, ended), length in zip(trace.phases, between, lengths, strict=True):
         # Whatever else keeps host and device busy, a phase runs between two times of the host, and two events, around it.
-        assert began <= span.launched.start <= span.ran.start
-        assert span.ran.end <= ended + trace.error
+        assert span.launched.start <= span.ran.start
+        assert span.ran.end - span.launched.start <= ended - began + trace.error
         assert span.ran.length <= length + 1_000, "events tell time to half a microsecond or so"
         spare_host.append(ended - began - span.ran.length)
         spare_device.append(length - span.ran.length)
-    # The narrowest show how well they agree: some 20 and 5 us on a device that nothing else uses.
-    assert min(spare_host) < 1_000_000
+    # The narrowest show how well they agree: some 20 and 5 us on a device that nothing else uses. Beside a process that keeps it
+    # busy, each phase waits about 2 ms for its time slice.
+    assert min(spare_host) < 5_000_000
     assert min(spare_device) < 50_000
 
 
@@ -145,21 +151,24 @@ def test_events_are_read_without_waiting(device: Device):
 
 def test_phases_of_a_graph_that_was_captured_watched_are_told_apart(device: Device):
     stream, rows = device.stream("s"), device.zeros((1024,), torch.float32)
-    launches = [Launch.of(nap), Launch.of(touch, rows), Launch.of(nap)]
+    launches = [Launch.of(short_nap), Launch.of(touch, rows), Launch.of(short_nap)]
     unwatched = device.capture(stream, "unwatched", launches)
     timeline = Timeline(device, ["s"])
     watched = device.capture(stream, "watched", launches)
     warm(device)
     timeline.start()
-    device.replay(stream, watched)
-    device.replay(stream, unwatched)
-    device.synchronize()
+    for _ in range(TRIES):
+        device.replay(stream, watched)
+        device.replay(stream, unwatched)
+        device.synchronize()
     trace = timeline.stop()
     timeline.close()
-    assert [span.phase for span in trace.phases] == ["nap", "touch", "nap", "unwatched"]
+    assert [span.phase for span in trace.phases] == TRIES * ["short_nap", "touch", "short_nap", "unwatched"]
     assert in_stream_order(trace)
-    whole = trace.phases[3].ran.length
-    parts = trace.phases[2].ran.end - trace.phases[0].ran.start
+    whole = min(span.ran.length for span in trace.phases[3::4])
+    parts = min(
+        last.ran.end - first.ran.start for first, last in zip(trace.phases[::4], trace.phases[2::4], strict=True)
+    )
     assert abs(whole - parts) < 0.25 * whole
 
 
