@@ -140,7 +140,7 @@ def _blocks(sound: soundfile.SoundFile, bounds: _Bounds) -> Iterator[NDArray[np.
         frames += len(block)
         bounds.check_more(frames, sound.channels)
         if len(block):
-            yield block.mean(axis=1)
+            yield block[:, 0] if sound.channels == 1 else block.mean(axis=1)
         if len(block) < most:
             return
 
