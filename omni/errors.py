@@ -1,5 +1,55 @@
 """Errors that reach a user. Each names the field that is wrong, what is wrong with it, and how to mend it."""
 
+import reprlib
+
+QUOTED = 200
+"""Characters of a user's input that an error quotes at most."""
+
+
+def quoted(value: object) -> str:
+    """`repr(value)` for an error: at most `QUOTED` characters of it, of valid Unicode, whatever `value` is; large ones are not
+    written out first."""
+    try:
+        text = _REPR.repr(value)
+    except Exception:  # the value is a user's, and so may its __repr__ be
+        text = object.__repr__(value)
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """`text` as it stands, without quotes, for an error: at most `QUOTED` characters of it, on one line of valid Unicode.
+
+    For names, URLs and what libraries say of the input, which may hold all of it.
+    """
+    start = text[: QUOTED + 1].encode("utf-8", "backslashreplace").decode()
+    start = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in start)
+    return start if len(start) <= QUOTED and len(text) <= QUOTED else f"{start[: QUOTED - 3]}..."
+
+
+class _Repr(reprlib.Repr):
+    """Stops at a depth and a number of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxarray = (
+            self.maxdeque
+        ) = 20
+        self.maxother = self.maxlong = QUOTED
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x[: QUOTED + 1])
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x[: QUOTED + 1])
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write very long ones in decimal.
+        return repr(x) if x.bit_length() <= 4 * QUOTED else f"an int of {x.bit_length()} bits"
+
+
+_REPR = _Repr()
+
 
 class OmniError(Exception):
     """Base of every error omni raises on purpose."""

@@ -8,125 +8,109 @@
 
 Media may also be given as they are: a path, a URL, a data URI, bytes, an array, a tensor, `(array, rate)`, a PIL image.
 A message may have a `name` beside its role where the model tells speakers apart.
+
+In three steps: `check_messages` opens nothing, `remote_media` says what is to be downloaded, and `parse_messages` decodes. All of
+them name a medium by its path, `messages[0].content[1].input_audio` or `messages[0].content[0].image_url`.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import cast
 
 from omni.errors import InputError
-from omni.frontend.base import AudioPart, ImagePart, Message, Part, Role, TextPart
-from omni.media import load_audio, load_image
+from omni.frontend.base import AudioPart, ImagePart, Message, Part, TextPart
+from omni.frontend.outline import Medium, Outline, outline
+from omni.media import (
+    AudioSource,
+    Downloaded,
+    ImageSource,
+    MediaOptions,
+    check_audio,
+    check_image,
+    load_audio,
+    load_image,
+)
+from omni.media.url import is_remote
 
-_ROLES: tuple[str, ...] = get_args(Role)
-_PARTS = ("text", "input_audio", "image_url")
-_VIDEO = ("video", "video_url", "input_video")
-
-
-def parse_messages(messages: object, *, sample_rate: int = 16000, names: bool = False) -> tuple[Message, ...]:
-    """A chat from a list of messages, or from a string: one message of the user.
-
-    sample_rate: Hz, of `AudioPart`s. names: whether messages may have one (`Frontend.sample_rate`, `Frontend.takes_names`).
-    Reads and decodes media, so it may take a while. Raises InputError with the path of the field that is wrong.
-    """
-    if isinstance(messages, str):
-        return (Message("user", (_text(messages, "messages"),)),)
-    if not _is_list(messages):
-        remedy = "give a list of messages, or a string"
-        raise InputError("messages", f"are a {type(messages).__name__}", remedy)
-    if not messages:
-        raise InputError("messages", "are empty", "give at least one message")
-    read = _Reader(sample_rate, names)
-    given = cast(Sequence[Any], messages)
-    return tuple(read.message(message, f"messages[{index}]") for index, message in enumerate(given))
+_DEFAULTS = MediaOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """What depends on the model."""
+class RemoteMedia:
+    """A medium that stands elsewhere. field: its path in the messages. url: as it was given, http or https."""
 
-    sample_rate: int
-    names: bool
-
-    def message(self, message: object, field: str) -> Message:
-        given = _fields(message, field, ("role", "content"), optional="name")
-        if given["role"] not in _ROLES:
-            raise InputError(f"{field}.role", f"{given['role']!r} is unknown", f"use one of {', '.join(_ROLES)}")
-        name = self._name(given["name"], f"{field}.name") if "name" in given else None
-        return Message(cast(Role, given["role"]), self._content(given["content"], f"{field}.content"), name)
-
-    def _name(self, name: object, field: str) -> str | None:
-        if name is None:
-            return None
-        if not self.names:
-            raise InputError(field, "is given, but this model does not tell speakers apart by name", "leave it out")
-        text = _text(name, field).text
-        if not text:
-            raise InputError(field, "is empty", "give a name, or leave it out")
-        return text
-
-    def _content(self, content: object, field: str) -> tuple[Part, ...]:
-        if isinstance(content, str):
-            return (_text(content, field),)
-        if not _is_list(content):
-            raise InputError(field, f"is a {type(content).__name__}", "give a string or a list of parts")
-        if not content:
-            raise InputError(field, "is empty", "give at least one part, or a string")
-        parts = cast(Sequence[Any], content)
-        return tuple(self._part(part, f"{field}[{index}]") for index, part in enumerate(parts))
-
-    def _part(self, part: object, field: str) -> Part:
-        if not isinstance(part, Mapping):
-            raise InputError(
-                field, f"is a {type(part).__name__}", 'give a dict such as {"type": "text", "text": "..."}'
-            )
-        kind = part.get("type")
-        if kind in _VIDEO:
-            remedy = "give single pictures as image_url parts and the sound as an input_audio part"
-            raise InputError(f"{field}.type", "video input is not supported", remedy)
-        if kind not in _PARTS:
-            raise InputError(f"{field}.type", f"{kind!r} is unknown", f"use one of {', '.join(_PARTS)}")
-        source, field = _fields(part, field, ("type", kind))[kind], f"{field}.{kind}"
-        if kind == "input_audio":
-            return AudioPart(load_audio(source, field=field, sample_rate=self.sample_rate), field)
-        return _text(source, field) if kind == "text" else _image(source, field)
+    field: str
+    url: str
 
 
-def _text(text: object, field: str) -> TextPart:
-    if not isinstance(text, str):
-        raise InputError(field, f"is a {type(text).__name__}", "give a string")
+def check_messages(messages: object, *, names: bool = False, media: MediaOptions = _DEFAULTS) -> None:
+    """Raises InputError, with the path of the field, for all that can be told without opening a medium: the structure of a chat,
+    and media of the wrong type or from where they may not come. Arguments as of `parse_messages`."""
+    _checked(messages, names, media)
+
+
+def remote_media(messages: object) -> tuple[RemoteMedia, ...]:
+    """The http(s) URLs in a chat, each once, with the first medium that has it. Never raises: of malformed messages, none."""
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            field, f"is no valid Unicode: {error.reason} at {error.start}", "remove lone surrogates"
-        ) from error
-    return TextPart(text)
+        read = outline(messages)
+    except InputError:
+        return ()
+    found: dict[str, RemoteMedia] = {}
+    for medium in _media(read):
+        if is_remote(medium.source):
+            url = cast(str, medium.source)
+            found.setdefault(url, RemoteMedia(medium.field, url))
+    return tuple(found.values())
 
 
-def _image(source: Any, field: str) -> ImagePart:
-    if isinstance(source, Mapping):
-        # OpenAI's clients fill `detail` in; a model here sees a picture in one way only.
-        source = _fields({"detail": "auto", **source}, field, ("url", "detail"))
-        if source["detail"] != "auto":
-            raise InputError(f"{field}.detail", f"{source['detail']!r} is not supported", 'use "auto" or leave it out')
-        source, field = source["url"], f"{field}.url"
-    return ImagePart(load_image(source, field=field), field)
+def parse_messages(
+    messages: object,
+    *,
+    sample_rate: int = 16000,
+    names: bool = False,
+    media: MediaOptions = _DEFAULTS,
+    downloaded: Downloaded | None = None,
+) -> tuple[Message, ...]:
+    """A chat from a list of messages, or from a string: one message of the user.
+
+    sample_rate: Hz, of `AudioPart`s. names: whether messages may have one (`Frontend.sample_rate`, `Frontend.takes_names`).
+    media: whence, and how much. downloaded: the content of each of `remote_media`; None downloads them here, one by one.
+    Reads and decodes media, so it may take a while. Raises InputError with the path of the field that is wrong.
+    """
+    read = _checked(messages, names, media)
+    return tuple(
+        Message(each.role, tuple(_part(part, sample_rate, media, downloaded) for part in each.content), each.name)
+        for each in read
+    )
 
 
-def _fields(value: object, field: str, names: tuple[str, ...], optional: str | None = None) -> Mapping[str, Any]:
-    """`value` if it is a mapping with the keys `names`, and none but these and `optional`."""
-    wanted = " and ".join(repr(name) for name in names)
-    if not isinstance(value, Mapping):
-        raise InputError(field, f"is a {type(value).__name__}", f"give a dict with {wanted}")
-    for name in names:
-        if name not in value:
-            raise InputError(f"{field}.{name}", "is missing", f"give {wanted}")
-    for key in value:
-        if key not in names and key != optional:
-            raise InputError(f"{field}.{key}", "is not known here", f"give {wanted} only")
-    return value
+def _checked(messages: object, names: bool, media: MediaOptions) -> tuple[Outline, ...]:
+    read = outline(messages)
+    for index, message in enumerate(read):
+        if message.name is not None and not names:
+            problem = "is given, but this model does not tell speakers apart by name"
+            raise InputError(f"messages[{index}].name", problem, "leave it out")
+    remote = 0
+    for medium in _media(read):
+        check = check_audio if medium.kind == "input_audio" else check_image
+        check(medium.source, medium.field, media)
+        remote += is_remote(medium.source)
+        if remote > media.max_downloads_per_request:
+            problem = f"is the request's URL number {remote}"
+            remedy = f"use at most {media.max_downloads_per_request}, or raise frontend.media.max_downloads_per_request"
+            raise InputError(medium.field, problem, remedy)
+    return read
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+def _media(read: tuple[Outline, ...]) -> list[Medium]:
+    return [part for message in read for part in message.content if isinstance(part, Medium)]
+
+
+def _part(part: TextPart | Medium, sample_rate: int, media: MediaOptions, downloaded: Downloaded | None) -> Part:
+    if isinstance(part, TextPart):
+        return part
+    if part.kind == "input_audio":
+        sound = cast(AudioSource, part.source)
+        samples = load_audio(sound, field=part.field, sample_rate=sample_rate, options=media, downloaded=downloaded)
+        return AudioPart(samples, part.field)
+    picture = cast(ImageSource, part.source)
+    return ImagePart(load_image(picture, field=part.field, options=media, downloaded=downloaded), part.field)

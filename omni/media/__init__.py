@@ -1,7 +1,22 @@
 """Sound and pictures: from whatever a user gives to arrays, and back to files."""
 
-from omni.media.audio import AudioSource, load_audio, save_wav
-from omni.media.image import ImageSource, load_image
+from omni.media.audio import AudioSource, check_audio, load_audio, save_wav
+from omni.media.download import Downloads
+from omni.media.image import ImageSource, check_image, load_image
 from omni.media.key import content_hash
+from omni.media.options import MediaOptions
+from omni.media.source import Downloaded
 
-__all__ = ["AudioSource", "ImageSource", "content_hash", "load_audio", "load_image", "save_wav"]
+__all__ = [
+    "AudioSource",
+    "Downloaded",
+    "Downloads",
+    "ImageSource",
+    "MediaOptions",
+    "check_audio",
+    "check_image",
+    "content_hash",
+    "load_audio",
+    "load_image",
+    "save_wav",
+]

@@ -2,8 +2,8 @@
 
 import io
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from typing import BinaryIO, cast
 
 import numpy as np
 import soundfile
@@ -11,13 +11,32 @@ import soxr
 import torch
 from numpy.typing import NDArray
 
-from omni.errors import InputError
-from omni.media.samples import Samples, check_length, check_rate, to_mono
-from omni.media.source import Location, decode_base64, open_location
+from omni.errors import InputError, quoted, shortened
+from omni.media.options import MediaOptions
+from omni.media.samples import Samples, check_length, check_rate, check_samples, check_shape, to_mono
+from omni.media.source import Downloaded, Location, check_location, decode_base64, open_location
 
 AudioSource = Location | bytes | Mapping[str, str] | Samples | tuple[Samples, int]
 """A path, URL or data URI; a file's bytes; `{"data": base64, "format": "wav"}`; samples `[n]` or `[channels, n]`, alone
 (at the rate the model wants) or as `(samples, rate)`."""
+
+_BLOCK = 1 << 18
+"""Samples of all channels that are decoded at a time."""
+
+_DEFAULTS = MediaOptions()
+
+
+def check_audio(source: object, field: str, options: MediaOptions = _DEFAULTS) -> None:
+    """Raises InputError, as `load_audio` would, for what is no sound by its type, or from where none may come. Opens nothing."""
+    if isinstance(source, tuple):
+        _pair(source, field)
+    elif isinstance(source, Mapping):
+        _base64(source, field)
+    elif isinstance(source, str | os.PathLike):
+        check_location(source, field, options)
+    elif not isinstance(source, np.ndarray | torch.Tensor | bytes | bytearray):
+        problem = f"is a {shortened(type(source).__name__)}"
+        raise InputError(field, problem, "give a path, a URL, a data URI, bytes, an array, a tensor or (array, rate)")
 
 
 def load_audio(
@@ -26,28 +45,28 @@ def load_audio(
     field: str,
     sample_rate: int = 16000,
     min_seconds: float = 0.1,
-    max_seconds: float = 1200.0,
-    max_bytes: int = 512 * 2**20,
+    options: MediaOptions = _DEFAULTS,
+    downloaded: Downloaded | None = None,
 ) -> NDArray[np.float32]:
     """Mono float32 samples `[n]` at `sample_rate` Hz, channels averaged. Integers are scaled to -1..1, floats are kept.
 
-    Raises InputError, naming `field`, if the sound cannot be read, is empty, shorter than `min_seconds` or longer than
-    `max_seconds` (told from a file's header, before it is decoded), is not finite, or has a shape that is no sound.
+    options: whence, and how much. downloaded: content by URL; None downloads a URL here. A file is decoded and resampled block by
+    block, so that memory is in proportion to the result.
+    Raises InputError, naming `field`, if the sound cannot be read, is empty, shorter than `min_seconds` or beyond the bounds of
+    `options` (told from a file's header, before it is decoded, and again while it is), is not finite, or has a shape that is none.
     """
+    check_audio(source, field, options)
+    bounds = _Bounds(field, min_seconds, options)
     if isinstance(source, tuple):
-        mono, rate = _from_pair(source, field)
+        (samples, rate), at = _pair(source, field), f"{field}[0]"
     elif isinstance(source, np.ndarray | torch.Tensor):
-        mono, rate = to_mono(source, field), sample_rate
+        samples, rate, at = source, sample_rate, field
     else:
-        mono, rate = _decode(_open(source, field, max_bytes), field, min_seconds, max_seconds)
-    # Of a file too: a damaged one may hold less than its header says.
-    check_length(len(mono), rate, field, min_seconds, max_seconds)
-    if not np.isfinite(mono).all():
-        raise InputError(field, "holds samples that are NaN or infinite", "give finite samples between -1 and 1")
-    if rate == sample_rate:
-        return mono
-    resampled: NDArray[np.float32] = soxr.resample(mono, rate, sample_rate)
-    return resampled
+        with _open(source, field, options, downloaded) as file:
+            return _decode(file, sample_rate, bounds)
+    frames, channels = check_shape(samples, at)
+    bounds.check(frames, channels, rate)
+    return _resampled([to_mono(samples, at)], rate, sample_rate, bounds)
 
 
 def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.Tensor, sample_rate: int) -> None:
@@ -67,42 +86,100 @@ def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.
         raise InputError(str(path), problem, "give a file name in a folder that exists") from error
 
 
-def _open(source: object, field: str, max_bytes: int) -> Path | bytes:
+class _Bounds:
+    """What a sound may be. Told of the header first, and then of what there is."""
+
+    def __init__(self, field: str, min_seconds: float, options: MediaOptions) -> None:
+        self.field = field
+        self.min_seconds = min_seconds
+        self._options = options
+
+    def check(self, frames: int, channels: int, rate: int) -> None:
+        check_length(frames, rate, self.field, self.min_seconds, self._options.max_audio_seconds)
+        check_samples(frames * channels, self.field, self._options)
+
+    def check_more(self, frames: int, channels: int) -> None:
+        """Of a file that goes on: how much there will be, its header does not know."""
+        check_samples(frames * channels, self.field, self._options)
+
+
+def _open(
+    source: Location | bytes | Mapping[str, str], field: str, options: MediaOptions, downloaded: Downloaded | None
+) -> BinaryIO:
     if isinstance(source, bytes | bytearray):
-        return bytes(source)
+        return io.BytesIO(source)
+    most = options.max_audio_bytes
     if isinstance(source, Mapping):
-        data = source.get("data")
-        if set(source) - {"data", "format"} or not isinstance(data, str):
-            problem = f"has the keys {sorted(map(str, source))}"
-            raise InputError(field, problem, 'give {"data": <base64 of the file>, "format": "wav"}')
-        return decode_base64(data, field=f"{field}.data", max_bytes=max_bytes)
-    if isinstance(source, str | os.PathLike):
-        return open_location(source, field=field, max_bytes=max_bytes)
-    problem = f"is a {type(source).__name__}"
-    raise InputError(field, problem, "give a path, a URL, a data URI, bytes, an array, a tensor or (array, rate)")
+        return io.BytesIO(decode_base64(_base64(source, field), field=f"{field}.data", max_bytes=most))
+    return open_location(source, field=field, options=options, max_bytes=most, downloaded=downloaded)
 
 
-def _decode(data: Path | bytes, field: str, min_seconds: float, max_seconds: float) -> tuple[NDArray[np.float32], int]:
-    if data == b"":
-        raise InputError(field, "is empty (0 bytes)", f"give at least {min_seconds:g} s of sound")
+def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.float32]:
+    field = bounds.field
+    if not file.read(1):
+        raise InputError(field, "is empty (0 bytes)", f"give at least {bounds.min_seconds:g} s of sound")
+    file.seek(0)
     try:
-        with soundfile.SoundFile(io.BytesIO(data) if isinstance(data, bytes) else data) as file:
-            rate = int(file.samplerate)
+        with soundfile.SoundFile(file) as sound:
+            rate = int(sound.samplerate)
             check_rate(rate, field)
-            check_length(file.frames, rate, field, min_seconds, max_seconds)
-            blocks = [block.mean(axis=1) for block in file.blocks(1 << 16, dtype="float32", always_2d=True)]
+            bounds.check(sound.frames, sound.channels, rate)
+            return _resampled(_blocks(sound, bounds), rate, sample_rate, bounds)
     # A TypeError: a headerless format, which soundfile tells by the file's name, lacks its rate.
     except (soundfile.SoundFileError, TypeError, OSError) as error:
-        problem = f"is not a sound file that can be read ({error})"
+        problem = f"is not a sound file that can be read ({shortened(str(error))})"
         raise InputError(field, problem, "give a wav, flac, ogg or mp3 file") from error
-    return np.concatenate(blocks or [np.zeros(0, np.float32)]), rate
 
 
-def _from_pair(source: tuple[Samples, int], field: str) -> tuple[NDArray[np.float32], int]:
+def _blocks(sound: soundfile.SoundFile, bounds: _Bounds) -> Iterator[NDArray[np.float32]]:
+    """Mono. Read without `SoundFile.blocks`, which wants to seek: some codecs cannot."""
+    most = max(1, _BLOCK // sound.channels)
+    frames = 0
+    while True:
+        block: NDArray[np.float32] = sound.read(most, dtype="float32", always_2d=True)
+        frames += len(block)
+        bounds.check_more(frames, sound.channels)
+        if len(block):
+            yield block[:, 0] if sound.channels == 1 else block.mean(axis=1)
+        if len(block) < most:
+            return
+
+
+def _resampled(
+    blocks: Iterable[NDArray[np.float32]], rate: int, sample_rate: int, bounds: _Bounds
+) -> NDArray[np.float32]:
+    """The blocks in a row at `sample_rate`, bit for bit as if they were resampled at once."""
+    resampler = soxr.ResampleStream(rate, sample_rate, 1, dtype="float32") if rate != sample_rate else None
+    made: list[NDArray[np.float32]] = []
+    frames = 0
+    for block in blocks:
+        if not np.isfinite(block).all():
+            raise InputError(
+                bounds.field, "holds samples that are NaN or infinite", "give finite samples between -1 and 1"
+            )
+        frames += len(block)
+        made.append(block if resampler is None else resampler.resample_chunk(block))
+    # Of a file too: a damaged one may hold less than its header says.
+    bounds.check(frames, 1, rate)
+    if resampler is not None:
+        made.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+    return made[0] if len(made) == 1 else np.concatenate(made)
+
+
+def _base64(source: Mapping[str, object], field: str) -> str:
+    data = source.get("data")
+    if set(source) - {"data", "format"} or not isinstance(data, str):
+        problem = f"has the keys {quoted(list(source))}"
+        raise InputError(field, problem, 'give {"data": <base64 of the file>, "format": "wav"}')
+    return data
+
+
+def _pair(source: tuple[object, ...], field: str) -> tuple[Samples, int]:
     if len(source) != 2 or not isinstance(source[0], np.ndarray | torch.Tensor):
         raise InputError(field, f"is a tuple of {len(source)}", "give (samples, sample rate in Hz)")
     samples, rate = source
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
-        raise InputError(f"{field}[1]", f"is a {type(rate).__name__}", "give the sample rate in Hz as an integer")
+        problem = f"is a {shortened(type(rate).__name__)}"
+        raise InputError(f"{field}[1]", problem, "give the sample rate in Hz as an integer")
     check_rate(int(rate), f"{field}[1]")
-    return to_mono(samples, f"{field}[0]"), int(rate)
+    return cast(Samples, samples), int(rate)

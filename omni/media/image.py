@@ -4,16 +4,18 @@ import io
 import os
 import struct
 import zlib
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
-from omni.errors import InputError
-from omni.media.samples import to_numpy
-from omni.media.source import Location, open_location
+from omni.errors import InputError, quoted, shortened
+from omni.media.local import too_large
+from omni.media.options import MediaOptions
+from omni.media.samples import check_values, to_numpy
+from omni.media.source import Downloaded, Location, check_location, open_location
 
 ImageSource = Location | bytes | Image.Image | NDArray[np.generic] | torch.Tensor
 """A path, URL or data URI; a file's bytes; a picture; pixels as uint8 or as floats from 0 to 1, `[height, width]` or
@@ -22,78 +24,132 @@ with 1, 3 or 4 channels first or last."""
 # Only these: Pillow's other readers are little tested, and one starts Ghostscript.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _CHANNELS = (1, 3, 4)
+_DEFAULTS = MediaOptions()
+
+_MAX_SCANS = 20
+"""Of a progressive JPEG with as many pixels as may be; what cameras and programs write has about 10."""
 # What Pillow's readers raise on damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error)
 
 
-def load_image(
-    source: ImageSource, *, field: str, max_pixels: int = 64 * 2**20, max_bytes: int = 64 * 2**20
-) -> Image.Image:
-    """An RGB picture, upright as its EXIF orientation says, an alpha channel dropped.
+def check_image(source: object, field: str, options: MediaOptions = _DEFAULTS) -> None:
+    """Raises InputError, as `load_image` would, for what is no picture by its type, or from where none may come. Opens nothing."""
+    if isinstance(source, str | os.PathLike):
+        check_location(source, field, options)
+    elif not isinstance(source, Image.Image | np.ndarray | torch.Tensor | bytes | bytearray):
+        problem = f"is a {shortened(type(source).__name__)}"
+        raise InputError(field, problem, "give a path, a URL, a data URI, bytes, a PIL image, an array or a tensor")
 
-    Raises InputError, naming `field`, if it cannot be read, has no pixels or more than `max_pixels` (told from a file's
+
+def load_image(
+    source: ImageSource, *, field: str, options: MediaOptions = _DEFAULTS, downloaded: Downloaded | None = None
+) -> Image.Image:
+    """An RGB picture, upright as its EXIF orientation says, an alpha channel dropped; of several in a file, the first.
+
+    options: whence, and how much. downloaded: content by URL; None downloads a URL here.
+    Raises InputError, naming `field`, if it cannot be read, has no pixels or more than the options allow (told from a file's
     header, before it is decoded), or is an array that is no picture.
     """
+    check_image(source, field, options)
     if isinstance(source, Image.Image):
-        return _to_rgb(source, field, max_pixels)
+        _check_size(source.width, source.height, field, options)
+        picture = _guarded(lambda: _to_rgb(source), field, options)
+        # The user's own stays the user's.
+        return picture.copy() if picture is source else picture
     if isinstance(source, np.ndarray | torch.Tensor):
-        pixels = _to_hwc(source, field)
-        _check_size(pixels.shape[1], pixels.shape[0], field, max_pixels)
+        check_values(source, field)
+        pixels = _to_hwc(source, field, options)
         return Image.fromarray(_to_uint8(pixels, field), "RGB")
-    return _decode(_open(source, field, max_bytes), field, max_pixels)
+    data = _read(source, field, options, downloaded)
+    return _guarded(lambda: _decode(data, field, options), field, options)
 
 
-def _open(source: object, field: str, max_bytes: int) -> Path | bytes:
+def _read(source: Location | bytes, field: str, options: MediaOptions, downloaded: Downloaded | None) -> bytes:
     if isinstance(source, bytes | bytearray):
         return bytes(source)
-    if isinstance(source, str | os.PathLike):
-        return open_location(source, field=field, max_bytes=max_bytes)
-    problem = f"is a {type(source).__name__}"
-    raise InputError(field, problem, "give a path, a URL, a data URI, bytes, a PIL image, an array or a tensor")
+    most = options.max_image_bytes
+    with open_location(source, field=field, options=options, max_bytes=most, downloaded=downloaded) as file:
+        # One more than may be: the file may have grown.
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise too_large(field, most)
+    return data
 
 
-def _decode(data: Path | bytes, field: str, max_pixels: int) -> Image.Image:
+def _guarded(decode: Callable[[], Image.Image], field: str, options: MediaOptions) -> Image.Image:
     try:
-        with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=_FORMATS) as image:
-            return _to_rgb(image, field, max_pixels)
+        return decode()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InputError(field, "is too large", f"give a picture of at most {max_pixels} pixels") from error
+        raise InputError(
+            field, "is too large", f"give a picture of at most {options.max_image_pixels} pixels"
+        ) from error
     except _DAMAGED as error:
         remedy = f"give a {', '.join(_FORMATS)} file"
-        raise InputError(field, f"is not a picture that can be read ({error})", remedy) from error
+        raise InputError(field, f"is not a picture that can be read ({shortened(str(error))})", remedy) from error
 
 
-def _to_rgb(image: Image.Image, field: str, max_pixels: int) -> Image.Image:
-    _check_size(image.width, image.height, field, max_pixels)
-    upright = ImageOps.exif_transpose(image)
+def _decode(data: bytes, field: str, options: MediaOptions) -> Image.Image:
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        _check_size(image.width, image.height, field, options)
+        _check_work(image, data, field, options)
+        return _to_rgb(image)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """As few copies as can be: one of a large picture is a quarter of a gigabyte."""
+    image.load()
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    upright = ImageOps.exif_transpose(image) if turned else image
     if upright.mode.startswith("I"):
         # 16-bit gray: Pillow's own conversion clips at 255 instead of scaling.
         upright = Image.fromarray((np.asarray(upright) // 256).clip(0, 255).astype(np.uint8))
     if "transparency" in upright.info:
         upright = upright.convert("RGBA")
-    return upright.convert("RGB")
+    return upright if upright.mode == "RGB" else upright.convert("RGB")
 
 
-def _to_hwc(source: NDArray[np.generic] | torch.Tensor, field: str) -> NDArray[np.generic]:
+def _check_work(image: Image.Image, data: bytes, field: str, options: MediaOptions) -> None:
+    """Raises InputError for files that take more memory or time than their pixels do."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        # Tiles are whole, however little of them is in the picture.
+        width, height = (image.tag_v2.get(tag, 1) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
+        _check_size(width, height, field, options)
+    if image.format in ("JPEG", "MPO"):
+        # Each scan of a progressive picture passes over all of it. In between, the marker of a scan cannot occur.
+        scans = data.count(b"\xff\xda")
+        if scans * image.width * image.height > _MAX_SCANS * options.max_image_pixels:
+            problem = f"is too large ({image.width} x {image.height} in {scans} scans)"
+            raise InputError(field, problem, "save it with fewer scans")
+
+
+def _to_hwc(source: NDArray[np.generic] | torch.Tensor, field: str, options: MediaOptions) -> NDArray[np.generic]:
     """Pixels `[height, width, channels]`. Where both readings fit, arrays have channels last and tensors first."""
     shape = tuple(source.shape)
-    array = to_numpy(source)
+    order = _order(shape, first=isinstance(source, torch.Tensor))
+    if order is None:
+        remedy = "give [height, width] or 1, 3 or 4 channels first or last"
+        raise InputError(field, f"has shape {quoted(list(shape))}", remedy)
+    _check_size(shape[order[1]], shape[order[0]], field, options)
+    array = to_numpy(source, field)
+    return array[:, :, None] if len(shape) == 2 else array.transpose(order)
+
+
+def _order(shape: tuple[int, ...], first: bool) -> tuple[int, ...] | None:
+    """Where height, width and channels are. first: whether channels come first where both are possible."""
     if len(shape) == 2:
-        return array[:, :, None]
-    if len(shape) == 3:
-        last, first = shape[2] in _CHANNELS, shape[0] in _CHANNELS
-        if last and not (first and isinstance(source, torch.Tensor)):
-            return array
-        if first:
-            return array.transpose(1, 2, 0)
-    remedy = "give [height, width] or 1, 3 or 4 channels first or last"
-    raise InputError(field, f"has shape {list(shape)}", remedy)
+        return 0, 1
+    if len(shape) != 3:
+        return None
+    if shape[2] in _CHANNELS and not (first and shape[0] in _CHANNELS):
+        return 0, 1, 2
+    return (1, 2, 0) if shape[0] in _CHANNELS else None
 
 
 def _to_uint8(pixels: NDArray[np.generic], field: str) -> NDArray[np.uint8]:
     remedy = "give uint8, or floats from 0 to 1"
     if pixels.dtype.kind == "f":
-        values = pixels.astype(np.float32)
+        with np.errstate(over="ignore"):
+            values = pixels.astype(np.float32)
         # Negated, so that NaN fails too.
         if not (values.min() >= 0.0 and values.max() <= 1.0):
             raise InputError(field, f"holds values from {values.min():g} to {values.max():g}", remedy)
@@ -103,9 +159,12 @@ def _to_uint8(pixels: NDArray[np.generic], field: str) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.broadcast_to(pixels[:, :, :3], (*pixels.shape[:2], 3)), dtype=np.uint8)
 
 
-def _check_size(width: int, height: int, field: str, max_pixels: int) -> None:
+def _check_size(width: int, height: int, field: str, options: MediaOptions) -> None:
     if width < 1 or height < 1:
         raise InputError(field, f"has no pixels ({width} x {height})", "give a picture of at least 1 x 1")
-    if width * height > max_pixels:
+    if width * height > options.max_image_pixels:
         problem = f"is too large ({width} x {height})"
-        raise InputError(field, problem, f"give a picture of at most {max_pixels} pixels")
+        remedy = (
+            f"give a picture of at most {options.max_image_pixels} pixels, or raise frontend.media.max_image_pixels"
+        )
+        raise InputError(field, problem, remedy)

@@ -4,9 +4,88 @@ import msgspec
 
 
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where media may come from.
+    """Where media may come from, and how much of it. Data URIs, bytes, arrays and pictures are always taken.
 
-    strict: for requests of people who are not trusted with this machine: whatever is not set otherwise is forbidden.
+    strict: for requests of people who are not trusted with this machine and its network: of the five below, what is not set is
+        forbidden. Without it, what is not set is allowed.
+    remote: whether media are downloaded from http(s) URLs; under `strict`, None does so if `allowed_domains` is set.
+    allowed_domains: whence, `"example.com"` exactly, `".example.com"` with all below it; None allows any.
+    private_addresses: whether a host may be at an address that is not of the public internet: private, loopback, link-local,
+        shared, multicast, reserved. Each address is checked that a connection is made to, redirects too.
+    proxies: whether HTTP_PROXY, HTTPS_PROXY and NO_PROXY are heeded; addresses are then for the proxy to check.
+    local: whether paths and `file:` URLs are opened; under `strict`, None does so if `local_folder` is set.
+    local_folder: only files below it, symbolic links followed; None allows all.
+    download_seconds: for one download, from the name of its host to its last byte.
+    max_downloads: at once; more wait. max_downloads_per_request: more are refused. max_redirects: of one download.
+    max_audio_bytes, max_image_bytes: of one file, as it comes.
+    max_audio_seconds: of one clip. max_audio_samples: of one clip at its own rate, all channels counted.
+    max_image_pixels: of one picture.
     """
 
     strict: bool = False
+    remote: bool | None = None
+    allowed_domains: tuple[str, ...] | None = None
+    private_addresses: bool | None = None
+    proxies: bool | None = None
+    local: bool | None = None
+    local_folder: str | None = None
+    download_seconds: float = 30.0
+    max_downloads: int = 32
+    max_downloads_per_request: int = 256
+    max_redirects: int = 10
+    max_audio_bytes: int = 512 * 2**20
+    max_image_bytes: int = 64 * 2**20
+    max_audio_seconds: float = 1200.0
+    max_audio_samples: int = 128 * 2**20
+    max_image_pixels: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not self.__getattribute__(name) > 0:
+                raise ValueError(f"{name} must be greater than 0")
+        if self.max_redirects < 0:
+            raise ValueError("max_redirects must be at least 0")
+        if self.max_image_pixels > _PILLOWS_PIXELS:
+            raise ValueError(f"max_image_pixels must be at most {_PILLOWS_PIXELS}, what Pillow opens")
+        for domain in self.allowed_domains or ():
+            if not domain.strip(".") or set(domain) & set("/:*@% "):
+                raise ValueError(f"allowed_domains must be names such as example.com or .example.com, not {domain!r}")
+
+    @property
+    def allows_remote(self) -> bool:
+        return self._or_lenient(self.remote, self.allowed_domains is not None)
+
+    @property
+    def allows_private(self) -> bool:
+        return self._or_lenient(self.private_addresses, False)
+
+    @property
+    def uses_proxies(self) -> bool:
+        return self._or_lenient(self.proxies, False)
+
+    @property
+    def allows_local(self) -> bool:
+        return self._or_lenient(self.local, self.local_folder is not None)
+
+    @property
+    def max_bytes(self) -> int:
+        """Of a file of any kind."""
+        return max(self.max_audio_bytes, self.max_image_bytes)
+
+    def _or_lenient(self, setting: bool | None, narrowed: bool) -> bool:
+        return setting if setting is not None else narrowed or not self.strict
+
+
+_PILLOWS_PIXELS = 178_956_970
+"""Twice its `Image.MAX_IMAGE_PIXELS`, beyond which it refuses."""
+
+_POSITIVE = (
+    "download_seconds",
+    "max_downloads",
+    "max_downloads_per_request",
+    "max_audio_bytes",
+    "max_image_bytes",
+    "max_audio_seconds",
+    "max_audio_samples",
+    "max_image_pixels",
+)

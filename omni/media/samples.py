@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.errors import InputError
+from omni.errors import InputError, quoted, shortened
+from omni.media.options import MediaOptions
 
 Samples = NDArray[np.generic] | torch.Tensor
 """`[n]` or `[channels, n]`: floats within -1..1, int16 or int32."""
@@ -15,29 +16,74 @@ _LOUDEST = 16.0
 """Beyond it, floats are taken to be integers that were never scaled; a clipped recording stays well below."""
 
 
-def to_numpy(values: NDArray[np.generic] | torch.Tensor) -> NDArray[np.generic]:
-    """The values on the host, in their own dtype (bfloat16, which numpy lacks, as float32)."""
+def check_values(values: NDArray[np.generic] | torch.Tensor, field: str) -> None:
+    """Raises InputError for arrays and tensors that hold no plain numbers. Of the others the shape may be asked."""
+    remedy = "give an array or a tensor of plain numbers"
     if isinstance(values, np.ndarray):
-        return values
-    tensor = values.detach().cpu()
-    array: NDArray[np.generic] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        if isinstance(values, np.ma.MaskedArray):
+            raise InputError(field, "is a masked array", "fill in what is masked, and give a plain array")
+        if values.dtype.kind not in "fiub":
+            raise InputError(field, f"holds {shortened(str(values.dtype))} values", remedy)
+        return
+    for wrong, problem in (
+        (values.is_nested, "is a nested tensor"),
+        (values.layout != torch.strided, f"is a {values.layout} tensor"),
+        (values.is_meta, "is a tensor on the meta device, which holds no values"),
+        (values.is_quantized, "is a quantized tensor"),
+        (values.is_complex(), "is a complex tensor"),
+    ):
+        if wrong:
+            raise InputError(field, problem, remedy)
+
+
+def to_numpy(values: NDArray[np.generic] | torch.Tensor, field: str) -> NDArray[np.generic]:
+    """The values on the host, in their own dtype (bfloat16 and the like, which numpy lacks, as float32). Raises InputError."""
+    check_values(values, field)
+    if isinstance(values, np.ndarray):
+        # Of subclasses too, and in this machine's order of bytes.
+        return np.asarray(values, values.dtype.newbyteorder("="))
+    try:
+        tensor = values.detach().cpu().resolve_neg()
+        array: NDArray[np.generic] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    except (RuntimeError, TypeError) as error:
+        problem = f"is a tensor whose values cannot be read ({shortened(str(error))})"
+        raise InputError(field, problem, "give it as a numpy array") from error
     return array
 
 
 def to_mono(samples: Samples, field: str) -> NDArray[np.float32]:
     """Mono float32 `[n]`: channels averaged, integers scaled to -1..1. Raises InputError for what is no sound."""
-    array = to_numpy(samples)
+    check_shape(samples, field)
+    array = to_numpy(samples, field)
     if array.ndim == 1:
         return np.ascontiguousarray(_to_float(array, field))
-    if array.ndim == 2 and 0 < array.shape[0] <= min(_MAX_CHANNELS, array.shape[1]):
-        mono: NDArray[np.float32] = _to_float(array, field).mean(axis=0)
-        return mono
-    raise InputError(field, f"has shape {list(array.shape)}", "give [samples] or [channels, samples]")
+    mono: NDArray[np.float32] = _to_float(array, field).mean(axis=0)
+    return mono
+
+
+def check_shape(samples: Samples, field: str) -> tuple[int, int]:
+    """How many frames and channels. Raises InputError for what is no sound by its kind or shape."""
+    check_values(samples, field)
+    shape = tuple(samples.shape)
+    if len(shape) == 1:
+        return shape[0], 1
+    if len(shape) == 2 and 0 < shape[0] <= min(_MAX_CHANNELS, shape[1]):
+        return shape[1], shape[0]
+    raise InputError(field, f"has shape {quoted(list(shape))}", "give [samples] or [channels, samples]")
 
 
 def check_rate(rate: int, field: str) -> None:
     if not 0 < rate <= _MAX_RATE:
         raise InputError(field, f"has a sample rate of {rate} Hz", f"give sound sampled at 1 to {_MAX_RATE} Hz")
+
+
+def check_samples(samples: int, field: str, options: MediaOptions) -> None:
+    """samples: of all channels."""
+    if samples > options.max_audio_samples:
+        problem = f"holds more than {options.max_audio_samples} samples, all channels counted"
+        raise InputError(
+            field, problem, "give less sound, or at a lower rate, or raise frontend.media.max_audio_samples"
+        )
 
 
 def check_length(samples: int, rate: int, field: str, min_seconds: float, max_seconds: float) -> None:
@@ -47,11 +93,17 @@ def check_length(samples: int, rate: int, field: str, min_seconds: float, max_se
     if seconds < min_seconds:
         raise InputError(field, f"is too short ({seconds:.3g} s)", f"give at least {min_seconds:g} s of sound")
     if seconds > max_seconds:
-        raise InputError(field, f"is too long ({seconds:.1f} s)", f"give at most {max_seconds:g} s of sound")
+        raise InputError(
+            field,
+            f"is too long ({seconds:.1f} s)",
+            f"give at most {max_seconds:g} s of sound, or raise frontend.media.max_audio_seconds",
+        )
 
 
 def _to_float(array: NDArray[np.generic], field: str) -> NDArray[np.float32]:
-    values = array.astype(np.float32) if array.dtype.kind in "fi" else np.zeros(0, np.float32)
+    # Beyond the range of float32 is infinite, and said to be.
+    with np.errstate(over="ignore"):
+        values = array.astype(np.float32) if array.dtype.kind in "fi" else np.zeros(0, np.float32)
     if array.dtype.kind == "f":
         loudest = float(np.abs(values).max(initial=0))
         if np.isfinite(loudest) and loudest > _LOUDEST:

@@ -2,110 +2,109 @@
 
 import base64
 import binascii
+import io
 import os
-import time
-import urllib.error
-import urllib.request
-from http.client import HTTPException
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import BinaryIO
 from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
 
-from omni.errors import InputError
+from omni.errors import InputError, quoted, shortened
+from omni.media.download import Downloads
+from omni.media.local import check_path, open_file, too_large
+from omni.media.options import MediaOptions
+from omni.media.url import check_url, failed, is_remote
 
 Location = str | os.PathLike[str]
 """A path, a `file:`, `http:` or `https:` URL, or a data URI."""
 
-_BLOCK = 1 << 16
+Downloaded = Mapping[str, bytes]
+"""What was downloaded, by URL as it was given."""
 
 
-def open_location(source: Location, *, field: str, max_bytes: int, timeout_seconds: float = 30.0) -> Path | bytes:
-    """A file that exists, or the bytes that a URL or data URI holds.
+def check_location(source: Location, field: str, options: MediaOptions) -> None:
+    """Raises InputError for a place that media may not come from, as far as its text says. Opens nothing."""
+    if is_remote(source):
+        check_url(str(source), field, options)
+    elif not _is_data(source):
+        check_path(_path(source, field), field, options)
 
-    Raises InputError if there is no such thing, if it holds more than `max_bytes`, or if a download takes longer than
-    `timeout_seconds` in all.
+
+def open_location(
+    source: Location, *, field: str, options: MediaOptions, max_bytes: int, downloaded: Downloaded | None = None
+) -> BinaryIO:
+    """A file's content, from its start.
+
+    downloaded: None has a URL downloaded here and now. Raises InputError if the place is not allowed (`options`), if there is no
+    such thing, or if it holds more than `max_bytes`.
     """
-    if not isinstance(source, str):
-        return _existing_file(Path(source), field, max_bytes)
-    scheme = source[:8].lower().partition(":")[0]
-    if scheme == "data":
-        return _decode_data_uri(source, field, max_bytes)
-    if scheme in ("http", "https"):
-        return _download(source, field, max_bytes, timeout_seconds)
-    if scheme == "file":
-        return _existing_file(Path(url2pathname(urlsplit(source).path)), field, max_bytes)
-    return _existing_file(Path(source).expanduser(), field, max_bytes)
+    if is_remote(source):
+        return io.BytesIO(_limited(_fetched(str(source), field, options, downloaded), field, max_bytes))
+    if _is_data(source):
+        return io.BytesIO(_decode_data_uri(str(source), field, max_bytes))
+    return open_file(_path(source, field), field, options, max_bytes)
 
 
 def decode_base64(text: str, *, field: str, max_bytes: int) -> bytes:
     """The bytes that standard base64 text stands for. Raises InputError if it is no base64, or too long."""
+    # White space in it counts: it is worked on as well.
+    if len(text) > 2 * max_bytes:
+        raise too_large(field, max_bytes)
     try:
         data = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InputError(field, f"is not base64 ({error})", "encode the file's bytes as standard base64") from error
+        raise InputError(
+            field, f"is not base64 ({shortened(str(error))})", "encode the file's bytes as standard base64"
+        ) from error
     return _limited(data, field, max_bytes)
 
 
-def _existing_file(path: Path, field: str, max_bytes: int) -> Path:
-    try:
-        found = path.is_file()
-        size = path.stat().st_size if found else 0
-    except (OSError, ValueError) as error:
-        # Base64 text given where a path belongs ends here: its "name" is too long.
-        _no_file(str(path), field, error)
-    if not found:
-        _no_file(str(path), field, None)
-    if size > max_bytes:
-        _too_big(field, max_bytes)
+def _fetched(url: str, field: str, options: MediaOptions, downloaded: Downloaded | None) -> bytes:
+    if downloaded is None:
+        downloads = Downloads(options)
+        try:
+            return downloads.fetch(url, field).result()
+        finally:
+            downloads.close()
+    check_url(url, field, options)
+    if url not in downloaded:
+        raise failed(url, field, "nothing came")
+    return downloaded[url]
+
+
+def _is_data(source: Location) -> bool:
+    return isinstance(source, str) and source[:5].lower() == "data:"
+
+
+def _path(source: Location, field: str) -> str:
+    """Raises InputError for a `file:` URL that is none, and for a path that no file can have."""
+    path = os.fspath(source)
+    if isinstance(source, str) and source[:5].lower() == "file:":
+        try:
+            path = url2pathname(urlsplit(source).path)
+        except ValueError as error:
+            raise InputError(field, f"{quoted(source)} is no URL", "write file:///folder/name") from error
+    if not isinstance(path, str):
+        raise InputError(field, f"is a path of {type(path).__name__}", "give it as a string")
     return path
-
-
-def _no_file(name: str, field: str, error: Exception | None) -> NoReturn:
-    shown = name if len(name) <= 80 else f"{name[:60]}..."
-    remedy = "give the path of an existing file, a URL or a data URI"
-    raise InputError(field, f"there is no file {shown!r}", remedy) from error
 
 
 def _decode_data_uri(uri: str, field: str, max_bytes: int) -> bytes:
     header, comma, body = uri.partition(",")
     if not comma:
         raise InputError(field, "is a data URI without a comma", "write data:<type>;base64,<data>")
-    if not header.endswith(";base64"):
-        return _limited(unquote_to_bytes(body), field, max_bytes)
-    return decode_base64(unquote_to_bytes(body).decode("ascii", "replace"), field=field, max_bytes=max_bytes)
-
-
-def _download(url: str, field: str, max_bytes: int, timeout_seconds: float) -> bytes:
-    deadline = time.monotonic() + timeout_seconds
-    data = bytearray()
+    if len(body) > 4 * max_bytes:
+        raise too_large(field, max_bytes)
     try:
-        request = urllib.request.Request(url, headers={"User-Agent": "omni"})
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
-            if int(response.headers.get("Content-Length") or 0) > max_bytes:
-                _too_big(field, max_bytes)
-            # The socket's own timeout starts anew with each block; the deadline holds for all of them.
-            while block := response.read1(_BLOCK):
-                data += block
-                if len(data) > max_bytes:
-                    _too_big(field, max_bytes)
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"no end after {timeout_seconds:g} s")
-    except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            # It is the response, too, and holds the connection open.
-            error.close()
-        raise InputError(
-            field, f"could not download {url} ({error})", "check the URL, or give the file itself"
-        ) from error
-    return bytes(data)
+        data = unquote_to_bytes(body)
+    except UnicodeEncodeError as error:
+        raise InputError(field, f"is no valid Unicode: {error.reason}", "remove lone surrogates") from error
+    if not header.lower().endswith(";base64"):
+        return _limited(data, field, max_bytes)
+    return decode_base64(data.decode("ascii", "replace"), field=field, max_bytes=max_bytes)
 
 
 def _limited(data: bytes, field: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
-        _too_big(field, max_bytes)
+        raise too_large(field, max_bytes)
     return data
-
-
-def _too_big(field: str, max_bytes: int) -> NoReturn:
-    raise InputError(field, f"is larger than {max_bytes / 2**20:g} MiB", "give a smaller file")

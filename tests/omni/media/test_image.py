@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from omni.errors import InputError
-from omni.media import content_hash, load_image
+from omni.media import MediaOptions, content_hash, load_image
 
 HEIGHT, WIDTH = 5, 7
 PIXELS: NDArray[np.uint8] = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
@@ -24,7 +24,7 @@ def encode(image: Image.Image, file_format: str = "PNG", **settings: object) -> 
 
 
 def load(source: object, **settings: int) -> Image.Image:
-    return load_image(source, field="image", **settings)  # type: ignore[arg-type]
+    return load_image(source, field="image", options=MediaOptions(**settings))  # type: ignore[arg-type]
 
 
 def test_every_source_gives_the_same_picture(tmp_path: Path) -> None:
@@ -105,11 +105,11 @@ def test_absurd_sizes_are_refused_by_the_header(side: int) -> None:
         load(data)
 
 
-def test_the_pixel_limit_is_an_argument() -> None:
-    assert load(PIXELS, max_pixels=35).size == (WIDTH, HEIGHT)
+def test_the_pixel_limit_is_an_option() -> None:
+    assert load(PIXELS, max_image_pixels=35).size == (WIDTH, HEIGHT)
     for source in (PIXELS, Image.fromarray(PIXELS), encode(Image.fromarray(PIXELS))):
         with pytest.raises(InputError, match=r"too large \(7 x 5\)"):
-            load(source, max_pixels=34)
+            load(source, max_image_pixels=34)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_paths_are_read(tmp_path: Path) -> None:
             "messages[0].content[0].image_url.detail",
             "'high'",
         ),
-        (user({"type": "image_url", "image_url": {"url": "no.png"}}), "messages[0].content[0].image_url.url", "no.png"),
+        (user({"type": "image_url", "image_url": {"url": "no.png"}}), "messages[0].content[0].image_url", "no.png"),
         (["x", {"role": "user", "content": "y"}], "messages[0]", "give a dict"),
     ],
 )

@@ -1,0 +1,137 @@
+"""Downloads of media, apart from whatever prepares requests: one event loop in a thread that nobody waits for."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+
+from omni.errors import InputError, StageError, shortened
+from omni.media.connect import Resolver
+from omni.media.http import download
+from omni.media.options import MediaOptions
+
+
+class Downloads:
+    """Fetches any number of URLs at once. The thread starts with the first.
+
+    Neither `fetch` nor `close` waits, nor does the end of the interpreter: each download ends `MediaOptions.download_seconds` after
+    its turn came, whatever the other side does, or when its future is cancelled.
+    """
+
+    def __init__(self, options: MediaOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._waiting: set[Future[bytes]] = set()
+        self._closed = False
+
+    def fetch(self, url: str, field: str) -> "Future[bytes]":
+        """The bytes behind an http(s) URL, later.
+
+        Ends with InputError, naming `field`, if the URL may not be asked for (`MediaOptions`) or gives nothing usable; with
+        StageError if the downloads are closed before it is done.
+        """
+        future: Future[bytes] = Future()
+        with self._lock:
+            if self._closed:
+                future.set_exception(_closed())
+                return future
+            self._worker = self._worker or _Worker(self._options)
+            self._waiting.add(future)
+        future.add_done_callback(self._forget)
+        self._worker.start(future, url, field)
+        return future
+
+    def close(self) -> None:
+        """Ends what is under way with an error. Idempotent."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            waiting = list(self._waiting)
+        for future in waiting:
+            _settle(future, _closed())
+        if first and self._worker is not None:
+            self._worker.stop()
+
+    def _forget(self, future: "Future[bytes]") -> None:
+        with self._lock:
+            self._waiting.discard(future)
+
+
+class _Worker:
+    """The loop and its thread."""
+
+    def __init__(self, options: MediaOptions) -> None:
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._turns = asyncio.Semaphore(options.max_downloads)
+        self._resolver = Resolver(options.max_downloads)
+        self._tasks: set[asyncio.Task[None]] = set()
+        # A daemon: the interpreter waits for all others as it ends.
+        threading.Thread(target=self._run, name="omni-downloads", daemon=True).start()
+
+    def start(self, future: "Future[bytes]", url: str, field: str) -> None:
+        self._soon(lambda: self._begin(future, url, field))
+
+    def stop(self) -> None:
+        self._soon(self._loop.stop)
+
+    def _soon(self, call: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            # The loop is closed: what it did has ended.
+            return
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._end())
+        finally:
+            self._loop.close()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        # A transport closes its socket in the loop's next round.
+        await asyncio.sleep(0)
+        await self._loop.shutdown_asyncgens()
+
+    def _begin(self, future: "Future[bytes]", url: str, field: str) -> None:
+        if future.done():
+            return
+        task = self._loop.create_task(self._serve(future, url, field))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # Cancelled, or ended by `close`: the connection ends too.
+        future.add_done_callback(lambda _: self._soon(task.cancel))
+
+    async def _serve(self, future: "Future[bytes]", url: str, field: str) -> None:
+        limit = self._options.download_seconds
+        try:
+            async with self._turns, asyncio.timeout(limit):
+                _settle(future, await download(url, field, self._options, self._resolver))
+        except TimeoutError:
+            problem = f"could not download {shortened(url)} (no end after {limit:g} s)"
+            _settle(
+                future, InputError(field, problem, "give the file itself, or raise frontend.media.download_seconds")
+            )
+        except Exception as error:  # whatever it is, the one who waits for it is to know
+            _settle(future, error)
+
+
+def _settle(future: "Future[bytes]", outcome: bytes | Exception) -> None:
+    """Once: it may have been cancelled or closed just now."""
+    try:
+        if isinstance(outcome, bytes):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+    except InvalidStateError:
+        return
+
+
+def _closed() -> StageError:
+    return StageError("frontend", "downloading", "the engine was closed")

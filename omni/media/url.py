@@ -1,0 +1,55 @@
+"""URLs of media, and which of them may be asked for."""
+
+import httpx
+
+from omni.errors import InputError, shortened
+from omni.media.options import MediaOptions
+
+_SCHEMES = ("http", "https")
+
+
+def is_remote(source: object) -> bool:
+    """Whether a medium stands somewhere else, at an http(s) URL."""
+    return isinstance(source, str) and source[:8].lower().partition(":")[0] in _SCHEMES
+
+
+def check_url(url: str, field: str, options: MediaOptions) -> httpx.URL:
+    """The parts of an http(s) URL that may be downloaded, as far as its text says. Raises InputError."""
+    if not options.allows_remote:
+        remedy = "send the file itself as a data URI, or set frontend.media.remote"
+        raise InputError(field, "is a URL, and media are not downloaded here", remedy)
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise failed(url, field, shortened(str(error))) from error
+    host, port = parts.raw_host.decode("ascii"), parts.port
+    if parts.scheme not in _SCHEMES or parts.userinfo:
+        raise failed(url, field, "only http and https, without a user's name")
+    if not host or "%" in host or (port is not None and not 0 < port < 2**16):
+        raise failed(url, field, "no host")
+    domains = options.allowed_domains
+    if domains is not None and not any(_matches(host, domain) for domain in domains):
+        problem = f"is at {shortened(host)}, and media are not downloaded from there"
+        remedy = "use another host, or add it to frontend.media.allowed_domains"
+        raise InputError(field, problem, remedy)
+    return parts
+
+
+def failed(url: str, field: str, reason: str) -> InputError:
+    """reason: in at most as many characters as an error quotes."""
+    return InputError(
+        field, f"could not download {shortened(url)} ({reason})", "check the URL, or give the file itself"
+    )
+
+
+def _matches(host: str, domain: str) -> bool:
+    """domain: `".example.com"` is that domain and all below it."""
+    host, wanted = _ascii(host), _ascii(domain)
+    return host == wanted.lstrip(".") or (wanted.startswith(".") and host.endswith(wanted))
+
+
+def _ascii(domain: str) -> str:
+    """As URLs have it on the wire."""
+    dot = "." if domain.startswith(".") else ""
+    name = domain.strip(".").lower()
+    return dot + (name if name.isascii() else httpx.URL(f"http://{name}").raw_host.decode("ascii"))
