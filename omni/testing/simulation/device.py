@@ -226,7 +226,7 @@ class SimulatedDevice(Device):
                     return
                 self._checker.begin(stream, task)
                 try:
-                    with self._recorder:
+                    with self._recorder, self._recorder.kernels.watching():
                         super().launch(stream, task.phase, *task.buffers)
                 finally:
                     self._checker.end()
