@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from omni.device import COMPLETED, Event
 from omni.stage import Feed
 from omni_encoder.cache import ContentKey, Outputs
 from omni_encoder.inputs import MediaItem
@@ -40,7 +41,10 @@ class Taker:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One distinct piece of media to encode, for all who asked for it meanwhile. feed: the input that came first."""
+    """One distinct piece of media to encode, for all who asked for it meanwhile.
+
+    feed: the input that came first. after: the end of what failed batches launched that reads it.
+    """
 
     key: ContentKey
     item: MediaItem
@@ -50,6 +54,7 @@ class Job:
     launched: bool = False
     alone: bool = False
     """It was in a batch that failed: it runs by itself, so that only what is at fault fails."""
+    after: Event = COMPLETED
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -189,7 +189,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         end = self._device.record(self._stream)
         for job in jobs:
             if len(jobs) > 1 and job.takers:
-                job.alone, job.launched = True, False
+                job.alone, job.launched, job.after = True, False, end
                 continue
             self._jobs.remove(job)
             release(job.feed, end)

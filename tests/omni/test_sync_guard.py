@@ -13,10 +13,13 @@ from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError, SyncError
 
 MASK = torch.arange(6) > 2
+BYTES = MASK.to(torch.uint8)
+"""To torch the same: an index of bytes is a mask."""
 REPEATS = torch.ones(6, dtype=torch.int64)
 HOST = CpuDevice().host_tensor((6,), torch.float32)
 
 Ask = Callable[[torch.Tensor], object]
+pytestmark = pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 WAITS: dict[str, tuple[Ask, str]] = {
     "item": (lambda x: x[0].item(), "keep the value on the device"),
     "bool": (lambda x: bool(MASK[0]), "keep the value on the device"),
@@ -34,6 +37,12 @@ WAITS: dict[str, tuple[Ask, str]] = {
     "argwhere": (lambda x: torch.argwhere(MASK), "shape depends on values"),
     "mask": (lambda x: x[MASK], "shape depends on values"),
     "assignment by a mask": (lambda x: x.clone().__setitem__(MASK, x[:3]), "shape depends on values"),
+    "mask of bytes": (lambda x: x[BYTES], "shape depends on values"),
+    "mask of bytes among indices": (lambda x: x.view(2, 3)[:, BYTES[2:5]], "shape depends on values"),
+    "assignment by a mask of bytes": (lambda x: x.clone().__setitem__(BYTES, x[:3]), "shape depends on values"),
+    "index_put_ by a mask of bytes": (lambda x: x.clone().index_put_((BYTES,), x[:3]), "shape depends on values"),
+    "index_put by a mask of bytes": (lambda x: x.index_put((BYTES,), x[:3]), "shape depends on values"),
+    "where of bytes": (lambda x: torch.where(BYTES), "shape depends on values"),
     "masked_select": (lambda x: x.masked_select(MASK), "shape depends on values"),
     "unique": (lambda x: x.unique(), "shape depends on values"),
     "unique_consecutive": (lambda x: x.unique_consecutive(), "shape depends on values"),
@@ -48,6 +57,8 @@ DOES_NOT_WAIT: dict[str, Ask] = {
     "arithmetic": lambda x: (x + 1).softmax(0).argmax(),
     "a gather": lambda x: x.index_select(0, REPEATS),
     "an index": lambda x: x[REPEATS],
+    "an index among bytes": lambda x: BYTES[REPEATS],
+    "a gather of bytes": lambda x: BYTES.index_select(0, REPEATS),
     "a choice": lambda x: torch.where(MASK, x, 0),
     "a fill by mask": lambda x: x.masked_fill(MASK, 1),
     "repeat_interleave of a known size": lambda x: x.repeat_interleave(REPEATS, output_size=6),

@@ -35,22 +35,27 @@ class Copier:
     def copy(self, pieces: Sequence[tuple[Piece, Tensor]]) -> Event:
         """Each piece into its pinned memory, `[rows, columns]` of its dtype; together at most `MOST_ROWS` scattered rows.
 
-        Returns the end. What fails may have launched a part of it: that is over at `end`.
+        Returns the end. What fails may have launched a part of it: that is over at `end`, and producers are told of it too.
         """
-        slots = [piece.scattered() for piece, _ in pieces]
-        told = [rows for rows in slots if rows is not None]
-        views = iter(self._uploader.send(told)) if told else iter(())
-        for (piece, host), rows in zip(pieces, slots, strict=True):
-            self._launch(piece, host, None if rows is None else next(views))
-        end = self.end()
-        for piece, _ in pieces:
-            if isinstance(piece.part.tensor, PageSlice):
-                piece.part.tensor.gathered(end)
+        try:
+            self._launch_all(pieces)
+        finally:
+            end = self.end()
+            for piece, _ in pieces:
+                if isinstance(piece.part.tensor, PageSlice):
+                    piece.part.tensor.gathered(end)
         return end
 
     def end(self) -> Event:
         """After everything launched so far."""
         return self._device.record(self._stream)
+
+    def _launch_all(self, pieces: Sequence[tuple[Piece, Tensor]]) -> None:
+        slots = [piece.scattered() for piece, _ in pieces]
+        told = [rows for rows in slots if rows is not None]
+        views = iter(self._uploader.send(told)) if told else iter(())
+        for (piece, host), rows in zip(pieces, slots, strict=True):
+            self._launch(piece, host, None if rows is None else next(views))
 
     def _launch(self, piece: Piece, host: Tensor, slots_n: Tensor | None) -> None:
         tensor, columns = piece.part.tensor, slice(piece.left, piece.right)

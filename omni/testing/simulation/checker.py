@@ -57,10 +57,8 @@ class Checker:
         if running is None or not tensor.numel():
             return
         key = key_of(tensor)
-        shadow = self._shadows.get(key)
-        if shadow is None:
-            shadow = self._watch(key, tensor, None, 0)
-        elif shadow.born == running.launched.number:
+        shadow = self._shadow_of(key, tensor)
+        if shadow.born == running.launched.number:
             return
         if selection is None:
             same = (key, writes, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.itemsize)
@@ -99,12 +97,18 @@ class Checker:
     def _host_touch(self, tensor: Tensor, writes: bool, operation: str) -> None:
         if not tensor.numel():
             return
-        key = key_of(tensor)
-        shadow = self._shadows.get(key) or self._watch(key, tensor, None, 0)
+        shadow = self._shadow_of(key_of(tensor), tensor)
         region = Region.of(tensor, shadow.size, None)
         number = self._add(Access(HOST, self.host[HOST], "", "the host", 0, operation, writes))
         self._check(shadow, region, number, self.host, tensor)
         shadow.mark((HOST, writes), region, number)
+
+    def _shadow_of(self, key: int, tensor: Tensor) -> Shadow:
+        shadow = self._shadows.get(key)
+        if shadow is None:
+            return self._watch(key, tensor, None, 0)
+        shadow.grow(tensor.untyped_storage().nbytes())
+        return shadow
 
     def _watch(self, key: int, tensor: Tensor, home: int | None, born: int) -> Shadow:
         shadow = self._shadows[key] = Shadow(tensor, self._gone, home, born)

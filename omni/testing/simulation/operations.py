@@ -16,17 +16,22 @@ Arguments = tuple[Any, ...]
 
 
 class Nature(Enum):
-    """COMPOSED: made of other operations, which are seen instead. VIEW: touches nothing. PERHAPS_VIEW: a view or a copy."""
+    """COMPOSED: made of other operations, which are seen instead. VIEW: touches nothing. PERHAPS_VIEW: a view or a copy.
+
+    FRESH: a view of memory that is new.
+    """
 
     COMPOSED = "composed"
     VIEW = "view"
+    FRESH = "fresh"
     PERHAPS_VIEW = "perhaps a view"
     PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """written: positions and names of the arguments that it writes; it reads all other tensors.
+    """written: positions and names of the arguments that it writes; it reads all other tensors. trained: of those that it writes
+    too when it is told to train.
 
     chosen: of the tensor at position 0 it touches only what the arguments choose.
     """
@@ -34,7 +39,21 @@ class Operation:
     name: str
     nature: Nature
     written: frozenset[int | str]
+    trained: "Trained | None"
     chosen: Callable[[Arguments], Selection | None] | None
+
+    def written_by(self, args: Arguments) -> frozenset[int | str]:
+        """Positions and names of what a call with these arguments writes."""
+        trained = self.trained
+        return self.written | trained.written if trained is not None and args[trained.flag] else self.written
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Statistics that an operation moves on though its schema does not say so. flag: position of the argument that says it does."""
+
+    written: frozenset[int | str]
+    flag: int
 
 
 _WHOLE = frozenset(
@@ -55,11 +74,14 @@ _WHOLE = frozenset(
     }
 )
 """Composed operations that read all of their arguments and make a new tensor: taking them apart would tell nothing more."""
-_VIEWS = frozenset({"_unsafe_view", "lift", "lift_fresh"})
+_VIEWS = frozenset({"_unsafe_view"})
 """Views whose schemas do not say so."""
+_FRESH = frozenset({"lift", "lift_fresh"})
+"""What `torch.tensor` ends with: its argument is memory that no operation made."""
 _SHAPED_IN_PLACE = frozenset(
-    {"as_strided_", "detach_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+    {"as_strided_", "detach_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 )
+_TRAINED: Mapping[str, Trained] = {"native_batch_norm": Trained(frozenset({3, 4}), 5)}
 
 
 def describe(func: Any) -> Operation:
@@ -70,12 +92,14 @@ def describe(func: Any) -> Operation:
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written.add(argument.name if argument.kwarg_only else position)
-    return Operation(name, _nature(func, name, written), frozenset(written), _CHOSEN.get(name))
+    return Operation(name, _nature(func, name, written), frozenset(written), _TRAINED.get(name), _CHOSEN.get(name))
 
 
 def _nature(func: Any, name: str, written: set[int | str]) -> Nature:
     if name in _SHAPED_IN_PLACE or name in _VIEWS:
         return Nature.VIEW
+    if name in _FRESH:
+        return Nature.FRESH
     if written or name in _WHOLE:
         return Nature.COMPOSED if written and _composed(func) else Nature.PLAIN
     aliased = any(result.alias_info is not None for result in func._schema.returns)
@@ -89,7 +113,9 @@ def _composed(func: Any) -> bool:
 
 
 def _numbers(index: Tensor) -> NDArray[Any]:
-    return index.numpy()
+    numbers = index.numpy()
+    # A mask of bytes: to numpy these are numbers.
+    return numbers.astype(bool) if index.dtype == torch.uint8 else numbers
 
 
 def _rows(args: Arguments) -> Selection:
@@ -98,9 +124,11 @@ def _rows(args: Arguments) -> Selection:
     return (*(slice(None),) * (dim % max(tensor.dim(), 1)), _numbers(index))
 
 
-def _elements(args: Arguments) -> Selection:
+def _elements(args: Arguments) -> Selection | None:
     """`(self, dim, index, ...)`: an element for each of the index's."""
     tensor, dim, index = args[0], args[1], args[2]
+    if not tensor.dim() or not index.dim():
+        return None
     places: list[Any] = list(np.ogrid[tuple(slice(size) for size in index.shape)])
     places[dim % tensor.dim()] = _numbers(index)
     return tuple(places)

@@ -1,14 +1,14 @@
 """Sees every torch operation of a phase and tells the checker what it touches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from omni.testing.simulation.checker import Checker
+from omni.testing.simulation.kernels import KernelWatch
 from omni.testing.simulation.operations import Nature, Operation, describe
-from omni.testing.simulation.region import Selection
 from omni.testing.simulation.shadow import key_of
 
 
@@ -18,6 +18,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, checker: Checker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checker = checker
+        self.kernels = KernelWatch(checker.touch)
+        """Sees what is no operation of torch's; entered beside this."""
         self._operations: dict[int, Operation] = {}
         """By the overload's identity, since hashing it takes longer than all that is done with it here. Overloads live for ever."""
 
@@ -34,11 +36,17 @@ class Recorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         kwargs = kwargs or {}
+        if self.kernels.running:
+            return func(*args, **kwargs)  # what the kernel touches, not what its interpreter does for it
         operation = self._operations.get(id(func))
         if operation is None:
             operation = self._operations[id(func)] = describe(func)
         if operation.nature is Nature.VIEW:
             return func(*args, **kwargs)
+        if operation.nature is Nature.FRESH:
+            result = func(*args, **kwargs)
+            self._made(operation, result)
+            return result
         if operation.nature is Nature.COMPOSED:
             decompose: Callable[..., object] = func.decompose
             with self:
@@ -47,29 +55,27 @@ class Recorder(TorchDispatchMode):
         if operation.nature is Nature.PERHAPS_VIEW and _is_view(result, args[0]):
             return result
         self._record(operation, args, kwargs)
-        if isinstance(result, Tensor):
-            self._checker.made(result, operation.name)
-        elif isinstance(result, tuple | list):
-            for tensor in result:
-                if isinstance(tensor, Tensor):
-                    self._checker.made(tensor, operation.name)
+        self._made(operation, result)
         return result
 
+    def _made(self, operation: Operation, result: object) -> None:
+        for tensor in _tensors(result):
+            self._checker.made(tensor, operation.name)
+
     def _record(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        written, name = operation.written, operation.name
-        for position, argument in enumerate(args):
-            if isinstance(argument, Tensor):
-                chosen: Selection | None = None
-                if position == 0 and operation.chosen is not None:
-                    chosen = operation.chosen(args)
-                self._checker.touch(argument, position in written, name, chosen)
-            elif isinstance(argument, list | tuple):
-                for tensor in argument:
-                    if isinstance(tensor, Tensor):
-                        self._checker.touch(tensor, position in written, name)
-        for keyword, argument in kwargs.items():
-            if isinstance(argument, Tensor):
-                self._checker.touch(argument, keyword in written, name)
+        written, name = operation.written_by(args), operation.name
+        for place, argument in (*enumerate(args), *kwargs.items()):
+            chosen = operation.chosen(args) if place == 0 and operation.chosen is not None else None
+            for tensor in _tensors(argument):
+                self._checker.touch(tensor, place in written, name, chosen)
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """An argument or a result: a tensor, a list of them and of what is none, or something else."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        yield from (part for part in value if isinstance(part, Tensor))
 
 
 def _is_view(result: object, source: Tensor) -> bool:

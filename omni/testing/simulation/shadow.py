@@ -67,6 +67,15 @@ class Shadow(weakref.ref[UntypedStorage]):
             return region.start
         return region.first(self._cells[kind], self._granule, access)
 
+    def grow(self, size: int) -> None:
+        """The storage has so many bytes now: an operation may give it more. Nobody has touched those."""
+        if size <= self.size:
+            return
+        self.size = size
+        count = -(-size // self._granule)
+        if self._cells is not None:
+            self._cells = {kind: np.pad(cells, (0, max(count - cells.size, 0))) for kind, cells in self._cells.items()}
+
     def _refined(self, cells: dict[Kind, Cells], itemsize: int) -> dict[Kind, Cells]:
         """The cells, fine enough for items of that size."""
         if itemsize % self._granule:

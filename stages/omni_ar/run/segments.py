@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from omni.device import COMPLETED, Device, Stream, Uploader
+from omni.device import COMPLETED, Device, Event, Stream, Uploader
 from omni.errors import InputError
 from omni.payload import PageSlice
 from omni.stage import Feed, release
@@ -75,7 +75,7 @@ class SegmentIntake:
                 taken.append(request)
             except Exception as error:
                 # A gather of one of its tensors may have been launched before another's failed.
-                release(message, self._device.record(self._stream))
+                release(message, self._gathered(message))
                 failed.append((request, error))
         self._waiting = waiting
         return taken, failed
@@ -88,13 +88,19 @@ class SegmentIntake:
             return ReadySegment(fitting, COMPLETED, message.lease)
         # The copies are on the stream that will read them, so the prompt need not wait for them.
         copied = self._gather(slices) | self._copy({name: t for name, t in tensors.items() if name not in fitting})
-        end = self._device.record(self._stream)
-        for source in slices.values():
-            source.gathered(end)
+        end = self._gathered(message)
         if fitting:  # they are read where they are, later
             return ReadySegment(fitting | copied, end, message.lease)
         release(message, end)
         return ReadySegment(copied, COMPLETED, None)
+
+    def _gathered(self, message: Feed) -> Event:
+        """The end of the gathers that were launched. Producers of page rows are told: a lease of the payload may be left."""
+        end = self._device.record(self._stream)
+        for source in message.payload.tensors.values():
+            if isinstance(source, PageSlice):
+                source.gathered(end)
+        return end
 
     def _fits(self, source: Tensor) -> bool:
         here = source.device.type == self._device.torch_device.type

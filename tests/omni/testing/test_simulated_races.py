@@ -68,6 +68,16 @@ def test_a_copy_without_a_wait_is_reported_in_whichever_order_it_happened(order:
         pair.device.assert_no_races()
 
 
+def test_what_is_pending_at_the_end_is_looked_at_too():
+    pair = Pair()
+    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.launch(pair.two, copy, torch.zeros(4, 2), pair.rows)
+    assert pair.device.races == []
+    with pytest.raises(AssertionError, match="1 races"):
+        pair.device.assert_no_races()
+    assert not pair.device.pending
+
+
 def test_a_wait_orders():
     pair = Pair()
     pair.device.launch(pair.one, write, pair.rows)

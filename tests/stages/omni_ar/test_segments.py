@@ -12,10 +12,12 @@ from omni.errors import InputError
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Feed, lend
+from omni.testing import SimulatedDevice
 from omni_ar.inputs import Segment
 from omni_ar.run.request import ArRequest
 from omni_ar.run.segments import SegmentIntake
 from omni_local.connector import LocalConnector
+from support.late_faults import LateFaultyDevice
 from support.queued_device import QueuedDevice
 
 PAGES = torch.randn(5, 4, 3)
@@ -33,7 +35,7 @@ class Lent:
         self.message = Feed("r", payload, COMPLETED, *lend(connector, self.ref, 1))
 
 
-def intake(device: QueuedDevice, dtype: torch.dtype = torch.float32) -> tuple[SegmentIntake, ArRequest]:
+def intake(device: SimulatedDevice, dtype: torch.dtype = torch.float32) -> tuple[SegmentIntake, ArRequest]:
     return SegmentIntake("talker", device, device.stream("ar"), 20, dtype), ArRequest("r", SamplingParams(), set())
 
 
@@ -191,3 +193,22 @@ def test_what_is_of_another_dtype_is_converted_on_the_device_and_let_go_of(whole
     assert torch.equal(taken["rows"], PAGES.flatten(0, 1)[[3, 1]].bfloat16())
     assert torch.equal(taken["made"], made.bfloat16())
     assert not whole or taken["ids"] is ids
+
+
+def test_a_gather_that_fails_half_way_is_told_of_though_another_input_shares_the_payload():
+    """Page rows that move must not be written again before what was launched of the gather is over."""
+    device = LateFaultyDevice(None)
+    segments, request = intake(device)
+    parts = {name: PageSlice(PAGES, np.array(slots)) for name, slots in (("rows", [3, 1]), ("more", [2, 5]))}
+    payload, connector = Payload(Segment(name="sound", index=0), dict(parts)), LocalConnector()
+    ref = connector.send(payload, COMPLETED, device.stream("transfer"))
+    mine, _other = lend(connector, ref, 2)
+    segments.add(request, Segment(name="sound", index=0), Feed("r", payload, COMPLETED, mine))
+    device.fail("gather_segment", 1, after=False)
+    taken, ((failed, error),) = segments.tick()
+    assert (taken, failed, str(error)) == ([], request, "a fault")
+    assert not ref.released
+    readers = [part.relocate(PAGES.clone(), part.slots, COMPLETED) for part in parts.values()]
+    assert not readers[0].done()
+    device.run({"ar"})
+    assert all(reader.done() for reader in readers)

@@ -1,0 +1,160 @@
+"""Sees what Triton kernels touch that a phase runs under Triton's interpreter: the bytes that they load and store.
+
+To torch such a kernel is no operation. A device's own kernels cannot be looked into; the simulated device is the CPU, where they
+run interpreted (`TRITON_INTERPRET=1`) or not at all.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.testing.simulation.region import Selection
+
+_INTERPRETER = "triton.runtime.interpreter"
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Touch = Callable[[Tensor, bool, str, Selection], None]
+"""As `Checker.touch`."""
+
+_Kind = tuple[bool, int]
+"""Whether it wrote, and bytes of an element."""
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A kernel being run. accesses: addresses of elements, one program's after the other's."""
+
+    name: str
+    storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    accesses: dict[_Kind, list[NDArray[np.uint64]]] = field(default_factory=dict)
+
+    def add(self, value: Any) -> None:
+        """An argument: what tensors it holds."""
+        if isinstance(value, Tensor):
+            storage = value.untyped_storage()
+            self.storages[storage.data_ptr()] = storage
+        elif isinstance(value, tuple):
+            for part in value:
+                self.add(part)
+        elif isinstance(value, _holders()):
+            self.add(value.base)
+
+    def access(self, pointers: Any, mask: Any, writes: bool) -> None:
+        """pointers, mask: of the interpreter's; None masks nothing."""
+        itemsize = np.dtype(_interpreter()._get_np_dtype(pointers.get_element_ty())).itemsize
+        addresses = pointers.data
+        if mask is not None:
+            addresses = addresses[np.broadcast_to(mask.data.astype(bool), addresses.shape)]
+        self.accesses.setdefault((writes, itemsize), []).append(np.unique(addresses))
+
+    def tell(self, touch: Touch) -> None:
+        for (writes, itemsize), parts in self.accesses.items():
+            addresses = np.unique(np.concatenate(parts))
+            for start, storage in self.storages.items():
+                inside = addresses[(addresses >= start) & (addresses < start + storage.nbytes())] - np.uint64(start)
+                if inside.size:
+                    self._tell(touch, storage, writes, itemsize, inside.astype(np.int64))
+
+    def _tell(
+        self, touch: Touch, storage: torch.UntypedStorage, writes: bool, itemsize: int, offsets: NDArray[np.int64]
+    ) -> None:
+        if (offsets % itemsize).any() or storage.nbytes() % itemsize:
+            offsets, itemsize = (offsets[:, None] + np.arange(itemsize)).reshape(-1), 1
+        words = torch.empty(0, dtype=_WORDS[itemsize])
+        words.set_(storage, 0, (storage.nbytes() // itemsize,), (1,))
+        touch(words, writes, self.name, (offsets // itemsize,))
+
+
+class KernelWatch:
+    """touch: is told of every part of a storage that a kernel loads, stores or does both to, once it has run.
+
+    running: whether a kernel runs: torch's operations are then the interpreter's own.
+    """
+
+    def __init__(self, touch: Touch) -> None:
+        self._touch = touch
+        self._kernel: _Kernel | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._kernel is not None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While entered, kernels are seen. Costs nothing where nobody has loaded the interpreter."""
+        if _INTERPRETER not in sys.modules:
+            yield
+            return
+        interpreter = _interpreter()
+        executor, builder = interpreter.GridExecutor, interpreter.interpreter_builder
+        call = executor.__call__
+        executor.__call__ = self._called(call)
+        accesses = self._accesses(builder)
+        # On the one builder, in front of its class's.
+        vars(builder).update(accesses)
+        try:
+            yield
+        finally:
+            executor.__call__ = call
+            for name in accesses:
+                del vars(builder)[name]
+
+    def _called(self, call: Callable[..., None]) -> Callable[..., None]:
+        def run(executor: Any, *args: Any, **kwargs: Any) -> None:
+            kernel = self._kernel = _Kernel(executor.fn.__name__)
+            for value in (*args, *kwargs.values()):
+                kernel.add(value)
+            try:
+                call(executor, *args, **kwargs)
+                kernel.tell(self._touch)
+            finally:
+                self._kernel = None
+
+        return run
+
+    def _accesses(self, builder: Any) -> dict[str, Callable[..., Any]]:
+        """What the interpreter reads and writes memory by: all else that does is made of these."""
+
+        def load(ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            self._see(ptrs, mask, False)
+            return kind.create_masked_load(builder, ptrs, mask, *rest, **options)
+
+        def store(ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            self._see(ptrs, mask, True)
+            return kind.create_masked_store(builder, ptrs, value, mask, *rest, **options)
+
+        def exchange(ptr: Any, *rest: Any, **options: Any) -> Any:
+            self._see(ptr, None, True)
+            return kind.create_atomic_cas(builder, ptr, *rest, **options)
+
+        def update(operation: Any, ptr: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            self._see(ptr, mask, True)
+            return kind.create_atomic_rmw(builder, operation, ptr, value, mask, *rest, **options)
+
+        kind = type(builder)
+        return {
+            "create_masked_load": load,
+            "create_masked_store": store,
+            "create_atomic_cas": exchange,
+            "create_atomic_rmw": update,
+        }
+
+    def _see(self, pointers: Any, mask: Any, writes: bool) -> None:
+        if self._kernel is not None:
+            self._kernel.access(pointers, mask, writes)
+
+
+def _interpreter() -> Any:
+    return sys.modules[_INTERPRETER]
+
+
+def _holders() -> tuple[Any, ...]:
+    """Arguments that are a tensor and something about it."""
+    return _interpreter().TensorDescriptor, sys.modules["triton.runtime.jit"].TensorWrapper

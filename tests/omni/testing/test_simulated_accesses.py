@@ -1,0 +1,538 @@
+"""Every class of access and operation: an access that nothing orders is reported with what it does, and one of another part is not.
+
+Each access is of the two rows in the middle of a buffer. Another stream reads or writes the same rows, rows that overlap them, or
+the rows around them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from omni.device import COMPLETED, Downloader, Phase, SharedRing, Uploader
+from omni.testing import Race, SimulatedDevice
+
+TWO = torch.ones(2, 2)
+"""What is added, copied and so on: of the shape of the rows that are touched, and touched by nobody else."""
+INDEX = torch.tensor([0, 1])
+INDICES = torch.zeros(2, 2, dtype=torch.int64)
+MASK = torch.tensor([[True, False], [True, True]])
+
+Access = Callable[[Tensor], object]
+
+
+def indices() -> Tensor:
+    """Memory for the second of two outputs."""
+    return torch.empty(2, 2, dtype=torch.int64)
+
+
+def steps(x: Tensor, **others: list[Tensor]) -> dict[str, list[Tensor]]:
+    """Arguments of a fused optimizer's step, those that are not given left to themselves."""
+    names = ("self", "grads", "exp_avgs", "exp_avg_sqs")
+    return {name: others.get(name, [torch.ones(2, 2)]) for name in names}
+
+
+def adam(**written: list[Tensor]) -> None:
+    torch._fused_adam_(
+        *steps(TWO, **written).values(),
+        [],
+        [torch.tensor(1.0)],
+        lr=0.1,
+        beta1=0.9,
+        beta2=0.9,
+        weight_decay=0.0,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+IN_PLACE: dict[str, Access] = {
+    "add_": lambda x: x.add_(1),
+    "an operator": lambda x: x.__imul__(2),
+    "copy_": lambda x: x.copy_(TWO),
+    "copy_ that is not waited for": lambda x: x.copy_(TWO, non_blocking=True),
+    "copy_ of another type": lambda x: x.copy_(TWO.double()),
+    "fill_": lambda x: x.fill_(1),
+    "zero_": lambda x: x.zero_(),
+    "index_put_": lambda x: x.index_put_((INDEX,), TWO),
+    "index_put_ that adds": lambda x: x.index_put_((INDEX,), TWO, accumulate=True),
+    "index_copy_": lambda x: x.index_copy_(0, INDEX, TWO),
+    "index_add_": lambda x: x.index_add_(0, INDEX, TWO),
+    "index_fill_": lambda x: x.index_fill_(0, INDEX, 3),
+    "scatter_": lambda x: x.scatter_(0, INDEX[:, None].expand(2, 2), TWO),
+    "scatter_add_": lambda x: x.scatter_add_(0, INDEX[:, None].expand(2, 2), TWO),
+    "scatter_reduce_": lambda x: x.scatter_reduce_(0, INDEX[:, None].expand(2, 2), TWO, "amax"),
+    "masked_fill_": lambda x: x.masked_fill_(MASK, 1),
+    "masked_scatter_": lambda x: x.masked_scatter_(MASK, TWO),
+    "put_": lambda x: x.put_(torch.tensor([0, 3]), torch.ones(2)),
+    "assignment to a slice": lambda x: x.__setitem__((slice(None), 1), 3.0),
+    "assignment of a tensor": lambda x: x.__setitem__(slice(0, 2), TWO),
+    "assignment by a mask": lambda x: x.__setitem__(MASK, 3.0),
+    "assignment by indices": lambda x: x.__setitem__(INDEX, TWO),
+    "addmm_": lambda x: x.addmm_(TWO, TWO),
+    "baddbmm_": lambda x: x[None].baddbmm_(TWO[None], TWO[None]),
+    "lerp_": lambda x: x.lerp_(TWO, 0.5),
+    "addcmul_": lambda x: x.addcmul_(TWO, TWO),
+    "clamp_": lambda x: x.clamp_(0, 1),
+    "cumsum_": lambda x: x.cumsum_(0),
+    "exponential_": lambda x: x.exponential_(),
+    "normal_": lambda x: x.normal_(),
+    "bernoulli_": lambda x: x.bernoulli_(),
+    "relu": lambda x: functional.relu(x, inplace=True),
+    "silu": lambda x: functional.silu(x, inplace=True),
+    "dropout": lambda x: functional.dropout(x, 0.5, training=True, inplace=True),
+    "embedding with a largest norm": lambda x: functional.embedding(INDEX, x, max_norm=0.1),
+    "batch_norm's statistics": lambda x: functional.batch_norm(torch.rand(3, 2), x[0], x[1], training=True),
+    "instance_norm's statistics": lambda x: functional.instance_norm(torch.rand(3, 2, 4), x[0], x[1]),
+    "the tensor's data": lambda x: x.data.add_(1),
+}
+OUT: dict[str, Access] = {
+    "add": lambda x: torch.add(TWO, 1, out=x),
+    "mm": lambda x: torch.mm(TWO, TWO, out=x),
+    "matmul, which is composed": lambda x: torch.matmul(TWO, TWO, out=x),
+    "bmm": lambda x: torch.bmm(TWO[None], TWO[None], out=x[None]),
+    "linear": lambda x: torch._C._nn.linear(TWO, TWO, out=x),
+    "softmax": lambda x: torch.softmax(TWO, -1, out=x),
+    "cat": lambda x: torch.cat([TWO[:1], TWO[1:]], out=x),
+    "stack": lambda x: torch.stack([TWO[0], TWO[1]], out=x),
+    "where": lambda x: torch.where(MASK, TWO, TWO, out=x),
+    "sum": lambda x: torch.sum(TWO, 1, out=x[0]),
+    "argmax": lambda x: torch.argmax(TWO, 1, out=x.view(torch.int64)[:, 0]),
+    "index_select": lambda x: torch.index_select(TWO, 0, INDEX, out=x),
+    "gather": lambda x: torch.gather(TWO, 0, INDICES, out=x),
+    "take_along_dim, which is composed": lambda x: torch.take_along_dim(TWO, INDICES, 0, out=x),
+    "index_add": lambda x: torch.index_add(TWO, 0, INDEX, TWO, out=x),
+    "scatter": lambda x: torch.scatter(TWO, 0, INDICES, 1.0, out=x),
+    "cumsum": lambda x: torch.cumsum(TWO, 0, out=x),
+    "arange": lambda x: torch.arange(0, 2, out=x[0]),
+    "zeros": lambda x: torch.zeros(2, 2, out=x),
+    "randn": lambda x: torch.randn(2, 2, out=x),
+    "a part of the rows": lambda x: torch.add(TWO[0], 1, out=x[1]),
+    "a column": lambda x: torch.add(TWO[0], 1, out=x[:, 1]),
+    "the first of two": lambda x: torch.max(TWO, 1, out=(x[:, 0], indices()[:, 0])),
+    "the second of two": lambda x: torch.max(TWO, 1, out=(torch.empty(2), x.view(torch.int64)[:, 0])),
+    "topk": lambda x: torch.topk(TWO, 2, out=(x, indices())),
+    "sort": lambda x: torch.sort(TWO, out=(x, indices())),
+    "aminmax": lambda x: torch.aminmax(TWO, dim=0, out=(torch.empty(2), x[1])),
+    "a list of outs": lambda x: torch.split_copy(TWO, 1, out=(torch.empty(1, 2), x[1:])),
+    "a list of outs, one for each row": lambda x: torch.unbind_copy(TWO, 0, out=[x[0], x[1]]),
+}
+VIEWS: dict[str, Access] = {
+    "view": lambda x: x.view(4).add_(1),
+    "view of another type": lambda x: x.view(torch.int32).fill_(1),
+    "view as bytes": lambda x: x.view(torch.uint8)[:, 2:3].fill_(1),
+    "reshape": lambda x: x.reshape(4).add_(1),
+    "flatten": lambda x: x.flatten().add_(1),
+    "ravel": lambda x: x.ravel().add_(1),
+    "unflatten": lambda x: x.unflatten(1, (2, 1)).add_(1),
+    "slice": lambda x: x[1:].add_(1),
+    "slice with a step": lambda x: x[:, ::2].add_(1),
+    "select": lambda x: x[1].add_(1),
+    "one element": lambda x: x[1, 1].add_(1),
+    "narrow": lambda x: x.narrow(0, 0, 1).add_(1),
+    "transpose": lambda x: x.transpose(0, 1).add_(1),
+    "t": lambda x: x.t()[0].add_(1),
+    "permute": lambda x: x.permute(1, 0).add_(1),
+    "movedim": lambda x: x.movedim(0, 1).add_(1),
+    "squeeze": lambda x: x[:1].squeeze(0).add_(1),
+    "unsqueeze": lambda x: x.unsqueeze(0).add_(1),
+    "expand": lambda x: x[None].expand(1, 2, 2).add_(1),
+    "expand_as": lambda x: x.expand_as(TWO).add_(1),
+    "as_strided": lambda x: x.as_strided((2,), (2,)).add_(1),
+    "split": lambda x: x.split(1)[1].add_(1),
+    "split_with_sizes": lambda x: x.split((1, 1), 1)[0].add_(1),
+    "chunk": lambda x: x.chunk(2)[1].add_(1),
+    "tensor_split": lambda x: x.tensor_split(2)[1].add_(1),
+    "unbind": lambda x: x.unbind()[1].add_(1),
+    "diagonal": lambda x: x.diagonal().fill_(1),
+    "unfold": lambda x: x.unfold(1, 2, 1).add_(1),
+    "detach": lambda x: x.detach().add_(1),
+    "alias": lambda x: torch.ops.aten.alias(x).add_(1),
+    "view_as_complex": lambda x: torch.view_as_complex(x).add_(1),
+    "view_as_real": lambda x: torch.view_as_real(torch.view_as_complex(x)).add_(1),
+    "shaped in place": lambda x: x[:1].squeeze_(0).unsqueeze_(1).add_(1),
+    "another tensor set to it": lambda x: (
+        torch.empty(0).set_(x.untyped_storage(), x.storage_offset(), (2, 2), (2, 1)).add_(1)
+    ),
+    "views of views": lambda x: x.view(4)[1:].view(3, 1).t()[:, 1:].unbind(1)[0].unsqueeze(0).zero_(),
+    "a transposed view of a slice of bytes": lambda x: x.view(torch.uint8).t()[1:3].t().zero_(),
+    "contiguous, where it is": lambda x: x.contiguous().add_(1),
+    "to its own type": lambda x: x.to(torch.float32).add_(1),
+}
+SEVERAL: dict[str, Access] = {
+    "_foreach_add_": lambda x: torch._foreach_add_([torch.ones(2), x], 1.0),
+    "_foreach_mul_": lambda x: torch._foreach_mul_([x, torch.ones(2)], [TWO, torch.ones(2)]),
+    "_foreach_copy_": lambda x: torch._foreach_copy_([torch.ones(2, 2), x[1]], [TWO, TWO[0]]),
+    "_foreach_zero_": lambda x: torch._foreach_zero_([x[0], x[1]]),
+    "_foreach_lerp_": lambda x: torch._foreach_lerp_([x], [TWO], 0.5),
+    "_foreach_addcdiv_": lambda x: torch._foreach_addcdiv_([x], [TWO], [TWO], 1.0),
+    "a fused step's parameters": lambda x: adam(self=[x]),
+    "a fused step's gradients, which it may scale": lambda x: adam(grads=[x]),
+    "a fused step's first moments": lambda x: adam(exp_avgs=[x]),
+    "a fused step's second moments": lambda x: adam(exp_avg_sqs=[x]),
+    "a custom operation": lambda x: torch.ops.omni_tests.raise_both(x[0], [torch.ones(2), x[1]], TWO),
+}
+READS: dict[str, Access] = {
+    "sum": lambda x: x.sum(),
+    "item": lambda x: x[0, 0].item(),
+    "bool": lambda x: bool(x[0, 0] > 0),
+    "equal": lambda x: torch.equal(x, TWO),
+    "clone": lambda x: x.clone(),
+    "a copy's source": lambda x: torch.empty(2, 2).copy_(x),
+    "a copy's source, of another type": lambda x: x.to(torch.float64),
+    "contiguous, where it is not": lambda x: x.t().contiguous(),
+    "a view of a view": lambda x: x.view(4)[1:].view(1, 3).t().sum(),
+    "expanded": lambda x: x[:1].expand(4, 2).sum(),
+    "repeated": lambda x: x.repeat(2, 1),
+    "the other side of out": lambda x: torch.add(x, 1, out=torch.empty(2, 2)),
+    "the other side of several outs": lambda x: torch.topk(x, 1, out=(torch.empty(2, 1), indices()[:, :1])),
+    "matmul": lambda x: x @ TWO,
+    "linear": lambda x: functional.linear(TWO, x, TWO[0]),
+    "linear's bias": lambda x: functional.linear(TWO, TWO, x[1]),
+    "layer_norm's weight": lambda x: functional.layer_norm(TWO, (2,), weight=x[0]),
+    "batch_norm's statistics": lambda x: functional.batch_norm(torch.rand(3, 2), x[0], x[1]),
+    "attention": lambda x: functional.scaled_dot_product_attention(TWO[None], x[None], TWO[None]),
+    "cat": lambda x: torch.cat([TWO, x]),
+    "stack": lambda x: torch.stack([TWO, x]),
+    "where": lambda x: torch.where(MASK, 1.0, x),
+    "a condition": lambda x: torch.where(x > 0, 1.0, 0.0),
+    "index_select": lambda x: x.index_select(0, INDEX),
+    "gather": lambda x: x.gather(0, INDICES),
+    "embedding": lambda x: functional.embedding(INDEX, x),
+    "a scalar index": lambda x: x[INDEX[0]].sum(),
+    "a mask": lambda x: x[MASK],
+    "masked_select": lambda x: x.masked_select(MASK),
+    "_foreach_add": lambda x: torch._foreach_add([TWO, x], 1.0),
+    "_foreach_copy_'s source": lambda x: torch._foreach_copy_([torch.empty(2, 2)], [x]),
+    "_foreach_norm": lambda x: torch._foreach_norm([x]),
+    "a custom operation's": lambda x: torch.ops.omni_tests.raise_both(torch.ones(2), [torch.ones(2)], x),
+}
+WRITES = {
+    f"{kind}: {name}": access
+    for kind, accesses in (("in place", IN_PLACE), ("out", OUT), ("view", VIEWS), ("several", SEVERAL))
+    for name, access in accesses.items()
+}
+CASES = [pytest.param(a, True, id=name) for name, a in WRITES.items()] + [
+    pytest.param(a, False, id=f"read: {name}") for name, a in READS.items()
+]
+each_access = pytest.mark.parametrize(("access", "writes"), CASES)
+each_mode = pytest.mark.parametrize("inference", [False, True], ids=["plain", "inference"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def custom_operation() -> Iterator[None]:
+    """As a plugin may bring one: it writes its first argument and all of a list."""
+    library = torch.library.Library("omni_tests", "DEF")
+    library.define("raise_both(Tensor(a!) one, Tensor(b!)[] many, Tensor by) -> ()")
+
+    def both(one: Tensor, many: list[Tensor], by: Tensor) -> None:
+        for tensor in (one, *many):
+            tensor.add_(by.sum())
+
+    library.impl("raise_both", both, "CPU")
+    yield
+    library._destroy()
+
+
+def fill(x: Tensor) -> None:
+    x.fill_(2)
+
+
+def look(x: Tensor) -> None:
+    x.sum()
+
+
+def race_of(phases: Sequence[tuple[Phase, Tensor]], inference: bool) -> list[Race]:
+    """What is found of phases that are launched on streams of their own."""
+    with torch.inference_mode(inference):
+        device = SimulatedDevice()
+        for number, (phase, x) in enumerate(phases):
+            device.launch(device.stream(f"stream {number}"), phase, x)
+        device.synchronize()
+    return device.races
+
+
+def memory(inference: bool) -> Tensor:
+    with torch.inference_mode(inference):
+        return torch.ones(6, 2)
+
+
+@each_mode
+@each_access
+def test_an_access_and_another_of_the_same_rows(access: Access, writes: bool, inference: bool):
+    def touch(x: Tensor) -> None:
+        access(x)
+
+    for other in (fill, look):
+        for turned in (False, True):
+            rows = memory(inference)[2:4]
+            phases: list[tuple[Phase, Tensor]] = [(touch, rows), (other, rows)]
+            races = race_of(phases[::-1] if turned else phases, inference)
+            if not writes and other is look:
+                assert races == [], "reads need no order"
+                continue
+            sides = [side for race in races for side in (race.first, race.second) if side.by == "touch"]
+            assert sides, f"{other.__name__} is not reported"
+            assert writes in {side.writes for side in sides}
+            assert {side.stream for side in sides} == {f"stream {int(turned)}"}
+
+
+@each_mode
+@each_access
+def test_an_access_and_another_of_all_the_buffer(access: Access, writes: bool, inference: bool):
+    def touch(x: Tensor) -> None:
+        access(x)
+
+    for turned in (False, True):
+        whole = memory(inference)
+        phases: list[tuple[Phase, Tensor]] = [(touch, whole[2:4]), (fill, whole)]
+        assert race_of(phases[::-1] if turned else phases, inference)
+
+
+@each_mode
+@each_access
+def test_an_access_and_others_of_other_rows(access: Access, writes: bool, inference: bool):
+    def touch(x: Tensor) -> None:
+        access(x)
+
+    whole = memory(inference)
+    assert race_of([(fill, whole[:2]), (touch, whole[2:4]), (fill, whole[4:])], inference) == []
+
+
+class Pair:
+    """Two streams that nothing orders."""
+
+    def __init__(self) -> None:
+        self.device = SimulatedDevice()
+        self.one, self.two = self.device.stream("one"), self.device.stream("two")
+        self.made: list[Tensor] = []
+
+    def finish(self) -> list[Race]:
+        self.device.synchronize()
+        return self.device.races
+
+
+def test_all_of_a_buffer_after_parts_of_it_and_parts_after_all_of_it():
+    """What is told of a part comes before what is told of the whole, and the other way round."""
+    for first, last in [("part", "whole"), ("whole", "part"), ("part", "part"), ("whole", "whole")]:
+        for other in (fill, look):
+            pair, rows = Pair(), torch.zeros(4, 2)
+            regions = {"part": rows[1:3], "whole": rows}
+            pair.device.launch(pair.one, fill, regions[first])
+            pair.device.wait(pair.two, pair.device.record(pair.one))
+            pair.device.launch(pair.one, fill, regions[last])
+            pair.device.launch(pair.two, other, rows[2])
+            (race,) = pair.finish()
+            assert {race.first.launch, race.second.launch} == {2, 3}, (first, last)
+
+
+def test_parts_that_were_touched_before_all_was_are_ordered_where_that_is():
+    pair, rows = Pair(), torch.zeros(4, 2)
+    pair.device.launch(pair.one, fill, rows[1:3])
+    pair.device.launch(pair.one, fill, rows)
+    pair.device.wait(pair.two, pair.device.record(pair.one))
+    pair.device.launch(pair.one, look, rows[3])
+    pair.device.launch(pair.two, fill, rows[:3])
+    assert pair.finish() == []
+
+
+@pytest.mark.parametrize("first", [fill, look])
+@pytest.mark.parametrize("regions", [(slice(0, 4), slice(0, 2)), (slice(0, 2), slice(0, 4)), (slice(0, 4),) * 2])
+def test_a_part_that_is_touched_again_leaves_the_rest_as_it_was_touched(first: Access, regions: tuple[slice, slice]):
+    """One stream touches a region and then, in the same way, another: both are remembered."""
+    pair, rows = Pair(), torch.zeros(4, 2)
+    for region in regions:
+        pair.device.launch(pair.one, first, rows[region])
+    pair.device.launch(pair.two, fill, rows[3])
+    assert len(pair.finish()) == 1
+
+
+Touches = list[tuple[int, bool, tuple[int, int], int]]
+"""Stream, whether it writes, first and last word (excluded), bytes of an element."""
+places = st.one_of(st.sampled_from([(0, 8), (0, 4), (4, 8), (2, 6)]), st.tuples(st.integers(0, 3), st.integers(4, 8)))
+touches = st.lists(
+    st.tuples(st.integers(0, 1), st.booleans(), places, st.sampled_from([1, 2, 4, 8])), min_size=2, max_size=4
+)
+TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@settings(max_examples=150)
+@given(touches)
+def test_what_is_reported_is_what_bytes_say(asked: Touches):
+    """Whatever parts of a buffer streams touch that nothing orders: two that meet race, if one of them writes."""
+    device, words = SimulatedDevice(), torch.zeros(8, dtype=torch.int64)
+    streams = [device.stream(str(number)) for number in range(2)]
+    for stream, writes, (first, end), width in asked:
+        part = words.view(TYPES[width])[first * 8 // width : end * 8 // width]
+        device.launch(streams[stream], fill if writes else look, part)
+    device.synchronize()
+    met = any(
+        one != two and (writes or wrote) and first < end_before and before < end
+        for place, (one, writes, (first, end), _) in enumerate(asked)
+        for two, wrote, (before, end_before), _ in asked[:place]
+    )
+    assert bool(device.races) == met
+
+
+MAKES: dict[str, Callable[[], Tensor]] = {
+    "empty": lambda: torch.empty(4),
+    "zeros": lambda: torch.zeros(4),
+    "full": lambda: torch.full((4,), 2.0),
+    "of numbers": lambda: torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    "like another": lambda: torch.ones_like(TWO),
+    "a new one of another's type": lambda: TWO.new_zeros(4),
+    "arithmetic": lambda: TWO + 1,
+    "a copy": lambda: TWO.clone(),
+    "a copy by contiguous": lambda: TWO.t().contiguous(),
+    "a cast": lambda: TWO.to(torch.float64),
+    "indexed": lambda: TWO[INDEX],
+    "one of several results": lambda: torch.topk(TWO, 1)[1],
+    "one of a list": lambda: torch._foreach_add([TWO], 1.0)[0],
+    "a composed operation's": lambda: functional.linear(TWO, TWO, TWO[0]),
+    "out that was empty": lambda: torch.add(TWO, 1, out=torch.empty(0)),
+    "a view of it": lambda: (TWO + 1).t()[0],
+}
+
+
+@each_mode
+@pytest.mark.parametrize("how", MAKES)
+@pytest.mark.parametrize("other", [fill, look])
+def test_memory_of_a_phase_that_another_stream_uses(how: str, other: Access, inference: bool):
+    pair = Pair()
+
+    def make() -> None:
+        pair.made.append(MAKES[how]())
+
+    def use() -> None:
+        other(pair.made[0])
+
+    with torch.inference_mode(inference):
+        pair.device.launch(pair.one, make)
+        pair.device.launch(pair.two, use)
+        assert {race.first.by for race in pair.finish()} == {"make"}
+
+
+@each_mode
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("how", MAKES)
+def test_memory_of_a_phase_that_goes_back_under_a_reader(how: str, waits: bool, inference: bool):
+    """It is its stream's again: of no use to others that have not been waited for."""
+    pair = Pair()
+    device = pair.device
+
+    def make() -> None:
+        pair.made.append(MAKES[how]())
+
+    def use() -> None:
+        look(pair.made[0])
+
+    with torch.inference_mode(inference):
+        device.launch(pair.one, make)
+        device.wait(pair.two, device.record(pair.one))
+        device.launch(pair.two, use)
+        if waits:
+            device.wait(pair.one, device.record(pair.two))
+        device.run()
+        pair.made.clear()
+    assert [race.second.operation for race in device.races] == ["giving it back to stream 'one'"] * (not waits)
+
+
+def test_memory_that_an_operation_gives_more_of_is_watched_to_its_end():
+    pair, rows = Pair(), torch.zeros(2)
+
+    def enlarge(x: Tensor) -> None:
+        x.resize_(8).fill_(1)
+
+    pair.device.launch(pair.one, look, rows[:1])
+    pair.device.launch(pair.one, enlarge, rows)
+    pair.device.synchronize()
+    pair.device.launch(pair.one, fill, rows[6:])
+    pair.device.launch(pair.two, look, rows[:6])
+    pair.device.run()
+    assert pair.device.races == []
+    pair.device.launch(pair.two, look, rows[7])
+    assert len(pair.finish()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("mask", [torch.bool, torch.uint8])
+def test_a_mask_chooses_what_it_is_true_of(mask: torch.dtype):
+    chosen = torch.tensor([0, 0, 1, 1, 0, 0], dtype=mask)
+
+    def take(x: Tensor) -> None:
+        torch.ops.aten.index(x, (chosen,))
+
+    for rows, meets in ((slice(0, 2), False), (slice(2, 3), True), (slice(4, 6), False)):
+        whole = memory(False)
+        assert bool(race_of([(take, whole), (fill, whole[rows])], False)) == meets
+
+
+def test_an_upload_slot_that_is_filled_again_under_its_copy():
+    pair = Pair()
+    upload = Uploader(pair.device, pair.one, words=4, slots=1)
+    begun = upload.begin()
+    begun.add(np.arange(4))
+    upload.launch(begun)
+    begun.slot.guard(COMPLETED)
+    upload.begin()
+    (race,) = pair.finish()
+    assert {race.first.operation, race.second.operation} == {"HostSlot.take", "copy_"}
+
+
+def test_an_upload_that_another_stream_reads():
+    for ordered in (False, True):
+        pair = Pair()
+        upload = Uploader(pair.device, pair.one, words=4, slots=2)
+        (view,) = upload.send([np.arange(4)])
+        if ordered:
+            pair.device.wait(pair.two, pair.device.record(pair.one))
+        pair.device.launch(pair.two, look, view)
+        pair.device.run()
+        assert bool(pair.device.races) != ordered
+        upload.send([np.arange(4)])  # into the same buffer: nobody has waited for the reader
+        assert {race.second.operation for race in pair.finish()} == {"copy_"} | (set() if ordered else {"sum"})
+
+
+def copy_rows(host: Tensor, rows: Tensor) -> None:
+    host.copy_(rows, non_blocking=True)
+
+
+def test_a_download_that_is_read_before_it_is_over():
+    pair, rows = Pair(), torch.ones(4)
+    download = Downloader(pair.device, pair.one, pair.two, (4,), torch.float32, 2)
+    sent = download.send(copy_rows, rows)
+    pair.device.run()
+    sent.slot.guard(COMPLETED)
+    sent.slot.read()
+    (race,) = pair.finish()
+    assert (race.first.operation, race.second.operation) == ("copy_", "HostSlot.read")
+
+
+def test_a_download_whose_source_is_written_again():
+    pair, rows = Pair(), torch.ones(4)
+    download = Downloader(pair.device, pair.one, pair.two, (4,), torch.float32, 2)
+    download.send(copy_rows, rows)
+    pair.device.launch(pair.one, fill, rows[3:])
+    (race,) = pair.finish()
+    assert {race.first.by, race.second.by} == {"copy_rows", "fill"}
+
+
+def test_shared_memory_that_is_read_before_its_event_and_written_before_it_is_read():
+    pair = Pair()
+    shared = pair.device.shared((2, 4), torch.int64)
+    ring = SharedRing(pair.device, pair.one, shared)
+    pair.device.launch(pair.one, fill, shared.device[0])
+    sent = ring.send()
+    sent.slot.guard(COMPLETED)
+    pair.device.run()
+    sent.slot.read()
+    (race,) = pair.finish()
+    assert (race.first.by, race.second.operation) == ("fill", "HostSlot.read")
+    pair.device.launch(pair.one, fill, shared.device[1])
+    assert len(pair.finish()) == 1, "the other slot"

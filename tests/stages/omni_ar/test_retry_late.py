@@ -1,0 +1,223 @@
+"""Steps and gathers that fail half-way on a device that is late: what was launched before still runs, and reads what it reads.
+
+The requests read segments of two kinds: tensors that stay where their producer made them, and page rows that are gathered. The
+producer writes over both as soon as they are its own again, and consumers gather the hidden states that the stage emits.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from omni.connector import Ref
+from omni.device import COMPLETED
+from omni.device.cpu import CpuDevice
+from omni.errors import StageError
+from omni.payload import PageSlice, Payload
+from omni.sampling_params import SamplingParams
+from omni.stage import Failed, Open
+from omni_ar.inputs import Segment, SegmentSlot
+from omni_ar.model import Batch, PromptTokens
+from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver, plain_prompt
+from support.late_faults import LateFaultyDevice, Owner, idle, simulate
+from support.small_codec import SmallCodec, codec_prompt, spoken
+from support.small_text import WIDTH, SmallText
+from support.stage_driver import SOURCE
+
+TOKENS = 8
+NAMES = [str(index) for index in range(4)]
+PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(6 + 3 * index)] for index in range(4)]
+OPTIONS = ArOptions(max_num_seqs=3, block_size=2, max_num_batched_tokens=10)
+SEEDS = range(2)
+RUNS = {"first": 0, "third": 2}
+
+
+class ReaderText(SmallText):
+    """Adds the rows of segments: of some to its input, of others in every forward of a chunk that they stand in."""
+
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        x_TD = super().embed_prompt(prompt)
+        for segment in prompt.segments:
+            x_TD = x_TD.index_add(0, segment.tokens_n, segment.tensors["gathered"])
+        return x_TD
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        for segment in batch.segments:
+            x_TD = x_TD.index_add(0, segment.tokens_n + batch.prompt_start, segment.tensors["still"])
+        return super().forward(x_TD, batch)
+
+
+class Readers(ArDriver):
+    """A text stage, and what its requests read. refs: of what they were lent."""
+
+    def __init__(self, device: CpuDevice | LateFaultyDevice) -> None:
+        super().__init__(ReaderText(payload=True), device, OPTIONS)
+        self.owner = Owner(device)
+
+    def begin(self, index: int) -> None:
+        prompt, name = PROMPTS[index], str(index)
+        places = np.arange(1, 5)
+        slots = (SegmentSlot(name="rows", index=0, positions=places),)
+        self.worker.inbox.append(Open(name, SamplingParams(max_tokens=TOKENS, seed=index), frozenset({SOURCE})))
+        self.feed_host(name, Payload(plain_prompt(prompt, segments=slots, payload_positions=np.array([0, 4]))))
+        pages, still = rows_of(index, 4), rows_of(index + 10, 1)[0]
+        tensors = {"gathered": PageSlice(pages, np.array([9, 4, 1, 14])), "still": still}
+        ref = self.feed(name, Payload(Segment(name="rows", index=0), tensors))
+        self.owner.lend(ref, pages, still)
+        self.end(name)
+
+    def turn(self) -> bool:
+        return self.tick() | self.gather() | self.owner.reuse()
+
+    @property
+    def over(self) -> bool:
+        return len(self.ends) == len(NAMES) and not self.lent and not self.owner.waiting and idle(self.worker)
+
+
+def rows_of(seed: int, blocks: int) -> Tensor:
+    return torch.randn(blocks, 4, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[list[list[int]], list[Tensor]]:
+    """The tokens and hidden states that each request gets by itself, on a device that is never late."""
+    tokens, hidden = [], []
+    for index in range(len(NAMES)):
+        driver = Readers(CpuDevice())
+        driver.begin(index)
+        driver.gather_all()
+        tokens.append(driver.tokens(str(index)))
+        hidden += driver.hidden(str(index))
+    assert len({tuple(ids) for ids in tokens}) == len(NAMES)
+    return tokens, hidden
+
+
+PHASES = [
+    "copy_upload",
+    "start_rows",
+    "extend_tables",
+    "prepare_decodes",
+    "place_chunks",
+    "embed_inputs",
+    "run_forward",
+    "compute_logits",
+    "sample_rows",
+    "accept_tokens",
+    "post_update",
+    "gather_segment",
+]
+after = pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
+
+
+@after
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_step_that_fails_half_way(phase: str, run: str, after: bool, alone: tuple[list[list[int]], list[Tensor]]):
+    for seed in SEEDS:
+        device = LateFaultyDevice(seed)
+        driver = Readers(device)
+        simulation = simulate(device, driver.turn, lambda driver=driver: driver.over)
+        for index in range(len(NAMES)):
+            simulation.sometime(30, lambda i=index, d=driver: d.begin(i), f"begin {index}")
+        device.fail(phase, RUNS[run], after=after)
+        simulation.run()
+        assert device.faults == 1
+        failed = [name for name in NAMES if isinstance(driver.ends[name], Failed)]
+        assert len(failed) + driver.counter("retries") == 1, "one that was alone fails, several are run again"
+        for name in failed:
+            assert isinstance(driver.error(name), StageError)
+            assert f"in phase {phase}: ValueError: a fault" in str(driver.error(name))
+        for index, name in enumerate(NAMES):
+            if name not in failed:
+                assert driver.tokens(name) == alone[0][index]
+                torch.testing.assert_close(driver.hidden(name)[0], alone[1][index], rtol=1e-4, atol=1e-5)
+        device.assert_no_races()
+
+
+@after
+@pytest.mark.parametrize("phase", ["compute_logits", "run_forward", "embed_inputs", "sample_rows"])
+def test_what_the_steps_of_one_request_read_is_not_reused_before_they_are_over(phase: str, after: bool):
+    """It fails alone and is gone at once: with the only step of its prompt, or with one of the two that a longer prompt takes."""
+    for seed, index, number in itertools.product(SEEDS, (0, 2), (0, 1)):
+        device = LateFaultyDevice(seed)
+        driver = Readers(device)
+        simulation = simulate(device, driver.turn, lambda d=driver: len(d.ends) == 1 and not d.owner.waiting)
+        driver.begin(index)
+        device.fail(phase, number, after=after)
+        simulation.run()
+        assert f"in phase {phase}" in str(driver.error(str(index)))
+        device.assert_no_races()
+
+
+def test_a_gather_that_fails_half_way_is_over_before_its_source_is_reused():
+    for seed in SEEDS:
+        device = LateFaultyDevice(seed)
+        driver = Readers(device)
+        slots = tuple(SegmentSlot(name="rows", index=0, positions=np.arange(2)) for _ in range(1))
+        sources = {"gathered": rows_of(1, 4), "more": rows_of(2, 4)}
+        tensors = {name: PageSlice(pages, np.array([5, 3])) for name, pages in sources.items()}
+        driver.open("r")
+        driver.feed_host("r", Payload(plain_prompt(PROMPTS[0], segments=slots)))
+        ref: Ref = driver.feed("r", Payload(Segment(name="rows", index=0), dict(tensors)))
+        driver.owner.lend(ref, *sources.values())
+        device.fail("gather_segment", 1, after=False)
+        simulate(device, driver.turn, lambda d=driver: bool(d.ends) and not d.owner.waiting).run()
+        assert "while gathering a segment, in phase gather_segment" in str(driver.error("r"))
+        device.assert_no_races()
+
+
+CODEC = SmallCodec()
+SPEAKERS = [codec_prompt(range(length), [length] * length) for length in (3, 5, 4)]
+CODEC_PHASES = ["run_forward", "sample_rows", "post_update", "predict_codes", "restore_frames", "copy_rows"]
+
+
+@pytest.fixture(scope="module")
+def frames() -> list[list[list[int]]]:
+    return [spoken(CODEC, prompt, [index, 7, 9], 2, 14) for index, prompt in enumerate(SPEAKERS)]
+
+
+@after
+@pytest.mark.parametrize("phase", CODEC_PHASES)
+def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[list[int]]]):
+    """Blocks for less than all of them: rows are spilled and frames restored; consumers are slow."""
+    happened = 0
+    for seed in SEEDS:
+        device = LateFaultyDevice(seed)
+        driver = ArDriver(CODEC, device, ArOptions(max_num_seqs=3, block_size=2, num_blocks=14))
+
+        def turn(driver: ArDriver = driver, device: LateFaultyDevice = device) -> bool:
+            chance = device.schedule.random.random() if device.schedule is not None else 0.0
+            return driver.tick() | (chance < 0.1 and driver.gather())
+
+        simulation = simulate(
+            device, turn, lambda d=driver: len(d.ends) == len(SPEAKERS) and not d.lent and idle(d.worker)
+        )
+        for index, prompt in enumerate(SPEAKERS):
+            driver.speak(str(index), prompt, rank=(0, index), max_tokens=14)
+            driver.condition(str(index), [index, 7, 9], pad=2)
+        device.fail(phase, 0 if phase in ("restore_frames", "copy_rows") else 4, after=after)
+        simulation.run()
+        happened += device.faults
+        failed = {name for name, end in driver.ends.items() if isinstance(end, Failed)}
+        assert len(failed) + driver.counter("retries") == device.faults
+        for index in range(len(SPEAKERS)):
+            made = driver.frames(str(index))
+            assert made == frames[index][: len(made)]
+            assert str(index) in failed or made == frames[index][:-1]
+        device.assert_no_races()
+    assert happened
+
+
+def test_the_device_of_these_tests_is_late():
+    device = LateFaultyDevice(1)
+    driver = Readers(device)
+    simulation = simulate(device, driver.turn, lambda: driver.over)
+    for index in range(len(NAMES)):
+        driver.begin(index)
+    simulation.run()
+    assert device.latest > 5
+    assert device.faults == 0
+    assert COMPLETED.done()
