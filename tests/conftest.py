@@ -1,6 +1,7 @@
 """Tests run offline, on one thread, and on the CPU unless they are marked `gpu`."""
 
 import os
+from collections.abc import Generator
 
 # Read when transformers is imported, so it is set before anything imports it.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -13,6 +14,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from hypothesis import settings
+from hypothesis.internal.conjecture import engine
+
+from omni.testing import no_retries, planted_faults
 
 # The order of a reduction follows the number of threads.
 torch.set_num_threads(1)
@@ -21,12 +25,43 @@ torch.set_num_threads(1)
 settings.register_profile("omni", deadline=None, print_blob=True)
 settings.load_profile("omni")
 
+# What fails is made smaller for as long; 300 seconds are the default, and may be replaced (so it says).
+engine.MAX_SHRINKING_SECONDS = 20
+
+_SLOW_SECONDS = 7200.0
+"""Limit of a test that is marked `slow`, if it has none of its own; of others: `timeout` in pyproject.toml."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` where there is no CUDA device."""
+    """Gives tests marked `slow` their time, and skips those marked `gpu` where there is no CUDA device."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW_SECONDS))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    yield from _nothing_ran_again(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    yield from _nothing_ran_again(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    yield from _nothing_ran_again(item)
+
+
+def _nothing_ran_again(item: pytest.Item) -> Generator[None]:
+    """Whatever a test makes, be it a worker, an engine or an `Omni`: no stage of it may have run a failed batch again, unless the
+    test is marked `plants_faults`. Results would be right, and what failed would be found by nobody."""
+    with planted_faults() if item.get_closest_marker("plants_faults") else no_retries():
+        yield

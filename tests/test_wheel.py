@@ -15,6 +15,7 @@ import pytest
 import soundfile
 
 from support.entry_points import REPOSITORY
+from support.patience import PATIENCE_SECONDS
 
 ROOTS = ("omni", "plugins", "connectors", "stages")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -50,7 +51,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*PIP, "wheel", *offline, "--wheel-dir", str(out), str(source)], check=True, timeout=120)
+    command = [*PIP, "wheel", *offline, "--wheel-dir", str(out), str(source)]
+    subprocess.run(command, check=True, timeout=PATIENCE_SECONDS)
     (file,) = out.iterdir()
     return file
 
@@ -59,7 +61,8 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("installed")
     offline = ["--no-deps", "--no-index", "--no-compile"]
-    subprocess.run([*PIP, "install", *offline, "--target", str(target), str(wheel)], check=True, timeout=120)
+    command = [*PIP, "install", *offline, "--target", str(target), str(wheel)]
+    subprocess.run(command, check=True, timeout=PATIENCE_SECONDS)
     return target
 
 
@@ -112,8 +115,9 @@ def omni(installed: Path, folder: Path, *arguments: str) -> str:
     program = INSTALLED_ONLY.format(folders=[str(installed), *site], installed=f"{installed}/", roots=roots)
     # -I: neither the current folder nor PYTHONPATH; -S: no .pth files.
     command = [sys.executable, "-I", "-S", "-c", program, *arguments]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ran.returncode == 0, ran.stderr
+    assert "run again" not in ran.stderr, "a batch failed"
     return ran.stdout
 
 

@@ -76,7 +76,8 @@ class FrameWorker(MailboxWorker[RequestT]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        return dict(self.totals)
+        """steps, frames, samples: launched. retries: batches that could not be launched and were tried again, one by one."""
+        return {**self.totals, "retries": self.retries}
 
     def close(self) -> None:
         super().close()
@@ -133,6 +134,8 @@ class FrameWorker(MailboxWorker[RequestT]):
         """After a failure that can be tried again: each is, alone (`together`), and one that was alone fails."""
         if len(batch) == 1:
             self.fail(batch[0].id, doing, error)
+            return
+        self.retried(f"{doing} of {len(batch)} requests", error)
         for request in batch:
             request.alone = True
 

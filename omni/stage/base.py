@@ -60,7 +60,8 @@ class StageWorker(Protocol):
     def usage(self) -> StageUsage: ...
 
     def counters(self) -> Mapping[str, int]:
-        """Totals since the start, by name (`frames`, `steps`, ...). They only grow."""
+        """Totals since the start, by name (`frames`, `steps`, ...). They only grow. A kind that runs the parts of a failed batch
+        again counts that as `retries` (`MailboxWorker.retried`)."""
         ...
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """The part that every stage worker shares: a mailbox that keeps one record per request."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Generic, TypeVar
@@ -12,6 +13,8 @@ from omni.sampling_params import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 
 RequestT = TypeVar("RequestT")
+
+_log = logging.getLogger(__name__)
 
 
 class MailboxWorker(ABC, Generic[RequestT]):
@@ -26,6 +29,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
         self.inbox: deque[Inbound] = deque()
         self.outbox: deque[Outbound] = deque()
         self.requests: dict[str, RequestT] = {}
+        self.retries = 0
+        """Batches that failed and were run again, each of their parts alone. Every kind of stage has it among its `counters`."""
 
     @abstractmethod
     def open(self, message: Open) -> RequestT:
@@ -81,6 +86,12 @@ class MailboxWorker(ABC, Generic[RequestT]):
         """The request cannot go on here. An error that is not omni's own is wrapped with the stage's name."""
         self.drop(self.requests.pop(request_id))
         self.outbox.append(Failed(request_id, self._known(doing, error)))
+
+    def retried(self, batch: str, error: Exception) -> None:
+        """A batch failed, and each of its parts will be run again, alone. Whoever does that says so here: it heals our own bugs as
+        well, so it is counted and logged, and tests ask for it (`omni.testing.no_retries`). batch: what failed."""
+        self.retries += 1
+        _log.warning("%s: %s failed and is run again for each alone", self.name, batch, exc_info=error)
 
     def _known(self, doing: str, error: Exception) -> OmniError:
         if isinstance(error, OmniError):

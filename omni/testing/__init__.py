@@ -2,6 +2,17 @@
 
 from omni.testing.connectors import check_connector
 from omni.testing.launch_guard import LaunchGuard
+from omni.testing.retries import no_retries, planted_faults
 from omni.testing.simulation import HangError, Race, SimulatedDevice, Simulation, find_waits
 
-__all__ = ["HangError", "LaunchGuard", "Race", "SimulatedDevice", "Simulation", "check_connector", "find_waits"]
+__all__ = [
+    "HangError",
+    "LaunchGuard",
+    "Race",
+    "SimulatedDevice",
+    "Simulation",
+    "check_connector",
+    "find_waits",
+    "no_retries",
+    "planted_faults",
+]

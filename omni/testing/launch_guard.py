@@ -1,11 +1,14 @@
 """Holds the rule that device memory is touched only inside phases."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from omni.device import Device
+from omni.testing.retries import no_retries
 
 _VIEWS = frozenset(
     {
@@ -44,6 +47,9 @@ class LaunchGuard(TorchDispatchMode):
             while engine.tick():
                 pass
 
+    A stage that is found out so fails its batch and runs it again, request by request, where nothing may be found any more: at its
+    end the guard raises AssertionError if a stage did that (`no_retries`).
+
     On the CPU `tolist` and `numpy` read a tensor without any operation, so they pass unseen; on a GPU they copy first.
 
     operations: how many were seen inside phases, to show that the guard was awake. launched: the phases they were in.
@@ -54,6 +60,18 @@ class LaunchGuard(TorchDispatchMode):
         self._device = device
         self.operations = 0
         self.launched: set[str] = set()
+        self._no_retries = ExitStack()
+
+    def __enter__(self) -> "LaunchGuard":
+        self._no_retries.enter_context(no_retries())
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._no_retries.__exit__(kind, error, trace)
 
     def __torch_dispatch__(
         self,
@@ -78,5 +96,8 @@ class LaunchGuard(TorchDispatchMode):
     def _by_parts(self, func: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         # In inference mode composed operations arrive whole.
         decompose: Callable[..., object] = func.decompose
-        with self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
             return decompose(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -83,7 +83,9 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        return dict(self._totals)
+        """batches: launched, of `encoded` items; cached: items that were known. retries: batches that failed and were run again, an
+        item at a time."""
+        return {**self._totals, "retries": self.retries}
 
     def close(self) -> None:
         super().close()
@@ -187,8 +189,11 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         """Jobs of a failed batch run again, one by one; one that failed by itself fails its requests."""
         # Part of the work may have been enqueued before the error.
         end = self._device.record(self._stream)
+        again = [job for job in jobs if len(jobs) > 1 and job.takers]
+        if again:
+            self.retried(f"encoding a batch of {len(jobs)} items", error)
         for job in jobs:
-            if len(jobs) > 1 and job.takers:
+            if job in again:
                 job.alone, job.launched, job.after = True, False, end
                 continue
             self._jobs.remove(job)

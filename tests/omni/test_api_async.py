@@ -11,6 +11,7 @@ from omni import AsyncOmni, SamplingParams
 from omni.errors import InputError, StageError
 from support.echo_family import BREAK, GATES
 from support.echo_omni import echo_model, echo_plugins
+from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 Test = Callable[[AsyncOmni], Coroutine[Any, Any, None]]
@@ -22,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def idle(omni: AsyncOmni) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not omni.idle:
             await asyncio.sleep(0.001)
 

@@ -15,6 +15,7 @@ from omni.errors import CheckpointError, ConfigError, StageError
 from support.echo_family import EXPLODE, GATES
 from support.echo_omni import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
+from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 
@@ -56,11 +57,11 @@ def test_close_while_busy_ends_every_stream(model: Path) -> None:
     threads = [threading.Thread(target=read, args=(stream,)) for stream in streams]
     for thread in threads:
         thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE_SECONDS)
     closer = threading.Thread(target=omni.close)
     closer.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(PATIENCE_SECONDS)
     assert errors == ["stage 'engine' failed while closing: the engine was closed"] * 3, "also the one in preparation"
     GATES["closing"].set()
     closer.join()
@@ -117,7 +118,9 @@ omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
 stream = omni.generate("abc", sampling=SamplingParams(max_tokens=10**9))
 print(next(stream).index)
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "0\n", "")
 
 

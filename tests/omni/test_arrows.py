@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.entry_points import REPOSITORY, own_entry_points
+from support.patience import PATIENCE_SECONDS
 
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
 OFFERED = {
@@ -141,4 +142,5 @@ def test_an_entry_module_imports_no_torch(point):
     program = f"import sys; import {point.value}; sys.exit('torch' in sys.modules)"
     path = [str(REPOSITORY), *(str(folder) for name, folder in ROOTS.items() if name != "omni")]
     environment = {"PYTHONPATH": ":".join(path)}
-    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, env=environment, timeout=PATIENCE_SECONDS, check=False).returncode == 0

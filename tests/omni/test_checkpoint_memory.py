@@ -13,6 +13,7 @@ from omni.checkpoint import stream
 from omni.checkpoint.spans import WeightSpan
 from omni.device.cpu import CpuDevice
 from omni.errors import CheckpointError
+from support.patience import PATIENCE_SECONDS
 
 MB = 2**20
 SHARDS, SHARD_MB, WINDOW_MB = 8, 12, 1
@@ -60,7 +61,7 @@ def test_the_host_never_holds_more_than_the_model_and_a_few_windows(tmp_path: Pa
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     (tmp_path / "config.json").write_text("{}")
     command = [sys.executable, "-c", LOAD_TWO_STAGES, str(tmp_path)]
-    grown = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    grown = float(subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS).stdout)
     # The model is in half the bytes of its files. Below a shard on top of it: what is read passes through.
     model = SHARDS * SHARD_MB / 2
     assert model * 0.9 < grown < model + SHARD_MB

@@ -22,6 +22,7 @@ from support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPL
 from support.echo_omni import echo_model
 from support.echo_plugin import POINT
 from support.entry_points import REPOSITORY, own_entry_points
+from support.patience import PATIENCE_SECONDS
 
 ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]
 
@@ -245,7 +246,9 @@ from omni.cli import app
 app(["plugins"], standalone_mode=False)
 print("torch" in sys.modules)
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     *table, torch_imported = ran.stdout.splitlines()
     assert len(table) == 1 + len(own_entry_points())
     assert torch_imported == "False"
@@ -299,7 +302,7 @@ app(["run", {model!r}, "he\\nllo", "--out", {str(out)!r}, "--device", "cpu"])
         except OSError:
             # Linux says EIO when the other end of a terminal is closed.
             ...
-        assert ran.wait(60) == 0
+        assert ran.wait(PATIENCE_SECONDS) == 0
     text = shown.decode().replace("\r\n", "\n")
     assert re.match(rf"he\nllo\n(\r\x1b\[Kaudio 0\.\d s)+\r\x1b\[Kwrote {re.escape(str(out))}\nTTFT", text)
 
@@ -321,5 +324,5 @@ app(["run", {model!r}, "hello", "--max-tokens", "1000000000", "--device", "cpu"]
     with ran.stdout, ran.stderr:
         assert ran.stdout.read(5) == b"hello"
         ran.stdout.close()
-        assert ran.wait(60) == 1
+        assert ran.wait(PATIENCE_SECONDS) == 1
         assert ran.stderr.read() == b""

@@ -17,6 +17,7 @@ from omni.cli.doctor import devices, environment, versions
 from omni.cli.doctor.check import Check
 from omni.version import __version__
 from support.entry_points import REPOSITORY
+from support.patience import PATIENCE_SECONDS
 
 NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda numbers: ".".join(map(str, numbers)))
 
@@ -116,7 +117,7 @@ def test_a_package_that_cannot_be_imported_is_named_and_the_rest_is_looked_at(tm
         [sys.executable, "-c", program, "doctor"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
         env=environment,
     )

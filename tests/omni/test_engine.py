@@ -5,8 +5,7 @@ import threading
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.errors import OmniError
 from support.fake_graph import FakeGraph, Recorder, host, lent
-
-PATIENCE = 10.0
+from support.patience import PATIENCE_SECONDS
 
 
 class Waiting(Recorder):
@@ -35,7 +34,7 @@ def test_the_loop_runs_in_a_thread_of_its_own_and_sinks_are_called_there():
     graph.writer.answer = host(1)
     graph.engine.start()
     graph.engine.submit(request("r"), sink)
-    assert sink.last.wait(PATIENCE)
+    assert sink.last.wait(PATIENCE_SECONDS)
     assert sink.thread is not threading.main_thread()
     assert sink.chunks == [("text", 1)]
     assert isinstance(sink.outputs[-1], RequestFinished)
@@ -51,7 +50,7 @@ def test_an_idle_engine_wakes_for_the_next_request():
     for number in range(3):
         sink = Waiting()
         graph.engine.submit(request(str(number)), sink)
-        assert sink.last.wait(PATIENCE)
+        assert sink.last.wait(PATIENCE_SECONDS)
     graph.engine.close()
 
 
@@ -90,7 +89,7 @@ def test_a_worker_that_raises_ends_what_is_under_way_and_refuses_what_comes():
     graph.writer.broken = RuntimeError("the device fell off the bus")
     graph.engine.submit(request("b"), second)
     for sink in (first, second):
-        assert sink.last.wait(PATIENCE)
+        assert sink.last.wait(PATIENCE_SECONDS)
         assert isinstance(sink.outputs[-1], RequestFailed)
         assert "RuntimeError: the device fell off the bus" in sink.failure
     graph.engine.close()

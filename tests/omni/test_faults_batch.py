@@ -32,6 +32,7 @@ def test_rare_phases_are_launched() -> None:
     assert bench("together").launched.keys() >= RARE
 
 
+@pytest.mark.plants_faults
 @instead_or_after
 @pytest.mark.parametrize("stage", STAGES)
 def test_of_a_batch_nobody_fails_who_can_run_again(stage: str, after: bool) -> None:
@@ -53,6 +54,7 @@ def test_of_a_batch_nobody_fails_who_can_run_again(stage: str, after: bool) -> N
     assert records()["pinned slots"] == 0
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("stage", AR)
 def test_a_step_that_failed_leaves_nothing_wrong_in_the_prefix_cache(stage: str) -> None:
     """Each run hits what the one before left, in which a step failed."""
@@ -67,6 +69,7 @@ def test_a_step_that_failed_leaves_nothing_wrong_in_the_prefix_cache(stage: str)
     assert cached.engine.engine.counters()[stage]["cached_tokens"] > 0
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("stage", AR)
 @pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
 @pytest.mark.parametrize("victim", range(3))

@@ -8,6 +8,7 @@ from support.fault_bench import assert_named, bench, failures
 from support.leaks import records
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("stage", [pytest.param("thinker", marks=pytest.mark.slow), "talker", "code2wav"])
 def test_what_was_launched_before_a_fault_may_still_run(stage: str) -> None:
     """On a device whose streams run late: what failed requests held is not reused before its readers are through."""

@@ -16,6 +16,7 @@ from support.csm_reference import speak, tiny_csm, turn
 from support.no_synchronization import no_synchronization
 from support.omni_engine import OmniEngine
 from support.omni_shapes import CHATS, SHAPES
+from support.patience import PATIENCE_SECONDS
 from support.reference import tiny_checkpoint
 from support.tiny_text import TextEngine, write_text_model
 
@@ -99,7 +100,7 @@ def finish(engine: Engine, requests: list[EngineRequest]) -> list[EngineOutput]:
     try:
         for request in requests:
             engine.submit(request, sink)
-        assert over.wait(120)
+        assert over.wait(PATIENCE_SECONDS)
     finally:
         engine.close()
     return last

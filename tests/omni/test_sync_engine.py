@@ -15,6 +15,7 @@ from omni.payload import Payload
 from omni.sampling_params import SamplingParams
 from omni_ar.layers.text_model import TextModel
 from support.ar_driver import plain_prompt
+from support.patience import PATIENCE_SECONDS
 from support.tiny_text import TextEngine, write_text_model
 
 SAMPLINGS: tuple[dict[str, object], ...] = (
@@ -76,7 +77,7 @@ def answer(stage: TextEngine) -> EngineOutput:
         inputs = {"text": [Payload(plain_prompt(range(5)))]}
         sampling = {"text": SamplingParams(max_tokens=6)}
         stage.engine.submit(EngineRequest("r", frozenset({"text"}), inputs, sampling=sampling), sink)
-        assert over.wait(60)
+        assert over.wait(PATIENCE_SECONDS)
     finally:
         stage.engine.close()
     return last[0]

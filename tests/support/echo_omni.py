@@ -9,6 +9,7 @@ from omni.plugin.manager import Plugins, load_plugins
 from support.echo_family import write_checkpoint
 from support.echo_plugin import POINT
 from support.entry_points import own_entry_points
+from support.patience import PATIENCE_SECONDS
 
 
 @cache
@@ -22,7 +23,7 @@ def echo_model(directory: Path, *, speaks: bool = True) -> Path:
     return directory / "echo"
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
     """Whether `condition` comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():

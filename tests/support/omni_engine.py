@@ -34,6 +34,7 @@ from omni.engine import (
 from omni.errors import OmniError, StageError
 from omni.frontend.base import Chat
 from omni.plugin.manager import Plugins, load_plugins
+from support.patience import PATIENCE_SECONDS
 from support.tap import CodesChunk, with_tap
 
 _MODULES = {
@@ -47,7 +48,6 @@ _MODULES = {
     "local": "omni_local.plugin",
     "tap": "support.tap",
 }
-_STUCK_SECONDS = 60
 
 GIVEN_UP = StageError("request", "being tested", "it was given up")
 """The error of a request that a test gave up."""
@@ -191,7 +191,7 @@ class OmniEngine:
                 while leaving and leaving[0][0] <= tick:
                     self.engine.abort(requests[leaving.pop(0)[1]].id, GIVEN_UP)
                 since = time.monotonic() if self.engine.tick() else since
-                assert time.monotonic() - since < _STUCK_SECONDS, f"stuck with {self.engine.usage()}"
+                assert time.monotonic() - since < PATIENCE_SECONDS, f"stuck with {self.engine.usage()}"
                 self._watch()
                 tick += 1
         self.assert_free()

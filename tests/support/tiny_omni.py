@@ -14,6 +14,7 @@ from omni import Omni, Output, SamplingParams
 from omni.plugin.manager import Plugins, load_plugins
 from support.echo_omni import eventually
 from support.entry_points import REPOSITORY, own_entry_points
+from support.patience import PATIENCE_SECONDS
 
 ASSETS = REPOSITORY / "examples" / "assets"
 SHAPE = {"stop_gain": 0.0, "codec_stop_gain": 0.0}
@@ -76,7 +77,7 @@ def held(omni: Any) -> dict[str, dict[str, int]]:
     return {name: counts for name, counts in usage.items() if counts}
 
 
-def assert_freed(omni: Any, seconds: float = 10.0) -> None:
+def assert_freed(omni: Any, seconds: float = PATIENCE_SECONDS) -> None:
     """Nothing is held any more, soon, and the engine still runs."""
     assert eventually(lambda: omni.idle, seconds), held(omni)
     assert held(omni) == {}

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_PATIENCE = timedelta(seconds=20)
+from support.patience import PATIENCE_SECONDS
+
+_PATIENCE = timedelta(seconds=PATIENCE_SECONDS)
 """A rank that waits longer for the other gives up."""
 
 Message = dict[str, object]
@@ -64,7 +66,7 @@ def second_rank(module: str, folder: Path) -> Iterator[Ranks]:
             ranks = Ranks(store, 0)
             yield ranks
             ranks.send({}, sending := [])
-            assert process.wait(10) == 0
+            assert process.wait(PATIENCE_SECONDS) == 0
             del sending
         finally:
             process.kill()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from omni.testing.retries import no_retries
 from omni.testing.simulation.device import SimulatedDevice
 
 _SETTLED = 4
@@ -59,7 +60,11 @@ class Simulation:
         return tick
 
     def run(self) -> None:
-        """Until all is done. Raises HangError."""
+        """Until all is done. Raises HangError, and AssertionError if a stage had to run something again (`no_retries`)."""
+        with no_retries():
+            self._run()
+
+    def _run(self) -> None:
         quiet = 0
         while True:
             self._act()

@@ -1,7 +1,6 @@
 """The stage worker: a non-blocking state machine around scheduler and runner."""
 
 import itertools
-import logging
 from collections.abc import Mapping, Sequence
 
 from omni.device import COMPLETED
@@ -26,8 +25,6 @@ from omni_ar.run.rows import RowTable
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.segments import SegmentIntake
-
-_log = logging.getLogger(__name__)
 
 
 class ArWorker(MailboxWorker[ArRequest]):
@@ -78,7 +75,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             block_size=limits.block_size,
             emits_tokens=shape.emits_tokens,
         )
-        self._prefill_tokens = self._decode_tokens = self._steps = self._retries = 0
+        self._prefill_tokens = self._decode_tokens = self._steps = 0
 
     def usage(self) -> StageUsage:
         return {
@@ -109,7 +106,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             "spilled_rows": self._spiller.rows,
             "evicted_blocks": self._pool.evictions,
             "cached_blocks": self._pool.cached,
-            "retries": self._retries,
+            "retries": self.retries,
         }
 
     def close(self) -> None:
@@ -338,13 +335,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         if len(plan.requests) == 1:
             self.fail(plan.requests[0].id, "running a step", error)
             return
-        self._retries += 1
-        _log.warning(
-            "%s: a step of %d requests failed and is run again for each alone",
-            self.name,
-            len(plan.requests),
-            exc_info=error,
-        )
+        self.retried(f"a step of {len(plan.requests)} requests", error)
         self._scheduler.retry(plan)
 
     def _fail_lost(self) -> bool:

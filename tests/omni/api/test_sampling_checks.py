@@ -139,6 +139,7 @@ def test_coroutines_hear_of_forms_that_do_not_compile_where_they_read(model: Any
         ("singer.sampling.stop", '["x"]', "singer.sampling.stop: is about the text"),
         ("singer.sampling.logprobs", "1", "singer.sampling.logprobs: is about the text"),
         ("writer.sampling.structured", '{"regex": "a("}', "writer.sampling.structured.regex: does not compile"),
+        ("writer.sampling.structured", '{"regex": "a", "regx": "b"}', "unknown field `regx`"),
         ("writer.sampling.nonsense", "1", "there is no option 'nonsense'"),
     ],
 )

@@ -15,6 +15,7 @@ from omni_ar.layers.deepstack import DeepstackModel
 from omni_encoder.towers.picture_encoder import PictureEncoder
 from omni_qwen3_omni.frontend import OmniFrontend
 from omni_vocoder.streaming import StreamingVocoder
+from support.patience import PATIENCE_SECONDS
 from support.reference import tiny_checkpoint
 from support.tiny_omni import (
     SHAPE,
@@ -179,7 +180,7 @@ def test_tasks_that_end_early(bystander: Bystander) -> None:
     async def main() -> None:
         async with AsyncOmni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins()) as omni:
             for way in (cancelled, closed, left, timed_out):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE_SECONDS):
                     other = asyncio.create_task(omni.complete(list(bystander.messages), sampling=bystander.sampling))
                     await way(omni)
                     result = await other
@@ -220,7 +221,7 @@ def test_a_random_half_of_thirty(omni: Omni) -> None:
             plugins=tiny_plugins(),
             overrides={"thinker.max_num_seqs": 12, "talker.max_num_seqs": 5, "code2wav.max_num_seqs": 3},
         ) as omni:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 results = await asyncio.gather(*(one(omni, number) for number in range(30)))
             await asyncio.to_thread(assert_freed, omni)
             assert held(omni) == {}

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from omni import Omni, SamplingParams
 from omni.cli import app
 from support.entry_points import REPOSITORY, own_entry_points
+from support.patience import PATIENCE_SECONDS
 from support.reference import tiny_checkpoint
 from support.tiny_omni import ASSETS, SHAPE, tiny_plugins, user
 
@@ -71,7 +72,9 @@ def test_the_text_goes_to_stdout_and_all_else_to_stderr(model: str, tmp_path: Pa
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-c", PROGRAM, "run", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, env=environment
+    )
 
     content = [
         {"type": "image_url", "image_url": PICTURE},

@@ -107,6 +107,7 @@ def is_black(_: object, inputs: Any, segments: Any) -> bool:
     return any(float(part.std(0).max()) == 0 for part in inputs["pixels"].split(segments))
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize(
     ("model", "picked", "stage"),
     [(AudioEncoder, is_silent, "audio_encoder"), (VisionEncoder, is_black, "vision_encoder")],

@@ -14,6 +14,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.step import SampledStep
 from support.ar_driver import ArDriver, plain_prompt
 from support.counting_device import CountingCuda
+from support.patience import PATIENCE_SECONDS
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy
 
@@ -58,7 +59,7 @@ def test_tokens_are_handed_over_while_codes_are_still_predicted(captured: bool):
         seen = len(steps)
         driver.tick()
         if len(steps) > seen:
-            tokens, deadline = steps[-1].tokens, time.monotonic() + 10
+            tokens, deadline = steps[-1].tokens, time.monotonic() + PATIENCE_SECONDS
             assert tokens is not None
             while not tokens.ready.done():
                 assert time.monotonic() < deadline

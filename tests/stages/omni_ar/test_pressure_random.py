@@ -22,6 +22,9 @@ from support.paper_runner import STOP, PaperDriver, answer, marks
 from support.queued_device import QueuedDevice
 from support.stirred_device import StirredDevice
 
+pytestmark = pytest.mark.plants_faults
+"""Each fault has a request fail or a batch run again, and nothing else does: that is counted here."""
+
 LENGTH = 20
 """Tokens that a request may have."""
 
@@ -254,7 +257,7 @@ def new_device(kind: str | int) -> Device:
 
 @pytest.fixture(autouse=True)
 def _without_warnings_of_faults(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, "omni_ar")  # formatting their tracebacks takes longer than all else
+    caplog.set_level(logging.ERROR, "omni.stage")  # formatting their tracebacks takes longer than all else
 
 
 SETTINGS = settings(

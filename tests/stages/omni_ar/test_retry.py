@@ -52,6 +52,7 @@ def faulty(phase: Phase, late: bool) -> Callable[..., None]:
     return run
 
 
+@pytest.mark.plants_faults
 def test_a_prompt_that_no_model_can_embed_fails_alone():
     model = SmallText()
     model.bad_id = 60
@@ -73,6 +74,7 @@ def test_a_prompt_that_no_model_can_embed_fails_alone():
     assert not driver.held
 
 
+@pytest.mark.plants_faults
 def test_a_token_that_no_model_can_embed_fails_who_generated_it():
     bad = next(token for token in ANSWERS[2][3:-1] if all(token not in (*PROMPTS[i], *ANSWERS[i]) for i in (0, 1, 3)))
     first = ANSWERS[2].index(bad)
@@ -99,6 +101,7 @@ class OverwhelmedText(SmallText):
         return super().forward(x_TD, batch)
 
 
+@pytest.mark.plants_faults
 def test_a_batch_that_the_model_cannot_stand_goes_on_one_by_one():
     driver = ArDriver(OverwhelmedText())
     for index, prompt in enumerate(PROMPTS):
@@ -123,6 +126,7 @@ TEXT_PHASES = [
 ]
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("phase", TEXT_PHASES)
@@ -155,6 +159,7 @@ def test_a_fault_in_a_batch_of_several_fails_nobody(phase: str, at: int, late: b
     assert not driver.held
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("phase", ["run_forward", "sample_rows", "post_update", "predict_codes", "restore_frames"])
 def test_a_fault_in_a_batch_of_talkers_changes_no_frame(phase: str, late: bool):

@@ -14,6 +14,7 @@ from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver
 from support.gloo_tokens import GlooTokens
+from support.patience import PATIENCE_SECONDS
 from support.small_text import SmallText, greedy
 from support.two_ranks import Ranks, second_rank
 
@@ -35,7 +36,7 @@ class RemoteDriver(ArDriver):
 
     def __init__(self, ranks: Ranks, options: dict[str, int], *, in_turn: bool, checks: bool = True) -> None:
         self.in_turn = in_turn
-        self.deadline = time.monotonic() + 20
+        self.deadline = time.monotonic() + PATIENCE_SECONDS
         self.most = 0
         """Steps that were in flight at once."""
         given, device = ArOptions(**options), CpuDevice()
@@ -166,6 +167,7 @@ def test_one_request_alone_goes_on(ranks: Ranks, in_turn: bool):
     assert driver.counter("steps") == 1 + TOKENS
 
 
+@pytest.mark.plants_faults
 def test_tokens_of_a_step_that_failed_behind_its_handoff_are_nobody_s(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
     driver = RemoteDriver(ranks, OPTIONS | {"max_in_flight": 4, "max_num_batched_tokens": 40}, in_turn=True)
     failures = 0

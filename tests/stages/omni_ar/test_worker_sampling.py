@@ -321,6 +321,7 @@ def test_log_probabilities_that_stall_hold_up_only_who_asked_for_them():
         assert driver.tokens(name) == greedy(MODEL, prompt, TOKENS)
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("at", ["score_tokens", "copy_scores", "accept_tokens", "post_update"])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_steps_that_fail_behind_the_token_point_leave_the_handoffs_in_order(at: str, ahead: int):

@@ -16,6 +16,7 @@ def speak(bench: Bench) -> None:
         bench.speak(name, own)
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     ("phase", "number"),

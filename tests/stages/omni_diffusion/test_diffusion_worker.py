@@ -53,7 +53,8 @@ def test_a_window_that_holds_everything_is_the_whole() -> None:
     bench.settle(bench.device)
     assert bench.model.begun == [[Span(0, 0, 20, 20)]]
     bench.expect("a", codes)
-    assert bench.diffusion.counters() == {"windows": 1, "steps": STEPS, "frames": 20, "samples": len(bench.wave("a"))}
+    counted = {"windows": 1, "steps": STEPS, "frames": 20, "samples": len(bench.wave("a")), "retries": 0}
+    assert bench.diffusion.counters() == counted
 
 
 def test_what_is_not_seen_makes_the_difference_between_a_stream_and_the_whole() -> None:
@@ -287,6 +288,7 @@ def test_a_second_voice_and_none_are_refused() -> None:
     assert not bench.held
 
 
+@pytest.mark.plants_faults
 def test_noise_for_fewer_frames_than_come_fails_that_request_only() -> None:
     bench = Bench(CpuDevice(), **SMALL)
     codes = random_codes(8)
@@ -299,6 +301,7 @@ def test_noise_for_fewer_frames_than_come_fails_that_request_only() -> None:
     assert not bench.held
 
 
+@pytest.mark.plants_faults
 def test_a_failing_window_fails_its_request_only() -> None:
     bench = Bench(CpuDevice(), **SMALL)
     bad, good = random_codes(9, 1), random_codes(9, 2)

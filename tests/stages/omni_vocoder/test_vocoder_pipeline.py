@@ -79,6 +79,7 @@ def codes_of(count: int, seed: int) -> list[list[int]]:
     return values
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("make_device", [CpuDevice, QueuedDevice, pytest.param(CudaDevice, marks=pytest.mark.gpu)])
 def test_many_requests_one_bad_one_aborted(make_device: type[Device], tmp_path: Path) -> None:
     device = make_device()

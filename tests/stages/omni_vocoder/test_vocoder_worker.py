@@ -262,7 +262,7 @@ def test_counters_are_totals() -> None:
     bench.end("a", "b")
     bench.settle(bench.device)
     # Two batches of two requests with two frames; each request loses two samples at its beginning.
-    assert bench.vocoder.counters() == {"steps": 2, "frames": 8, "samples": 2 * (4 * 3 - 2)}
+    assert bench.vocoder.counters() == {"steps": 2, "frames": 8, "samples": 2 * (4 * 3 - 2), "retries": 0}
 
 
 @pytest.mark.parametrize("option", ["max_num_seqs", "first_chunk_frames", "chunk_frames"])
@@ -271,6 +271,7 @@ def test_options_are_checked(option: str) -> None:
         VocoderOptions(**{option: 0})
 
 
+@pytest.mark.plants_faults
 @pytest.mark.parametrize("phase", ["copy_upload", "reset_rows"])
 def test_of_a_batch_that_could_not_be_prepared_nobody_fails(phase: str) -> None:
     device = FaultyDevice()

@@ -1,0 +1,120 @@
+"""What was captured at the start may have run then: to all that follows it is as if nothing had."""
+
+import gc
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+
+from omni.device import HostSlot
+from omni.engine import Engine
+from omni.payload import Payload
+from omni_ar.run.state import RowState
+from omni_encoder.inputs import MediaItem
+from omni_encoder.options import EncoderOptions
+from omni_encoder.worker import EncoderWorker
+from support.capturing_device import CapturingDevice
+from support.diffusion_bench import Bench
+from support.frame_bench import random_codes
+from support.heard import Heard
+from support.mixed_traffic import alone
+from support.mixed_worlds import World, make_world
+from support.stage_driver import StageDriver
+from support.tower import Tower
+
+STAGES = {
+    "hidden": {"writer"},
+    "codec": {"speaker", "voice", "echo"},
+}
+"""Those that capture."""
+Kind = TypeVar("Kind")
+times = pytest.mark.parametrize("times", [1, 2])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worlds")
+
+
+@cache
+def world(name: str, folder: Path) -> World:
+    return make_world(name, folder)
+
+
+def capturing(where: World, device: CapturingDevice) -> Engine:
+    """Every size that there is by default, and several steps in flight."""
+    settings = {name: values[0] for name, values in where.knobs.items()}
+    for name in settings:
+        if name.endswith(("graph_batch_sizes", "graph_chunk_sizes")):
+            settings[name] = None
+        if name.endswith("max_in_flight"):
+            settings[name] = 2
+    return where.engine(device, settings)
+
+
+def of_type(kind: type[Kind]) -> list[Kind]:
+    gc.collect()
+    return [each for each in gc.get_objects() if type(each) is kind]
+
+
+@times
+@pytest.mark.parametrize("name", STAGES)
+def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int, folder: Path) -> None:
+    where, device = world(name, folder), CapturingDevice(times)
+    expected = [alone(where, content) for content in range(where.contents)]
+    before = {id(each) for each in of_type(RowState)}
+    with torch.inference_mode():
+        engine = capturing(where, device)
+        assert {stage for stage in engine.usage() if any(name.startswith(stage) for name in device.captured)} == STAGES[
+            name
+        ]
+        assert {count for counts in engine.counters().values() for count in counts.values()} == {0}
+        assert {count for counts in engine.usage().values() for count in counts.values()} == {0}
+        assert not [slot for slot in of_type(HostSlot) if slot.claimed or not slot.free]
+        states = [each for each in of_type(RowState) if id(each) not in before]
+        assert [int(state.counter) for state in states] == [0] * len(states)
+        heard = [Heard() for _ in expected]
+        for content, one in enumerate(heard):
+            engine.submit(where.request(content, str(content), 0), one.take)
+        while not engine.idle:
+            engine.tick()
+        for one, by_itself in zip(heard, expected, strict=True):
+            assert one.error is None
+            one.assert_like(by_itself)
+        engine.close()
+
+
+@times
+def test_a_diffusion_stage_starts_as_if_nothing_had_run(times: int) -> None:
+    device = CapturingDevice(times)
+    bench = Bench(device, first_chunk_blocks=1, chunk_blocks=2, blocks_before=1, blocks_after=1)
+    bench.diffusion.capture([4, 2, 1])
+    assert device.captured
+    assert set(bench.diffusion.counters().values()) == set(bench.diffusion.usage().values()) == {0}
+    codes = {name: random_codes(11, seed) for seed, name in enumerate("ab")}
+    for name, own in codes.items():
+        bench.speak(name, own)
+    bench.settle(device)
+    for name, own in codes.items():
+        bench.expect(name, own)
+
+
+@times
+def test_an_encoder_starts_as_if_nothing_had_run(times: int) -> None:
+    device = CapturingDevice(times)
+    worker = EncoderWorker("tower", device, Tower(), EncoderOptions(), lengths=(8, 4))
+    worker.capture((8, 4))
+    assert len(device.captured) == 2
+    assert set(worker.counters().values()) == set(worker.usage().values()) == {0}
+    assert not worker.cache_bytes_used
+    driver = StageDriver(worker, device.stream("test"))
+    driver.open("a")
+    for index, length in enumerate((3, 2)):
+        item = MediaItem(index=index, key=str(index), batch_key=0, length=length)
+        driver.feed_host("a", Payload(item, {"x": torch.full((length,), 1.0 + index)}))
+    driver.end("a")
+    driver.settle(device)
+    sums = [produced.payload.tensors["sum"].tolist() for produced in driver.produced["a"]]
+    assert sums == [[1.0, 2.0, 3.0], [2.0, 4.0]]

@@ -1,0 +1,173 @@
+"""The buffer of a step's upload holds the worst that a step may have to say, and what is said is what was counted."""
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from omni.device import Upload, Uploader
+from omni.device.cpu import CpuDevice
+from omni.rules import LogitsEdit
+from omni.sampling_params import MAX_LOGPROBS
+from omni_ar.inputs import Prompt
+from omni_ar.model import ArShape
+from omni_ar.options import ArOptions
+from omni_ar.processors import LogitsProcessor, NamedProcessor, ProcessedRows
+from omni_ar.run.blocks import BlockTable
+from omni_ar.run.limits import MAX_STARTS, Limits, step_words
+from omni_ar.run.pack import pack_step
+from omni_ar.run.plan import Chunk, Growth, StepPlan
+from omni_ar.run.request import ArRequest
+from omni_ar.run.rows import Row
+from omni_ar.sampling import StartingRow, edit_words, merge_edits, pack_edits, pack_sampling, start_words
+from omni_ar.sampling.bits import bit_words
+from omni_ar.sampling.bounds import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_EDITED_IDS, MAX_STOP_IDS
+from support.sampler_bench import resolved
+
+VOCAB = 2000
+LENGTH = 96
+"""Of a request at most."""
+
+
+class Three(LogitsProcessor):
+    """Has three parameters."""
+
+    width = 3
+
+    def pack(self, args: object, vocab_size: int) -> tuple[float, ...]:
+        return (1.0, 2.0, 3.0)
+
+    def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
+        return logits_RV
+
+
+PROCESSORS = (NamedProcessor("three", Three(), 3), NamedProcessor("more", Three(), 3))
+EVERYTHING = resolved(
+    VOCAB,
+    temperature=0.5,
+    top_k=3,
+    top_p=0.5,
+    min_p=0.1,
+    repetition_penalty=1.5,
+    frequency_penalty=0.5,
+    presence_penalty=0.5,
+    logit_bias=dict.fromkeys(range(MAX_BIASED_IDS), 1.0),
+    min_tokens=2,
+    stop_token_ids=tuple(range(MAX_STOP_IDS)),
+    suppress_token_ids=tuple(range(100)),
+    bad_words_ids=tuple((i, *range(MAX_BAD_WORD_LENGTH - 1)) for i in range(MAX_BAD_WORDS)),
+    logprobs=MAX_LOGPROBS,
+    prompt_logprobs=MAX_LOGPROBS,
+)
+"""All that a row can be given, and as much of it as there is room for."""
+
+
+def starting(row: int) -> StartingRow:
+    """As many different tokens generated as a row may have."""
+    ids = np.arange(LENGTH)
+    params = {processor.name: (1.0, 2.0, 3.0) for processor in PROCESSORS}
+    return StartingRow(row, EVERYTHING, ids, ids, range(LENGTH), params=params)
+
+
+def edit() -> LogitsEdit:
+    """A mask and as many ids as a step may have."""
+    ids = np.arange(MAX_EDITED_IDS)
+    return merge_edits([LogitsEdit(np.full(bit_words(VOCAB), -1), ids, np.ones(len(ids), np.float32))], VOCAB)
+
+
+def upload_of(words: int) -> Upload:
+    device = CpuDevice()
+    return Uploader(device, device.stream("test"), words, 1).begin()
+
+
+@pytest.mark.parametrize("rows", [1, MAX_STARTS])
+def test_rows_that_start_with_everything_take_what_is_counted_and_no_word_less(rows: int) -> None:
+    words = rows * start_words(VOCAB, LENGTH, PROCESSORS)
+    each = [starting(row) for row in range(rows)]
+    upload = upload_of(words)
+    pack_sampling(upload, each, VOCAB, PROCESSORS)
+    assert upload.size == words
+    with pytest.raises(RuntimeError, match=f"the arrays take {words} words, the upload buffer has {words - 1}"):
+        pack_sampling(upload_of(words - 1), each, VOCAB, PROCESSORS)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_guides_take_what_is_counted_and_no_word_less(rows: int) -> None:
+    words = edit_words(VOCAB, rows)
+    each = [(place, edit()) for place in range(rows)]
+    upload = upload_of(words)
+    pack_edits(upload, each, VOCAB)
+    assert upload.size == words
+    with pytest.raises(RuntimeError, match=f"the arrays take {words} words, the upload buffer has {words - 1}"):
+        pack_edits(upload_of(words - 1), each, VOCAB)
+
+
+def shape_of(columns: int) -> ArShape:
+    """columns: of the prompt; a model of several is conditioned too."""
+    return ArShape(
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=4,
+        hidden_width=4,
+        vocab_size=VOCAB,
+        max_positions=LENGTH,
+        position_axes=3,
+        prompt_columns=("ids", *map(str, range(1, columns))),
+        step_columns=("text",) if columns > 1 else (),
+        step_width=4 if columns > 1 else 0,
+        payload_width=4,
+        emits_tokens=True,
+    )
+
+
+def request(row: int, shape: ArShape, limits: Limits, length: int, outputs: int) -> ArRequest:
+    ids = np.arange(length)
+    prompt = Prompt(
+        columns=np.broadcast_to(ids, (len(shape.prompt_columns), length)),
+        positions=np.broadcast_to(ids, (shape.position_axes, length)),
+        next_position=length,
+        penalized_ids=ids,
+        payload_positions=ids,
+    )
+    return ArRequest(
+        str(row),
+        EVERYTHING,
+        set(),
+        prompt=prompt,
+        params={processor.name: (1.0, 2.0, 3.0) for processor in PROCESSORS},
+        step_pad=np.zeros(step_words(shape), np.int64),
+        row=Row(row, 0),
+        table=BlockTable.of(str(row), range(1, limits.max_blocks + 1), limits.max_blocks),
+        edit=edit(),
+        outputs=list(range(outputs)),
+        scheduled=outputs,
+        computed=length,
+        target=length + outputs,
+    )
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize(("rows", "budget"), [(1, 95), (MAX_STARTS, 400), (MAX_STARTS + 5, 800), (20, 8)])
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: bool) -> None:
+    """As many rows start as may, with everything, and all others decode, get a block and are guided."""
+    shape, size = shape_of(columns), 2
+    options = ArOptions(max_num_seqs=rows, max_num_batched_tokens=budget, block_size=size)
+    limits = Limits.of("text", options, shape, PROCESSORS)
+    starts = min(rows, MAX_STARTS)
+    decodes = [request(row, shape, limits, 2, LENGTH - 3) for row in range(starts, rows)]
+    length = max(1, min(LENGTH - 1, (budget - len(decodes)) // starts))
+    chunks = []
+    for row in range(starts):
+        if replayed:  # its prompt is in the prefix cache
+            chunks.append(Chunk(request(row, shape, limits, 1, length), 1, length, first=True, last=True, replay=True))
+        else:
+            chunks.append(Chunk(request(row, shape, limits, length, 0), 0, length, first=True, last=True, replay=False))
+    grown = [Growth(one, place) for one in decodes for place in (0, 1)][: rows + len(decodes)]
+    plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(grown))
+    upload = upload_of(limits.upload_words)
+    pack_step(upload, plan, limits, shape, PROCESSORS, padded=rows)
+    needed = upload.size
+    assert needed <= limits.upload_words
+    pack_step(upload_of(needed), plan, limits, shape, PROCESSORS, padded=rows)
+    with pytest.raises(RuntimeError, match="the upload buffer has"):
+        pack_step(upload_of(needed - 1), plan, limits, shape, PROCESSORS, padded=rows)
