@@ -1,5 +1,36 @@
 """The command line: `omni run`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`. Each imports only what it needs."""
 
-from omni.cli.app import app, main
+# True for type checkers alone; without the import of typing, which takes longer than all of this.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from omni.cli.commands import app
 
 __all__ = ["app", "main"]
+
+
+def main() -> None:
+    """The console entry point."""
+    try:
+        # Before anything that takes time: after it every signal is heeded.
+        from omni.cli import interrupt, streams
+
+        streams.mend()  # first: what is opened must not take the number of a stream that is closed
+        interrupt.install()
+    except KeyboardInterrupt:
+        import os
+
+        os.write(2, b"interrupted\n")
+        os._exit(130)
+    from omni.cli.process import run
+
+    run()
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name != "app":
+            raise AttributeError(f"module 'omni.cli' has no attribute {name!r}")
+        from omni.cli.commands import app
+
+        return app

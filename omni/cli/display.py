@@ -8,6 +8,7 @@ from typing import Self
 import typer
 
 from omni.api import Metrics, Output
+from omni.cli.streams import drop
 
 _ERASE_LINE = "\r\x1b[K"
 
@@ -16,14 +17,17 @@ class Display:
     """Text to stdout as it comes; a line on stderr, if that is a terminal, that counts the seconds of speech.
 
     Where both are terminals the line waits for the end of the text, which it would overwrite. Of several answers (`samples`) each
-    is shown when it is whole. text_stage: None where no stage writes text.
+    is shown when it is whole. text_stage: None where no stage writes text. to_stderr: the text too, as stdout has the speech.
     """
 
-    def __init__(self, text_stage: str | None, samples: int = 1) -> None:
+    def __init__(self, text_stage: str | None, samples: int = 1, *, to_stderr: bool = False) -> None:
+        self.problem: OSError | None = None
+        """Why text could not be written. What comes after it is not shown."""
         self._text_stage = text_stage
         self._samples = samples
+        self._to_stderr = to_stderr
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
-        self._shared = sys.stdout.isatty()
+        self._shared = to_stderr or sys.stdout.isatty()
         self._progress = sys.stderr.isatty()
         self._seconds = 0.0
         self._mid_line = False
@@ -33,11 +37,10 @@ class Display:
         if self._samples > 1:
             self._texts[output.sample].append(output.text)
             if output.finished and self._text_stage is not None:
-                typer.echo(f"--- {output.sample}\n{''.join(self._texts.pop(output.sample))}")
+                self._write(f"--- {output.sample}\n{''.join(self._texts.pop(output.sample))}\n")
             return
         if output.text:
-            typer.echo(output.text, nl=False)
-            sys.stdout.flush()
+            self._write(output.text)
             self._mid_line = not output.text.endswith("\n")
         if output.audio is not None and output.sample_rate is not None:
             self._seconds += len(output.audio) / output.sample_rate
@@ -52,14 +55,25 @@ class Display:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            return  # whoever reads may have stopped reading
         self._end_line()
         if self._line_shown:
             typer.echo(_ERASE_LINE, nl=False, err=True)
 
     def _end_line(self) -> None:
         if self._mid_line:
-            typer.echo("")
+            self._write("\n")
             self._mid_line = False
+
+    def _write(self, text: str) -> None:
+        if self.problem is not None:
+            return
+        try:
+            typer.echo(text, nl=False, err=self._to_stderr)  # which flushes
+        except OSError as error:
+            self.problem = error
+            drop(sys.stderr if self._to_stderr else sys.stdout)
 
 
 def summary(metrics: Metrics) -> str:

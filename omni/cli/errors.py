@@ -1,13 +1,14 @@
 """How errors show: one line, unless a table belongs to it, and exit code 1."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
-from omni.errors import ConfigError, OmniError
+from omni.cli import interrupt
+from omni.cli.streams import drop, stdout_problem
+from omni.errors import ConfigError, InputError, OmniError
 
 
 @contextmanager
@@ -17,16 +18,44 @@ def reported(debug: bool) -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort):
         raise
-    except BrokenPipeError:
-        # The reader went away (`omni run ... | head`). Python would say so once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupt.code()) from None
     except Exception as error:
+        if interrupt.came():
+            raise typer.Exit(interrupt.code()) from error
+        error = _of_stdout(error)
+        if isinstance(error, BrokenPipeError):
+            # The reader went away (`omni run ... | head`), and knows.
+            drop(sys.stdout)
+            raise typer.Exit(1) from None
         if debug:
             raise
-        known = isinstance(error, OmniError)
-        message = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
-        # A setting's error may end in a table, the stages' memory; what libraries say is run together.
-        lines = message.splitlines() if isinstance(error, ConfigError) else [" ".join(message.split())]
-        typer.echo("\n".join(["error: " + lines[0], *lines[1:]]), err=True)
+        say(error)
         raise typer.Exit(1) from error
+
+
+def say(error: Exception) -> None:
+    """The line on stderr."""
+    known = isinstance(error, OmniError)
+    message = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
+    # A setting's error may end in a table, the stages' memory; what libraries say is run together.
+    lines = message.splitlines() if isinstance(error, ConfigError) else [" ".join(message.split())]
+    typer.echo("\n".join(["error: " + lines[0], *lines[1:]]), err=True)
+
+
+def stdout_error(error: OSError) -> Exception:
+    """What to raise for standard output that cannot be written: BrokenPipeError if its reader went away, else InputError."""
+    if isinstance(error, BrokenPipeError):
+        return error
+    return InputError("standard output", f"cannot be written ({error.strerror})", "send it where there is room")
+
+
+def _of_stdout(error: Exception) -> Exception:
+    """The error in other words if it is standard output's, which then goes nowhere."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return error
+    problem = stdout_problem()
+    if problem is None:
+        return error
+    drop(sys.stdout)
+    return stdout_error(problem)

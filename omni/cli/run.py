@@ -3,19 +3,23 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import typer
 
 from omni.api import Metrics, Omni, Output
 from omni.api.ask import MAX_SAMPLES
 from omni.cli.display import Display, summary
+from omni.cli.errors import stdout_error
+from omni.cli.interrupt import unwinding
 from omni.cli.options import Choices
+from omni.cli.speech import STDOUT, Speech, descriptor_of, numbered, speech_to
 from omni.errors import InputError, OmniError
-from omni.media import save_wav
+from omni.files import real, why_not
 from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams
 from omni.timeline.file import REMEDY
-from omni.timeline.target import real, why_not
+
+_DEFAULT_OUT = "out.wav"
+"""Where speech goes that nobody gave a file for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,7 @@ class Question:
     images: tuple[str, ...] = ()
     audios: tuple[str, ...] = ()
     system: str | None = None
-    out: Path | None = None
+    out: str | None = None
     voice: str | None = None
     modalities: tuple[str, ...] | None = None
     max_tokens: int | None = None
@@ -36,13 +40,21 @@ class Question:
     n: int = 1
     timeline: Path | None = None
 
+    @property
+    def out_is_stdout(self) -> bool:
+        """Whether speech goes to stdout; text then goes to stderr."""
+        return self.out is not None and descriptor_of(self.out) == STDOUT
+
 
 def answer(question: Question) -> None:
-    """Streams the text to stdout, writes the wav, and reports on stderr. Raises OmniError."""
-    out = _out(question)
-    _check_timeline(question, out)
+    """Streams the text to stdout, writes the wav, and reports on stderr.
+
+    Raises OmniError; BrokenPipeError if the reader of stdout went away.
+    """
+    answers, unfit = _answers(question)
+    _check_timeline(question)
     choices = question.choices
-    with Omni(
+    omni = Omni(
         question.model,
         device=choices.device,
         dtype=choices.dtype,
@@ -50,8 +62,12 @@ def answer(question: Question) -> None:
         config=choices.config,
         overrides=choices.overrides(),
         timeline=question.timeline,
-    ) as omni:
+    )
+    with unwinding(), omni:
         modalities = _modalities(question, omni.modalities)
+        speaks = "audio" in modalities
+        if speaks and unfit is not None:
+            raise unfit
         outputs = omni.generate(
             _messages(question),
             modalities=modalities,
@@ -59,49 +75,92 @@ def answer(question: Question) -> None:
             sampling=_sampling(question, omni.pipeline),
             n=question.n,
         )
-        answers = [_Answer(_numbered(out, sample, question.n)) for sample in range(question.n)]
-        with Display(omni.pipeline.text_stage, samples=question.n) as display:
+        shown = omni.pipeline.text_stage
+        with outputs, Display(shown, question.n, to_stderr=question.out_is_stdout) as display:
             for output in outputs:
                 display.show(output)
                 answers[output.sample].take(output)
+                if not _wanted(question, display, answers):
+                    _raise_first(question, display, answers)
         # Before the model is closed: a timeline that cannot be written then takes no answer away.
-        for answer in answers:
-            answer.report(speaks="audio" in modalities)
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
+        for each in answers:
+            each.report(speaks=speaks)
+    _raise_first(question, display, answers)
 
 
 class _Answer:
     """One answer's speech, and how it ended."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, name: str, speech: Speech | None) -> None:
+        """speech: None if it cannot be written, which matters only if there is some."""
         self.error: OmniError | None = None
-        self._out = out
-        self._audio: list[torch.Tensor] = []
-        self._sample_rate = 0
+        self.lost: OmniError | None = None
+        """Why its speech could not be written."""
+        self._name = name
+        self._speech = speech
         self._metrics: Metrics | None = None
 
     def take(self, output: Output) -> None:
-        if output.audio is not None and output.sample_rate is not None:
-            self._audio.append(output.audio)
-            self._sample_rate = output.sample_rate
+        if output.audio is not None and output.sample_rate is not None and self._speech is not None:
+            try:
+                self._speech.push(output.audio, output.sample_rate)
+            except OmniError as error:
+                self.lost, self._speech = error, None
         if output.finished:
             self._metrics, self.error = output.metrics, output.error
 
     def report(self, *, speaks: bool) -> None:
         """Writes the wav, and the times to stderr."""
-        if self._audio:
-            save_wav(self._out, torch.cat(self._audio), self._sample_rate)
-            typer.echo(f"wrote {self._out}", err=True)
-        elif speaks:
-            typer.echo(f"the model spoke nothing: {self._out} was not written", err=True)
+        if self._speech is not None:
+            try:
+                if self._speech.finish():
+                    typer.echo(f"wrote {self._name}", err=True)
+                elif speaks:
+                    typer.echo(f"the model spoke nothing: {self._name} was not written", err=True)
+            except OmniError as error:
+                self.lost = error
         if self._metrics is not None:
             typer.echo(summary(self._metrics), err=True)
 
 
-def _numbered(out: Path, sample: int, samples: int) -> Path:
-    return out if samples == 1 else out.with_stem(f"{out.stem}-{sample}")
+def _answers(question: Question) -> tuple[list[_Answer], InputError | None]:
+    """One for each of `n`, and why speech could not be written, if nobody asked for any: the model may give none."""
+    name = _DEFAULT_OUT if question.out is None else question.out
+    asked = question.out is not None or question.voice is not None or "audio" in (question.modalities or ())
+    unfit: InputError | None = None
+    answers = []
+    for sample in range(min(question.n, MAX_SAMPLES)):  # how many there may be is checked later
+        speech: Speech | None = None
+        try:
+            speech = speech_to(name, sample, question.n)
+        except InputError as error:
+            if asked:
+                raise
+            unfit = error
+        written = name if descriptor_of(name) is not None else str(numbered(Path(name), sample, question.n))
+        answers.append(_Answer(written, speech))
+    return answers, unfit
+
+
+def _wanted(question: Question, display: Display, answers: list[_Answer]) -> bool:
+    """Whether there is still somebody to go on for, after stdout or a stream of speech failed."""
+    if display.problem is None and not any(each.lost for each in answers):
+        return True
+    if question.out is not None and not all(each.lost for each in answers):
+        return True
+    return display.problem is None and not question.out_is_stdout
+
+
+def _raise_first(question: Question, display: Display, answers: list[_Answer]) -> None:
+    for each in answers:
+        if each.error is not None:
+            raise each.error
+    if display.problem is not None:
+        raise stdout_error(display.problem)
+    for each in answers:
+        if each.lost is not None:
+            gone = question.out_is_stdout and isinstance(each.lost.__cause__, BrokenPipeError)
+            raise BrokenPipeError if gone else each.lost
 
 
 def _modalities(question: Question, gives: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,22 +173,15 @@ def _modalities(question: Question, gives: tuple[str, ...]) -> tuple[str, ...]:
     return wanted
 
 
-def _out(question: Question) -> Path:
-    out = question.out if question.out is not None else Path("out.wav")
-    # Before the work, not after it.
-    if out.is_dir() or not out.parent.is_dir():
-        raise InputError("--out", f"{out} cannot be written", "give a file name in a folder that exists")
-    return out
-
-
-def _check_timeline(question: Question, out: Path) -> None:
+def _check_timeline(question: Question) -> None:
     if question.timeline is None:
         return
     problem = why_not(question.timeline)
     if problem is not None:
         raise InputError("--timeline", problem, REMEDY)
-    samples = range(min(question.n, MAX_SAMPLES))  # how many there may be is checked later
-    if real(question.timeline) in [real(_numbered(out, sample, question.n)) for sample in samples]:
+    out = Path(_DEFAULT_OUT if question.out is None else question.out)
+    samples = range(min(question.n, MAX_SAMPLES))
+    if real(question.timeline) in [real(numbered(out, sample, question.n)) for sample in samples]:
         raise InputError("--timeline", f"{question.timeline} is the wav's name too", "give two different names")
 
 

@@ -5,11 +5,15 @@ from typing import Protocol, cast
 
 import typer
 
+from omni.cli.interrupt import unwinding
 from omni.errors import ConfigError
+from omni.files import filling
 from omni.plugin import ModelFamily, locate
 from omni.plugin.manager import Plugins, load_plugins
 
 _DISTRIBUTION = "omni-stages"
+_ROOM = 4 * 2**20
+"""Bytes: more than a tiny checkpoint's largest file."""
 
 
 class _WriteTiny(Protocol):
@@ -19,15 +23,33 @@ class _WriteTiny(Protocol):
 def write(directory: Path, family: str | None, seed: int) -> None:
     """Has a family write its tiny checkpoint.
 
-    Raises ConfigError if `directory` is not empty or the family has none, PluginError if the family is unknown.
+    Raises ConfigError if `directory` is not empty or cannot be written, or if the family has none, PluginError if the family is
+    unknown. Nothing is left then.
     """
     chosen, path = _choose(load_plugins(), family)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(str(directory), "is there already", "name a new or an empty folder")
-    write_tiny = cast(_WriteTiny, locate(path, f"families.{chosen.name}.tiny"))
-    write_tiny(directory, seed=seed)
-    size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    try:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise ConfigError(str(directory), "is there already", "name a new or an empty folder")
+        write_tiny = cast(_WriteTiny, locate(path, f"families.{chosen.name}.tiny"))
+        with unwinding(), filling(directory) as part:
+            _write(write_tiny, part, seed)
+        size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    except OSError as error:
+        remedy = "name a folder that can be written, on a disk with room"
+        raise ConfigError(str(directory), f"cannot be written ({error.strerror})", remedy) from error
     typer.echo(f"wrote a tiny {chosen.name} checkpoint to {directory} ({size / 1e6:.1f} MB)")
+
+
+def _write(write_tiny: _WriteTiny, part: Path, seed: int) -> None:
+    """Raises OSError for a full disk, of which libraries tell each in its own way."""
+    try:
+        write_tiny(part, seed=seed)
+    except OSError:
+        raise
+    except Exception:
+        # Whether it was the disk is seen by writing to it.
+        (part / "room").write_bytes(bytes(_ROOM))
+        raise
 
 
 def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:

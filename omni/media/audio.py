@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted, shortened
+from omni.files import is_special, replacing
 from omni.media.options import MediaOptions
 from omni.media.samples import Samples, check_length, check_rate, check_samples, check_shape, to_mono
 from omni.media.source import Downloaded, Location, check_location, decode_base64, open_location
@@ -72,15 +73,17 @@ def load_audio(
 def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.Tensor, sample_rate: int) -> None:
     """Writes mono samples `[n]`, float32 within -1..1 (clipped to that), as 16-bit PCM.
 
-    Raises InputError if the samples are not finite or the file cannot be written.
+    Raises InputError if the samples are not finite or the file cannot be written; a file that was there is as it was then.
     """
     array = to_mono(samples, "samples")
     if not np.isfinite(array).all():
         raise InputError("samples", "are NaN or infinite in places", "give finite samples between -1 and 1")
+    wav = io.BytesIO()
+    soundfile.write(wav, np.clip(array, -1.0, 1.0), sample_rate, format="WAV", subtype="PCM_16")
     try:
-        # Opened here: an unwritable path is then an OSError that says why.
-        with open(path, "wb") as file:
-            soundfile.write(file, np.clip(array, -1.0, 1.0), sample_rate, format="WAV", subtype="PCM_16")
+        # A device or a pipe is written to; nothing takes its place.
+        with open(path, "wb") if is_special(path) else replacing(path) as file:
+            file.write(wav.getbuffer())
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
         raise InputError(str(path), problem, "give a file name in a folder that exists") from error

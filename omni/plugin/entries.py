@@ -11,7 +11,7 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pipeline: `"module:function"`, called with an `omni.checkpoint.Checkpoint`, returns a `Pipeline`.
     files: what a checkpoint needs beside JSON, tokenizer files and safetensors, by name or pattern (`"voices/*.pt"`): fetched with
         them where the checkpoint is on a hub.
-    tiny: `"module:function"`, called with a directory and a keyword `seed`; writes a tiny
+    tiny: `"module:function"`, called with a directory, which is empty, and a keyword `seed`; writes a tiny
         random checkpoint there. None: there is none.
     """
 

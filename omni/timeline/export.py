@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import msgspec
 
 from omni.errors import InputError
+from omni.files import PathLike, replacing
 from omni.timeline.steps import steps_of
-from omni.timeline.target import PathLike, replacing
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
 
 FORMAT = "omni timeline 2"

@@ -4,8 +4,8 @@ import logging
 
 from omni.device import Device
 from omni.errors import ConfigError
+from omni.files import why_not
 from omni.timeline.export import write_trace
-from omni.timeline.target import why_not
 from omni.timeline.timeline import Timeline
 
 REMEDY = "give the name of a file in a folder that can be written"

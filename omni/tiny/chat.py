@@ -26,13 +26,14 @@ class ChatTokens:
     """Special tokens of a family whose turns are `<|im_start|>role`, a line break, the content, `<|im_end|>` and a line break.
 
     special: in the order of their ids, which follow the ordinary vocabulary. plain: those of them that a text shows.
-    audio, image, video: what begins a piece of media, stands for it, and ends it. default_system: a first turn where none is given.
+    audio, image, video: what begins a piece of media, stands for it, and ends it; empty, all of them, where a model takes text
+    alone. default_system: a first turn where none is given.
     """
 
     special: tuple[str, ...]
-    audio: tuple[str, str, str]
-    image: tuple[str, str, str]
-    video: tuple[str, str, str]
+    audio: tuple[str, ...] = ()
+    image: tuple[str, ...] = ()
+    video: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
     default_system: str | None = None
 
@@ -48,6 +49,8 @@ class ChatTokens:
 
     def roles(self) -> dict[str, str]:
         """What a tokenizer calls them."""
+        if not self.audio:
+            return {}
         return {
             "image_token": self.image[1],
             "audio_token": self.audio[1],
@@ -61,7 +64,9 @@ class ChatTokens:
     def template(self) -> str:
         """The chat template."""
         kinds = {"audio": self.audio, "image": self.image, "video": self.video}
-        media = "".join(f"{{% elif part.type == '{kind}' %}}{''.join(tokens)}" for kind, tokens in kinds.items())
+        media = "".join(
+            f"{{% elif part.type == '{kind}' %}}{''.join(tokens)}" for kind, tokens in kinds.items() if tokens
+        )
         system = f"<|im_start|>system\n{self.default_system}<|im_end|>\n"
         first = "{% if loop.first and message.role != 'system' %}" + system + "{% endif %}"
         return (

@@ -7,5 +7,10 @@ from omni.plugin.entries import ModelFamily
 @hookimpl
 def omni_model_families() -> list[ModelFamily]:
     return [
-        ModelFamily(name="text", model_types=("qwen3", "qwen3_moe"), pipeline="omni_text.pipeline:pipeline"),
+        ModelFamily(
+            name="text",
+            model_types=("qwen3", "qwen3_moe"),
+            pipeline="omni_text.pipeline:pipeline",
+            tiny="omni_text.tiny:write_tiny",
+        ),
     ]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omni.errors import InputError
+from omni.files import replacing
 from omni.timeline.picture.html import write_html
 from omni.timeline.picture.layout import Scale, header, ruler
 from omni.timeline.picture.panel import panel
@@ -20,14 +21,15 @@ _WRITERS = {".png": write_png, ".html": write_html}
 def draw(panels: Sequence[tuple[str, Trace, Window]], path: str | os.PathLike[str]) -> None:
     """Draws a part of each trace, with its title, one below the other on one scale, into a .png or a .html.
 
-    Raises InputError for another kind of file, or one that cannot be written.
+    Raises InputError for another kind of file, or one that cannot be written; a file that was there is as it was then.
     """
     target = Path(path)
     write = _WRITERS.get(target.suffix)
     if write is None:
         raise InputError(str(path), "is no kind of picture", f"name a file that ends in {' or '.join(_WRITERS)}")
     try:
-        write(scene_of(panels), target)
+        with replacing(target) as file:
+            write(scene_of(panels), file)
     except OSError as error:
         raise InputError(str(path), f"cannot be written ({error.strerror})", "give another file name") from error
 

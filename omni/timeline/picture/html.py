@@ -1,7 +1,7 @@
 """A scene as a page of its own: SVG with tips, to zoom with the wheel and to drag. Loads nothing."""
 
 from html import escape
-from pathlib import Path
+from typing import BinaryIO
 
 from omni.timeline.picture.scene import Box, Item, Line, Scene, Shape, Text, stripes
 
@@ -60,11 +60,11 @@ svg.addEventListener("dblclick", () => { box = whole.slice(); show(); });
 """
 
 
-def write_html(scene: Scene, path: Path) -> None:
+def write_html(scene: Scene, file: BinaryIO) -> None:
     """Raises OSError."""
     items = "\n".join(_element(item) for item in scene.items)
     page = _PAGE.format(width=scene.width, height=round(scene.height), items=items, script=_SCRIPT.strip())
-    path.write_text(page, encoding="utf-8")
+    file.write(page.encode())
 
 
 def _element(item: Item) -> str:

@@ -1,6 +1,6 @@
 """A scene as a PNG, at twice its size so that it is sharp."""
 
-from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -11,7 +11,7 @@ _SCALE = 2
 _ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
 
 
-def write_png(scene: Scene, path: Path) -> None:
+def write_png(scene: Scene, file: BinaryIO) -> None:
     """Raises OSError."""
     image = Image.new("RGB", (scene.width * _SCALE, round(scene.height) * _SCALE), PAPER)
     pen = _Pen(ImageDraw.Draw(image))
@@ -25,7 +25,7 @@ def write_png(scene: Scene, path: Path) -> None:
                 pen.line(item)
             case Shape():
                 pen.draw.polygon([(x * _SCALE, y * _SCALE) for x, y in item.points], fill=item.fill)
-    image.save(path, "PNG", optimize=True)
+    image.save(file, "PNG", optimize=True)
 
 
 class _Pen:

@@ -1,5 +1,6 @@
 import base64
 import io
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from omni.errors import InputError
 from omni.media import MediaOptions, load_audio, save_wav
+from support.full_disk import no_file_over
 
 RATE = 16000
 
@@ -207,3 +209,21 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="NaN or infinite"):
         save_wav(tmp_path / "out.wav", NAN, RATE)
     assert not (tmp_path / "out.wav").exists()
+
+
+def test_a_full_disk_leaves_the_wav_that_was_there(tmp_path: Path) -> None:
+    save_wav(tmp_path / "out.wav", tone(), RATE)
+    before = (tmp_path / "out.wav").read_bytes()
+    with no_file_over(1000), pytest.raises(InputError, match=r"out\.wav: cannot be written \(File too large\)"):
+        save_wav(tmp_path / "out.wav", tone() / 2, RATE)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"out.wav": before}
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with open(reader, "rb") as pipe:
+        save_wav(tmp_path / "pipe", tone()[:2000], RATE)
+        samples, rate = soundfile.read(io.BytesIO(pipe.read()))
+    assert (len(samples), rate) == (2000, RATE)
+    assert (tmp_path / "pipe").is_fifo()

@@ -13,6 +13,7 @@ from omni.timeline import HostSpan, Trace
 from omni.timeline.picture import draw, palette, window_of
 from omni.timeline.picture.draw import scene_of
 from omni.timeline.picture.scene import Box, Scene, Shape, Text
+from support.full_disk import no_file_over
 from support.made_trace import STEP, made_trace
 
 GAPS = (5_000, 90_000, 5_000, 5_000)
@@ -147,3 +148,13 @@ def test_a_name_that_is_no_picture_is_refused(tmp_path: Path):
         draw([("title", trace, window_of(trace))], tmp_path / "out.gif")
     with pytest.raises(InputError, match="cannot be written"):
         draw([("title", trace, window_of(trace))], tmp_path / "no folder" / "out.png")
+
+
+@pytest.mark.parametrize("name", ["out.png", "out.html"])
+def test_a_full_disk_leaves_the_picture_that_was_there(tmp_path: Path, name: str):
+    trace = made_trace(GAPS)
+    path = tmp_path / name
+    path.write_bytes(b"before")
+    with no_file_over(1000), pytest.raises(InputError, match=r"cannot be written \(File too large\)"):
+        draw([("title", trace, window_of(trace))], path)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, b"before")]

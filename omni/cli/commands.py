@@ -12,11 +12,6 @@ from omni.version import __version__
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 
-def main() -> None:
-    """The console entry point."""
-    app()
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"omni {__version__}")
@@ -38,7 +33,10 @@ def run(
     audio: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Recording, or its URL; repeatable.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Wav file for the speech; asks for it. (default: out.wav)")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Wav file for the speech; asks for it. `-` streams it to stdout. (default: out.wav)"
+        ),
     ] = None,
     voice: Annotated[str | None, typer.Option(help="Voice of the speech; asks for it.")] = None,
     config: Config = None,

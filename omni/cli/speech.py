@@ -1,0 +1,152 @@
+"""Where speech goes: to a wav file when it is whole, or to a stream as it comes."""
+
+import fcntl
+import io
+import os
+import re
+import select
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import soundfile
+import torch
+
+from omni.cli.streams import is_closed
+from omni.errors import InputError
+from omni.files import is_special, why_not
+from omni.media import save_wav
+from omni.timeline.file import REMEDY
+
+STDOUT = 1
+_NAMES = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": 2}
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
+_UNKNOWN = 0xFFFFFFFF
+"""A length that is not known yet, in a wav's header."""
+_HEADER_BYTES = 44
+
+
+class Speech(Protocol):
+    """One answer's speech. Raises InputError for what cannot be written."""
+
+    def push(self, samples: torch.Tensor, sample_rate: int) -> None:
+        """samples: `[n]` float32."""
+
+    def finish(self) -> bool:
+        """It is all there. Whether there was any."""
+
+
+class WavFile:
+    """A file, which is written in the end; one that was there is as it was until then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._samples: list[torch.Tensor] = []
+        self._sample_rate = 0
+
+    def push(self, samples: torch.Tensor, sample_rate: int) -> None:
+        self._samples.append(samples)
+        self._sample_rate = sample_rate
+
+    def finish(self) -> bool:
+        if self._samples:
+            save_wav(self._path, torch.cat(self._samples), self._sample_rate)
+        return bool(self._samples)
+
+
+class WavStream:
+    """A pipe, a device, or a file that somebody else has opened. Its header tells no length, but for such a file's in the end."""
+
+    def __init__(self, name: str, opened: Callable[[], int]) -> None:
+        """opened: gives the descriptor; it may wait for a reader."""
+        self._name = name
+        self._opened = opened
+        self._descriptor: int | None = None
+        self._start: int | None = None
+        self._sample_rate = 0
+        self._length = 0
+
+    def push(self, samples: torch.Tensor, sample_rate: int) -> None:
+        pcm = io.BytesIO()
+        soundfile.write(pcm, samples.clamp(-1, 1).numpy(), sample_rate, format="RAW", subtype="PCM_16", endian="LITTLE")
+        try:
+            if self._descriptor is None:
+                self._descriptor = self._opened()
+                self._start = _place(self._descriptor)
+                self._sample_rate = sample_rate
+                _write(self._descriptor, _header(sample_rate, _UNKNOWN))
+            _write(self._descriptor, pcm.getbuffer())
+        except OSError as error:
+            raise self._failed(error) from error
+        self._length += pcm.getbuffer().nbytes
+
+    def finish(self) -> bool:
+        if self._descriptor is None:
+            return False
+        if self._start is not None and self._length < _UNKNOWN - _HEADER_BYTES:
+            try:
+                os.pwrite(self._descriptor, _header(self._sample_rate, self._length), self._start)
+            except OSError as error:
+                raise self._failed(error) from error
+        return True
+
+    def _failed(self, error: OSError) -> InputError:
+        return InputError("--out", f"{self._name} cannot be written ({error.strerror})", "send it where it is taken")
+
+
+def descriptor_of(name: str) -> int | None:
+    """The open descriptor that a name stands for: `-`, `/dev/stdout`, `/dev/fd/3`. None for any other."""
+    match = _DESCRIPTOR.fullmatch(name)
+    return int(match[1]) if match else _NAMES.get(name)
+
+
+def speech_to(name: str, sample: int, samples: int) -> Speech:
+    """For one of several answers. Changes nothing yet. Raises InputError for a name that cannot be written."""
+    descriptor = descriptor_of(name)
+    if descriptor is None and not is_special(name):
+        path = numbered(Path(name), sample, samples)
+        problem = why_not(path)
+        if problem is not None:
+            raise InputError("--out", problem, REMEDY)
+        return WavFile(path)
+    if samples > 1:
+        remedy = "give the name of a file, which is numbered, or leave out --n"
+        raise InputError("--out", f"{name} takes one answer, and --n asks for {samples}", remedy)
+    if descriptor is not None:
+        if is_closed(descriptor):
+            raise InputError("--out", f"{name} cannot be written (it is closed)", "open it, or give a file name")
+        return WavStream(name, lambda: descriptor)
+    if not os.access(name, os.W_OK):
+        raise InputError("--out", f"{name} cannot be written (Permission denied)", REMEDY)
+    return WavStream(name, lambda: os.open(name, os.O_WRONLY | os.O_CLOEXEC))
+
+
+def numbered(path: Path, sample: int, samples: int) -> Path:
+    """The file of one of several answers."""
+    return path if samples == 1 else path.with_stem(f"{path.stem}-{sample}")
+
+
+def _place(descriptor: int) -> int | None:
+    """Where a file is written next, None of what is no file or is only appended to."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return None
+    appends = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+    return None if appends else os.lseek(descriptor, 0, os.SEEK_CUR)
+
+
+def _write(descriptor: int, data: bytes | memoryview) -> None:
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:  # somebody else made it so
+            select.select([], [descriptor], [])
+
+
+def _header(sample_rate: int, length: int) -> bytes:
+    """A wav's, of mono 16-bit PCM. length: bytes of samples."""
+    riff = _UNKNOWN if length == _UNKNOWN else length + _HEADER_BYTES - 8
+    layout = (16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", *layout, b"data", length)

@@ -1,0 +1,79 @@
+"""The standard streams: closed from the start, full, or without a reader."""
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+_closed: set[int] = set()
+
+
+def mend() -> None:
+    """Puts the null device where a stream is closed: the next file that is opened would take its number, and its output.
+
+    What cannot be written to stderr is dropped from now on: a report that nobody can read takes no answer away.
+    """
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None:
+            _closed.add(number)
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number, which is this
+    if 0 in _closed:
+        sys.stdin = _null("r")
+    if 1 in _closed:
+        sys.stdout = _null("w")
+    if 2 in _closed:
+        sys.stderr = _null("w")
+    else:
+        raw = io.BufferedWriter(io.FileIO(2, "w", closefd=False))
+        sys.stderr = _Reports(raw, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+
+
+def is_closed(number: int) -> bool:
+    """Whether a descriptor is closed, or was when the process began."""
+    if number in _closed:
+        return True
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False
+
+
+def stdout_problem() -> OSError | None:
+    """Why what was printed cannot be written, None if it can."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def drop(stream: TextIO) -> None:
+    """Sends the stream nowhere. What it still holds would fail once more when the interpreter flushes it at its end."""
+    with suppress(io.UnsupportedOperation):  # of tests: it has no descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+class _Reports(io.TextIOWrapper):
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            drop(self)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            drop(self)
+
+
+def _null(mode: str) -> TextIO:
+    return io.TextIOWrapper(io.FileIO(os.devnull, mode), "utf-8", "surrogateescape")

@@ -1,0 +1,221 @@
+"""Ctrl-C and SIGTERM, at any moment: one line, no traceback, always heeded."""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from omni.cli import app
+from support.echo_omni import echo_model
+from support.echo_program import environment, program, wait_for_handlers
+
+Process = subprocess.Popen[bytes]
+Start = Callable[..., Process]
+ENDLESS = ("--max-tokens", "1000000000", "--device", "cpu")
+RAISE = "import signal; signal.raise_signal(signal.SIGINT)\n"
+STUCK = RAISE + "import time\nwhile True: time.sleep(1)\n"
+SWALLOWED = """
+import contextlib, time
+with contextlib.suppress(BaseException):
+    import signal
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(60)
+while True: time.sleep(1)
+"""
+FINALIZER = """
+import signal, time
+class Last:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(60)
+Last()
+while True: time.sleep(1)
+"""
+DEADLOCK = """
+import ctypes, os, signal, threading
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+lock = ctypes.create_string_buffer(128)
+for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(lock)
+"""
+"""The main thread waits in C, where no handler of Python's is run."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(echo_model(tmp_path))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process, of which nothing is left after the test."""
+    with ExitStack() as processes:
+
+        def start(command: list[str], *arguments: str, out: int = subprocess.PIPE) -> Process:
+            process = subprocess.Popen([*command, *arguments], stdout=out, stderr=out, cwd=tmp_path, env=environment())
+            processes.enter_context(process)  # which closes its pipes, and waits
+            processes.callback(process.kill)
+            return process
+
+        yield start
+
+
+def end(process: Process, code: int = 130, line: bytes = b"interrupted\n") -> None:
+    _, told = process.communicate(timeout=90)
+    assert (process.returncode, told) == (code, line)
+
+
+@pytest.mark.parametrize("delay", [0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.9, 1.3, 1.8, 2.4, 3.2])
+def test_at_any_moment(start: Start, tmp_path: Path, model: str, delay: float) -> None:
+    process = start(program(), "run", model, "hello", *ENDLESS)
+    wait_for_handlers(process, signal.SIGTERM)
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    end(process)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["echo"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("omni.cli.interrupt", "omni.cli.streams", "omni.cli.process", "typer", "numpy", "torch"),
+        *("support.echo_plugin", "support.echo_family"),
+    ],
+)
+def test_while_a_module_is_imported(start: Start, model: str, module: str) -> None:
+    """Also where an import is caught: a plugin's, which would count as broken."""
+    process = start(program(at=module, code=RAISE), "run", model, "hello", *ENDLESS)
+    end(process)
+
+
+@pytest.mark.parametrize("code", [STUCK, SWALLOWED, DEADLOCK], ids=["waits", "catches everything", "waits in C"])
+def test_a_start_that_stalls_keeps_nobody(start: Start, code: str) -> None:
+    end(start(program(at="omni.cli.run", code=code), "run", "model", "hello"))
+
+
+def test_while_an_answer_comes_in_no_wav_is_written(start: Start, tmp_path: Path, model: str) -> None:
+    (tmp_path / "a.wav").write_bytes(b"before")
+    process = start(program(), "run", model, "hello", "--out", "a.wav", *ENDLESS)
+    assert process.stdout is not None
+    assert process.stdout.read(5) == b"hello"
+    process.send_signal(signal.SIGINT)
+    end(process)
+    assert {path.name for path in tmp_path.iterdir()} == {"echo", "a.wav"}
+    assert (tmp_path / "a.wav").read_bytes() == b"before"
+
+
+def test_a_termination_ends_it_too(start: Start, model: str) -> None:
+    process = start(program(), "run", model, "hello", *ENDLESS)
+    assert process.stdout is not None
+    assert process.stdout.read(5) == b"hello"
+    process.send_signal(signal.SIGTERM)
+    end(process, 143, b"terminated\n")
+
+
+CLOSES_NEVER = """
+import omni.api.client, time
+def close(self):
+    print("closing", flush=True)
+    while True: time.sleep(1)
+omni.api.client.Client.close = close
+"""
+
+
+def test_a_second_one_waits_for_no_closing(start: Start, model: str) -> None:
+    process = start(program(at="omni.cli.run", code=CLOSES_NEVER), "run", model, "x", *ENDLESS)
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"xx"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().endswith(b"closing\n")
+    process.send_signal(signal.SIGINT)
+    end(process)
+
+
+SHORT_LIMIT = "import omni.cli.interrupt\nomni.cli.interrupt.LIMIT = 0.5\n"
+STUB = """
+import sys, types
+def answer(question):
+    from omni.cli.interrupt import unwinding
+    with unwinding():
+        exec({code!r}, {{}})
+sys.modules["omni.cli.run"] = types.SimpleNamespace(Question=dict, answer=answer)
+"""
+"""An `omni run` that has nothing to load."""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [SHORT_LIMIT + SWALLOWED, SHORT_LIMIT + DEADLOCK, FINALIZER],
+    ids=["it is swallowed", "it waits in C", "a finalizer swallows it"],
+)
+def test_what_does_not_let_go_is_ended(start: Start, code: str) -> None:
+    end(start(program(before=STUB.format(code=code)), "run", "model", "hello"))
+
+
+def test_what_becomes_another_error_is_none(start: Start) -> None:
+    turned = f"try:\n    {RAISE}except KeyboardInterrupt as error: raise ValueError from error\n"
+    end(start(program(before=STUB.format(code=turned)), "run", "model", "hello"))
+
+
+def test_a_closing_that_does_not_end_has_its_limit(start: Start, model: str) -> None:
+    process = start(program(at="omni.cli.run", code=SHORT_LIMIT + CLOSES_NEVER), "run", model, "x", *ENDLESS)
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"xx"
+    process.send_signal(signal.SIGINT)
+    end(process)
+
+
+def test_a_reader_that_stopped_reading_keeps_nobody(start: Start, model: str) -> None:
+    """Its pipe is full: the command waits where it writes."""
+    reads, writes = os.pipe()
+    with open(reads, "rb"):
+        while select.select([], [writes], [], 0)[1]:
+            os.write(writes, bytes(4096))
+        process = start(program(), "run", model, "x" * 1000, *ENDLESS, out=writes)
+        os.close(writes)
+        wait_for_handlers(process, signal.SIGTERM)
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(90) == 130
+
+
+@pytest.mark.parametrize("last", ["atexit.register(interrupt)", "threading.Thread(target=interrupt_later).start()"])
+def test_while_the_interpreter_ends(start: Start, last: str) -> None:
+    code = f"""
+import atexit, os, signal, threading, time
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(60)
+def interrupt_later():
+    threading.main_thread().join()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+{last}
+"""
+    process = start(program(before=code), "--version")
+    end(process)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(start: Start, model: str) -> None:
+    """As `nohup` and shells that run something in the background have it."""
+    before = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    process = start(program(before=before, at="torch", code=RAISE), "run", model, "hello", "--device", "cpu")
+    assert process.communicate(timeout=90)[0] == b"hello\n"
+    assert process.returncode == 0
+
+
+def test_tiny_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(directory: Path, *, seed: int) -> None:
+        (directory / "half").write_bytes(b"1")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("omni.cli.tiny.locate", lambda path, field: stop)
+    ran = CliRunner().invoke(app, ["tiny", str(tmp_path / "tiny"), "--family", "csm"])
+    assert ran.exit_code == 130
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,214 @@
+"""Where `omni run` puts speech: a file that is replaced when it is whole, a stream, several of either, and what cannot be."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import soundfile
+from typer.testing import CliRunner, Result
+
+from omni.cli import app
+from support.echo_family import RATE, SAMPLES
+from support.echo_omni import echo_model
+from support.echo_plugin import POINT
+from support.echo_program import environment, program
+from support.entry_points import own_entry_points
+from support.full_disk import no_file_over
+
+ENDLESS = ("--max-tokens", "1000000000")
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EntryPoint]:
+    points = [POINT, *own_entry_points("local")]
+    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+    monkeypatch.chdir(tmp_path)
+    return points
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(echo_model(tmp_path))
+
+
+def call(model: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["run", model, "hello", "--device", "cpu", *arguments])
+
+
+@contextmanager
+def stdout_to(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process writes there, by the number and by the name. Closes it."""
+    kept = os.dup(1)
+    os.dup2(descriptor, 1)
+    os.close(descriptor)
+    try:
+        with monkeypatch.context() as patch, open(1, "w", closefd=False) as stdout:
+            patch.setattr(sys, "stdout", stdout)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def exit_code(model: str, *arguments: str) -> int:
+    """Of a call whose streams are the process's."""
+    with pytest.raises(SystemExit) as ended:
+        app(["run", model, "hello", "--device", "cpu", *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def assert_whole(path: Path) -> None:
+    samples, rate = soundfile.read(path)
+    assert (len(samples), rate) == (5 * SAMPLES, RATE)
+
+
+def reader_gone() -> int:
+    reads, writes = os.pipe()
+    os.close(reads)
+    return writes
+
+
+def full() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+def test_a_full_disk_leaves_the_wav_that_was_there(model: str, tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"before")
+    with no_file_over(200):
+        ran = call(model, "--out", "a.wav")
+    assert (ran.exit_code, ran.stdout) == (1, "hello\n")
+    *_, times, tokens, error = ran.stderr.splitlines()
+    assert times.startswith("TTFT")
+    assert tokens.startswith("writer: 5 tokens")
+    assert error.startswith("error: a.wav: cannot be written (File too large); ")
+    assert (tmp_path / "a.wav").read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.wav", "echo"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--out", "echo"), "--out: echo cannot be written (it is a folder)"),
+        (("--out", "echo/config.json/a.wav"), "--out: echo/config.json/a.wav cannot be written (Not a directory)"),
+        (("--out", "no/a.wav"), "--out: no/a.wav cannot be written (No such file or directory)"),
+        (("--out", "a.wav", "--n", "2"), "--out: a-1.wav cannot be written (it is a folder)"),
+        (("--out", "-", "--n", "2"), "--out: - takes one answer, and --n asks for 2"),
+        (("--out", "/dev/null", "--n", "2"), "--out: /dev/null takes one answer, and --n asks for 2"),
+        (("--out", "/dev/fd/77"), "--out: /dev/fd/77 cannot be written (it is closed)"),
+        (("--voice", "high"), "--out: out.wav cannot be written (it is a folder)"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
+) -> None:
+    (tmp_path / "a-1.wav").mkdir()
+    (tmp_path / "out.wav").mkdir()
+    monkeypatch.setattr("omni.cli.run.Omni", lambda *_, **__: pytest.fail("the model is loaded"))
+    ran = call(model, *arguments)
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert ran.stderr.startswith(f"error: {problem}; ")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_who_wants_no_speech_needs_no_file_for_it(model: str, tmp_path: Path) -> None:
+    (tmp_path / "out.wav").mkdir()
+    assert call(model, "--modalities", "text").stdout == "hello\n"
+    assert call(str(echo_model(tmp_path / "mute", speaks=False))).stdout == "hello\n"
+    ran = call(model)
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("error: --out: out.wav cannot be written (it is a folder)")
+
+
+def test_of_several_answers_each_is_replaced_when_it_is_whole(model: str, tmp_path: Path) -> None:
+    (tmp_path / "a-1.wav").write_bytes(b"before")
+    (tmp_path / "a-1.wav").chmod(0o640)
+    assert call(model, "--out", "a.wav", "--n", "2").exit_code == 0
+    for sample in range(2):
+        assert_whole(tmp_path / f"a-{sample}.wav")
+    assert (tmp_path / "a-1.wav").stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-0.wav", "a-1.wav", "echo"]
+
+
+@pytest.mark.parametrize(
+    ("opened", "error"),
+    [
+        (reader_gone, b""),
+        (full, b"error: standard output: cannot be written (No space left on device); send it where there is room\n"),
+    ],
+)
+def test_without_text_speech_goes_on_where_it_was_asked_for(
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    opened: object,
+    error: bytes,
+) -> None:
+    assert callable(opened)
+    with stdout_to(opened(), monkeypatch):
+        assert exit_code(model, "--out", "a.wav") == 1
+    assert_whole(tmp_path / "a.wav")
+    told = capfdbinary.readouterr().err
+    assert told.startswith(b"wrote a.wav\nTTFT")
+    assert told.partition(b"tokens/s\n")[2] == error
+    with stdout_to(opened(), monkeypatch):
+        assert exit_code(model, *ENDLESS) == 1  # it ends
+    assert capfdbinary.readouterr().err == error
+    assert not (tmp_path / "out.wav").exists()
+
+
+def test_stdout_takes_a_wav(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """In a pipe and in a file that grows without its length; in a file with it, as what is written as a whole."""
+    assert call(model, "--out", "file.wav").exit_code == 0
+    wav = (tmp_path / "file.wav").read_bytes()
+    stream = wav[:4] + b"\xff" * 4 + wav[8:40] + b"\xff" * 4 + wav[44:]
+    reads, writes = os.pipe()
+    with open(reads, "rb") as pipe:
+        with stdout_to(writes, monkeypatch):
+            assert exit_code(model, "--out", "-") == 0
+        assert pipe.read() == stream
+    assert capfdbinary.readouterr().err.startswith(b"hello\nwrote -\nTTFT")
+    for name, flags in (("/dev/stdout", os.O_TRUNC), ("/dev/fd/1", os.O_APPEND), ("/proc/self/fd/1", os.O_TRUNC)):
+        (tmp_path / "to").write_bytes(b"before")
+        with stdout_to(os.open(tmp_path / "to", os.O_RDWR | flags), monkeypatch):
+            assert exit_code(model, "--out", name) == 0
+        expected = wav if flags == os.O_TRUNC else b"before" + stream
+        assert (tmp_path / "to").read_bytes() == expected
+
+
+def test_a_wav_comes_while_it_is_made(tmp_path: Path, model: str) -> None:
+    command = [*program(), "run", model, "hello", "--out", "-", *ENDLESS, "--device", "cpu"]
+    with open(tmp_path / "told", "wb") as told:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, cwd=tmp_path, env=environment())
+    assert process.stdout is not None
+    with process.stdout:
+        assert len(process.stdout.read(44 + 2 * SAMPLES * 5)) == 44 + 2 * SAMPLES * 5
+    # Its reader has heard enough, and knows.
+    assert process.wait(90) == 1
+    assert set((tmp_path / "told").read_bytes().strip()) <= set(b"hello")
+
+
+def test_a_pipe_takes_a_wav_and_stays_a_pipe(model: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with open(os.open("pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
+        ran = call(model, "--out", "pipe")
+        heard = pipe.read()
+    assert (ran.exit_code, ran.stdout) == (0, "hello\n")
+    assert "wrote pipe\n" in ran.stderr
+    assert (tmp_path / "pipe").is_fifo()
+    assert (heard[:4] + heard[8:12], len(heard)) == (b"RIFFWAVE", 44 + 2 * SAMPLES * 5)
+
+
+def test_a_device_that_is_full_takes_no_text_away(model: str) -> None:
+    ran = call(model, "--out", "/dev/full")
+    assert (ran.exit_code, ran.stdout) == (1, "hello\n")
+    problem = "/dev/full cannot be written (No space left on device); send it where it is taken"
+    assert ran.stderr.splitlines()[-1] == f"error: --out: {problem}"
