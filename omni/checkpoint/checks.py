@@ -45,10 +45,9 @@ class Section:
         self._path = path
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            raise CheckpointError(self.field(name), "is missing", RESTORE_FILE)
         return self._values[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
 
     def get(self, name: str) -> Any:
         """None for what the file may lack and transformers does not fill."""
@@ -56,7 +55,9 @@ class Section:
 
     def part(self, name: str) -> "Section":
         """The table `name` of this one."""
-        return Section(self[name], f"{self._path}.{name}" if self._path else name)
+        values = self[name]
+        self.require(isinstance(values, Mapping), name, f"is {quoted(values)}, not a table")
+        return Section(values, f"{self._path}.{name}" if self._path else name)
 
     def require_equal(self, values: Mapping[str, object]) -> None:
         """Fields that have one value only for which a model is built."""

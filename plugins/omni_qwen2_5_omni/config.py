@@ -138,9 +138,7 @@ def _check_dit(dit: Section) -> None:
     for name in ("hidden_size", "head_dim"):
         dit.require_counts(name, least=2)
         dit.require(dit[name] % 2 == 0, name, f"is odd: {dit[name]}")
-    dit.require(isinstance(dit["rope_parameters"], dict), "rope_parameters", "is no table")
     rope = dit.part("rope_parameters")
-    rope.require("rope_theta" in rope, "rope_theta", "is missing")
     rope.require_numbers("rope_theta")
     # A block is a whole number of codes.
     dit.require_counts("block_size", "repeats", most=2**12)

@@ -98,7 +98,7 @@ BAD_FILES: dict[str, tuple[Edit, str, str]] = {
         "'num_hidden_layers' expected int",
     ),
     "a part that is none": (configure(3, THINKER), "config.json", "use a published Qwen3-Omni folder"),
-    "an empty part": (configure({}, TALKER), "config.json: talker_config.", "is 1024, not 64"),
+    "an empty part": (configure({}, TALKER), "config.json: talker_config.text_config.shared_expert", "is missing"),
     "another size": (
         configure(80, THINKER, TEXT, "hidden_size"),
         "config.json: thinker_config.audio_config.output_dim",

@@ -108,9 +108,7 @@ def _check_widths(config: Section) -> None:
 
 
 def _rope(config: Section) -> Section:
-    config.require(isinstance(config["rope_parameters"], dict), "rope_parameters", "is no table")
     rope = config.part("rope_parameters")
-    rope.require("rope_theta" in rope, "rope_theta", "is missing")
     rope.require_numbers("rope_theta")
     return rope
 
@@ -139,8 +137,6 @@ def _rope_scaling(rope: Section) -> FrequencyScaling | None:
         case "default":
             return None
         case "llama3":
-            for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
-                rope.require(name in rope, name, "is missing")
             rope.require_numbers("factor", "low_freq_factor")
             rope.require_numbers("high_freq_factor", above=rope["low_freq_factor"])
             rope.require_counts("original_max_position_embeddings", most=2**62)

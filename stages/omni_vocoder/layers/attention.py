@@ -34,7 +34,6 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
     """Of what a config of transformers says of such layers. Raises CheckpointError for heads that do not fit each other, and
     rotary positions that are scaled."""
     heads, width = config["num_attention_heads"], config["hidden_size"]
-    config.require(isinstance(config["rope_parameters"], dict), "rope_parameters", "is no table")
     rope = config.part("rope_parameters")
     config.require_counts("hidden_size", "intermediate_size")
     config.require_counts("num_hidden_layers", most=1024)
@@ -45,8 +44,6 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
         config.require_counts("head_dim", most=2**14)
     head_dim = config.get("head_dim") or width // heads
     config.require(head_dim % 2 == 0 and head_dim > 0, "head_dim", f"is odd: {head_dim}")
-    for name in ("rope_type", "rope_theta"):
-        rope.require(name in rope, name, "is missing")
     rope.require_equal({"rope_type": "default"})
     rope.require_numbers("rope_theta")
     return WindowShape(
