@@ -16,6 +16,7 @@ from omni.engine import Engine, build_engine, dtype_for, engine_options, open_ch
 from omni.errors import CheckpointError, ConfigError, OmniError
 from omni.frontend.base import Frontend
 from omni.frontend.compile import SamplingCompiler
+from omni.frontend.options import FrontendOptions, frontend_options
 from omni.pipeline import ENGINE, Pipeline
 from omni.plugin import locate
 from omni.plugin.manager import Plugins, load_plugins
@@ -23,10 +24,11 @@ from omni.plugin.manager import Plugins, load_plugins
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run; the engine is not started yet."""
+    """A model ready to run; the engine is not started yet. options: of the front end."""
 
     pipeline: Pipeline
     frontend: Frontend
+    options: FrontendOptions
     compiler: SamplingCompiler
     engine: Engine
 
@@ -38,6 +40,7 @@ def load(
 ) -> Loaded:
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError."""
     options, _ = engine_options(layers)
+    front, _ = frontend_options(layers)
     opened = open_device(options.device)
     options = msgspec.structs.replace(options, dtype=dtype_for(options, opened.torch_device))
     plugins = plugins if plugins is not None else load_plugins()
@@ -45,7 +48,8 @@ def load(
     plan = resolve_pipeline(checkpoint, plugins, layers)
     frontend = build_frontend(plan.pipeline, checkpoint)
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
-    return Loaded(plan.pipeline, frontend, compiler, build_engine(plan, checkpoint, plugins, opened, options))
+    engine = build_engine(plan, checkpoint, plugins, opened, options)
+    return Loaded(plan.pipeline, frontend, front, compiler, engine)
 
 
 def layers_of(

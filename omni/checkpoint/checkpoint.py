@@ -48,6 +48,11 @@ class Checkpoint:
         """A weight as published: its own dtype, on the host, read-only in spirit (its memory maps the file)."""
         return self._shard(name).tensor(name)
 
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two weights are the same values of one dtype. Reads both."""
+        one, other = self.tensor(first), self.tensor(second)
+        return one.dtype == other.dtype and torch.equal(one, other)
+
     def spans(self, names: Collection[str]) -> list[tuple[str, WeightSpan]]:
         """Where the weights `names` lie, file by file and in the order of their bytes."""
         spans = [(name, self._shard(name).spans[name]) for name in names]

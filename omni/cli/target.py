@@ -10,6 +10,7 @@ from omni.cli.options import Choices
 from omni.config import Layer, Setting
 from omni.device import name_device
 from omni.engine import EngineOptions, Plan, check_formats, dtype_for, engine_options, open_checkpoint, resolve_pipeline
+from omni.frontend.options import frontend_options
 from omni.plugin.manager import Plugins, load_plugins
 
 
@@ -28,17 +29,18 @@ class EngineTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What would run, and where. plan: checked; no weight read."""
+    """What would run, and where. plan: checked; no weight read. frontend: its settings."""
 
     checkpoint: Checkpoint
     plugins: Plugins
     plan: Plan
     engine: EngineTarget
+    frontend: tuple[Setting, ...]
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """The engine's, then those of the stages."""
-        return (*self.engine.settings, *self.plan.settings)
+        """The engine's, then the front end's, then those of the stages."""
+        return (*self.engine.settings, *self.frontend, *self.plan.settings)
 
 
 def layers_from(choices: Choices) -> list[Layer]:
@@ -65,6 +67,7 @@ def resolve_target(model: str, choices: Choices) -> Target:
     """Everything but the weights; from a hub, only the files that are not weights are fetched. Raises OmniError."""
     layers = layers_from(choices)
     engine = resolve_engine(layers)
+    _, frontend = frontend_options(layers)
     plugins = load_plugins()
     checkpoint = open_checkpoint(model, plugins, weights=False)
-    return Target(checkpoint, plugins, resolve_pipeline(checkpoint, plugins, layers), engine)
+    return Target(checkpoint, plugins, resolve_pipeline(checkpoint, plugins, layers), engine, frontend)

@@ -27,9 +27,9 @@ class Layer:
         """The settings below `name`."""
         return self._where(lambda first: first == name)
 
-    def without(self, name: str) -> "Layer":
-        """The settings that are not below `name`."""
-        return self._where(lambda first: first != name)
+    def without(self, *names: str) -> "Layer":
+        """The settings that are not below one of `names`."""
+        return self._where(lambda first: first not in names)
 
     def _where(self, wanted: Callable[[str], bool]) -> "Layer":
         values = {path: value for path, value in self.values.items() if wanted(path.partition(".")[0])}

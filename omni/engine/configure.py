@@ -8,7 +8,7 @@ import torch
 
 from omni.config import Layer, Setting, overlay
 from omni.engine.options import EngineOptions
-from omni.pipeline import ENGINE, Pipeline, Stage
+from omni.pipeline import ENGINE, FRONTEND, Pipeline, Stage
 
 _DTYPE = "dtype"
 
@@ -22,7 +22,8 @@ def engine_options(layers: Sequence[Layer]) -> tuple[EngineOptions, tuple[Settin
 def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
     """The pipeline with its stages' options and dtypes set by layers, and the origins. Raises ConfigError."""
     before = {stage.name: _settable(stage) for stage in pipeline.stages}
-    after, settings = overlay(before, [layer.without(ENGINE) for layer in layers], others=(ENGINE,))
+    others = (ENGINE, FRONTEND)
+    after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
     stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
     return msgspec.structs.replace(pipeline, stages=stages), settings
 

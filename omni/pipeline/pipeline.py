@@ -8,7 +8,8 @@ from omni.errors import ConfigError
 from omni.pipeline.stage import Edge, Output, Stage
 
 FRONTEND = "frontend"
-"""The source name of inputs that come from the front end; no stage may be called so."""
+"""The source name of inputs that come from the front end, and the first part of the paths of its settings; no stage may be
+called so."""
 ENGINE = "engine"
 """The first part of the paths of the engine's own settings; no stage may be called so."""
 

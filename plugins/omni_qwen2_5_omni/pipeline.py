@@ -19,9 +19,7 @@ _MOST_TOKENS = {"max_new_tokens": 1024}
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     """A checkpoint whose speech is switched off has neither talker nor token2wav."""
     config = read_config(checkpoint)
-    # As transformers has it: what the thinker's own config says goes before generation_config.json.
-    ends = {name: end for name, end in checkpoint.config["thinker_config"].items() if name == "eos_token_id" and end}
-    published = published_sampling(checkpoint.generation_config | ends | _MOST_TOKENS, _END, config.thinker_vocab_size)
+    published = _thinker_sampling(checkpoint, config.thinker_vocab_size)
     stages = [
         Stage(name="audio_encoder", kind="encoder", model=f"{_HERE}.encoders:build_audio", options=EncoderOptions()),
         Stage(name="vision_encoder", kind="encoder", model=f"{_HERE}.encoders:build_vision", options=EncoderOptions()),
@@ -63,6 +61,18 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         outputs=tuple(outputs),
         frontend=f"{_HERE}.frontend:build",
     )
+
+
+def _thinker_sampling(checkpoint: Checkpoint, vocab_size: int) -> SamplingParams:
+    """As generation_config.json has it, but for the end: as transformers has it, what the thinker's own config says goes first."""
+    generation = checkpoint.generation_config | _MOST_TOKENS
+    others = {name: value for name, value in generation.items() if name != "eos_token_id"}
+    thinker = checkpoint.config["thinker_config"]
+    for path, table in (("thinker_config", thinker), ("thinker_config.text_config", thinker.get("text_config", {}))):
+        if table.get("eos_token_id"):
+            field = f"config.json: {path}.eos_token_id"
+            return published_sampling(others, table["eos_token_id"], vocab_size, eos_field=field)
+    return published_sampling(generation, _END, vocab_size, eos_field="config.json: thinker_config.eos_token_id")
 
 
 def _talker_sampling(config: OmniConfig) -> SamplingParams:

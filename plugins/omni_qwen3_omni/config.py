@@ -41,10 +41,12 @@ class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole checkpoint. talker, code2wav_window: None in the Thinking layout. hf: transformers' own object, for its towers."""
+    """The whole checkpoint. tied: the thinker's output matrix is its embedding table. talker, code2wav_window: None in the Thinking
+    layout. hf: transformers' own object, for its towers."""
 
     thinker: DecoderConfig
     thinker_vocab_size: int
+    tied: bool
     talker: TalkerConfig | None
     audio_token: int
     image_token: int
@@ -74,6 +76,7 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
     return OmniConfig(
         thinker=decoder,
         thinker_vocab_size=thinker.text_config.vocab_size,
+        tied=thinker.tie_word_embeddings,
         talker=_talker(hf) if hf.enable_audio_output else None,
         audio_token=thinker.audio_token_id,
         image_token=thinker.image_token_id,

@@ -27,16 +27,20 @@ class AudioEncoder(ClipEncoder):
 
 
 class VisionEncoder(PictureEncoder):
-    """Outputs: `embeddings` `[n, D]`, `deepstack` `[levels, n, D]`."""
+    """Outputs: `embeddings` `[n, D]`, `deepstack` `[levels, n, D]`; of a tower without levels, only the first."""
 
     def __init__(self, tower: Any, max_pixels: int | None = None) -> None:
         super().__init__(tower, Patches.of(tower, learned=tower.num_grid_per_side), max_pixels)
 
     def outputs(self, out: Any) -> Mapping[str, Tensor]:
-        return {"embeddings": out.pooler_output, "deepstack": torch.stack(list(out.deepstack_features))}
+        outputs = dict(super().outputs(out))
+        if out.deepstack_features:
+            outputs["deepstack"] = torch.stack(list(out.deepstack_features))
+        return outputs
 
     def item_outputs(self, outputs: Mapping[str, Tensor], places: slice) -> Mapping[str, Tensor]:
-        return {"embeddings": outputs["embeddings"][places], "deepstack": outputs["deepstack"][:, places]}
+        # Levels come before places.
+        return {name: value[:, places] if name == "deepstack" else value[places] for name, value in outputs.items()}
 
 
 def build_audio(context: StageContext) -> AudioEncoder:

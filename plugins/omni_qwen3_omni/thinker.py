@@ -12,6 +12,7 @@ def build(context: StageContext) -> DeepstackModel:
         config.thinker,
         config.thinker_vocab_size,
         deepstack=("image",),
+        tied=config.tied,
         hidden_layer=config.talker.accept_hidden_layer if config.talker is not None else None,
         device=context.device.torch_device,
         dtype=context.dtype,

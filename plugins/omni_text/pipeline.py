@@ -10,10 +10,8 @@ from omni_text.config import read_config
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     """One autoregressive stage, `text`."""
     config = read_config(checkpoint)  # a config that cannot be served is refused before any weight is read
-    eos = checkpoint.config.get("eos_token_id")
-    sampling = published_sampling(
-        checkpoint.generation_config, eos if isinstance(eos, int) else None, config.vocab_size
-    )
+    ends = checkpoint.config.get("eos_token_id")
+    sampling = published_sampling(checkpoint.generation_config, ends, config.vocab_size)
     stage = Stage(name="text", kind="ar", model="omni_text.model:build", options=ArOptions(sampling=sampling))
     return Pipeline(
         family="text",

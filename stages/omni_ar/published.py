@@ -14,6 +14,7 @@ _log = logging.getLogger(__name__)
 
 _FILE = "generation_config.json"
 _RESTORE = "correct it or download it again"
+_EndIds: Any = int | tuple[int, ...] | None
 
 _NAMES = {
     "max_tokens": "max_new_tokens",
@@ -66,13 +67,20 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
 
 
-def published_sampling(generation: Mapping[str, Any], eos: int | None, vocab_size: int) -> SamplingParams:
-    """Defaults as a checkpoint's generation_config.json has them. eos: the end id if that file names none.
+def published_sampling(
+    generation: Mapping[str, Any], eos: object, vocab_size: int, *, eos_field: str = "config.json: eos_token_id"
+) -> SamplingParams:
+    """Defaults as a checkpoint's generation_config.json has them. eos: the end ids if that file names none, which stand in
+    `eos_field`: an id, a list of ids, or None.
 
     Logs a warning that names what changes results in transformers and cannot be said here. Raises CheckpointError for values that
     are no sampling parameters, and for ids of an end or of a bad word outside the vocabulary.
     """
-    told = _told({"eos_token_id": eos} | dict(generation))
+    told = _told(generation)
+    if "eos_token_id" in generation:
+        eos_field = f"{_FILE}: eos_token_id"
+    else:
+        told |= _told({"eos_token_id": _end_ids(eos, eos_field)})
     file = _read(told)
     ends = file.eos_token_id if isinstance(file.eos_token_id, tuple) else (file.eos_token_id,)
     biases = _biases(file)
@@ -93,11 +101,15 @@ def published_sampling(generation: Mapping[str, Any], eos: int | None, vocab_siz
     published = heeded.over(GREEDY)
     _check(published)
     words = (token for word in published.bad_words_ids or () for token in word)
-    for name, ids in (("eos_token_id", ends), ("bad_words_ids", words), ("sequence_bias", biases or ())):
+    for field, ids in (
+        (eos_field, ends),
+        (f"{_FILE}: bad_words_ids", words),
+        (f"{_FILE}: sequence_bias", biases or ()),
+    ):
         for token in ids:
             if token >= vocab_size:
                 problem = f"{token} is not in the vocabulary of {vocab_size}"
-                raise CheckpointError(f"{_FILE}: {name}", problem, "use the file as published")
+                raise CheckpointError(field, problem, "use the file as published")
     _warn(told, _unsaid(file), file.do_sample)
     return published
 
@@ -115,6 +127,14 @@ def published_code_sampling(generation: Mapping[str, Any], prefix: str) -> Sampl
     unsaid = {"min_p": 0, "repetition_penalty": 1, "suppress_tokens": [], "bad_words_ids": [], "sequence_bias": []}
     _warn(told, unsaid, file.do_sample, prefix)
     return SamplingParams(code_temperature=draws.temperature, code_top_k=draws.top_k, code_top_p=draws.top_p)
+
+
+def _end_ids(ids: object, field: str) -> int | tuple[int, ...] | None:
+    try:
+        read: int | tuple[int, ...] | None = msgspec.convert(ids, _EndIds)
+        return read
+    except msgspec.ValidationError as error:
+        raise CheckpointError(field, str(error).partition(" - at ")[0], _RESTORE) from error
 
 
 def _told(generation: Mapping[str, Any]) -> dict[str, Any]:

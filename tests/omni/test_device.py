@@ -185,6 +185,7 @@ def cuda() -> Device:
 def test_an_event_is_done_when_the_work_before_it_is(cuda: Device):
     stream, other = cuda.stream("s"), cuda.stream("t", priority=-1)
     rows = cuda.zeros((1 << 20,), torch.float32)
+    cuda.synchronize()  # zeros are written on the default stream, which no other waits for
     for _ in range(200):
         cuda.launch(stream, add_one, rows)
     event = cuda.record(stream)

@@ -19,6 +19,8 @@ from omni.config import Layer
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
 from omni.engine import EngineOptions, build_engine, load_stages, resolve_pipeline
+from omni.frontend.options import FrontendOptions
+from omni.media.options import MediaOptions
 from omni.plugin.manager import load_plugins
 from omni_qwen3_omni.tiny import write_tiny
 from support.echo_family import EchoKind
@@ -87,13 +89,15 @@ def test_the_text_shows_everything(folder: Path, tmp_path: Path) -> None:
     assert max(map(len, drawing[2:])) <= 80
 
 
-def test_the_report_has_every_setting_of_engine_and_stages(folder: Path) -> None:
+def test_the_report_has_every_setting_of_engine_front_end_and_stages(folder: Path) -> None:
     settings = report(folder, "--device", "cpu")["settings"]
     paths = [setting["path"] for setting in settings]
     assert len(set(paths)) == len(paths)
     plan = resolve_pipeline(Checkpoint(folder), load_plugins())
     for name, options in [
         ("engine", EngineOptions()),
+        ("frontend", FrontendOptions()),
+        ("frontend.media", MediaOptions()),
         *((stage.name, stage.options) for stage in plan.pipeline.stages),
     ]:
         for field, value in msgspec.structs.asdict(options).items():

@@ -12,11 +12,12 @@ from omni.cli.doctor.weights import check_weights
 from omni.cli.memory import MemoryReport, count_memory
 from omni.cli.options import Choices
 from omni.cli.target import EngineTarget, Target, layers_from, resolve_engine
-from omni.config import Layer
+from omni.config import Layer, Setting
 from omni.device import Device, open_device
 from omni.engine import Plan, resolve_pipeline
 from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
+from omni.frontend.options import frontend_options
 from omni.plugin.manager import Plugins
 
 _GROUP = "model"
@@ -26,6 +27,7 @@ _GROUP = "model"
 class _Settings:
     layers: list[Layer]
     engine: EngineTarget
+    frontend: tuple[Setting, ...]
 
 
 def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Check]:
@@ -49,7 +51,7 @@ def _pipeline_needs(checkpoint: Checkpoint, plugins: Plugins, settings: _Setting
     yield plan.check
     if plan.value is None:
         return
-    target = Target(checkpoint, plugins, plan.value, settings.engine)
+    target = Target(checkpoint, plugins, plan.value, settings.engine, settings.frontend)
     yield from check_weights(target)
     yield attempt(
         _GROUP, "processor", lambda: build_frontend(target.plan.pipeline, checkpoint), _describe_front_end
@@ -71,7 +73,8 @@ def _describe_plan(plan: Plan) -> str:
 
 def _read_settings(choices: Choices) -> _Settings:
     layers = layers_from(choices)
-    return _Settings(layers, resolve_engine(layers))
+    _, frontend = frontend_options(layers)
+    return _Settings(layers, resolve_engine(layers), frontend)
 
 
 def _folder(model: str) -> Path | Check:

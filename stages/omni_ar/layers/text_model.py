@@ -1,5 +1,6 @@
 """A whole causal text model, for families to derive from."""
 
+import logging
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ from omni_ar.layers.linear import Linear
 from omni_ar.loading import load_weights
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 
+_log = logging.getLogger(__name__)
+
 
 class TextModel(ArModel):
     """Token ids in, token ids out.
 
     Prompt segments, in families that have some: tensor `embeddings` `[n, D]`, in place of those of the tokens. tied: the output
-    matrix is the embedding table.
+    matrix is the embedding table, unless the checkpoint holds another.
     """
 
     def __init__(
@@ -55,8 +58,17 @@ class TextModel(ArModel):
 
     def load(self, context: StageContext, prefix: str = "") -> None:
         """Fills it, as `load_weights` does. prefix: what the names of its weights start with, before `model.` and `lm_head.`."""
-        prefixes = {f"{prefix}model.embed_tokens.": "embed_tokens.", f"{prefix}model.": "decoder."}
-        load_weights(self, context, prefixes if self._tied else prefixes | {f"{prefix}lm_head.": "lm_head."})
+        embedding, output = f"{prefix}model.embed_tokens.", f"{prefix}lm_head."
+        prefixes = {embedding: "embed_tokens.", f"{prefix}model.": "decoder."}
+        if self._tied and context.load_format != "dummy":
+            held = [name for name in (f"{embedding}weight", f"{output}weight") if context.checkpoint.has(name)]
+            if held == [f"{output}weight"]:
+                prefixes = {output: "embed_tokens."} | prefixes
+            elif len(held) == 2 and not context.checkpoint.equal(*held):
+                _log.warning("%s is not %s, so they are not tied, whatever config.json says", *reversed(held))
+                self._tied = False
+                self.lm_head.weight = nn.Parameter(torch.empty_like(self.embed_tokens.weight), requires_grad=False)
+        load_weights(self, context, prefixes if self._tied else prefixes | {output: "lm_head."})
 
 
 def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShape:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from omni.device import Bucket, Device, Launch, SyncCheck, open_device, sync_guard
+from omni.device.cuda import CudaStream
 from omni.timeline import Timeline, Trace
 from omni.timeline.report import make_report
 from omni.timeline.steps import steps_of
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.gpu
 
 CYCLES = 4_000_000
 """Of the device's clock: some two milliseconds."""
+TRIES = 40
+"""Of what another process that uses the device may delay: some fit into a time slice of this one's."""
 
 
 @pytest.fixture
@@ -26,6 +29,14 @@ def device() -> Device:
 
 def nap() -> None:
     torch.cuda._sleep(CYCLES)
+
+
+def short_nap() -> None:
+    torch.cuda._sleep(CYCLES // 20)
+
+
+def long_nap() -> None:
+    torch.cuda._sleep(50 * CYCLES)
 
 
 def warm(device: Device) -> None:
@@ -57,26 +68,37 @@ def in_stream_order(trace: Trace) -> bool:
 
 def test_phases_run_when_and_as_long_as_the_device_says(device: Device):
     timeline, stream = Timeline(device, ["s"]), device.stream("s")
+    assert isinstance(stream, CudaStream)
     warm(device)
     timeline.start()
-    began = time.perf_counter_ns()
-    for _ in range(5):
-        device.launch(stream, nap)
-    launched = time.perf_counter_ns() - began
-    device.synchronize()
-    took = time.perf_counter_ns() - began
+    between, lengths = [], []
+    with no_synchronization():
+        for _ in range(TRIES):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began = time.perf_counter_ns()
+            first.record(stream.raw)
+            device.launch(stream, short_nap)
+            last.record(stream.raw)
+            while not last.query():
+                pass
+            between.append((began, time.perf_counter_ns()))
+            lengths.append(round(1e6 * first.elapsed_time(last)))
     trace = timeline.stop()
     timeline.close()
-    assert len(trace.phases) == 5
+    assert len(trace.phases) == TRIES
     assert in_stream_order(trace)
-    assert launched < 1_000_000, "nothing waited"
-    total = trace.phases[-1].ran.end - trace.phases[0].ran.start
-    assert abs(total - took) < 0.05 * took + 200_000
-    for span in trace.phases:
-        assert span.ran.start >= span.launched.start
-        assert abs(span.ran.length - total / 5) < 0.25 * total / 5
-    assert trace.phases[0].ran.start - trace.phases[0].launched.start < 500_000, "the stream was idle"
-    assert trace.error < 1_000_000, "the host is late where it shares its cores, and a nap is twice as long"
+    spare_host, spare_device = [], []
+    for span, (began, ended), length in zip(trace.phases, between, lengths, strict=True):
+        # Whatever else keeps host and device busy, a phase runs between two times of the host, and two events, around it.
+        assert span.launched.start <= span.ran.start
+        assert span.ran.end - span.launched.start <= ended - began + trace.error
+        assert span.ran.length <= length + 1_000, "events tell time to half a microsecond or so"
+        spare_host.append(ended - began - span.ran.length)
+        spare_device.append(length - span.ran.length)
+    # The narrowest show how well they agree: some 20 and 5 us on a device that nothing else uses. Beside a process that keeps it
+    # busy, each phase waits about 2 ms for its time slice.
+    assert min(spare_host) < 5_000_000
+    assert min(spare_device) < 50_000
 
 
 def test_streams_run_side_by_side_and_a_copy_behind_what_it_waits_for(device: Device):
@@ -112,10 +134,9 @@ def test_events_are_read_without_waiting(device: Device):
     rows = device.zeros((1024,), torch.float32)
     timeline.start()
     with no_synchronization(), sync_guard(device, SyncCheck.ERROR):
-        device.launch(stream, nap)
-        before = time.perf_counter_ns()
+        device.launch(stream, long_nap)
         timeline.poll()
-        assert time.perf_counter_ns() - before < 500_000, "the phase runs for longer"
+        assert not device.record(stream).done(), "who waits for a phase comes back after it"
         for _ in range(50):
             device.launch(stream, touch, rows)
         done = device.record(stream)
@@ -130,21 +151,24 @@ def test_events_are_read_without_waiting(device: Device):
 
 def test_phases_of_a_graph_that_was_captured_watched_are_told_apart(device: Device):
     stream, rows = device.stream("s"), device.zeros((1024,), torch.float32)
-    launches = [Launch.of(nap), Launch.of(touch, rows), Launch.of(nap)]
+    launches = [Launch.of(short_nap), Launch.of(touch, rows), Launch.of(short_nap)]
     unwatched = device.capture(stream, "unwatched", launches)
     timeline = Timeline(device, ["s"])
     watched = device.capture(stream, "watched", launches)
     warm(device)
     timeline.start()
-    device.replay(stream, watched)
-    device.replay(stream, unwatched)
-    device.synchronize()
+    for _ in range(TRIES):
+        device.replay(stream, watched)
+        device.replay(stream, unwatched)
+        device.synchronize()
     trace = timeline.stop()
     timeline.close()
-    assert [span.phase for span in trace.phases] == ["nap", "touch", "nap", "unwatched"]
+    assert [span.phase for span in trace.phases] == TRIES * ["short_nap", "touch", "short_nap", "unwatched"]
     assert in_stream_order(trace)
-    whole = trace.phases[3].ran.length
-    parts = trace.phases[2].ran.end - trace.phases[0].ran.start
+    whole = min(span.ran.length for span in trace.phases[3::4])
+    parts = min(
+        last.ran.end - first.ran.start for first, last in zip(trace.phases[::4], trace.phases[2::4], strict=True)
+    )
     assert abs(whole - parts) < 0.25 * whole
 
 

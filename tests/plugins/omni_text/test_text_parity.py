@@ -1,5 +1,6 @@
 """Tokens equal to transformers', greedy, alone and in batches that fill and empty while they run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,16 @@ def test_a_batch_that_is_joined_one_by_one_gives_transformers_tokens(
         assert recorder.tokens == reference.answer(index, PENALTY if index % 2 else 1.0)
 
 
-def test_a_stop_id_of_the_checkpoint_ends_the_answer(reference: TextReference, tmp_path: Path):
+@pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
+def test_a_stop_id_of_the_checkpoint_ends_the_answer(where: str, reference: TextReference, tmp_path: Path):
     tokens = reference.answer(5, 1.0)
     for file in reference.folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
     stop = tokens[6]
     (tmp_path / "generation_config.json").unlink()
-    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{stop}, {VOCAB - 1}]}}')
+    config = json.loads((tmp_path / "config.json").read_text()) if where == "config.json" else {}
+    (tmp_path / where).unlink(missing_ok=True)
+    (tmp_path / where).write_text(json.dumps(config | {"eos_token_id": [stop, VOCAB - 1]}))
     stage = TextEngine(tmp_path)
     recorder = stage.submit("r", PROMPTS[5], max_tokens=TOKENS)
     stage.run()

@@ -1,0 +1,49 @@
+"""Output matrices that config.json says are the embedding table: what the file holds counts, as in transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from support.text_reference import PROMPTS, TOKENS
+from support.tiny_text import VOCAB, TextEngine, write_text_model
+
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def transformers_answer(folder: Path, prompt: list[int]) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, eos_token_id=None,
+                         pad_token_id=VOCAB, do_sample=False)  # fmt: skip
+    answer: list[int] = out[0, len(prompt) :].tolist()
+    return answer
+
+
+def our_answer(folder: Path, prompt: list[int]) -> list[int]:
+    stage = TextEngine(folder)
+    recorder = stage.submit("r", prompt, max_tokens=TOKENS)
+    stage.run()
+    return recorder.tokens
+
+
+@pytest.mark.parametrize("held", ["the embedding", "the output", "both alike", "both, and they differ"])
+def test_a_tied_checkpoint_gives_transformers_tokens_whatever_it_holds(held: str, tmp_path: Path) -> None:
+    write_text_model(tmp_path, "tied")
+    file = tmp_path / "model.safetensors"
+    plain = our_answer(tmp_path, PROMPTS[5])
+    weights = load_file(file)
+    table = weights.pop(EMBEDDING)
+    other = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(1))].contiguous()
+    weights |= {
+        "the embedding": {EMBEDDING: table},
+        "the output": {OUTPUT: table},
+        "both alike": {EMBEDDING: table, OUTPUT: table.clone()},
+        "both, and they differ": {EMBEDDING: table, OUTPUT: other},
+    }[held]
+    save_file(weights, file, {"format": "pt"})
+    ours = our_answer(tmp_path, PROMPTS[5])
+    assert ours == transformers_answer(tmp_path, PROMPTS[5])
+    assert (ours == plain) == ("differ" not in held)
