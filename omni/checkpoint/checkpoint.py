@@ -9,6 +9,7 @@ import torch
 
 from omni.checkpoint.json_file import read_object, read_optional_object
 from omni.checkpoint.limits import check_counts
+from omni.checkpoint.regular_file import check_folder
 from omni.checkpoint.shards import Shard, locate_weights
 from omni.checkpoint.spans import WeightSpan
 from omni.errors import CheckpointError
@@ -26,6 +27,7 @@ class Checkpoint:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        check_folder(self.path)
         self.config: dict[str, Any] = read_object(self.path / "config.json")
         check_counts(self.config)
         self.generation_config: dict[str, Any] = read_optional_object(self.path / "generation_config.json")

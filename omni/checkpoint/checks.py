@@ -11,12 +11,26 @@ RESTORE_FILE = "use the file that belongs to these weights"
 RESTORE_CONFIG = "use the config.json that belongs to these weights"
 """The same of a value, or the shape of a weight, that config.json does not have."""
 
+MOST = 2**18
+"""Of what counts how wide or how many parts of a model are: several times as much as any published one has."""
+
+_SHOWN = 200
+
+
+def quoted(value: object) -> str:
+    """A value of a file's, as errors show it."""
+    # Of a longer number, Python refuses to make a text.
+    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
 
 def require_index(field: str, value: object, size: int) -> None:
     """Raises CheckpointError, naming `field`, for a number that lies outside what it indexes: at a step it would be too late to
     say so. field: the file, and where in it. size: of what it indexes."""
     if type(value) is not int or not 0 <= value < size:
-        raise CheckpointError(field, f"{value!r} is out of range, 0 to {size - 1}", RESTORE_FILE)
+        raise CheckpointError(field, f"{quoted(value)} is out of range, 0 to {size - 1}", RESTORE_FILE)
 
 
 class Section:
@@ -31,6 +45,8 @@ class Section:
         self._path = path
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            raise CheckpointError(self.field(name), "is missing", RESTORE_FILE)
         return self._values[name]
 
     def get(self, name: str) -> Any:
@@ -39,12 +55,45 @@ class Section:
 
     def part(self, name: str) -> "Section":
         """The table `name` of this one."""
-        return Section(self[name], f"{self._path}.{name}" if self._path else name)
+        values = self[name]
+        self.require(isinstance(values, Mapping), name, f"is {quoted(values)}, not a table")
+        return Section(values, f"{self._path}.{name}" if self._path else name)
 
     def require_equal(self, values: Mapping[str, object]) -> None:
         """Fields that have one value only for which a model is built."""
         for name, value in values.items():
-            self.require(self[name] == value, name, f"is {self[name]!r}, not {value!r}")
+            self.require(self[name] == value, name, f"is {quoted(self[name])}, not {value!r}")
+
+    def require_counts(self, *names: str, least: int = 1, most: int = MOST) -> None:
+        """Whole numbers, or lists and tables of them."""
+        for name in names:
+            for place, value in _each(name, self[name]):
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                self.require(whole, place, f"is {quoted(value)}, not a whole number")
+                self.require(value >= least, place, f"is {quoted(value)}, below {least:,}")
+                self.require(value <= most, place, f"is {quoted(value)}, above {most:,}")
+
+    def require_numbers(self, *names: str, above: float = 0.0, most: float = 1e30) -> None:
+        """Finite numbers, or lists and tables of them."""
+        for name in names:
+            for place, value in _each(name, self[name]):
+                real = isinstance(value, int | float) and not isinstance(value, bool)
+                self.require(real, place, f"is {quoted(value)}, not a number")
+                self.require(above < value <= most, place, f"is {quoted(value)}, not above {above:g} and at most {most:g}")
+
+    def require_flags(self, *names: str) -> None:
+        for name in names:
+            self.require(isinstance(self[name], bool), name, f"is {quoted(self[name])}, neither true nor false")
+
+    def require_list(self, name: str, least: int = 1, most: int = 64, *, like: str | None = None) -> None:
+        """A list of so many entries, as many as another one has."""
+        value = self[name]
+        self.require(isinstance(value, list | tuple), name, f"is {quoted(value)}, not a list")
+        count = len(value)
+        self.require(least <= count <= most, name, f"has {count:,} entries, not {least:,} to {most:,}")
+        if like is not None:
+            expected = len(self[like])
+            self.require(count == expected, name, f"has {count} entries beside {expected} of {like}")
 
     def require_at_least(self, least: int, *names: str) -> None:
         """Numbers, or lists and tables of them."""
@@ -71,7 +120,7 @@ class Section:
 
     def require_multiple(self, name: str, of: str) -> None:
         """Of another field, which is at least 1."""
-        self.require_at_least(1, name, of)
+        self.require_counts(name, of)
         self.require(self[name] % self[of] == 0, name, f"is {self[name]}, no multiple of {of}, which is {self[of]}")
 
     def require(self, holds: bool, name: str, problem: str) -> None:

@@ -1,12 +1,16 @@
 """config.json as transformers reads it."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transformers import PreTrainedConfig
 
+from omni.checkpoint.regular_file import shown
 from omni.errors import CheckpointError
 from omni.quiet import quiet
+
+_FIELD = re.compile(r"Validation error for field '([^']+)'")
 
 
 def parse_config(kind: type[PreTrainedConfig], raw: Mapping[str, Any], family: str) -> Any:
@@ -18,5 +22,28 @@ def parse_config(kind: type[PreTrainedConfig], raw: Mapping[str, Any], family: s
         with quiet():
             return kind.from_dict(dict(raw))
     except Exception as error:  # transformers raises many kinds, all of them about this one file
-        problem = f"{type(error).__name__}: {error}"
-        raise CheckpointError("config.json", problem, f"use a published {family} folder") from error
+        raise CheckpointError(_field(str(error), raw), _problem(error), f"use a published {family} folder") from error
+
+
+def _problem(error: Exception) -> str:
+    # The first line of a validation error names the field, which is named already.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shown(lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {' '.join(lines)}")
+
+
+def _field(message: str, raw: Mapping[str, Any]) -> str:
+    """Where in the file the field is that a validation error names: it names no more than its last part, and shows the value."""
+    found = _FIELD.search(message)
+    if found is None:
+        return "config.json"
+    places = [(place, value) for place, value in _places(raw, "") if place.rpartition(".")[2] == found[1]]
+    shows = [place for place, value in places if repr(value) in message]
+    return f"config.json: {shown((shows or [place for place, _ in places] or [found[1]])[0])}"
+
+
+def _places(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        place = f"{path}.{name}" if path else name
+        yield place, value
+        if isinstance(value, dict):
+            yield from _places(value, place)

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from omni.checkpoint.checks import RESTORE_CONFIG
+from omni.checkpoint.checks import RESTORE_CONFIG, quoted
+from omni.checkpoint.regular_file import shown
 from omni.errors import CheckpointError
 
 _MOST = (
@@ -14,6 +15,8 @@ _MOST = (
     (re.compile(r"\w*(hidden|intermediate|embedding|patch|merge|kernel)_size|\w*_dim|\w*heads|d_model"), 2**24),
 )
 """Names that transformers gives to counts and sizes, and several times as much as any published model has."""
+_MOST_OF_ANY = 2**63
+"""Of whole numbers of any name: more no library takes."""
 
 
 def check_counts(config: Mapping[str, Any], path: str = "") -> None:
@@ -26,6 +29,8 @@ def check_counts(config: Mapping[str, Any], path: str = "") -> None:
         if isinstance(value, dict):
             check_counts(value, field)
         elif isinstance(value, int):
+            if abs(value) >= _MOST_OF_ANY:
+                raise CheckpointError(f"config.json: {shown(field)}", f"is {quoted(value)}, too large", RESTORE_CONFIG)
             most = next((most for names, most in _MOST if names.fullmatch(name)), value)
             if value > most:
-                raise CheckpointError(f"config.json: {field}", f"is {value:,}, above {most:,}", RESTORE_CONFIG)
+                raise CheckpointError(f"config.json: {shown(field)}", f"is {value:,}, above {most:,}", RESTORE_CONFIG)

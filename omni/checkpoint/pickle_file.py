@@ -1,14 +1,21 @@
 """Tables that `torch.save` wrote into a checkpoint folder."""
 
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from omni.checkpoint.checks import RESTORE_FILE, require_index
+from omni.checkpoint.regular_file import is_file, open_file
 from omni.errors import CheckpointError
+
+MAX_BYTES = 2**26
+"""Of all that is in a file, uncompressed: 64 MiB. Published ones have 0.3 MiB."""
+MAX_PICKLE = 2**22
+"""Of what is unpickled, which a step of Python takes for nearly each byte; the numbers of tensors are not."""
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -72,19 +79,35 @@ class Table:
 def read_table(path: Path, what: str) -> Table:
     """The entries in `path`. what: they are, for errors.
 
-    Raises CheckpointError if the file is missing or damaged, holds anything that a table does not (nothing of which is run), or
-    nothing.
+    Raises CheckpointError if the file is missing, damaged or too large, holds anything that a table does not (nothing of which is
+    run), or nothing.
     """
-    try:
-        entries = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            path.name, f"there is none in {path.parent}", f"download it: it holds the {what}"
-        ) from error
-    except OSError as error:
-        raise CheckpointError(path.name, f"cannot be read ({error})", "give a file that can be") from error
-    except Exception as error:
-        # A damaged file gets the unpickler to raise nearly anything, and torch's own words advise to run what is in it.
-        problem = f"is damaged, or holds more than tensors, numbers and texts ({type(error).__name__})"
-        raise CheckpointError(path.name, problem, "download it again") from error
+    if not is_file(path) and not path.is_dir():
+        raise CheckpointError(path.name, f"there is none in {path.parent}", f"download it: it holds the {what}")
+    with open_file(path) as file:
+        _check_size(file, path.name)
+        try:
+            entries = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            # A damaged file gets the unpickler to raise nearly anything, and torch's own words advise to run what is in it.
+            problem = f"is damaged, or holds more than tensors, numbers and texts ({type(error).__name__})"
+            raise CheckpointError(path.name, problem, "download it again") from error
     return Table(path.name, entries, what)
+
+
+def _check_size(file: BinaryIO, name: str) -> None:
+    """Before any of it is unpacked. Leaves the file at its beginning."""
+    try:
+        parts = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else None
+    except Exception as error:  # a damaged file gets it to raise more than its own errors
+        raise CheckpointError(name, f"is damaged ({type(error).__name__})", "download it again") from error
+    if parts is None:
+        # Written by an old torch: tensors are among what is pickled.
+        size = pickled = file.seek(0, 2)
+    else:
+        size = sum(part.file_size for part in parts)
+        pickled = sum(part.file_size for part in parts if part.filename.endswith(".pkl"))
+    file.seek(0)
+    for counted, most in ((size, MAX_BYTES), (pickled, MAX_PICKLE)):
+        if counted > most:
+            raise CheckpointError(name, f"unpacks to {counted:,} bytes, above {most:,}", "download it again")

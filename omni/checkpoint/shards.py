@@ -7,12 +7,21 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from omni.checkpoint.json_file import read_object
-from omni.checkpoint.spans import read_spans
+from omni.checkpoint.json_file import MAX_TABLE_BYTES, read_as
+from omni.checkpoint.regular_file import is_file, shown
+from omni.checkpoint.spans import check_header, read_spans
 from omni.errors import CheckpointError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MAX_WEIGHTS = 1_000_000
+"""Of a checkpoint. Published ones have 150,000 at most."""
+
+
+class _Index(msgspec.Struct):
+    """What is read of the index."""
+
+    weight_map: dict[str, str] = {}
 
 
 class Shard:
@@ -25,6 +34,7 @@ class Shard:
 
     def __init__(self, path: Path, expected: frozenset[str]) -> None:
         self._path = path
+        check_header(path)
         try:
             with safe_open(path, framework="pt", device="cpu"):
                 self.spans = read_spans(path)
@@ -48,33 +58,53 @@ def locate_weights(folder: Path) -> dict[str, Path]:
 
     Raises CheckpointError if there are no weights, the index is wrong, or a shard is missing (and names weights in it).
     """
-    if (folder / INDEX).exists():
+    if is_file(folder / INDEX):
         return _locate_indexed(folder)
     single = folder / SINGLE
-    if single.exists():
+    if is_file(single):
         return dict.fromkeys(sorted(Shard(single, frozenset()).names), single)
     problem = f"{folder} holds no weights: neither {INDEX} nor {SINGLE}"
     raise CheckpointError("checkpoint", problem, 'download them, or use load_format="dummy" for random weights')
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """The file name of every weight, as the index has it. Raises CheckpointError."""
-    try:
-        return msgspec.convert(read_object(folder / INDEX).get("weight_map"), dict[str, str])
-    except msgspec.ValidationError as error:
-        problem = f"does not map weight names to file names ({error})"
-        raise CheckpointError(f"{INDEX}: weight_map", problem, "download the index again") from error
+    """The file name of every weight, as the index has it: of files in the folder. Raises CheckpointError."""
+    files = read_as(folder / INDEX, _Index, MAX_TABLE_BYTES).weight_map
+    if not files or len(files) > MAX_WEIGHTS:
+        problem = f"names {len(files):,} weights, not 1 to {MAX_WEIGHTS:,}"
+        raise CheckpointError(f"{INDEX}: weight_map", problem, "download the index again")
+    for file, weight in {file: weight for weight, file in files.items()}.items():
+        _check_inside(folder, file, weight)
+    return files
+
+
+def _check_inside(folder: Path, file: str, weight: str) -> None:
+    """Raises CheckpointError for an entry of the index that leaves the folder, be it by a link: but those of the hub's cache lead
+    from `snapshots/REVISION` to `blobs` beside it."""
+    field, remedy = f"{INDEX}: weight_map.{shown(weight)}", "put the weights into the folder, and their names into the index"
+    parts = Path(file).parts
+    if not parts or Path(file).is_absolute() or ".." in parts or "\0" in file:
+        raise CheckpointError(field, f"{shown(file)!r} is no file of the folder", remedy)
+    if not is_file(folder / file):
+        return
+    here, there = folder.resolve(), (folder / file).resolve()
+    homes = [here]
+    if here.parent.name == "snapshots":
+        homes.append(here.parent.parent / "blobs")
+    if not any(there.is_relative_to(home) for home in homes):
+        raise CheckpointError(field, f"{shown(file)!r} leads out of the folder, to {shown(str(there))}", remedy)
 
 
 def _locate_indexed(folder: Path) -> dict[str, Path]:
     files = read_index(folder)
+    paths = {file: folder / file for file in dict.fromkeys(files.values())}
     for shard, count in Counter(files.values()).items():
-        if not (folder / shard).is_file():
+        if not is_file(paths[shard]):
             some = _some([name for name, file in files.items() if file == shard])
             problem = f"is missing from {folder}; {count} weights need it: {some}"
-            raise CheckpointError(shard, problem, "download the shard")
-    return {name: folder / file for name, file in files.items()}
+            raise CheckpointError(shown(shard), problem, "download the shard")
+    return {name: paths[file] for name, file in files.items()}
 
 
 def _some(names: list[str], limit: int = 3) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(map(shown, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 import torch
 
+from omni.checkpoint.regular_file import open_file, shown
 from omni.errors import CheckpointError
 
+MAX_HEADER = 2**25
+"""Bytes of a file's header: 32 MiB, of 300,000 weights. Published ones have 2 MiB at most."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -38,9 +41,18 @@ class WeightSpan:
     shape: tuple[int, ...]
 
 
+def check_header(path: Path) -> None:
+    """Raises CheckpointError for what is no file, and for a header that would take long to read."""
+    with open_file(path) as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if MAX_HEADER < length < 2**48:
+        problem = f"has a header of {length:,} bytes, above {MAX_HEADER:,}"
+        raise CheckpointError(shown(path.name), problem, "split the weights among several files")
+
+
 def read_spans(path: Path) -> dict[str, WeightSpan]:
     """The span of every weight in a safetensors file that has been found to be one. Raises CheckpointError for an unknown dtype."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header: dict[str, Any] = msgspec.json.decode(file.read(length))
     data = _LENGTH_BYTES + length

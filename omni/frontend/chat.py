@@ -32,9 +32,7 @@ class ChatFrontend(TokenizedFrontend):
     def chat_ids(self, chat: Chat) -> Ids:
         """The prompt int64 `[T]`, with one placeholder for each piece of media, up to where the answer begins."""
         turns = [{"role": each.role, "content": [_part(part) for part in each.content]} for each in chat.messages]
-        with self._lock:
-            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        return self.text_ids(text)
+        return self.text_ids(self.render(turns, answer=True))
 
     def chosen_voice(self, chat: Chat, mute: str) -> str | None:
         """The voice that answers, however its name is capitalized; None if text alone is wanted.

@@ -1,11 +1,12 @@
-"""The chat template of a checkpoint folder: checked when it is read, or it would fail every request."""
+"""Where a checkpoint folder keeps its chat template. It is compiled when it is read, or it would fail every request."""
 
 from pathlib import Path
-
-from transformers.utils.chat_template_utils import render_jinja_template
+from typing import Any
 
 from omni.checkpoint.json_file import read_optional_object
+from omni.checkpoint.regular_file import is_file, read_text
 from omni.errors import CheckpointError
+from omni.frontend.template import MAX_SOURCE, ChatTemplate
 
 _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json: chat_template"
 
@@ -13,13 +14,7 @@ _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer
 def read_jinja(folder: Path) -> str | None:
     """What chat_template.jinja holds, None without one. Raises CheckpointError if the file is cut off or wrong."""
     file = folder / _JINJA
-    if not file.is_file():
-        return None
-    try:
-        template = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise _wrong(_JINJA, f"is no UTF-8 text ({error})") from error
-    return _checked(template, _JINJA)
+    return _checked(read_text(file, 4 * MAX_SOURCE), _JINJA) if is_file(file) else None
 
 
 def read_json(folder: Path) -> str | None:
@@ -33,19 +28,20 @@ def check_configured(template: object) -> None:
     _checked(template, _CONFIG)
 
 
+def chat_template(tokenizer: Any) -> ChatTemplate | None:
+    """That of a tokenizer from `load_tokenizer`; None if it has none. It gives what the tokenizer's `apply_chat_template` gives."""
+    if not tokenizer.chat_template:
+        return None
+    return ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map, _field(Path(tokenizer.name_or_path)))
+
+
+def _field(folder: Path) -> str:
+    if is_file(folder / _JINJA):
+        return _JINJA
+    return _JSON if is_file(folder / _JSON) else _CONFIG
+
+
 def _checked(template: object, file: str) -> str:
-    if not isinstance(template, str):
-        raise _wrong(file, f"holds a {type(template).__name__}, not a template")
-    try:
-        # Of no conversation, transformers parses the template and renders nothing.
-        render_jinja_template([], chat_template=template)
-    # jinja2 is a dependency of transformers alone.
-    except Exception as error:
-        raise _wrong(file, f"is cut off or no Jinja template ({error})") from error
-    if "messages" not in template:
-        raise _wrong(file, "is cut off: it reads no messages")
+    ChatTemplate(template, {}, file)
+    assert isinstance(template, str)
     return template
-
-
-def _wrong(file: str, problem: str) -> CheckpointError:
-    return CheckpointError(file, problem, "download the file again")

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from omni.errors import InputError
 from omni.frontend.base import Chat, Frontend, Part, TextPart
+from omni.frontend.chat_template import chat_template
+from omni.frontend.template import Turns
 
 Ids = NDArray[np.int64]
 
@@ -19,11 +21,18 @@ class TokenizedFrontend(Frontend):
         self._tokenizer = tokenizer
         # transformers' fast tokenizers are not safe to share between threads while their padding state changes.
         self._lock = threading.Lock()
+        self._template = chat_template(tokenizer)
 
     def text_ids(self, text: str, *, bare: bool = False) -> Ids:
         """The ids of a text, int64 `[T]`, with what the tokenizer puts around every text, unless it is to be `bare`."""
         with self._lock:
             return np.asarray(self._tokenizer(text, add_special_tokens=not bare)["input_ids"], np.int64)
+
+    def render(self, turns: Turns, *, answer: bool) -> str:
+        """A chat as the checkpoint's template lays it out, up to where an `answer` begins if one is wanted. Threads do not wait for
+        each other. Raises InputError for a chat that the template refuses."""
+        assert self._template is not None, "load_tokenizer refuses a folder without one, unless it is told that there are no chats"
+        return self._template.render(turns, answer=answer)
 
 
 def message_texts(chat: Chat) -> list[str]:

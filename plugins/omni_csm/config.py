@@ -10,7 +10,7 @@ from omni.checkpoint.cached_config import once_per_config
 from omni.checkpoint.checks import Section
 from omni.checkpoint.hf_config import parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
-from omni_vocoder.layers import WindowShape, window_shape
+from omni_vocoder.layers import WindowShape, check_rates, window_shape
 
 SAMPLE_RATE = 24000
 PER_FRAME = 2
@@ -42,11 +42,14 @@ def read_config(raw: dict[str, Any]) -> CsmConfig:
     """Raises CheckpointError if config.json does not describe a CSM that is served here."""
     hf = parse_config(HfConfig, raw, "CSM")
     depth, mimi = hf.depth_decoder_config, hf.codec_config
+    codec = Section(mimi.to_dict(), "codec_config")
+    check_rates(codec, "upsampling_ratios")
     codec = Section(mimi.to_dict() | {"frame_rate": mimi.frame_rate}, "codec_config")
+    decoders = [_decoder(hf, ""), _decoder(depth, "depth_decoder_config")]
     _check(Section(hf.to_dict()), codec)
     return CsmConfig(
-        backbone=msgspec.structs.replace(decoder_config(hf), qk_norm=False),
-        depth=msgspec.structs.replace(decoder_config(depth), qk_norm=False),
+        backbone=decoders[0],
+        depth=decoders[1],
         text_vocab_size=hf.text_vocab_size,
         vocab_size=hf.vocab_size,
         num_groups=hf.num_codebooks,
@@ -59,15 +62,22 @@ def read_config(raw: dict[str, Any]) -> CsmConfig:
     )
 
 
+def _decoder(hf: Any, path: str) -> DecoderConfig:
+    """Positions have one axis."""
+    return msgspec.structs.replace(decoder_config(hf, path), qk_norm=False, mrope_section=None)
+
+
 def _check(own: Section, codec: Section) -> None:
     """What the modules are built on. codec: values that transformers works out are in it, too."""
     own.require_equal({"mlp_bias": False})
+    own.require_counts("vocab_size", "text_vocab_size", most=2**22)
+    own.require_counts("num_codebooks", least=2, most=1024)
+    own.require_flags("tie_codebooks_embeddings")
     own.require_index(own["text_vocab_size"], "audio_token_id", "audio_eos_token_id")
     own.require_index(own["vocab_size"], "codebook_eos_token_id")
     same = {"num_codebooks": "num_codebooks", "vocab_size": "vocab_size", "backbone_hidden_size": "hidden_size"}
     own.part("depth_decoder_config").require_equal({"mlp_bias": False} | {ours: own[its] for ours, its in same.items()})
-    # Each looks back a power farther than the one before it.
-    codec.require_at_most(16, "num_residual_layers")
+    _check_codec(codec)
     codec.require_equal(
         {
             "model_type": "mimi",
@@ -81,3 +91,19 @@ def _check(own: Section, codec: Section) -> None:
             "frame_rate": SAMPLE_RATE / (PER_FRAME * math.prod(codec["upsampling_ratios"])),
         }
     )
+
+
+def _check_codec(codec: Section) -> None:
+    """Widths and kernels of Mimi. Whatever is a power or a product of these stays small."""
+    # Each looks back a power farther than the one before it.
+    codec.require_counts("num_residual_layers", least=0, most=16)
+    codec.require_counts("dilation_growth_rate", "kernel_size", "last_kernel_size", "residual_kernel_size", most=64)
+    codec.require_counts("num_filters", most=1024)
+    codec.require_counts("compress", most=codec["num_filters"])
+    codec.require_counts("codebook_size", most=2**20)
+    codec.require_counts("codebook_dim", "vector_quantization_hidden_dimension", most=2**16)
+    codec.require_counts("num_quantizers", least=2, most=1024)
+    codec.require_counts("num_semantic_quantizers", most=codec["num_quantizers"] - 1)
+    codec.require_multiple("hidden_size", of="upsample_groups")
+    codec.require_numbers("norm_eps", most=1.0)
+    codec.require_flags("use_conv_shortcut")

@@ -53,8 +53,7 @@ class CsmFrontend(TokenizedFrontend):
         ]
         conversation.append({"role": voice, "content": self._parts(last, f"messages[{len(turns)}].content", False)})
         sounds = [self._sound(part) for message in turns for part in message.content if isinstance(part, AudioPart)]
-        with self._lock:
-            text = self._tokenizer.apply_chat_template(conversation, tokenize=False)
+        text = self.render(conversation, answer=False)
         token = self._config.audio_token
         # The template has what begins and ends a text.
         ids, places = expand(self.text_ids(text, bare=True), {token: sounds})

@@ -9,7 +9,8 @@ from omni.checkpoint.cached_config import once_per_config
 from omni.checkpoint.checks import Section
 from omni.checkpoint.hf_config import parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
-from omni_vocoder.layers import WindowShape, window_shape
+from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
+from omni_vocoder.layers import WindowShape, check_rates, window_shape
 
 _MARKS = ("im_start", "im_end", "user", "assistant", "tts_bos", "tts_eos", "tts_pad")
 _CODES = ("codec_bos", "codec_pad", "codec_nothink", "codec_think_bos", "codec_think_eos")
@@ -69,10 +70,11 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
     """Raises CheckpointError if config.json does not describe a Qwen3-Omni model."""
     hf = parse_config(Qwen3OmniMoeConfig, raw, "Qwen3-Omni")
     thinker, whole = hf.thinker_config, Section(hf.to_dict())
+    decoder = decoder_config(thinker.text_config, "thinker_config.text_config")
     _check(whole)
     vocoder = whole.part("code2wav_config")
     return OmniConfig(
-        thinker=decoder_config(thinker.text_config),
+        thinker=decoder,
         thinker_vocab_size=thinker.text_config.vocab_size,
         tied=thinker.tie_word_embeddings,
         talker=_talker(hf) if hf.enable_audio_output else None,
@@ -92,18 +94,54 @@ def _check(whole: Section) -> None:
     """Raises CheckpointError for numbers that lie outside what they index: at a step it would be too late to say so."""
     thinker, talker, vocoder = (whole.part(f"{name}_config") for name in ("thinker", "talker", "code2wav"))
     text = thinker.part("text_config")
+    text.require_counts("vocab_size", most=2**22)
+    text.part("rope_parameters").require_list("mrope_section", 3, 3)
+    whole.require_flags("enable_audio_output")
     thinker.require_index(text["vocab_size"], "audio_token_id", "image_token_id")
+    thinker.require_counts("position_id_per_seconds", most=2**16)
     whole.require_index(text["vocab_size"], *(f"{name}_token_id" for name in _MARKS))
+    _check_towers(thinker, text["hidden_size"])
     if not whole["enable_audio_output"]:
         return
-    codes = talker.part("text_config")["vocab_size"]
-    talker.require_index(text["num_hidden_layers"] + 1, "accept_hidden_layer")
-    talker.require(bool(talker["speaker_id"]), "speaker_id", "names no voice")
+    _check_talker(talker, text)
+    _check_vocoder(vocoder)
+
+
+def _check_towers(thinker: Section, width: int) -> None:
+    audio, vision = thinker.part("audio_config"), thinker.part("vision_config")
+    check_clip_tower(audio, width, stride=8)
+    audio.require_counts("downsample_hidden_size")
+    audio.require_counts("n_window_infer", least=2 * audio["n_window"], most=2**20)
+    check_picture_tower(vision, width)
+    vision.require_counts("num_position_embeddings", most=2**20)
+    vision.require_list("deepstack_visual_indexes", least=0, most=vision["depth"])
+    vision.require_indices(vision["depth"], "deepstack_visual_indexes")
+
+
+def _check_talker(talker: Section, thinker_text: Section) -> None:
+    text, predictor = talker.part("text_config"), talker.part("code_predictor_config")
+    text.require_counts("vocab_size", "shared_expert_intermediate_size", "moe_intermediate_size", most=2**22)
+    text.part("rope_parameters").require_list("mrope_section", 3, 3)
+    predictor.require_counts("vocab_size", most=2**22)
+    predictor.require_equal({"hidden_size": text["hidden_size"]})
+    talker.require_counts("num_code_groups", least=2, most=1024)
+    talker.require_equal({"thinker_hidden_size": thinker_text["hidden_size"]})
+    codes = text["vocab_size"]
+    talker.require_index(thinker_text["num_hidden_layers"] + 1, "accept_hidden_layer")
+    voices = talker["speaker_id"]
+    talker.require(bool(voices) and isinstance(voices, dict), "speaker_id", "names no voice")
+    talker.require("" not in voices, "speaker_id", "has a voice without a name")
     talker.require_indices(codes, "speaker_id")
     talker.require_index(codes, "codec_eos_token_id", *(f"{name}_id" for name in _CODES))
-    vocoder.require_at_least(1, "codebook_size", "num_quantizers", "upsampling_ratios", "upsample_rates")
-    vocoder.require_at_least(2 ** len(vocoder["upsample_rates"]), "decoder_dim")
+
+
+def _check_vocoder(vocoder: Section) -> None:
     vocoder.require_equal({"hidden_act": "silu"})
+    vocoder.require_counts("codebook_size", most=2**22)
+    vocoder.require_counts("num_quantizers", most=1024)
+    vocoder.require_numbers("rms_norm_eps", most=1.0)
+    check_rates(vocoder, "upsampling_ratios", "upsample_rates")
+    vocoder.require_counts("decoder_dim", least=2 ** len(vocoder["upsample_rates"]))
 
 
 def _talker(hf: Any) -> TalkerConfig:
@@ -112,9 +150,11 @@ def _talker(hf: Any) -> TalkerConfig:
     return TalkerConfig(
         # The talker's layers are all mixtures with a shared expert, whatever the sparse-step fields say.
         decoder=msgspec.structs.replace(
-            decoder_config(text), shared_expert_width=text.shared_expert_intermediate_size, dense_layers=()
+            decoder_config(text, "talker_config.text_config"),
+            shared_expert_width=text.shared_expert_intermediate_size,
+            dense_layers=(),
         ),
-        predictor=decoder_config(talker.code_predictor_config),
+        predictor=_predictor(talker.code_predictor_config),
         predictor_vocab_size=talker.code_predictor_config.vocab_size,
         vocab_size=text.vocab_size,
         num_groups=talker.num_code_groups,
@@ -126,3 +166,9 @@ def _talker(hf: Any) -> TalkerConfig:
         codec_eos=talker.codec_eos_token_id,
         **{name: values[f"{name}_id"] for name in _CODES},
     )
+
+
+def _predictor(hf: Any) -> DecoderConfig:
+    """A frame has one axis of positions."""
+    decoder = decoder_config(hf, "talker_config.code_predictor_config")
+    return msgspec.structs.replace(decoder, mrope_section=None)

@@ -37,6 +37,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     ]
     outputs = [Output(modality="text", stage="thinker")]
     if config.talker is not None:
+        config.code2wav.require_equal({"num_quantizers": config.talker.num_groups})
         # The talker's steps are short and a listener waits for them: they go first where the device can choose.
         talker = Stage(
             name="talker",

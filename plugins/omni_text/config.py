@@ -4,6 +4,7 @@ import msgspec
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from omni.checkpoint import Checkpoint
+from omni.checkpoint.checks import Section
 from omni.checkpoint.hf_config import parse_config
 from omni.errors import CheckpointError
 from omni_ar.layers import DecoderConfig, decoder_config
@@ -23,4 +24,10 @@ def read_config(checkpoint: Checkpoint) -> TextConfig:
     hf = parse_config(kind, checkpoint.config, "Qwen3")
     if hf.use_sliding_window:
         raise CheckpointError("config.json: use_sliding_window", "is not supported", "use a model with full attention")
-    return TextConfig(decoder=decoder_config(hf), vocab_size=hf.vocab_size, tied=hf.tie_word_embeddings)
+    decoder = decoder_config(hf)
+    own = Section(hf.to_dict())
+    own.require_counts("vocab_size", most=2**22)
+    if decoder.mrope_section is not None:
+        problem, remedy = "is not supported", "use a model whose positions have one axis"
+        raise CheckpointError("config.json: rope_parameters.mrope_section", problem, remedy)
+    return TextConfig(decoder=decoder, vocab_size=hf.vocab_size, tied=hf.tie_word_embeddings)

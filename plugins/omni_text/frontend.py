@@ -25,8 +25,7 @@ class TextFrontend(ChatFrontend):
         text = "".join(texts)
         if self._tokenizer.chat_template:
             turns = [{"role": each.role, "content": said} for each, said in zip(chat.messages, texts, strict=True)]
-            with self._lock:
-                text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            text = self.render(turns, answer=True)
         ids = self.text_ids(text)
         prompt = msgspec.structs.replace(Prompt.of(ids), penalized_ids=np.unique(ids))
         return Prepared(inputs={"text": [Payload(prompt)]}, prompt_tokens=prompt.length)

@@ -98,11 +98,16 @@ BAD_FILES: dict[str, tuple[Edit, str, str]] = {
         "'num_hidden_layers' expected int",
     ),
     "a part that is none": (configure(3, THINKER), "config.json", "use a published Qwen3-Omni folder"),
-    "an empty part": (configure({}, TALKER), "config.json: talker_config.", "18 is out of range, 0 to 3"),
+    "an empty part": (configure({}, TALKER), "config.json: talker_config.text_config.shared_expert", "is missing"),
     "another size": (
         configure(80, THINKER, TEXT, "hidden_size"),
-        "thinker.lm_head.weight",
-        "wrong tensor shape: expected (576, 80), found (576, 64); use the config.json that belongs to these weights",
+        "config.json: thinker_config.audio_config.output_dim",
+        "is 64, not 80; use the file that belongs to these weights",
+    ),
+    "another width": (
+        configure(80, THINKER, TEXT, "moe_intermediate_size"),
+        "thinker.model.layers.0.mlp.experts.0.down_proj.weight",
+        "wrong tensor shape: expected (64, 80), found (64, 32); use the config.json that belongs to these weights",
     ),
     "more layers": (configure(4, THINKER, TEXT, "num_hidden_layers"), "", "download the whole checkpoint again"),
     "fewer layers": (

@@ -6,6 +6,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint.checks import Section, quoted
 from omni.errors import CheckpointError
 from omni_ar.layers.attention import Attention
 from omni_ar.layers.decoder_layer import DecoderLayer
@@ -17,6 +18,8 @@ from omni_ar.model import Batch
 
 MOST_EXPERTS = 8192
 """As many as kernels can tell apart."""
+_FEWEST_POSITIONS = 16
+"""A shorter chat does not even have its marks."""
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,53 +55,91 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dense_layers: tuple[int, ...] = ()
 
 
-def decoder_config(hf: Any) -> DecoderConfig:
-    """From a transformers text config with rotary positions, dense or mixture of experts.
+def decoder_config(hf: Any, path: str = "") -> DecoderConfig:
+    """From a transformers text config with rotary positions, dense or mixture of experts. path: of it in config.json.
 
-    Whether queries and keys are normed is not in it. Raises CheckpointError for rotary positions scaled in an unknown way, another
-    activation than SiLU, and experts that no token could be sent to.
+    Whether queries and keys are normed is not in it. Raises CheckpointError, naming the field, for values that no such stack can
+    have, rotary positions scaled in an unknown way, another activation than SiLU, and experts that no token could be sent to.
     """
     raw = hf.to_dict()
-    if raw["hidden_act"] != "silu":
-        raise CheckpointError(
-            "config.json: hidden_act", f"{raw['hidden_act']!r} is not supported", "use a model with silu"
-        )
-    rope = raw["rope_parameters"]
+    config = Section(raw, path)
+    _check_widths(config)
+    rope, head_dim = _rope(config), raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    config.require(head_dim % 2 == 0, "head_dim", f"is {head_dim}, an odd number: rotary dimensions turn in pairs")
     experts = raw.get("num_experts") or raw.get("num_local_experts") or 0
+    if experts:
+        _check_experts(config, experts)
     sparse_step, mlp_only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
-    top_k = raw.get("num_experts_per_tok") or 0
-    if experts and not 1 <= top_k <= experts <= MOST_EXPERTS:
-        problem = f"is {top_k} of {experts} experts"
-        remedy = f"use at least 1 and at most all of them, of which there may be {MOST_EXPERTS:,}"
-        raise CheckpointError("config.json: num_experts_per_tok", problem, remedy)
-    layers = raw["num_hidden_layers"]
-    section = rope.get("mrope_section")
+    layers, section = raw["num_hidden_layers"], rope.get("mrope_section")
+    if section is not None:
+        _check_section(rope, head_dim)
     return DecoderConfig(
         width=raw["hidden_size"],
         num_layers=layers,
         num_heads=raw["num_attention_heads"],
         num_kv_heads=raw["num_key_value_heads"],
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+        head_dim=head_dim,
         mlp_width=raw["intermediate_size"],
         max_positions=raw["max_position_embeddings"],
-        rope_theta=rope["rope_theta"],
+        rope_theta=float(rope["rope_theta"]),
         rms_norm_eps=raw["rms_norm_eps"],
         attention_bias=raw.get("attention_bias", False),
         rope_scaling=_rope_scaling(rope),
         mrope_section=tuple(section) if section is not None else None,
         num_experts=experts,
-        top_k=top_k,
+        top_k=raw.get("num_experts_per_tok") or 0,
         norm_topk=raw.get("norm_topk_prob", True),
         expert_width=raw.get("moe_intermediate_size") or 0,
         dense_layers=tuple(i for i in range(layers) if i in mlp_only or (i + 1) % sparse_step),
     )
 
 
-def _rope_scaling(rope: dict[str, Any]) -> FrequencyScaling | None:
-    match rope.get("rope_type", "default"):
+def _check_widths(config: Section) -> None:
+    config.require_counts("hidden_size", "intermediate_size")
+    config.require_counts("num_hidden_layers", most=1024)
+    config.require_multiple("num_attention_heads", of="num_key_value_heads")
+    if config.get("head_dim") is not None:
+        config.require_counts("head_dim", most=2**14)
+    config.require_counts("max_position_embeddings", least=_FEWEST_POSITIONS, most=2**62)
+    config.require_numbers("rms_norm_eps", most=1.0)
+    act = config["hidden_act"]
+    if act != "silu":
+        raise CheckpointError(config.field("hidden_act"), f"{quoted(act)} is not supported", "use a model with silu")
+
+
+def _rope(config: Section) -> Section:
+    rope = config.part("rope_parameters")
+    rope.require_numbers("rope_theta")
+    return rope
+
+
+def _check_section(rope: Section, head_dim: int) -> None:
+    rope.require_list("mrope_section", 3, 3)
+    rope.require_counts("mrope_section", least=0)
+    section = rope["mrope_section"]
+    problem = f"is {quoted(section)}, three numbers that do not sum to half of head_dim, {head_dim // 2}"
+    rope.require(sum(section) == head_dim // 2, "mrope_section", problem)
+
+
+def _check_experts(config: Section, experts: int) -> None:
+    top_k = config.get("num_experts_per_tok") or 0
+    if not 1 <= top_k <= experts <= MOST_EXPERTS:
+        problem = f"is {quoted(top_k)} of {quoted(experts)} experts"
+        remedy = f"use at least 1 and at most all of them, of which there may be {MOST_EXPERTS:,}"
+        raise CheckpointError(config.field("num_experts_per_tok"), problem, remedy)
+    config.require_counts("moe_intermediate_size")
+    if config.get("decoder_sparse_step") is not None:
+        config.require_counts("decoder_sparse_step", most=2**62)
+
+
+def _rope_scaling(rope: Section) -> FrequencyScaling | None:
+    match rope.get("rope_type") or "default":
         case "default":
             return None
         case "llama3":
+            rope.require_numbers("factor", "low_freq_factor")
+            rope.require_numbers("high_freq_factor", above=rope["low_freq_factor"])
+            rope.require_counts("original_max_position_embeddings", most=2**62)
             return FrequencyScaling(
                 factor=rope["factor"],
                 slow_turns=rope["low_freq_factor"],
@@ -106,8 +147,8 @@ def _rope_scaling(rope: dict[str, Any]) -> FrequencyScaling | None:
                 trained_positions=rope["original_max_position_embeddings"],
             )
         case other:
-            field, remedy = "config.json: rope_parameters.rope_type", 'use a model with "default" or "llama3"'
-            raise CheckpointError(field, f"{other!r} is not supported", remedy)
+            remedy = 'use a model with "default" or "llama3"'
+            raise CheckpointError(rope.field("rope_type"), f"{quoted(other)} is not supported", remedy)
 
 
 class DecoderLayers(nn.Module):

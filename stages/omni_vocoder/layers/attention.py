@@ -13,6 +13,9 @@ from omni.checkpoint.checks import Section
 from omni_vocoder.state import Chunk, StateLayout
 
 
+_MOST_WINDOW = 2**16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowShape:
     """window: positions that one attends to, itself included. per_frame: positions of a codec frame. bias: of all projections."""
@@ -30,12 +33,19 @@ class WindowShape:
 def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
     """Of what a config of transformers says of such layers. Raises CheckpointError for heads that do not fit each other, and
     rotary positions that are scaled."""
-    heads, width, rope = config["num_attention_heads"], config["hidden_size"], config.part("rope_parameters")
-    config.require_at_least(1, "hidden_size", "num_hidden_layers", "intermediate_size", "sliding_window")
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    rope = config.part("rope_parameters")
+    config.require_counts("hidden_size", "intermediate_size")
+    config.require_counts("num_hidden_layers", most=1024)
+    config.require_counts("sliding_window", most=_MOST_WINDOW)
     config.require_multiple("num_attention_heads", of="num_key_value_heads")
+    config.require_flags("attention_bias")
+    if config.get("head_dim") is not None:
+        config.require_counts("head_dim", most=2**14)
     head_dim = config.get("head_dim") or width // heads
-    config.require(head_dim % 2 == 0, "head_dim", f"is odd: {head_dim}")
+    config.require(head_dim % 2 == 0 and head_dim > 0, "head_dim", f"is odd: {head_dim}")
     rope.require_equal({"rope_type": "default"})
+    rope.require_numbers("rope_theta")
     return WindowShape(
         width=width,
         heads=heads,

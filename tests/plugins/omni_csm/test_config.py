@@ -63,7 +63,7 @@ def test_scaled_rotary_positions_are_those_of_the_file() -> None:
         ("codec_config.sampling_rate", 16000, "codec_config.sampling_rate: is 16000, not 24000"),
         ("codec_config.hidden_act", "silu", "codec_config.hidden_act: is 'silu', not 'gelu'"),
         ("hidden_act", "gelu", "hidden_act: 'gelu' is not supported"),
-        ("hidden_size", "wide", "StrictDataclass"),
+        ("hidden_size", "wide", "hidden_size: TypeError: Field 'hidden_size' expected int, got str"),
     ],
 )
 def test_what_is_not_served_is_refused(tmp_path: Path, path: str, value: object, message: str) -> None:

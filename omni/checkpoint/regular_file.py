@@ -1,0 +1,95 @@
+"""Files of a checkpoint folder, opened only if they are files: a pipe or a device would be waited for, or never end."""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from omni.errors import CheckpointError
+
+_SHOWN = 200
+_REMEDY = "put the file itself there"
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is something of that name that is meant as a file; a folder is not.
+
+    Raises CheckpointError for what is there and is no file (a pipe, a device, a socket), and for a name that no file can have.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise CheckpointError(shown(path.name), f"cannot be read ({_reason(error)})", "give a file that can be") from error
+    if stat.S_ISREG(mode):
+        return True
+    if stat.S_ISDIR(mode):
+        return False
+    raise CheckpointError(shown(path.name), f"cannot be read (it is a {_kind(mode)}, not a file)", _REMEDY)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises CheckpointError, naming it, if there is a pipe, a device or a socket in `folder`: a library might read it by its name."""
+    try:
+        for path in folder.iterdir():
+            is_file(path) if path.exists() else None
+    except OSError as error:
+        raise CheckpointError("model", f"{folder} cannot be read ({_reason(error)})", "give a folder that can be") from error
+
+
+def open_file(path: Path) -> BinaryIO:
+    """An open file. Raises CheckpointError if it cannot be read, is missing or is none."""
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(shown(path.name), f"cannot be read ({_reason(error)})", "give a file that can be") from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise CheckpointError(shown(path.name), f"cannot be read (it is a {_kind(mode)}, not a file)", _REMEDY)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """What the file holds. Raises CheckpointError, as `open_file` does, and for more than `most` bytes."""
+    with open_file(path) as file:
+        try:
+            content = file.read(most + 1)
+        except OSError as error:
+            problem = f"cannot be read ({_reason(error)})"
+            raise CheckpointError(shown(path.name), problem, "give a file that can be") from error
+    if len(content) > most:
+        problem = f"has {path.stat().st_size:,} bytes, above {most:,}"
+        raise CheckpointError(shown(path.name), problem, "download the file again")
+    return content
+
+
+def read_text(path: Path, most: int) -> str:
+    """The same, as text. Raises CheckpointError for one that is no UTF-8, too."""
+    try:
+        return read_bytes(path, most).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(shown(path.name), f"is no UTF-8 text ({error})", "download the file again") from error
+
+
+def shown(text: str) -> str:
+    """A text of a file's, as errors quote it."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _reason(error: Exception) -> str:
+    # Its own words repeat the whole path.
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)[:_SHOWN]
+
+
+def _kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISFIFO, "pipe"),
+        (stat.S_ISSOCK, "socket"),
+        (stat.S_ISCHR, "device"),
+        (stat.S_ISBLK, "device"),
+        (stat.S_ISDIR, "directory"),
+    )
+    return next((name for test, name in kinds if test(mode)), "special file")

@@ -1,0 +1,80 @@
+"""A chat template, ready to lay out chats."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni.errors import CheckpointError, InputError
+from omni.frontend.template.effort import limited
+from omni.frontend.template.environment import BoundedEnvironment
+
+MAX_SOURCE = 2**18
+"""Characters of a template. Published ones have a few thousand."""
+_SHOWN = 200
+_RESTORE = "download the file again"
+
+Turns = Sequence[Mapping[str, Any]]
+"""Messages as templates read them: `role`, and `content`, a text or parts."""
+
+
+class ChatTemplate:
+    """What transformers' `apply_chat_template` gives, untokenized. Threads may render at the same time: nothing is shared.
+
+    Each rendering ends within `SECONDS` of CPU time, and makes `MAX_MADE` characters at most.
+    """
+
+    def __init__(self, source: object, words: Mapping[str, Any], field: str) -> None:
+        """words: the tokenizer's special tokens by role, such as `bos_token`. field: the file, and where in it.
+
+        Raises CheckpointError if the template is cut off or wrong.
+        """
+        if not isinstance(source, str):
+            raise CheckpointError(field, f"holds a {type(source).__name__}, not a template", _RESTORE)
+        if len(source) > MAX_SOURCE:
+            raise CheckpointError(field, f"has {len(source):,} characters, above {MAX_SOURCE:,}", _RESTORE)
+        self._words, self._field = dict(words), field
+        try:
+            with limited():
+                self._template = BoundedEnvironment().from_string(source)
+        # Whatever it is that jinja2 or Python's compiler cannot do with it.
+        except Exception as error:
+            raise CheckpointError(field, f"is cut off or no Jinja template ({_short(error)})", _RESTORE) from error
+        if "messages" not in source:
+            raise CheckpointError(field, "is cut off: it reads no messages", _RESTORE)
+
+    @property
+    def field(self) -> str:
+        return self._field
+
+    def render(self, turns: Turns, *, answer: bool) -> str:
+        """A chat as text. answer: up to where the model's answer begins (`add_generation_prompt`).
+
+        Raises InputError for a chat that the template refuses, or that it takes too long over.
+        """
+        try:
+            return self._render(turns, answer)
+        # A template is a program of somebody else's: what it raises is about this chat.
+        except Exception as error:
+            problem = f"cannot be laid out by the checkpoint's chat template ({_short(error)})"
+            raise InputError("messages", problem, "send a chat that the template takes") from error
+
+    def probe(self, turns: Turns, *, answer: bool) -> str:
+        """The same of a chat that every template must take. Raises CheckpointError for one that does not."""
+        try:
+            return self._render(turns, answer)
+        except Exception as error:
+            raise CheckpointError(self._field, f"cannot lay out a chat ({_short(error)})", _RESTORE) from error
+
+    def refuse(self, problem: str) -> CheckpointError:
+        """The error for what a probe found."""
+        return CheckpointError(self._field, problem, _RESTORE)
+
+    def _render(self, turns: Turns, answer: bool) -> str:
+        with limited():
+            # As transformers has it: no tools are an empty list.
+            return self._template.render(
+                {**self._words, "messages": turns, "tools": [], "documents": None, "add_generation_prompt": answer}
+            )
+
+
+def _short(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:_SHOWN]

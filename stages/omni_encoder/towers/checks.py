@@ -1,0 +1,41 @@
+"""What a config must say of a tower of transformers, or it would be built and then fail whatever it is given."""
+
+from transformers.activations import ACT2FN
+
+from omni.checkpoint.checks import Section, quoted
+
+_MOST_POSITIONS = 2**20
+_MOST_WINDOW = 2**16
+
+
+def check_clip_tower(config: Section, width: int, stride: int) -> None:
+    """Of a tower for sound. width: of the text model's embeddings. stride: mel frames of a token, before pooling.
+
+    Raises CheckpointError, naming the field.
+    """
+    config.require_counts("d_model", "encoder_ffn_dim", "output_dim")
+    config.require_counts("encoder_layers", most=1024)
+    config.require_counts("num_mel_bins", most=2**12)
+    config.require_counts("n_window", most=_MOST_WINDOW)
+    config.require_multiple("d_model", of="encoder_attention_heads")
+    # Sines in one half, cosines in the other.
+    config.require(config["d_model"] % 2 == 0, "d_model", f"is odd: {config['d_model']}")
+    config.require_equal({"output_dim": width})
+    config.require_counts("max_source_positions", least=-(-2 * config["n_window"] // stride), most=_MOST_POSITIONS)
+    _check_activation(config, "activation_function")
+
+
+def check_picture_tower(config: Section, width: int) -> None:
+    """Of a tower for pictures. width: of the text model's embeddings. Raises CheckpointError, naming the field."""
+    config.require_counts("hidden_size", "intermediate_size", "out_hidden_size")
+    config.require_counts("depth", most=1024)
+    config.require_counts("patch_size", "spatial_merge_size", "temporal_patch_size", most=1024)
+    config.require_multiple("hidden_size", of="num_heads")
+    head = config["hidden_size"] // config["num_heads"]
+    config.require(head % 4 == 0, "num_heads", f"gives heads of {head}, which rows and columns cannot share in pairs")
+    config.require_equal({"in_channels": 3, "out_hidden_size": width})
+    _check_activation(config, "hidden_act")
+
+
+def _check_activation(config: Section, name: str) -> None:
+    config.require(config[name] in ACT2FN, name, f"is {quoted(config[name])}, which is not known")
