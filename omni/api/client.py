@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from omni.api.ask import Ask
-from omni.api.load import Loaded
+from omni.api.load import Loaded, prompt_limit
 from omni.api.reaper import Reaper
 from omni.api.ticket import Deliver, Started, Ticket
 from omni.engine import EngineRequest
@@ -31,6 +31,7 @@ class Client:
         self.reaper = Reaper()
         self._engine = loaded.engine
         self._compiler = loaded.compiler
+        self._control_tokens, self._limit = loaded.options.control_tokens, prompt_limit(loaded.pipeline, loaded.engine)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="omni-frontend")
         self._tickets: dict[str, Ticket] = {}
         self._numbers = itertools.count()
@@ -109,7 +110,8 @@ class Client:
         try:
             front = self.frontend
             read = parse_messages(messages, sample_rate=front.sample_rate, names=front.takes_names)
-            chat = Chat(read, ask.modalities, ask.voice, ask.sampling, ask.cache_salt)
+            asked_of = (ask.modalities, ask.voice, ask.sampling, ask.cache_salt)
+            chat = Chat(read, *asked_of, self._control_tokens, self._limit)
             prepared = front.prepare(chat)
             compiled = self._compiler.compile(ask.sampling, ask.fields, ask.samples)
             asked = {stage: compiled.sampling[stage] for stage in ask.sampling}

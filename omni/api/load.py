@@ -16,6 +16,7 @@ from omni.engine import Engine, build_engine, dtype_for, engine_options, open_ch
 from omni.errors import CheckpointError, ConfigError, OmniError
 from omni.frontend.base import Frontend
 from omni.frontend.compile import SamplingCompiler
+from omni.frontend.encoding import PromptLimit
 from omni.frontend.options import FrontendOptions, frontend_options
 from omni.pipeline import ENGINE, Pipeline
 from omni.plugin import locate
@@ -50,6 +51,13 @@ def load(
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
     engine = build_engine(plan, checkpoint, plugins, opened, options)
     return Loaded(plan.pipeline, frontend, front, compiler, engine)
+
+
+def prompt_limit(pipeline: Pipeline, engine: Engine) -> PromptLimit | None:
+    """Of the stage that reads what requests say; None if it tells none."""
+    stage = pipeline.main_stage
+    tokens = engine.longest_prompt(stage) if stage is not None else None
+    return PromptLimit(stage, tokens) if stage is not None and tokens is not None else None
 
 
 def layers_of(

@@ -79,7 +79,9 @@ class Section:
             for place, value in _each(name, self[name]):
                 real = isinstance(value, int | float) and not isinstance(value, bool)
                 self.require(real, place, f"is {quoted(value)}, not a number")
-                self.require(above < value <= most, place, f"is {quoted(value)}, not above {above:g} and at most {most:g}")
+                self.require(
+                    above < value <= most, place, f"is {quoted(value)}, not above {above:g} and at most {most:g}"
+                )
 
     def require_flags(self, *names: str) -> None:
         for name in names:

@@ -81,7 +81,10 @@ def read_index(folder: Path) -> dict[str, str]:
 def _check_inside(folder: Path, file: str, weight: str) -> None:
     """Raises CheckpointError for an entry of the index that leaves the folder, be it by a link: but those of the hub's cache lead
     from `snapshots/REVISION` to `blobs` beside it."""
-    field, remedy = f"{INDEX}: weight_map.{shown(weight)}", "put the weights into the folder, and their names into the index"
+    field, remedy = (
+        f"{INDEX}: weight_map.{shown(weight)}",
+        "put the weights into the folder, and their names into the index",
+    )
     parts = Path(file).parts
     if not parts or Path(file).is_absolute() or ".." in parts or "\0" in file:
         raise CheckpointError(field, f"{shown(file)!r} is no file of the folder", remedy)

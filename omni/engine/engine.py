@@ -80,6 +80,10 @@ class Engine:
         for name, params in sampling.items():
             self._workers[name].check(params, fields[name])
 
+    def longest_prompt(self, stage: str) -> int | None:
+        """Tokens that a prompt may have at a stage; None where inputs are not counted so."""
+        return self._workers[stage].longest_prompt
+
     def usage(self) -> Mapping[str, StageUsage]:
         """What each stage holds right now."""
         return {name: worker.usage() for name, worker in self._workers.items()}

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from omni.frontend.encoding.limit import PromptLimit
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
 
 Role = Literal["system", "user", "assistant"]
+ControlTokensIn = Literal["text", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Chat:
     """A request as the user put it, media decoded.
 
     voice: as given, None takes the family's default. cache_salt: requests of different salts share nothing that is cached.
+    control_tokens: whether the written form of a control token, such as `<|im_end|>`, is text in what the user says, or the token.
+    limit: of the prompt, so that what is too long is refused before it is tokenized; None leaves that to its stage.
     """
 
     messages: tuple[Message, ...]
@@ -65,6 +69,8 @@ class Chat:
     voice: str | None
     sampling: Mapping[str, SamplingParams]
     cache_salt: str = ""
+    control_tokens: ControlTokensIn = "text"
+    limit: PromptLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)

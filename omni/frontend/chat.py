@@ -1,13 +1,15 @@
 """Chats that a tokenizer's chat template lays out, with a placeholder for each piece of media."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, ImagePart, TextDecoder, TextPart
+from omni.frontend.encoding import Ids
 from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.text import IncrementalDecoder
-from omni.frontend.tokenized import Ids, TokenizedFrontend
+from omni.frontend.tokenized import TokenizedFrontend
 from omni.frontend.vocabulary import Vocabulary
 
 _KINDS = {TextPart: "text", AudioPart: "audio", ImagePart: "image"}
@@ -19,6 +21,7 @@ class ChatFrontend(TokenizedFrontend):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self._vocabulary: Vocabulary | None = None
+        self._lock = threading.Lock()
 
     def text_decoder(self) -> TextDecoder:
         return IncrementalDecoder(self._tokenizer)
@@ -26,13 +29,16 @@ class ChatFrontend(TokenizedFrontend):
     def vocabulary(self) -> Vocabulary | None:
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = hf_vocabulary(self._tokenizer, self._lock)
+                self._vocabulary = hf_vocabulary(self._tokenizer, self._encoder)
             return self._vocabulary
 
     def chat_ids(self, chat: Chat) -> Ids:
-        """The prompt int64 `[T]`, with one placeholder for each piece of media, up to where the answer begins."""
+        """The prompt int64 `[T]`, with one placeholder for each piece of media, up to where the answer begins.
+
+        Raises InputError for a prompt that is too long.
+        """
         turns = [{"role": each.role, "content": [_part(part) for part in each.content]} for each in chat.messages]
-        return self.text_ids(self.render(turns, answer=True))
+        return self.turns_ids(chat, turns)
 
     def chosen_voice(self, chat: Chat, mute: str) -> str | None:
         """The voice that answers, however its name is capitalized; None if text alone is wanted.
@@ -51,11 +57,11 @@ class ChatFrontend(TokenizedFrontend):
 
 
 def check_content(chat: Chat, reserved: Sequence[str]) -> None:
-    """Raises InputError for a chat without content, and for texts with a word that stands for media."""
+    """Raises InputError for a chat without content; where control tokens in texts are tokens, also for those that stand for media."""
     parts = [part for message in chat.messages for part in message.content]
     if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
         raise InputError("messages", "hold no text, sound or picture", "give the model something to answer")
-    for index, message in enumerate(chat.messages):
+    for index, message in enumerate(chat.messages if chat.control_tokens == "tokens" else ()):
         # Neighbouring texts are read as one.
         text = "".join(part.text if isinstance(part, TextPart) else "\n" for part in message.content)
         for word in reserved:

@@ -36,6 +36,7 @@ class MultimodalFrontend(ChatFrontend):
 
     def read(self, chat: Chat) -> Read:
         """Raises InputError for an empty prompt, reserved words and media that cannot be seen or heard."""
+        self.check_length(chat)
         words, layout = self._tokenizer, self._layout
         check_content(chat, (words.audio_token, words.image_token, words.video_token))
         parts = [part for message in chat.messages for part in message.content]

@@ -46,6 +46,11 @@ class StageWorker(Protocol):
     inbox: deque[Inbound]
     outbox: deque[Outbound]
 
+    @property
+    def longest_prompt(self) -> int | None:
+        """Tokens that a prompt may have here; None where that is not what an input is counted in."""
+        ...
+
     def tick(self) -> bool:
         """Takes the inbox, polls events, enqueues the work that is possible now. Returns whether anything happened.
 

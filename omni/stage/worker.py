@@ -60,6 +60,11 @@ class MailboxWorker(ABC, Generic[RequestT]):
     def advance(self) -> bool:
         """Polls events and enqueues what is possible. Returns whether anything happened."""
 
+    @property
+    def longest_prompt(self) -> int | None:
+        """None: a stage with prompts has a limit of its own."""
+        return None
+
     def check(self, sampling: SamplingParams, field: str) -> None:
         """Raises InputError for any parameter: a stage that samples has a check of its own."""
         for name, value in msgspec.structs.asdict(sampling).items():

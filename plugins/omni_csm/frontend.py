@@ -33,10 +33,13 @@ class CsmFrontend(TokenizedFrontend):
     def __init__(self, config: CsmConfig, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self._config = config
-        self._reserved = tuple(str(token) for token in tokenizer.added_tokens_decoder.values())
+        self._reserved = str(tokenizer.added_tokens_decoder[config.audio_token])
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for what is no speaker, reserved words, and turns that lack their text or their sound."""
+        self.check_length(chat)
+        if chat.control_tokens == "tokens":
+            self._check_reserved(chat)
         *turns, last = chat.messages
         field = f"messages[{len(turns)}].name"
         voice = _speaker(chat.voice or last.name or self.voices[0], "voice" if chat.voice else field)
@@ -53,10 +56,9 @@ class CsmFrontend(TokenizedFrontend):
         ]
         conversation.append({"role": voice, "content": self._parts(last, f"messages[{len(turns)}].content", False)})
         sounds = [self._sound(part) for message in turns for part in message.content if isinstance(part, AudioPart)]
-        text = self.render(conversation, answer=False)
+        laid_out = self.turns_ids(chat, conversation, answer=False)
         token = self._config.audio_token
-        # The template has what begins and ends a text.
-        ids, places = expand(self.text_ids(text, bare=True), {token: sounds})
+        ids, places = expand(laid_out, {token: sounds})
         segments = segment_slots({"audio": sounds}, {"audio": places[token]})
         prompt = msgspec.structs.replace(Prompt.of(ids), segments=segments)
         inputs = {"backbone": [Payload(prompt)]} | media_items({"audio_encoder": sounds})
@@ -73,10 +75,14 @@ class CsmFrontend(TokenizedFrontend):
         if sounds != heard:
             remedy = "give the text and its sound" if heard else "give the text alone: the sound is made"
             raise InputError(field, f"holds {sounds} sounds beside its text", remedy)
-        for word in self._reserved:
-            if word in text:
-                raise InputError(field, f"holds {word!r}, which is reserved", "remove it")
         return [{"type": "text", "text": text}, *[{"type": "audio", "audio": ""}] * sounds]
+
+    def _check_reserved(self, chat: Chat) -> None:
+        for index, message in enumerate(chat.messages):
+            text = "".join(part.text for part in message.content if isinstance(part, TextPart))
+            if self._reserved in text:
+                problem = f"holds {self._reserved!r}, which stands for sound"
+                raise InputError(f"messages[{index}].content", problem, "remove it")
 
     def _sound(self, part: AudioPart) -> Media:
         length = -(-len(part.samples) // self._config.mimi.frame_size)

@@ -22,11 +22,11 @@ class TextFrontend(ChatFrontend):
         texts = message_texts(chat)
         if not any(text.strip() for text in texts):
             raise InputError("messages", "hold no text", "give the model something to answer")
-        text = "".join(texts)
         if self._tokenizer.chat_template:
             turns = [{"role": each.role, "content": said} for each, said in zip(chat.messages, texts, strict=True)]
-            text = self.render(turns, answer=True)
-        ids = self.text_ids(text)
+            ids = self.turns_ids(chat, turns)
+        else:
+            ids = self.said_ids(chat, "".join(texts))
         prompt = msgspec.structs.replace(Prompt.of(ids), penalized_ids=np.unique(ids))
         return Prepared(inputs={"text": [Payload(prompt)]}, prompt_tokens=prompt.length)
 

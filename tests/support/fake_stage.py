@@ -14,6 +14,8 @@ class FakeWorker:
     answer: given, with the end, to every request as it opens: for an engine that runs in a thread of its own.
     """
 
+    longest_prompt = None
+
     def __init__(self) -> None:
         self.inbox: deque[Inbound] = deque()
         self.outbox: deque[Outbound] = deque()

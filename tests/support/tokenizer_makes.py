@@ -1,6 +1,5 @@
 """Small tokenizers of every make whose ids tell what they write."""
 
-import threading
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -57,6 +56,6 @@ MAKES = {"byte level": byte_level, "byte fallback": byte_fallback, "metaspace": 
 
 @cache
 def vocabulary(make: str) -> Vocabulary:
-    known = hf_vocabulary(MAKES[make](), threading.Lock())
+    known = hf_vocabulary(MAKES[make]())
     assert known is not None
     return known

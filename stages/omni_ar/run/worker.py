@@ -115,6 +115,10 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._desk.close()
         self._reclaimer.clear()
 
+    @property
+    def longest_prompt(self) -> int:
+        return self._limits.max_model_len - 1
+
     def check(self, sampling: SamplingParams, field: str) -> None:
         """Raises InputError for what no request of this stage could ask for. In any thread."""
         check_sampling(sampling, self._defaults, field, self._shape.vocab_size, self._processors)

@@ -12,7 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from omni.checkpoint.checks import Section
 from omni_vocoder.state import Chunk, StateLayout
 
-
 _MOST_WINDOW = 2**16
 
 

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -40,7 +39,7 @@ LARK = 'start: term ("+" term)*\nterm: /[0-9]{1,3}/ | "(" start ")"'
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary, int]:
     """The tiny family's vocabulary and the id that ends its texts."""
     tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"), 4096)
-    vocabulary = hf_vocabulary(tokenizer, threading.Lock())
+    vocabulary = hf_vocabulary(tokenizer)
     assert vocabulary is not None
     return vocabulary, tokenizer.convert_tokens_to_ids("<|im_end|>")
 

@@ -1,7 +1,5 @@
 """What ids write, against the tokenizers' own decoding."""
 
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,7 +58,7 @@ def test_every_byte_is_some_id():
 def test_a_tokenizer_that_does_not_tell_gives_none():
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
-    assert hf_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer), threading.Lock()) is None
+    assert hf_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer)) is None
     tokenizer.decoder = None
-    assert hf_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer), threading.Lock()) is None
-    assert hf_vocabulary({}, threading.Lock()) is None
+    assert hf_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer)) is None
+    assert hf_vocabulary({}) is None

@@ -1,0 +1,89 @@
+"""Long texts in parts whose ids, one after the other, are those of the whole."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from omni.errors import InputError
+
+PART = 2**16
+"""Characters of a part, where the text has a place to cut it."""
+
+LONGEST_PART = 2**21
+"""Characters without such a place. One byte-pair encoding of so many takes some seconds."""
+
+_LEFT = (
+    r"0-9A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9\u0410-\u044f"
+    r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
+)
+"""Digits, and letters of which no version of Unicode thinks otherwise."""
+_RIGHT = r"\t\n\r !\"(),.:;?\u3001\u3002\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f"
+"""What is neither, and never combines with one: white space and punctuation."""
+_CUT = re.compile(f"(?<=[{_LEFT}])(?=[{_RIGHT}])")
+
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PATTERNS = frozenset(
+    f"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_LETTERS}|{digits}{_OTHERS}" for digits in (r"\p{N}", r"\p{N}{1,3}")
+)
+"""How Qwen's and Llama's tokenizers cut texts into words. No word goes on behind the last of several letters or digits, and
+none depends on what is before it: so both sides of a `_CUT` are cut up as they would be in one text. The same holds of GPT-2's,
+which the tokenizers library has."""
+
+
+def may_part(tokenizer: Tokenizer) -> bool:
+    """Whether it is known of the tokenizer that it takes parts of a text as it takes the whole."""
+    steps = _state(tokenizer.pre_tokenizer)
+    normal, model = _state(tokenizer.normalizer), tokenizer.model
+    if normal not in (None, {"type": "NFC"}) or type(model).__name__ != "BPE" or model.dropout is not None:
+        return False
+    words = tokenizer.get_added_tokens_decoder().values()
+    if any(word.lstrip or word.rstrip or word.single_word or _CUT.search(word.content) for word in words):
+        return False
+    match steps:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return True
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return pattern in _PATTERNS
+    return False
+
+
+def parts(text: str) -> Iterator[str]:
+    """Raises InputError for a text that is too long in one piece."""
+    start = 0
+    while len(text) - start > PART:
+        end = _last_cut(text, start + PART // 2, start + PART) or _next_cut(text, start + PART)
+        if end - start > LONGEST_PART:
+            raise InputError(
+                "messages",
+                f"hold {end - start:,} characters without a word's end, more than {LONGEST_PART:,}",
+                "put spaces or line breaks between them",
+            )
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _last_cut(text: str, low: int, high: int) -> int | None:
+    last = None
+    for found in _CUT.finditer(text, low, high):
+        last = found.start()
+    return last
+
+
+def _next_cut(text: str, low: int) -> int:
+    found = _CUT.search(text, low)
+    return found.start() if found else len(text)
+
+
+def _state(step: Any) -> Any:
+    return json.loads(step.__getstate__()) if step is not None else None
