@@ -74,7 +74,8 @@ class InputError(_FieldError):
 
 
 class OverloadedError(_FieldError):
-    """As many requests wait as may. Raised for the request that came too late; later it may be let in."""
+    """As many requests wait as may, or they hold as much memory as they may. Raised for the request that came too late, or that gave
+    way to a more urgent one; later it may be let in."""
 
 
 class CheckpointError(_FieldError):
@@ -93,6 +94,10 @@ class StageError(OmniError):
         self.stage = stage
         self.doing = doing
         self.problem = problem
+
+
+class ForkError(OmniError):
+    """A model was used in a process that was forked after it was loaded."""
 
 
 class SyncError(OmniError):

@@ -1,13 +1,15 @@
 """A request's settings, checked before anything is queued."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import msgspec
 
-from omni.errors import InputError
+from omni.errors import InputError, OmniError, quoted, shortened
 from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams, StructuredOutput
 
@@ -24,6 +26,8 @@ MAX_SAMPLES = 64
 """Answers that one request may ask for."""
 
 _LISTS = (list, tuple)
+_MOST_MODALITIES = 1000
+_PARAMETERS = SamplingParams.__struct_fields__
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,47 +63,91 @@ def check_ask(
     cache_salt: str = "",
     n: int = 1,
 ) -> Ask:
-    """Raises InputError naming the field."""
-    wanted = _modalities(pipeline, modalities)
-    if voice is not None:
-        if not isinstance(voice, str):
-            raise InputError("voice", f"is a {type(voice).__name__}", "give a voice's name")
-        if "audio" not in wanted:
-            problem = "is given, but no audio is asked for"
-            raise InputError("voice", problem, 'add "audio" to modalities, or leave voice out')
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InputError("priority", f"is a {type(priority).__name__}", "give an int; the lower is served first")
-    if not isinstance(n, int) or isinstance(n, bool):
-        raise InputError("n", f"is a {type(n).__name__}", "give an int")
-    if not 1 <= n <= MAX_SAMPLES:
-        raise InputError("n", f"{n} is out of range", f"use 1 to {MAX_SAMPLES}")
-    if not isinstance(cache_salt, str):
-        raise InputError("cache_salt", f"is a {type(cache_salt).__name__}", "give a string")
+    """Raises InputError naming the field, whatever is given."""
+    with _reading("modalities"):
+        wanted = _modalities(pipeline, modalities)
+    with _reading("voice"):
+        _check_voice(voice, wanted)
+    with _reading("priority"):
+        rank = _whole(priority, "priority", -(2**63), 2**63 - 1, "give an int; the lower is served first")
+    with _reading("n"):
+        samples = _whole(n, "n", 1, MAX_SAMPLES, "give an int")
+    with _reading("cache_salt"):
+        _check_text(cache_salt, "cache_salt", "give a string")
+    with _reading("sampling"):
+        checked, fields = _sampling(pipeline, sampling)
+    return Ask(wanted, voice, checked, fields, rank, cache_salt, samples)
+
+
+@contextmanager
+def _reading(field: str) -> Iterator[None]:
+    """Values may be of the user's own types, which raise what they like."""
     try:
-        cache_salt.encode()
-    except UnicodeEncodeError as error:
-        problem = f"is no valid Unicode: {error.reason} at {error.start}"
-        raise InputError("cache_salt", problem, "remove lone surrogates") from error
-    checked, fields = _sampling(pipeline, sampling)
-    return Ask(wanted, voice, checked, fields, priority, cache_salt, n)
+        yield
+    except OmniError:
+        raise
+    except Exception as error:
+        problem = f"cannot be read: {type(error).__name__}: {shortened(_said(error))}"
+        raise InputError(field, problem, "give plain Python values") from error
 
 
-def _modalities(pipeline: Pipeline, modalities: Sequence[str] | None) -> frozenset[str]:
+def _said(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "it cannot even say why"
+
+
+def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:
     known = [output.modality for output in pipeline.outputs]
+    remedy = f'give a tuple such as ("{known[0]}",)'
     if modalities is None:
         return frozenset(known)
     if isinstance(modalities, str):
-        raise InputError("modalities", f"{modalities!r} is a string", f'give a tuple such as ("{known[0]}",)')
-    for modality in modalities:
-        if modality not in known:
-            problem = f"this checkpoint does not give {modality!r}"
+        raise InputError("modalities", f"{quoted(modalities)} is a string", remedy)
+    if not isinstance(modalities, Sequence | Set):
+        raise InputError("modalities", f"are a {type(modalities).__name__}", remedy)
+    given = list(islice(modalities, _MOST_MODALITIES))
+    for modality in given:
+        # Of strings only: there are values that cannot be compared.
+        if not isinstance(modality, str) or modality not in known:
+            problem = f"this checkpoint does not give {quoted(modality)}"
             raise InputError("modalities", problem, f"use {' or '.join(map(repr, known))}")
-    if not modalities:
+    if not given:
         raise InputError("modalities", "are empty", f"name at least one of {', '.join(map(repr, known))}")
-    return frozenset(modalities)
+    return frozenset(map(str, given))
 
 
-def _sampling(pipeline: Pipeline, sampling: Sampling) -> tuple[Mapping[str, SamplingParams], Mapping[str, str]]:
+def _check_voice(voice: object, wanted: frozenset[str]) -> None:
+    if voice is None:
+        return
+    _check_text(voice, "voice", "give a voice's name")
+    if "audio" not in wanted:
+        raise InputError(
+            "voice", "is given, but no audio is asked for", 'add "audio" to modalities, or leave voice out'
+        )
+
+
+def _check_text(text: object, field: str, remedy: str) -> None:
+    if not isinstance(text, str):
+        raise InputError(field, f"is a {type(text).__name__}", remedy)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"is no valid Unicode: {error.reason} at {error.start}"
+        raise InputError(field, problem, "remove lone surrogates") from error
+
+
+def _whole(value: object, field: str, low: int, high: int, remedy: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(field, f"is a {type(value).__name__}", remedy)
+    if not low <= value <= high:
+        bounds = f"{low} to {high}" if high < 2**32 else "what fits 64 bits"
+        raise InputError(field, f"{quoted(value)} is out of range", f"use {bounds}")
+    return int(value)
+
+
+def _sampling(pipeline: Pipeline, sampling: object) -> tuple[Mapping[str, SamplingParams], Mapping[str, str]]:
     """By stage: the parameters, and their field."""
     if sampling is None:
         return {}, {}
@@ -108,23 +156,48 @@ def _sampling(pipeline: Pipeline, sampling: Sampling) -> tuple[Mapping[str, Samp
         if stage is None:
             raise InputError("sampling", "is given, but no stage of this model samples", "leave it out")
         return {stage: _checked(sampling, "sampling")}, {stage: "sampling"}
-    given: object = sampling
-    if not isinstance(given, Mapping):
+    if not isinstance(sampling, Mapping):
         remedy = "give SamplingParams, or a dict of them by stage"
-        raise InputError("sampling", f"is a {type(given).__name__}", remedy)
+        raise InputError("sampling", f"is a {type(sampling).__name__}", remedy)
+    given = dict(sampling)
+    for name in given:
+        _check_stage(pipeline, name, given)
+    fields = {name: f"sampling.{name}" for name in given}
+    return {name: _checked(params, fields[name]) for name, params in given.items()}, fields
+
+
+def _check_stage(pipeline: Pipeline, name: object, given: Mapping[object, object]) -> None:
     names = pipeline.sampling_stages
-    for name in sampling:
-        if name not in names:
-            raise InputError(
-                f"sampling.{name}", f"there is no stage {name!r} that samples", f"use one of {', '.join(names)}"
-            )
-    fields = {name: f"sampling.{name}" for name in sampling}
-    return {name: _checked(params, fields[name]) for name, params in sampling.items()}, fields
+    if not isinstance(name, str):
+        problem = f"has the key {quoted(name)}, a {type(name).__name__}"
+        raise InputError("sampling", problem, _by_stage(names, given))
+    if name not in names:
+        field = f"sampling.{shortened(name)}"
+        if name in _PARAMETERS:
+            raise InputError(field, "is a parameter, where a stage's name is to be", _by_stage(names, given))
+        problem = f"there is no stage {quoted(name)} that samples"
+        raise InputError(field, problem, f"use one of {', '.join(names)}" if names else "leave it out")
+
+
+def _by_stage(names: Sequence[str], given: Mapping[object, object]) -> str:
+    """What to give in place of a dict that is not by stage."""
+    params = {name: value for name, value in given.items() if isinstance(name, str) and name in _PARAMETERS}
+    text = "SamplingParams(" + ", ".join(f"{name}={quoted(value)}" for name, value in params.items()) + ")"
+    stages = f", or a dict of stage to SamplingParams, as {{{names[0]!r}: {shortened(text)}}}" if names else ""
+    return f"give {shortened(text)}{stages}"
 
 
 def _checked(params: object, field: str) -> SamplingParams:
     if not isinstance(params, SamplingParams):
-        raise InputError(field, f"is a {type(params).__name__}", "give SamplingParams")
+        remedy = "give SamplingParams"
+        if isinstance(params, Mapping):
+            remedy = _by_stage((), params)
+        raise InputError(field, f"is a {type(params).__name__}", remedy)
+    with _reading(field):
+        return _typed(params, field)
+
+
+def _typed(params: SamplingParams, field: str) -> SamplingParams:
     try:
         # A struct does not check types when it is made in Python.
         given = msgspec.structs.asdict(params)
@@ -134,6 +207,6 @@ def _checked(params: object, field: str) -> SamplingParams:
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at ")
         path = re.search(r"`\$([^`]*)`", place)
-        raise InputError(field + (path[1] if path else ""), problem, "give a value of that type") from error
+        raise InputError(field + (shortened(path[1]) if path else ""), problem, "give a value of that type") from error
     typed.check(field)
     return typed

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from omni.api.ask import Ask
 from omni.api.client import Client
@@ -15,7 +16,9 @@ Item = tuple[int, float, Event]
 
 
 class Batch:
-    """Submits requests whose events come through one mailbox, and turns what comes out of it into outputs.
+    """Requests whose events come through one mailbox, and what comes out of it as outputs. They run from `submit` on.
+
+    `take` is for one thread at a time.
 
     many: whether the user gave a list: then a request's error is in its output; otherwise it is raised. Where a request is
     sampled several times, so is what goes wrong before it starts; later it is one sample's error.
@@ -37,12 +40,20 @@ class Batch:
         self._samples = ask.samples
         places = [(index, sample) for index in range(len(requests)) for sample in range(ask.samples)]
         self._replies = [Reply(*place, client.text_decoder(), stage, keep) for place in places]
-        self._tickets: list[Ticket] = []
         self._left = len(places)
-        for messages in requests:
-            first = len(self._tickets)
-            delivers = [_deliver(first + sample, put) for sample in range(ask.samples)]
-            self._tickets += client.submit(messages, ask, delivers)
+        delivers = [_deliver(index, put) for index in range(len(places))]
+        groups = [delivers[first : first + ask.samples] for first in range(0, len(places), ask.samples)]
+        self._jobs = [client.job(messages, ask, group) for messages, group in zip(requests, groups, strict=True)]
+        self._tickets: list[Ticket] = [ticket for job in self._jobs for ticket in job.tickets.values()]
+
+    def submit(self) -> None:
+        """Starts the requests; returns at once."""
+        jobs, self._jobs = self._jobs, []
+        self._client.submit(jobs)
+
+    def check_home(self) -> None:
+        """Raises ForkError in a forked process."""
+        self._client.home.check("reading a request's outputs")
 
     @property
     def done(self) -> bool:
@@ -59,7 +70,7 @@ class Batch:
             output = reply.take(at, event)
         except Exception as error:
             failure = _known(error)
-            self._tickets[index].cancel(failure)
+            self._client.clerk.ask(partial(self._tickets[index].cancel, failure))
             output = reply.fail(at, failure)
         if output is not None and output.finished:
             self._left -= 1
@@ -74,14 +85,24 @@ class Batch:
         return [replace(first, alternatives=tuple(others)) for first, *others in groups]
 
     def cancel(self) -> None:
-        """Gives up what is not over."""
-        for ticket in self._tickets:
-            ticket.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
+        """Gives up what is not over, and waits until that is done. A no-op in a forked process."""
+        if self._client.home.away or all(ticket.over for ticket in self._tickets):
+            return
+        self._client.clerk.call(self._cancel)
+
+    def give_up(self) -> None:
+        """As `cancel`, without waiting."""
+        if not self._client.home.away:
+            self._client.clerk.ask(self._cancel)
 
     def abandon(self) -> None:
-        """As `cancel`, soon. Safe in a finalizer."""
-        if not self.done:
-            self._client.reaper.soon(self.cancel)
+        """As `give_up`, soon. Safe in a finalizer."""
+        if not self.done and not self._client.home.away:
+            self._client.clerk.soon(self._cancel)
+
+    def _cancel(self) -> None:
+        for ticket in self._tickets:
+            ticket.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
 
 
 def _deliver(index: int, put: Callable[[Item], None]) -> Deliver:

@@ -2,44 +2,60 @@
 
 import atexit
 import itertools
-import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from omni.api.ask import Ask
+from omni.api.clerk import Clerk
+from omni.api.home import Home
+from omni.api.job import Job, read_question
 from omni.api.load import Loaded, prompt_limit
-from omni.api.reaper import Reaper
-from omni.api.ticket import Deliver, Started, Ticket
-from omni.engine import EngineRequest
-from omni.errors import InputError, OmniError, StageError
-from omni.frontend.base import Chat, TextDecoder
-from omni.frontend.messages import parse_messages
+from omni.api.lobby import Lobby
+from omni.api.prepare import Preparer
+from omni.api.ticket import Deliver, Ticket
+from omni.errors import InputError, StageError
+from omni.frontend.base import TextDecoder
+from omni.media import Downloads
+from omni.pipeline import FRONTEND
 from omni.stage import StageUsage
 
-# Some wait for downloads, so there are more than cores.
-_THREADS = min(8, (os.cpu_count() or 1) + 2)
+_GRACE_SECONDS = 0.5
+"""How long a close waits for threads that are in a library's hands. They are left to it after that."""
 
 
 class Client:
-    """Prepares requests in threads of its own, hands them to the engine, and keeps track of those that are not over."""
+    """Has requests prepared, hands them to the engine, and keeps track of those that are not over.
+
+    Nothing happens before `start`. What changes anything is the clerk's to do, so that Ctrl-C finds all of it done or nothing.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         self.pipeline = loaded.pipeline
         self.frontend = loaded.frontend
-        self.reaper = Reaper()
+        self.clerk = Clerk()
+        self.home = Home()
         self._engine = loaded.engine
         self._compiler = loaded.compiler
-        self._control_tokens, self._limit = loaded.options.control_tokens, prompt_limit(loaded.pipeline, loaded.engine)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="omni-frontend")
+        self._media = loaded.options.media
+        self._downloads = Downloads(self._media)
+        limit = prompt_limit(loaded.pipeline, loaded.engine)
+        preparer = Preparer(loaded.frontend, loaded.compiler, loaded.engine, loaded.options, limit)
+        self._lobby = Lobby(preparer, self._downloads, self.clerk, loaded.limits)
         self._tickets: dict[str, Ticket] = {}
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
         self._closing = False
-        self._closed = threading.Event()
-        self._engine.start()
+        self._shut_once = False
+
+    def start(self) -> None:
+        """Starts every thread. If it is interrupted, `close` ends those that were."""
+        self.clerk.start()
+        self.clerk.call(self._start)
+
+    def _start(self) -> None:
         _OPEN.add(self)
+        self._engine.start()
+        self._lobby.start()
 
     def check(self, ask: Ask, forms: bool) -> None:
         """Raises InputError for sampling that could never be done, and for a voice where there is none to choose.
@@ -56,96 +72,79 @@ class Client:
         if forms:
             self._compiler.check_forms(ask.sampling, ask.fields)
 
-    def submit(self, messages: object, ask: Ask, delivers: Sequence[Deliver]) -> list[Ticket]:
-        """Starts a request, which is prepared once and sampled as often as there are `delivers`; returns at once.
+    def check_open(self) -> None:
+        """Raises ForkError in a forked process, StageError if it is closed."""
+        self.home.check("taking a request")
+        if self._closing:
+            raise StageError("engine", "taking a request", "it is closed")
 
-        What is wrong with `messages`, and forms in `ask.sampling` that do not compile, come as events. Raises StageError if closed.
-        """
-        with self._lock:
-            if self._closing:
-                raise StageError("engine", "taking a request", "it is closed")
-            tickets = [Ticket(f"r{next(self._numbers)}", deliver, self._forget) for deliver in delivers]
-            self._tickets |= {ticket.id: ticket for ticket in tickets}
-            self._pool.submit(self._prepare, tickets, messages, ask)
-        return tickets
+    def job(self, messages: object, ask: Ask, delivers: Sequence[Deliver]) -> Job:
+        """A request, which is prepared once and answered as often as there are `delivers`. Nobody else knows of it yet."""
+        question = read_question(messages, ask, self._media, self.frontend.takes_names)
+        return Job(question, [Ticket(f"r{next(self._numbers)}", deliver, self._over) for deliver in delivers])
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Starts requests; returns at once. What is wrong with one comes as an event, also that it is closed."""
+        self._tickets.update({name: ticket for job in jobs for name, ticket in job.tickets.items()})
+        self.clerk.ask(partial(self._lobby.join, jobs))
 
     def text_decoder(self) -> TextDecoder | None:
         return self.frontend.text_decoder()
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """What each stage holds right now."""
-        return self._engine.usage()
+        """What each stage holds right now, and what waits for them."""
+        self.home.check("asking for usage")
+        waiting = {"requests": self._lobby.waiting, "bytes": self._lobby.held_bytes}
+        return {**self._engine.usage(), FRONTEND: waiting}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """What each stage has done since the start."""
+        self.home.check("asking for counters")
         return self._engine.counters()
 
     @property
     def idle(self) -> bool:
         """No request is under way, and no stage holds anything."""
+        self.home.check("asking for usage")
         return not self._tickets and self._engine.idle
 
     def close(self) -> None:
-        """Gives up what is under way, frees the stages and ends every thread. Idempotent."""
-        with self._lock:
-            first, self._closing = not self._closing, True
-        if not first:
-            if not self.reaper.current:
-                self._closed.wait()
+        """Gives up what is under way, frees the stages and ends every thread. Idempotent.
+
+        Who is interrupted (Ctrl-C) while it waits has still closed it; another call waits for the rest. A no-op in a forked
+        process.
+        """
+        if self.home.away:
             return
+        self._closing = True
+        self.clerk.ask(self._shut)
+        self.clerk.join()
+
+    def close_soon(self) -> None:
+        """As `close`, without waiting. Safe in a finalizer."""
+        if not self.home.away:
+            self._closing = True
+            self.clerk.soon(self._shut)
+
+    def _shut(self) -> None:
+        if self._shut_once:
+            return
+        self._shut_once = True
         try:
             for ticket in list(self._tickets.values()):
                 ticket.cancel(StageError("engine", "closing", "the engine was closed"))
-            self._pool.shutdown()
+            self._downloads.close()
+            self._lobby.close()
             self._engine.close()
+            until = time.monotonic() + _GRACE_SECONDS
+            self._lobby.join_threads(lambda: until - time.monotonic())
         finally:
-            self.reaper.close()
+            self.clerk.end()
             _OPEN.discard(self)
-            self._closed.set()
 
-    def _prepare(self, tickets: Sequence[Ticket], messages: object, ask: Ask) -> None:
-        taken = time.perf_counter()
-        if all(ticket.over for ticket in tickets):
-            return
-        try:
-            front = self.frontend
-            read = parse_messages(messages, sample_rate=front.sample_rate, names=front.takes_names)
-            asked_of = (ask.modalities, ask.voice, ask.sampling, ask.cache_salt)
-            chat = Chat(read, *asked_of, self._control_tokens, self._limit)
-            prepared = front.prepare(chat)
-            compiled = self._compiler.compile(ask.sampling, ask.fields, ask.samples)
-            asked = {stage: compiled.sampling[stage] for stage in ask.sampling}
-            self._engine.check(asked, ask.fields)
-            rules = [compiled.rules() for _ in tickets]
-        except OmniError as error:
-            _cancel(tickets, error)
-        except BaseException as error:  # a library's panic too: nobody looks at what a thread of the pool raises
-            failure = StageError("frontend", "preparing the request", f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
-            _cancel(tickets, failure)
-        else:
-            started = Started(taken, prepared.prompt_tokens, compiled.after_stop)
-            for sample, ticket in enumerate(tickets):
-                request = EngineRequest(
-                    ticket.id,
-                    ask.modalities,
-                    prepared.inputs,
-                    prepared.edges,
-                    compiled.sampling,
-                    ask.priority,
-                    ask.cache_salt,
-                    sample,
-                    rules[sample],
-                )
-                ticket.start(self._engine, request, started)
-
-    def _forget(self, request_id: str) -> None:
-        self._tickets.pop(request_id, None)
-
-
-def _cancel(tickets: Sequence[Ticket], error: OmniError) -> None:
-    for ticket in tickets:
-        ticket.cancel(error)
+    def _over(self, ticket: Ticket) -> None:
+        self._tickets.pop(ticket.id, None)
+        self._lobby.over(ticket)
 
 
 _OPEN: set[Client] = set()

@@ -12,7 +12,15 @@ import torch
 from omni.checkpoint import Checkpoint
 from omni.config import Layer, read_config
 from omni.device import open_device
-from omni.engine import Engine, build_engine, dtype_for, engine_options, open_checkpoint, resolve_pipeline
+from omni.engine import (
+    Engine,
+    EngineOptions,
+    build_engine,
+    dtype_for,
+    engine_options,
+    open_checkpoint,
+    resolve_pipeline,
+)
 from omni.errors import CheckpointError, ConfigError, OmniError
 from omni.frontend.base import Frontend
 from omni.frontend.compile import SamplingCompiler
@@ -25,11 +33,12 @@ from omni.plugin.manager import Plugins, load_plugins
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run; the engine is not started yet. options: of the front end."""
+    """A model ready to run; the engine is not started yet. options: of the front end. limits: the engine's, of what may wait."""
 
     pipeline: Pipeline
     frontend: Frontend
     options: FrontendOptions
+    limits: EngineOptions
     compiler: SamplingCompiler
     engine: Engine
 
@@ -50,7 +59,7 @@ def load(
     frontend = build_frontend(plan.pipeline, checkpoint)
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
     engine = build_engine(plan, checkpoint, plugins, opened, options)
-    return Loaded(plan.pipeline, frontend, front, compiler, engine)
+    return Loaded(plan.pipeline, frontend, front, options, compiler, engine)
 
 
 def prompt_limit(pipeline: Pipeline, engine: Engine) -> PromptLimit | None:

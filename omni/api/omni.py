@@ -1,5 +1,6 @@
 """The synchronous interface."""
 
+import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 from types import TracebackType
@@ -15,34 +16,70 @@ class OutputStream:
     """The outputs of one `generate` call, an iterator. Its requests run from the start, read or not.
 
     Closing it, leaving its `with` block, letting go of it or an exception while it waits (Ctrl-C) gives up what is not
-    over.
+    over. Several threads may read it: each output goes to one of them, an error too, and all end when it is over or closed.
     """
 
-    def __init__(self, session: Session, batch: Batch, mailbox: "SimpleQueue[Item]") -> None:
+    def __init__(self, session: Session, batch: Batch, mailbox: "SimpleQueue[Item | None]") -> None:
         # Keeps the model loaded as long as somebody reads.
         self._session = session
         self._batch = batch
         self._mailbox = mailbox
+        self._turn = threading.Lock()
+        """Whose turn it is to read: outputs are made in the order in which their items came."""
         self._closed = False
+
+    def submit(self) -> None:
+        """Starts the requests. If it is interrupted, they are given up."""
+        try:
+            self._batch.submit()
+        except BaseException:
+            self._give_up()
+            raise
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Output:
+        self._batch.check_home()
         try:
-            while not self._closed and not self._batch.done:
-                output = self._batch.take(self._mailbox.get())
-                if output is not None:
-                    return output
+            with self._turn:
+                output = self._next()
         except BaseException:
-            self.close()
+            self._give_up()
             raise
-        raise StopIteration
+        if output is None:
+            raise StopIteration
+        return output
+
+    def _next(self) -> Output | None:
+        while not self._closed and not self._batch.done:
+            item = self._mailbox.get()
+            if item is None or self._closed:
+                continue
+            try:
+                output = self._batch.take(item)
+            except BaseException:
+                # Before the next reader's turn.
+                self._closed = True
+                raise
+            if output is not None:
+                return output
+        return None
 
     def close(self) -> None:
         """Gives up what is not over. Idempotent."""
-        self._closed = True
+        self._end()
         self._batch.cancel()
+
+    def _give_up(self) -> None:
+        """As `close`, without waiting."""
+        self._end()
+        self._batch.give_up()
+
+    def _end(self) -> None:
+        self._closed = True
+        # Who waits for an item looks again; the others wait for the turn.
+        self._mailbox.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -125,15 +162,17 @@ class Omni(Session):
         stream: True gives outputs as they come, those of a list mixed and told apart by `Output.index`. False waits
         and gives a `Result`, or a list of them in the order of the requests.
 
-        Raises InputError for wrong settings at once. What goes wrong in a single request is raised where its outputs
-        are read; in a list it stays in that request's `Result.error` or last `Output.error`, and the others go on. So it does
-        in one of `n` answers, unless the request could not be prepared, which would be the error of all of them.
+        Raises InputError for wrong settings at once, StageError when closed, ForkError in a forked process. What goes wrong in a
+        single request is raised where its outputs are read, also that too many wait (OverloadedError); in a list it stays in that
+        request's `Result.error` or last `Output.error`, and the others go on. So it does in one of `n` answers, unless the request
+        could not be prepared, which would be the error of all of them.
         """
-        mailbox: SimpleQueue[Item] = SimpleQueue()
-        batch, many = self._submit(
+        mailbox: SimpleQueue[Item | None] = SimpleQueue()
+        batch, many = self._batch(
             messages, modalities, voice, sampling, priority, cache_salt, n, keep=not stream, put=mailbox.put, forms=True
         )
         outputs = OutputStream(self, batch, mailbox)
+        outputs.submit()
         if stream:
             return outputs
         for _ in outputs:
@@ -142,7 +181,10 @@ class Omni(Session):
         return results if many else results[0]
 
     def close(self) -> None:
-        """Gives up what is under way, frees the model and ends every thread. Idempotent."""
+        """Gives up what is under way, frees the model and ends every thread. Idempotent.
+
+        A thread that is in a library's hands, preparing a request, is left to it. Ctrl-C interrupts the waiting, not the closing.
+        """
         self._client.close()
 
     def __enter__(self) -> Self:

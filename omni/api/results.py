@@ -15,7 +15,7 @@ class StageMetrics:
     """One stage's share of a request.
 
     counts: its totals (`"tokens"`, `"frames"`, ...).
-    seconds: from when the engine got the request to the stage's end.
+    seconds: from when the request was ready for the stages to the stage's end.
     """
 
     counts: Mapping[str, int]
@@ -32,7 +32,8 @@ class StageMetrics:
 class Metrics:
     """Times of one request, in seconds, from its submission unless said otherwise. None where it did not come to that.
 
-    queued: until a front-end thread took it up. prepare: from there until the engine had it (media, tokens, features).
+    queued: until a front-end thread took it up, downloads included. prepare: from there until it was ready for the stages (media,
+    tokens, features); it may then wait for a place there (`engine.max_active_requests`).
     ttft: time to the first text token. first_audio: time to the first sample. total: time to the end.
     audio_seconds: length of the speech. rtf: real-time factor, time to the last sample / `audio_seconds`.
     stages: by stage, those that are done.

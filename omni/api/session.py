@@ -55,9 +55,14 @@ class Session:
         )
         client = Client(load(model, layers=layers, plugins=plugins))
         self._client = client
-        finalizer = weakref.finalize(self, lambda: client.reaper.soon(client.close))
+        finalizer = weakref.finalize(self, client.close_soon)
         # At the interpreter's end the client closes itself.
         finalizer.atexit = False
+        try:
+            client.start()
+        except BaseException:
+            client.close_soon()
+            raise
 
     @property
     def pipeline(self) -> Pipeline:
@@ -75,7 +80,8 @@ class Session:
         return tuple(output.modality for output in self.pipeline.outputs)
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """What each stage holds right now (requests, rows, blocks, ...): all zero when idle."""
+        """What each stage holds right now (requests, rows, blocks, ...): all zero when idle. `"frontend"` is what waits for them:
+        requests, and bytes of host memory."""
         return self._client.usage()
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
@@ -87,7 +93,7 @@ class Session:
         """No request is under way, and no stage holds anything."""
         return self._client.idle
 
-    def _submit(
+    def _batch(
         self,
         messages: object,
         modalities: Sequence[str] | None,
@@ -101,10 +107,11 @@ class Session:
         put: Callable[[Item], None],
         forms: bool = False,
     ) -> tuple[Batch, bool]:
-        """The batch, and whether a list of requests was given. forms: as in `Client.check`.
+        """The batch, not submitted yet, and whether a list of requests was given. forms: as in `Client.check`.
 
-        Raises InputError for wrong settings, StageError when closed.
+        Raises InputError for wrong settings, StageError when closed, ForkError in a forked process.
         """
+        self._client.check_open()
         ask = check_ask(self.pipeline, modalities, voice, sampling, priority, cache_salt, n)
         self._client.check(ask, forms)
         requests, many = split_requests(messages)

@@ -1,5 +1,6 @@
 """The engine: one loop that drives the stages on a device."""
 
+from omni.engine.admission import Admission, Overloaded
 from omni.engine.build import (
     Plan,
     build_engine,
@@ -13,8 +14,10 @@ from omni.engine.configure import dtype_for, engine_options
 from omni.engine.connect import ConnectorChoice, choose_connector
 from omni.engine.engine import Engine
 from omni.engine.fetch import open_checkpoint
+from omni.engine.held import Held
 from omni.engine.memory import StageMemory
 from omni.engine.options import EngineOptions
+from omni.engine.ranked import Ranked
 from omni.engine.request import (
     EngineOutput,
     EngineRequest,
@@ -26,13 +29,17 @@ from omni.engine.request import (
 )
 
 __all__ = [
+    "Admission",
     "ConnectorChoice",
     "Engine",
     "EngineOptions",
     "EngineOutput",
     "EngineRequest",
+    "Held",
     "OutputChunk",
+    "Overloaded",
     "Plan",
+    "Ranked",
     "RequestFailed",
     "RequestFinished",
     "Sink",

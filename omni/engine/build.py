@@ -16,7 +16,7 @@ from omni.engine.connect import open_connector
 from omni.engine.engine import Engine
 from omni.engine.memory import Budget, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
-from omni.engine.orchestrator import Orchestrator
+from omni.engine.orchestrator import Arrival, Orchestrator
 from omni.errors import CheckpointError, ConfigError, OmniError
 from omni.pipeline import Pipeline, validate
 from omni.plugin import LogitsProcessorEntry, locate
@@ -144,7 +144,7 @@ def build_engine(
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
     transfer = device.stream("transfer")
-    admission = Admission(options.max_active_requests, options.max_waiting_requests)
+    admission: Admission[Arrival] = Admission(options.max_active_requests, options.max_waiting_requests)
     orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer, admission)
     if timeline is not None:
         timeline.start()

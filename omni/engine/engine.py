@@ -51,6 +51,9 @@ class Engine:
         self._wake = threading.Event()
         self._gate = threading.Lock()
         self._stopping = False
+        self._stopped = threading.Event()
+        self._closing = threading.Lock()
+        self._left_to_close = self._steps_to_close()
         self._failure: OmniError | None = None
         self._thread: threading.Thread | None = None
         self._sync_check = SyncCheck.OFF
@@ -99,27 +102,44 @@ class Engine:
         return not self._commands and not self._orchestrator.live and not held
 
     def close(self) -> None:
-        """Gives up what is under way, stops the loop and frees the stages. Idempotent."""
+        """Gives up what is under way, stops the loop and frees the stages. Idempotent.
+
+        Ctrl-C interrupts it wherever it is; the next call goes on from there. Of several threads, one closes and the others wait.
+        """
         with self._gate:
-            if self._stopping:
-                return
             self._stopping = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-        healthy, self._failure = self._failure is None, self._failure or _CLOSED
+        with self._closing:
+            if self._thread is not None and self._thread.ident is not None:
+                # A join that Ctrl-C interrupts takes the thread for dead (Python 3.11), and the next would not wait.
+                self._stopped.wait()
+                self._thread.join()
+            while self._left_to_close:
+                try:
+                    self._left_to_close[0]()
+                except Exception:
+                    del self._left_to_close[0]
+                    raise
+                del self._left_to_close[0]
+
+    def _steps_to_close(self) -> list[Callable[[], object]]:
+        """Each may be done again if it was interrupted."""
+        return [
+            self._end_requests,
+            *(worker.close for worker in self._workers.values()),
+            *(connector.close for connector in self._connectors.values()),
+            *([self._timeline.close] if self._timeline is not None else []),
+        ]
+
+    def _end_requests(self) -> None:
+        healthy = self._failure in (None, _CLOSED)
+        self._failure = self._failure or _CLOSED
         self._take_commands()  # what the loop did not get to is refused
         self._orchestrator.abort_all(_CLOSED)
         with may_sync(SyncPoint.CLOSE):
             self._device.synchronize()
         if healthy:
             self._drain()
-        for worker in self._workers.values():
-            worker.close()
-        for connector in self._connectors.values():
-            connector.close()
-        if self._timeline is not None:
-            self._timeline.close()
 
     def _drain(self) -> None:
         """Lets stages take the aborts of the last requests, so that each gives back what another lent it."""
@@ -157,6 +177,12 @@ class Engine:
         return moved
 
     def _run(self) -> None:
+        try:
+            self._loop_until_closed()
+        finally:
+            self._stopped.set()
+
+    def _loop_until_closed(self) -> None:
         with torch.inference_mode(), sync_guard(self._device, self._sync_check):
             while not self._stopping:
                 try:

@@ -13,7 +13,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_bytes: device memory that the stages share; None takes what is free on a CUDA device, and sets no bound on the CPU.
     timeline: a file that gets the timeline of everything that the stages launch, written when the engine closes; None records none.
     max_active_requests: requests that are at the stages at once; more wait on the host.
-    max_waiting_requests: requests that may wait; more are refused.
+    max_waiting_requests: requests that may wait, whatever for: downloads, preparation, a place at the stages.
+    max_waiting_bytes: host memory that these may hold: messages as given, then what is made of them. Beyond either, the least
+        urgent are refused.
     """
 
     device: str | None = None
@@ -24,6 +26,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeline: str | None = None
     max_active_requests: int = 256
     max_waiting_requests: int = 10_000
+    max_waiting_bytes: int = 8 * 2**30
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None and self.memory_bytes < 1:
@@ -32,3 +35,5 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("max_active_requests must be at least 1")
         if self.max_waiting_requests < 0:
             raise ValueError("max_waiting_requests must be at least 0")
+        if self.max_waiting_bytes < 1:
+            raise ValueError("max_waiting_bytes must be at least 1")

@@ -1,14 +1,16 @@
 """Routes requests through the graph. Knows stages by their inbox and outbox only."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from omni.adapter import AdapterFactory
 from omni.connector import Connector
 from omni.device import COMPLETED, Stream
-from omni.engine.admission import Admission, Candidate
+from omni.engine.admission import Admission
 from omni.engine.credit import Credit, Valve
 from omni.engine.live import Live
 from omni.engine.outlet import Outlet
+from omni.engine.ranked import Rank
 from omni.engine.request import EngineRequest, OutputChunk, RequestFailed, RequestFinished, Sink, StageFinished
 from omni.engine.route import Route
 from omni.errors import InputError, OmniError, StageError
@@ -16,6 +18,14 @@ from omni.pipeline import FRONTEND, Edge, Pipeline
 from omni.rules import NO_RULES
 from omni.sampling_params import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A checked request, and where its outputs go."""
+
+    request: EngineRequest
+    outlet: Outlet
 
 
 class Orchestrator:
@@ -29,7 +39,7 @@ class Orchestrator:
         adapters: Mapping[str, AdapterFactory],
         connectors: Mapping[str, Connector],
         transfer: Stream,
-        admission: Admission,
+        admission: Admission[Arrival],
     ) -> None:
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
@@ -55,17 +65,20 @@ class Orchestrator:
         try:
             self._check(request)
             self._route_stages(request)
-            self._admission.join(request, outlet, len(self._live))
+            arrival = Arrival(request, outlet)
+            gave_way = self._admission.join(request.id, arrival, request.priority, len(self._live))
         except OmniError as error:
             outlet.end(RequestFailed(error))
             return
+        for each in gave_way:
+            each.candidate.thing.outlet.end(RequestFailed(each.error))
         self._admit()
 
     def abort(self, request_id: str, error: OmniError) -> None:
         """Gives a request up and frees what it holds everywhere. A no-op if it is over."""
         waiting = self._admission.leave(request_id)
         if waiting is not None:
-            waiting.outlet.end(RequestFailed(error))
+            waiting.thing.outlet.end(RequestFailed(error))
         live = self._live.pop(request_id, None)
         if live is not None:
             live.outlet.end(RequestFailed(error))
@@ -73,7 +86,7 @@ class Orchestrator:
 
     def abort_all(self, error: OmniError) -> None:
         for waiting in self._admission.leave_all():
-            waiting.outlet.end(RequestFailed(error))
+            waiting.thing.outlet.end(RequestFailed(error))
         for request_id in list(self._live):
             self.abort(request_id, error)
 
@@ -100,19 +113,20 @@ class Orchestrator:
         admitted = False
         while (candidate := self._admission.next(len(self._live))) is not None:
             admitted = True
+            self._admission.leave(candidate.key)
             try:
-                self._open(candidate)
+                self._open(candidate.thing, candidate.rank)
             except OmniError as error:
-                candidate.outlet.end(RequestFailed(error))
+                candidate.thing.outlet.end(RequestFailed(error))
         return admitted
 
-    def _open(self, candidate: Candidate) -> None:
-        request = candidate.request
+    def _open(self, arrival: Arrival, rank: Rank) -> None:
+        request = arrival.request
         active, awaited = self._route_stages(request)
         edges = [e for e in self._pipeline.edges if e.producer in active and e.consumer in active]
         valves = {e.producer: Valve(request.id, self._workers[e.producer], self._changed) for e in edges}
         routes = {edge.name: self._route(request, edge, valves[edge.producer]) for edge in edges}
-        self._live[request.id] = Live(request, candidate.outlet, set(active), set(awaited), routes, valves)
+        self._live[request.id] = Live(request, arrival.outlet, set(active), set(awaited), routes, valves)
         for name in active:
             sources = {edge.name for edge in edges if edge.consumer == name} | ({FRONTEND} & _fed(request, name))
             sampling = request.sampling.get(name, SamplingParams())
@@ -121,7 +135,7 @@ class Orchestrator:
                     request.id,
                     sampling,
                     frozenset(sources),
-                    candidate.rank,
+                    rank,
                     request.cache_salt,
                     request.sample_index,
                     request.rules.get(name, NO_RULES),

@@ -82,6 +82,7 @@ def test_the_engine_is_set_like_a_stage(file: Path) -> None:
         "memory_bytes": (None, "overrides"),
         "max_active_requests": (4, "overrides"),
         "max_waiting_requests": (10_000, "default"),
+        "max_waiting_bytes": (8 * 2**30, "default"),
     }
 
 

@@ -1,0 +1,30 @@
+"""What those who wait hold in host memory."""
+
+from collections.abc import Sequence
+
+Held = Sequence[tuple[object, int]]
+"""Objects and the bytes that each takes."""
+
+
+class Ledger:
+    """Counts every object once, however many hold it: many requests may be about one picture."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        # The objects are kept, so that no other gets the identity of one that is gone.
+        self._holders: dict[int, tuple[object, int, int]] = {}
+
+    def add(self, held: Held) -> None:
+        for thing, size in held:
+            _, counted, holders = self._holders.get(id(thing), (thing, size, 0))
+            self._holders[id(thing)] = (thing, counted, holders + 1)
+            self.bytes += 0 if holders else counted
+
+    def remove(self, held: Held) -> None:
+        """What was added before."""
+        for thing, _ in held:
+            _, counted, holders = self._holders.pop(id(thing))
+            if holders > 1:
+                self._holders[id(thing)] = (thing, counted, holders - 1)
+            else:
+                self.bytes -= counted
