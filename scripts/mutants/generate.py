@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ class Site:
     statement: ast.stmt
     function: str
 
+    @property
+    def sets_up(self) -> bool:
+        """Whether it is part of what every use of an object needs: without it, nothing at all would run."""
+        return self.function.endswith("__init__")
+
     def put(self, node: ast.AST) -> None:
         if self.at is None:
             setattr(self.parent, self.field, node)
@@ -59,7 +65,9 @@ def faults_of(root: Path, path: str) -> list[Fault]:
     """Every fault that the functions of the file `root / path` could have, in the order of the text."""
     found, seen = [], Counter[tuple[str, str, str]]()
     for number, (site, node) in enumerate(_places(ast.parse((root / path).read_text()))):
-        before, after = _text(site.node), _text(node)
+        if site.sets_up and isinstance(site.node, ast.Assign):
+            continue
+        before, after = _cut(_text(site.node), _text(node))
         key = (site.function, before, after)
         line = site.statement.lineno
         found.append(Fault(path, site.function, line, number, before, after, seen[key], header(site.statement)))
@@ -113,6 +121,17 @@ def _text(node: ast.AST) -> str:
 def sites(tree: ast.Module) -> list[Site]:
     """The nodes of functions that may be faulty, in the order of the text, a node before what is in it."""
     return list(_sites(tree, "", None))
+
+
+def _cut(before: str, after: str) -> tuple[str, str]:
+    """Long texts, less most of what they have in common at the beginning and at the end."""
+    if len(before) + len(after) < 200:
+        return before, after
+    first = len(os.path.commonprefix([before, after]))
+    last = len(os.path.commonprefix([before[first:][::-1], after[first:][::-1]]))
+    begin = max(first - 40, 0)
+    parts = [(text[begin : len(text) - max(last - 40, 0)]) for text in (before, after)]
+    return ("..." if begin else "") + parts[0], ("..." if begin else "") + parts[1]
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[Site, ast.AST]]:

@@ -73,16 +73,32 @@ def _expressions(node: ast.expr) -> Iterator[ast.expr]:
 def _calls(node: ast.Call) -> Iterator[ast.expr]:
     args, keywords = node.args, node.keywords
     for at in range(len(args) - 1):
-        if not any(isinstance(arg, ast.Starred | ast.Constant) for arg in args[at : at + 2]):
+        if _alike(args[at], args[at + 1]):
             yield ast.Call(node.func, [*args[:at], args[at + 1], args[at], *args[at + 2 :]], keywords)
     for at, keyword in enumerate(keywords):
-        if keyword.arg is not None:
+        if keyword.arg is not None and not _makes(node.func):
             yield ast.Call(node.func, args, keywords[:at] + keywords[at + 1 :])
     match node.func:
         case ast.Name(name) if name in OPPOSITES:
             yield ast.Call(ast.Name(OPPOSITES[name], ast.Load()), args, keywords)
         case ast.Attribute(value, name) if name in OPPOSITES:
             yield ast.Call(ast.Attribute(value, OPPOSITES[name], ast.Load()), args, keywords)
+
+
+def _alike(one: ast.expr, other: ast.expr) -> bool:
+    """Whether two arguments may be of the same kind, so that their order is not wrong at first sight."""
+    match one, other:
+        case ast.Name(name), ast.Name(another):
+            return "_" in name and name.rpartition("_")[2] == another.rpartition("_")[2]
+        case (ast.BinOp(), ast.BinOp()) | (ast.Subscript(), ast.Subscript()):
+            return True
+    return False
+
+
+def _makes(function: ast.expr) -> bool:
+    """Whether a call makes an object: nearly all of its arguments have no default."""
+    name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+    return name.lstrip("_")[:1].isupper() or name == "cls"
 
 
 def _statements(node: ast.stmt) -> Iterator[ast.stmt]:
