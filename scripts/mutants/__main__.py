@@ -11,8 +11,9 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON
 import pytest
 
 from .generate import Fault, faults_of, files_of, sample
-from .report import print_report, read_equivalent, write_report
+from .report import print_report, read_equivalent
 from .server import Server, Settings
+from .verdicts import Verdicts
 
 FOLDERS = ["stages/omni_ar/run", "omni/device", "omni/engine", "omni/frames", "omni/testing/simulation"]
 # What they run needs a GPU, and a process that has one cannot be forked: `pytest -m gpu` is there for them.
@@ -43,28 +44,26 @@ def main() -> None:
         print(*(fault.name for fault in faults), sep="\n")
         return
     print(f"{len(faults)} of {len(everything)} faults, seed {arguments.seed}", flush=True)
-    server = _serve(arguments, root, folders, faults)
-    if arguments.record:
-        return
-    write_report(arguments.build / "report.json", server.verdicts, equivalent)
-    share = print_report(folders, server.verdicts, equivalent)
-    sys.exit(share < arguments.share)
+    verdicts = Verdicts(arguments.build / "verdicts.json")
+    known = [verdicts.of(fault) for fault in faults] if arguments.again else []
+    caught = [verdict.fault for verdict in known if verdict is not None and verdict.why is not None]
+    _serve(arguments, root, folders, [fault for fault in faults if fault not in caught], verdicts)
+    if not arguments.record:
+        share = print_report(folders, [verdict for fault in faults if (verdict := verdicts.of(fault))], equivalent)
+        sys.exit(share < arguments.share)
 
 
-def _serve(arguments: argparse.Namespace, root: Path, folders: list[str], faults: list[Fault]) -> Server:
-    settings = Settings(
-        root, arguments.build, arguments.jobs, arguments.seconds, arguments.patience, only_record=arguments.record
-    )
+def _serve(
+    arguments: argparse.Namespace, root: Path, folders: list[str], faults: list[Fault], verdicts: Verdicts
+) -> None:
+    settings = Settings(root, arguments.build, arguments.jobs, arguments.seconds, arguments.patience, arguments.record)
     paths = [path for folder in folders for path in files_of(root, folder, WITHOUT)]
-    server = Server(settings, paths, faults)
+    server = Server(settings, paths, faults, verdicts)
     options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--no-summary"]
     options += [f"--ignore={path}" for path in IGNORED]
     code = pytest.main([*options, *(arguments.tests or TESTS)], plugins=[server, server.reports])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or len(server.verdicts) < len(faults) * (
-        not arguments.record
-    ):
+    if not server.ended:
         sys.exit(f"pytest ended with {code}")
-    return server
 
 
 def _parse() -> argparse.Namespace:
@@ -79,6 +78,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", help="instead of a draw, all faults with this text in their names; may be repeated"
     )
+    parser.add_argument("--again", action="store_true", help="leave out faults that an earlier run has caught")
     parser.add_argument("--list", action="store_true", help="print the names of the faults and end")
     parser.add_argument(
         "--record", action="store_true", help="only record which test runs what, of files of tests that changed"

@@ -1,10 +1,8 @@
-"""What came of the faults: a table by folder, the survivors as they would read, and all of it as JSON."""
+"""What came of the faults: a table by folder, the survivors as they would read."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
-from .server import Verdict
+from .verdicts import Verdict
 
 
 def read_equivalent(path: Path) -> dict[str, str]:
@@ -42,12 +40,3 @@ def print_report(folders: list[str], verdicts: list[Verdict], equivalent: dict[s
     share = caught / len(judged) if judged else 1.0
     print(f"\ncaught {caught} of {len(judged)} that are not equivalent: {share:.1%}")
     return share
-
-
-def write_report(path: Path, verdicts: list[Verdict], equivalent: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"name": verdict.fault.name, "equivalent": verdict.fault.name in equivalent, **asdict(verdict)}
-        for verdict in verdicts
-    ]
-    path.write_text(json.dumps(rows, indent=1))

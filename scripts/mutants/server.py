@@ -12,6 +12,7 @@ from .children import Job, Outcome, Tell, run
 from .generate import Fault, mutated
 from .record import Marks, Record, Run
 from .swap import Functions, find_functions, import_all, put
+from .verdicts import Verdict, Verdicts
 
 
 @dataclass(frozen=True)
@@ -27,24 +28,15 @@ class Settings:
 
 
 @dataclass
-class Verdict:
-    """What came of a fault. `why` says which test caught it, and how; it is None of one that survived `tests`."""
-
-    fault: Fault
-    tests: int = 0
-    why: str | None = None
-
-
-@dataclass
 class Server:
-    """Plugin: in place of running all tests, runs those of each fault. Verdicts are in the order of the faults."""
+    """Plugin: in place of running all tests, runs those of each fault."""
 
     settings: Settings
     paths: list[str]
     faults: list[Fault]
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: Verdicts
     reports: Reports = field(default_factory=Reports)
-    failure: str | None = None
+    ended: bool = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -63,8 +55,8 @@ class Server:
         run((self._recording(file) for file in files if self._record.lacks(file)), self.settings.at_once)
         self._record.load(files)
         if not self.settings.only_record:
-            self.verdicts = [Verdict(fault) for fault in self.faults]
-            run((self._hunt(verdict) for verdict in self.verdicts), self.settings.at_once)
+            run((self._hunt(Verdict(fault)) for fault in self.faults), self.settings.at_once)
+        self.ended = True
         return True
 
     def _recording(self, file: str) -> Job:
@@ -99,7 +91,8 @@ class Server:
                 raise RuntimeError(f"could not plant {verdict.fault.name}")
             last = outcome.said[-1]
             if "passed" in last:
-                print("SURVIVED", verdict.fault.name, f"({verdict.tests} tests)", flush=True)
+                self.verdicts.add(verdict)
+                print("survived", verdict.fault.name, f"{verdict.tests} tests pass", sep="\n    ", flush=True)
             elif "failed" in last:
                 return [self._check(verdict, last["failed"], last["why"])]
             elif outcome.hung is not None:
@@ -125,7 +118,8 @@ class Server:
 
     def _caught(self, verdict: Verdict, why: str) -> None:
         verdict.why = why
-        print("caught  ", verdict.fault.name, why, sep="\n    ", flush=True)
+        self.verdicts.add(verdict)
+        print("caught", verdict.fault.name, why, sep="\n    ", flush=True)
 
     def _chosen(self, fault: Fault) -> list[pytest.Item]:
         chosen, left = [], self.settings.seconds

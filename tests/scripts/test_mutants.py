@@ -65,7 +65,7 @@ def _run(tiny: Path, *arguments: str) -> tuple[int, dict[str, str | None], str]:
         timeout=120,
         check=False,
     )
-    report = tiny / "build/mutants/report.json"
+    report = tiny / "build/mutants/verdicts.json"
     assert report.exists(), done.stdout + done.stderr
     return (
         done.returncode,
