@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -127,11 +126,16 @@ def _cut(before: str, after: str) -> tuple[str, str]:
     """Long texts, less most of what they have in common at the beginning and at the end."""
     if len(before) + len(after) < 200:
         return before, after
-    first = len(os.path.commonprefix([before, after]))
-    last = len(os.path.commonprefix([before[first:][::-1], after[first:][::-1]]))
+    first = _alike(before, after)
+    last = _alike(before[first:][::-1], after[first:][::-1])
     begin = max(first - 40, 0)
     parts = [(text[begin : len(text) - max(last - 40, 0)]) for text in (before, after)]
     return ("..." if begin else "") + parts[0], ("..." if begin else "") + parts[1]
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters are the same at the beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[Site, ast.AST]]:

@@ -115,7 +115,9 @@ def _statements(node: ast.stmt) -> Iterator[ast.stmt]:
             yield _dropped(node)
         case ast.Assign(targets) if not any(isinstance(target, ast.Name | ast.Tuple) for target in targets):
             yield _dropped(node)
-        case ast.Return(ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value in (None, False, True)):
+        case ast.Return(ast.expr() as value) if not (
+            isinstance(value, ast.Constant) and value.value in (None, False, True)
+        ):
             yield ast.Return(ast.Constant(None))
         case ast.Return(None) | ast.Expr(ast.Call()) | ast.Raise() | ast.Delete() | ast.Continue() | ast.Break():
             yield _dropped(node)

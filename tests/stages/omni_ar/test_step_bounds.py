@@ -16,9 +16,9 @@ from omni_ar.run import conditioning
 from omni_ar.run.graphs import CapturedStep, StepGraphs
 from support.ar_driver import ArDriver, plain_prompt
 from support.listener_model import Listener, answered
+from support.queued_device import QueuedDevice
 from support.row_feeder import PAD, RowFeeder, random_pages
 from support.small_text import SmallText, greedy
-from support.stirred_device import StirredDevice
 
 PROMPT = [5, 9, 2, 44, 17, 3]
 
@@ -26,10 +26,13 @@ PROMPT = [5, 9, 2, 44, 17, 3]
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 @pytest.mark.parametrize("tokens", [1, 2, 7])
 def test_no_step_is_launched_past_a_token_limit(ahead: int, tokens: int):
-    driver = ArDriver(
-        SmallText(), StirredDevice(ahead), ArOptions(max_num_seqs=2, block_size=4, max_in_flight=ahead)
-    )
+    device = QueuedDevice()
+    driver = ArDriver(SmallText(), device, ArOptions(max_num_seqs=2, block_size=4, max_in_flight=ahead))
     driver.ask("0", PROMPT, max_tokens=tokens)
+    for _ in range(tokens):
+        for _ in range(ahead + 1):
+            driver.tick()  # as many steps as may be in flight, of which the host has read none
+        device.synchronize()
     driver.run()
     assert driver.tokens("0") == greedy(SmallText(), PROMPT, tokens)
     assert driver.counter("steps") == tokens, "the prompt's, then one for each token but the last"
