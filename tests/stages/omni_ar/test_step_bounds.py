@@ -124,3 +124,34 @@ def test_cleared_graphs_are_gone():
     assert graphs.padded(3) is None
     with pytest.raises(KeyError):
         graphs[4]
+
+
+class LateZeros(CpuDevice):
+    """Zeroes on a stream that no other waits for, as a CUDA device does: before `synchronize` there is anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: list[Tensor] = []
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self._late.append(torch.full(shape, -(2**30), dtype=dtype))
+        return self._late[-1]
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        with torch.inference_mode():
+            while self._late:
+                self._late.pop().zero_()
+
+
+def test_what_is_read_at_start_is_zeroed_before():
+    model = Listener(8)
+    driver = ArDriver(
+        model, LateZeros(), ArOptions(max_num_seqs=2, block_size=4, graph_chunk_sizes=(8,)), captured=True
+    )
+    feed = RowFeeder(driver, random_pages(8), len(model.shape.step_columns))
+    feed.open("0", PROMPT, max_tokens=4)
+    feed.end("0")
+    driver.run()
+    with torch.inference_mode():
+        assert driver.tokens("0") == answered(model, PROMPT, [], PAD, 4)
