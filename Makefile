@@ -15,7 +15,7 @@ PICTURES := $(sort $(wildcard examples/assets/*.png))
 RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test mutants lint types format clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -28,6 +28,10 @@ demo: $(MODEL)/config.json
 # A file's tests share what is costly to make, so a file stays in one process.
 test: $(INSTALLED)
 	$(BIN)/pytest -n auto --dist loadfile
+
+# Plants faults and counts those that tests catch, other ones with make mutants MUTANTS="--seed 2 --count 60"; see CONTRIBUTING.md.
+mutants: $(INSTALLED)
+	PYTHONPATH=scripts $(BIN)/python -m mutants $(MUTANTS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -1,0 +1,120 @@
+"""Which test runs which statement, and how long it takes: recorded once for each file of tests, kept in `build/mutants`."""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from .generate import Fault, header, sites
+from .swap import Functions, put
+
+HIT = "__hit__"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One test: seconds that it took, those before its body apart, whether it passed, and the statements that it ran."""
+
+    test: str
+    seconds: float
+    setup: float
+    passed: bool
+    statements: list[int]
+
+
+class Marks:
+    """Functions whose statements mark that they were run. `names` is what each mark stands for."""
+
+    def __init__(self, root: Path, paths: list[str], functions: Functions) -> None:
+        self.names: list[str] = []
+        self._run = bytearray(1 << 20)
+        for path in paths:
+            tree = ast.parse((root / path).read_text())
+            for site in reversed(list(sites(tree))):
+                if isinstance(site.node, ast.stmt) and site.at is not None:
+                    mark = ast.parse(f"{HIT}[{len(self.names)}] = 1").body[0]
+                    self.names.append(statement_name(path, site.function, header(site.node)))
+                    site.insert(ast.fix_missing_locations(ast.copy_location(mark, site.node)))
+            for function in put(tree, path, functions):
+                function.__globals__[HIT] = self._run
+
+    def clear(self) -> None:
+        self._run[:] = bytes(len(self._run))
+
+    def take(self) -> list[int]:
+        return [at for at in range(len(self.names)) if self._run[at]]
+
+
+class Record:
+    """What is known of the tests of each file, in `folder`."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._folder, self._root = folder, root
+        self._runs: dict[str, Run] = {}
+        self._by_statement: dict[str, list[str]] = {}
+        self._by_function: dict[str, set[str]] = {}
+
+    def lacks(self, test_file: str) -> bool:
+        """Whether the tests of `test_file` are not known, or were others."""
+        kept = self._kept(test_file)
+        return not kept.exists() or json.loads(kept.read_text())["digest"] != self._digest(test_file)
+
+    def store(self, test_file: str, names: list[str], runs: list[Run]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        used = sorted({at for run in runs for at in run.statements})
+        place = {at: new for new, at in enumerate(used)}
+        runs = [replace(run, statements=[place[at] for at in run.statements]) for run in runs]
+        known = {
+            "digest": self._digest(test_file),
+            "names": [names[at] for at in used],
+            "runs": [asdict(run) for run in runs],
+        }
+        part = self._kept(test_file).with_suffix(".part")
+        part.write_text(json.dumps(known))
+        part.replace(self._kept(test_file))
+
+    def load(self, test_files: Iterable[str]) -> None:
+        for test_file in test_files:
+            if not self.lacks(test_file):
+                known = json.loads(self._kept(test_file).read_text())
+                runs = [Run(**run) for run in known["runs"]]
+                costly = max((run.setup for run in runs), default=0.0)
+                for run in runs:
+                    self._add(run, known["names"], costly)
+
+    def tests(self, fault: Fault) -> list[str]:
+        """Tests that run the faulty statement, or its function if no test is known to; cheap ones first, no two alike in a row."""
+        function = statement_name(fault.path, fault.function, "")
+        known = self._by_statement.get(statement_name(fault.path, fault.function, fault.statement))
+        tests = sorted(known if known is not None else self._by_function.get(function, ()), key=self.seconds)
+        nth: dict[str, int] = {}
+        ranks = {}
+        for test in tests:
+            alike = test.split("[")[0]
+            nth[alike] = nth.get(alike, 0) + 1
+            ranks[test] = (nth[alike] - 1, self.seconds(test))
+        return sorted(tests, key=lambda test: ranks[test])
+
+    def seconds(self, test: str) -> float:
+        run = self._runs[test]
+        return run.seconds + run.setup
+
+    def _add(self, run: Run, names: list[str], costly: float) -> None:
+        """Alone, each test may have to make what the first test of its file made for all of them."""
+        if run.passed:
+            self._runs[run.test] = Run(run.test, run.seconds, costly, True, [])
+            for name in {names[at] for at in run.statements}:
+                self._by_statement.setdefault(name, []).append(run.test)
+                self._by_function.setdefault(name.split(": ", 1)[0] + ": ", set()).add(run.test)
+
+    def _kept(self, test_file: str) -> Path:
+        return self._folder / (test_file.replace("/", "-") + ".json")
+
+    def _digest(self, test_file: str) -> str:
+        return hashlib.sha256((self._root / test_file).read_bytes()).hexdigest()
+
+
+def statement_name(path: str, function: str, text: str) -> str:
+    return f"{path} {function}: {text}"

@@ -1,0 +1,150 @@
+"""The process that has everything imported and all tests collected: pytest, whose loop forks a child for each fault."""
+
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from .child import Reports, run_recorded, run_until_failure
+from .children import Job, Outcome, Tell, run
+from .generate import Fault, mutated
+from .record import Marks, Record, Run
+from .swap import Functions, find_functions, import_all, put
+from .verdicts import Verdict, Verdicts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`seconds` is the recorded time that tests of one fault may take together, `patience` that of a test that nobody recorded."""
+
+    root: Path
+    build: Path
+    at_once: int
+    seconds: float
+    patience: float
+    only_record: bool = False
+
+
+@dataclass
+class Server:
+    """Plugin: in place of running all tests, runs those of each fault."""
+
+    settings: Settings
+    paths: list[str]
+    faults: list[Fault]
+    verdicts: Verdicts
+    reports: Reports = field(default_factory=Reports)
+    ended: bool = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        _settle_hypothesis()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        import_all(self.settings.root, self.paths)
+        self._items = {item.nodeid: item for item in session.items}
+        self._functions: Functions = find_functions(self.settings.root, self.paths)
+        self._record = Record(self.settings.build / "tests", self.settings.root)
+        self._unreliable: set[str] = set()
+        gc.collect()
+        gc.freeze()
+        files = list(dict.fromkeys(item.nodeid.split("::")[0] for item in session.items))
+        run((self._recording(file) for file in files if self._record.lacks(file)), self.settings.at_once)
+        self._record.load(files)
+        if not self.settings.only_record:
+            run((self._hunt(Verdict(fault)) for fault in self.faults), self.settings.at_once)
+        self.ended = True
+        return True
+
+    def _recording(self, file: str) -> Job:
+        items = [item for item in self._items.values() if item.nodeid.split("::")[0] == file]
+
+        def work(tell: Tell) -> None:
+            marks = Marks(self.settings.root, self.paths, self._functions)
+            tell({"names": marks.names})
+            run_recorded(items, self.reports, marks, tell)
+
+        def then(outcome: Outcome) -> Iterable[Job]:
+            runs = [Run(**said["run"]) for said in outcome.said if "run" in said]
+            self._record.store(file, outcome.said[0]["names"], runs)
+            missing = [said["runs"] for said in outcome.said if "runs" in said][len(runs) :]
+            failed = [said["why"] for said in outcome.said if said.get("why")]
+            print(f"recorded {len(runs)} of {len(items)} tests of {file}", *missing, *failed, sep="\n    ", flush=True)
+            return []
+
+        return Job(work, lambda test: self.settings.patience, then)
+
+    def _hunt(self, verdict: Verdict) -> Job:
+        items = self._chosen(verdict.fault)
+        verdict.tests = len(items)
+
+        def work(tell: Tell) -> None:
+            self._plant(verdict.fault)
+            tell({"planted": verdict.fault.name})
+            run_until_failure(items, self.reports, tell)
+
+        def then(outcome: Outcome) -> Iterable[Job]:
+            if not outcome.said:
+                raise RuntimeError(f"could not plant {verdict.fault.name}")
+            last = outcome.said[-1]
+            if "passed" in last:
+                self.verdicts.add(verdict)
+                print("survived", verdict.fault.name, f"{verdict.tests} tests pass", sep="\n    ", flush=True)
+            elif "failed" in last:
+                return [self._check(verdict, last["failed"], last["why"])]
+            elif outcome.hung is not None:
+                self._caught(verdict, f"{outcome.hung} did not end")
+            else:
+                self._caught(verdict, f"{outcome.crashed} died")
+            return []
+
+        return Job(work, self._limit, then)
+
+    def _check(self, verdict: Verdict, test: str, why: str) -> Job:
+        """A test that fails without the fault has caught nothing: the hunt goes on without it."""
+
+        def then(outcome: Outcome) -> Iterable[Job]:
+            if "passed" in outcome.said[-1]:
+                self._caught(verdict, f"{test} ({why})")
+                return []
+            print(f"failed without a fault: {test}", flush=True)
+            self._unreliable.add(test)
+            return [self._hunt(verdict)]
+
+        return Job(lambda tell: run_until_failure([self._items[test]], self.reports, tell), self._limit, then)
+
+    def _caught(self, verdict: Verdict, why: str) -> None:
+        verdict.why = why
+        self.verdicts.add(verdict)
+        print("caught", verdict.fault.name, why, sep="\n    ", flush=True)
+
+    def _chosen(self, fault: Fault) -> list[pytest.Item]:
+        chosen, left = [], self.settings.seconds
+        for test in self._record.tests(fault):
+            if test in self._items and test not in self._unreliable and self._record.seconds(test) <= left:
+                chosen.append(self._items[test])
+                left -= self._record.seconds(test)
+        return chosen
+
+    def _plant(self, fault: Fault) -> None:
+        changed = put(mutated(self.settings.root, fault), fault.path, self._functions)
+        if not any(f"{fault.function}.".startswith(f"{function.__qualname__}.") for function in changed):
+            raise LookupError(f"{fault.function} is not in this process")
+
+    def _limit(self, test: str) -> float:
+        return self.settings.patience + (10 * self._record.seconds(test) if test else 0)
+
+
+def _settle_hypothesis() -> None:
+    """Properties draw the same examples for every fault; the first that fails is enough."""
+    import hypothesis
+
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    default = hypothesis.settings()
+    hypothesis.settings.register_profile(
+        "mutants", default, derandomize=True, database=None, print_blob=False, phases=phases
+    )
+    hypothesis.settings.load_profile("mutants")

@@ -1,0 +1,69 @@
+"""An engine that has failed: stages in an unknown state run no more, and refusing costs nothing."""
+
+import threading
+
+import pytest
+
+from omni.engine import EngineOptions, EngineRequest, RequestFailed
+from support.fake_graph import FakeGraph, Recorder, host
+from support.fake_stage import FakeWorker
+
+PATIENCE = 30.0
+
+
+class Breaking(FakeWorker):
+    """Raises in its first tick. ticks: how often it was given a turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticks = 0
+
+    def tick(self) -> bool:
+        self.ticks += 1
+        raise RuntimeError("out of order")
+
+
+class CountedEvent(threading.Event):
+    """clears: how often somebody who waited for it went on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clears = 0
+
+    def clear(self) -> None:
+        self.clears += 1
+        super().clear()
+
+
+class Refused(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = threading.Event()
+
+    def __call__(self, output: object) -> None:
+        super().__call__(output)  # type: ignore[arg-type]
+        self.told.set()
+
+
+def test_a_stage_that_raised_has_no_turn_again_and_the_engine_sleeps_between_requests():
+    graph, broken, wake = FakeGraph(), Breaking(), CountedEvent()
+    graph.workers["writer"] = graph.engine._workers["writer"] = broken
+    graph.engine._wake = wake
+    graph.engine.start()
+    for number in range(3):
+        sink = Refused()
+        graph.engine.submit(EngineRequest(str(number), frozenset({"text"}), {"writer": [host(0)]}), sink)
+        assert sink.told.wait(PATIENCE)
+        assert isinstance(sink.outputs[-1], RequestFailed)
+    graph.engine.close()
+    assert broken.ticks == 1
+    assert wake.clears <= 3 + 2, "it wakes for a request and for the close, not in between"
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("max_active_requests", 1), ("max_waiting_requests", 0), ("memory_bytes", 1)]
+)
+def test_limits_that_let_nothing_run_are_refused(name: str, least: int):
+    EngineOptions(**{name: least})
+    with pytest.raises(ValueError, match=f"{name} must be at least {least}"):
+        EngineOptions(**{name: least - 1})

@@ -1,0 +1,135 @@
+"""Planted faults: what one is, and what comes of those of a tiny project."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mutants.generate import faults_of, mutated, sample
+from mutants.report import read_equivalent
+
+ROOT = Path(__file__).parents[2]
+CODE = '''
+def allows(count):
+    """Up to three."""
+    return count < 4
+
+
+def count_down(count):
+    while count > 0:
+        count -= 1
+    return count
+'''
+TESTS = """
+from tiny.rules import allows, count_down
+
+
+def test_few_are_allowed():
+    assert allows(1)
+
+
+def test_many_are_not():
+    assert not allows(9)
+
+
+def test_nothing_is_left():
+    assert count_down(3) == 0
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    for path, text in (
+        ("tiny/rules.py", CODE),
+        ("tests/test_rules.py", TESTS),
+        ("pytest.ini", "[pytest]\npythonpath = .\n"),
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    return tmp_path
+
+
+def _run(tiny: Path, *arguments: str) -> tuple[int, dict[str, str | None], str]:
+    """The exit status, what caught each fault, and all that was printed."""
+    command = [sys.executable, "-m", "mutants", "--folder=tiny", "--tests=tests", "--patience=3", *arguments]
+    paths = os.pathsep.join([str(ROOT / "scripts"), str(tiny)])
+    done = subprocess.run(
+        command,
+        cwd=tiny,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    report = tiny / "build/mutants/verdicts.json"
+    assert report.exists(), done.stdout + done.stderr
+    return (
+        done.returncode,
+        {row["name"].split(" ", 1)[1]: row["why"] for row in json.loads(report.read_text())},
+        done.stdout,
+    )
+
+
+def test_a_fault_survives_that_no_test_sees_and_another_is_caught(tiny: Path) -> None:
+    code, why, printed = _run(tiny, "--only=allows: count < 4")
+    assert code == 1, printed
+    assert why["allows: count < 4 -> count <= 4"] is None
+    assert (why["allows: count < 4 -> count >= 4"] or "").startswith("tests/test_rules.py::")
+    assert "caught 1 of 2 that are not equivalent: 50.0%" in printed
+
+
+def test_a_loop_that_a_fault_makes_endless_is_caught(tiny: Path) -> None:
+    code, why, printed = _run(tiny, "--only=count -= 1 -> count += 1")
+    assert code == 0, printed
+    assert why == {"count_down: count -= 1 -> count += 1": "tests/test_rules.py::test_nothing_is_left did not end"}
+
+
+def test_a_fault_that_is_known_to_change_nothing_does_not_count(tiny: Path) -> None:
+    known = tiny / "equivalent.txt"
+    known.write_text("tiny/rules.py allows: count < 4 -> count <= 4\n    Nobody has four.\n")
+    code, _, printed = _run(tiny, "--only=allows: count < 4", f"--equivalent={known}")
+    assert code == 0, printed
+    assert "caught 1 of 1 that are not equivalent" in printed
+
+
+def test_each_fault_changes_the_code_and_still_compiles() -> None:
+    for path in ("omni/frames/store.py", "omni/engine/credit.py"):
+        before = ast.dump(ast.parse((ROOT / path).read_text()))
+        faults = faults_of(ROOT, path)
+        assert len({fault.name for fault in faults}) == len(faults) > 50
+        for fault in faults:
+            tree = mutated(ROOT, fault)
+            assert ast.dump(tree) != before, fault.name
+            compile(tree, path, "exec")
+
+
+def test_a_sample_is_the_seed_s_and_has_some_of_each_folder() -> None:
+    by_folder = {
+        path: faults_of(ROOT, path) for path in ("omni/frames/store.py", "omni/engine/credit.py", "omni/engine/live.py")
+    }
+    drawn = sample(by_folder, 40, seed=1, least=5)
+    assert drawn == sample(by_folder, 40, seed=1, least=5) != sample(by_folder, 40, seed=2, least=5)
+    assert all(sum(fault in faults for fault in drawn) >= min(5, len(faults)) for faults in by_folder.values())
+
+
+def test_code_that_changes_elsewhere_leaves_the_rest_of_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(CODE)
+    before = {fault.name for fault in sample({"": faults_of(tmp_path, "rules.py")}, 8, seed=1, least=8)}
+    (tmp_path / "rules.py").write_text(CODE.replace("def allows", "def other(a, b):\n    return a + b\n\n\ndef allows"))
+    after = {fault.name for fault in sample({"": faults_of(tmp_path, "rules.py")}, 8, seed=1, least=8)}
+    assert len(before & after) >= 5
+
+
+def test_an_equivalent_fault_needs_a_reason(tmp_path: Path) -> None:
+    known = tmp_path / "equivalent.txt"
+    known.write_text("a.py f: 1 -> 2\n")
+    with pytest.raises(ValueError, match=r"a\.py f: 1 -> 2 has no reason"):
+        read_equivalent(known)
+
+
+def test_every_fault_that_is_said_to_be_equivalent_has_a_reason() -> None:
+    assert all(read_equivalent(ROOT / "scripts/mutants/equivalent.txt").values())

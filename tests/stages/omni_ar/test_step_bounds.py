@@ -1,0 +1,157 @@
+"""What a step never does: run past a request's limit, take in more rows than there is room for, emit what nobody asked for."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from omni.device.base import LaunchList
+from omni.device.cpu import CpuDevice
+from omni.errors import InputError
+from omni.payload import Payload
+from omni_ar.inputs import Segment, SegmentSlot
+from omni_ar.model import Batch
+from omni_ar.options import ArOptions
+from omni_ar.run import conditioning
+from omni_ar.run.graphs import CapturedStep, StepGraphs
+from support.ar_driver import ArDriver, plain_prompt
+from support.listener_model import Listener, answered
+from support.queued_device import QueuedDevice
+from support.row_feeder import PAD, RowFeeder, random_pages
+from support.small_text import SmallText, greedy
+
+PROMPT = [5, 9, 2, 44, 17, 3]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+@pytest.mark.parametrize("tokens", [1, 2, 7])
+def test_no_step_is_launched_past_a_token_limit(ahead: int, tokens: int):
+    device = QueuedDevice()
+    driver = ArDriver(SmallText(), device, ArOptions(max_num_seqs=2, block_size=4, max_in_flight=ahead))
+    driver.ask("0", PROMPT, max_tokens=tokens)
+    for _ in range(tokens):
+        for _ in range(ahead + 1):
+            driver.tick()  # as many steps as may be in flight, of which the host has read none
+        device.synchronize()
+    driver.run()
+    assert driver.tokens("0") == greedy(SmallText(), PROMPT, tokens)
+    assert driver.counter("steps") == tokens, "the prompt's, then one for each token but the last"
+    assert driver.counter("decode_tokens") == tokens - 1
+
+
+def test_rows_beyond_what_a_tick_copies_wait_for_the_next(monkeypatch: pytest.MonkeyPatch):
+    """A tick copies as many as one request may have; two requests bring more together."""
+    monkeypatch.setattr(conditioning, "_AT_ONCE", 1)
+    model, prompt, count = Listener(8), [1, 2], 10
+    driver = ArDriver(model, options=ArOptions(max_num_seqs=2, block_size=4, max_model_len=count + 3))
+    feed = RowFeeder(driver, random_pages(8), len(model.shape.step_columns))
+    for name in ("0", "1"):
+        feed.open(name, prompt, max_tokens=count + 1)
+    driver.run()
+    for name in ("0", "1"):
+        feed.rows(name, range(count), range(count))
+        feed.end(name)
+    driver.run()
+    with torch.inference_mode():
+        said = answered(model, prompt, feed.heard["0"], PAD, count + 1)
+    assert [driver.tokens(name) for name in ("0", "1")] == [said, said]
+    assert not driver.held
+
+
+class Watched(SmallText):
+    """sinks: of each forward, the rows that decode and whether it stores hidden states for others."""
+
+    def __init__(self) -> None:
+        super().__init__(payload=True, emits_tokens=True)
+        self.sinks: list[tuple[int, bool]] = []
+
+    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        self.sinks.append((batch.attention.num_decode, batch.payload is not None))
+        return super().forward(x_TD, batch)
+
+
+def test_a_chunk_whose_hidden_states_nobody_wants_stores_none():
+    """Wanted is that of the prompt's last token, and of each after it."""
+    model = Watched()
+    driver = ArDriver(model, options=ArOptions(max_num_seqs=4, block_size=4, max_num_batched_tokens=4))
+    driver.ask("0", PROMPT, max_tokens=3)
+    driver.gather_all()
+    assert model.sinks == [(0, False), (0, True), (1, True), (1, True)]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_segment_with_another_number_of_rows_than_positions_is_refused(rows: int):
+    driver = ArDriver(SmallText())
+    slots = (SegmentSlot(name="picture", index=0, positions=np.array([1, 2])),)
+    driver.open("wrong")
+    driver.feed_host("wrong", Payload(plain_prompt(PROMPT, segments=slots)))
+    driver.feed_host("wrong", Payload(Segment(name="picture", index=0), {"x": torch.zeros(rows, 2)}))
+    driver.end("wrong")
+    driver.ask("other", PROMPT, max_tokens=3)
+    driver.run()
+    error = driver.error("wrong")
+    assert isinstance(error, InputError)
+    assert str(error).startswith(f"segment.picture[0]: tensor 'x' has {rows} rows for 2 prompt positions")
+    assert driver.tokens("other") == greedy(SmallText(), PROMPT, 3)
+    assert not driver.held
+
+
+class Allocating(CpuDevice):
+    """sizes: of all that was allocated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[tuple[int, ...]] = []
+
+    def zeros(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self.sizes.append(tuple(size))
+        return super().zeros(size, dtype)
+
+
+def test_captured_prompts_of_all_sizes_share_the_memory_of_the_largest():
+    device, model = Allocating(), SmallText()
+    ArDriver(model, device, ArOptions(max_num_seqs=4, block_size=4, graph_chunk_sizes=(7, 19, 29)), captured=True)
+    width = model.shape.hidden_width
+    assert device.sizes.count((4 + 29, width)) == 2, "what the forward reads, and what it leaves"
+    assert not {(4 + 7, width), (4 + 19, width)} & set(device.sizes)
+
+
+def test_cleared_graphs_are_gone():
+    graphs = StepGraphs("ar")
+    graphs[4] = CapturedStep(LaunchList("ar-decode-4", ()), None)
+    assert graphs.padded(3) == 4
+    graphs.clear()
+    assert graphs.padded(3) is None
+    with pytest.raises(KeyError):
+        graphs[4]
+
+
+class LateZeros(CpuDevice):
+    """Zeroes on a stream that no other waits for, as a CUDA device does: before `synchronize` there is anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: list[Tensor] = []
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self._late.append(torch.full(shape, -(2**30), dtype=dtype))
+        return self._late[-1]
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        with torch.inference_mode():
+            while self._late:
+                self._late.pop().zero_()
+
+
+def test_what_is_read_at_start_is_zeroed_before():
+    model = Listener(8)
+    driver = ArDriver(
+        model, LateZeros(), ArOptions(max_num_seqs=2, block_size=4, graph_chunk_sizes=(8,)), captured=True
+    )
+    feed = RowFeeder(driver, random_pages(8), len(model.shape.step_columns))
+    feed.open("0", PROMPT, max_tokens=4)
+    feed.end("0")
+    driver.run()
+    with torch.inference_mode():
+        assert driver.tokens("0") == answered(model, PROMPT, [], PAD, 4)

@@ -1,0 +1,73 @@
+"""Tokens that the host reads late: of requests that ended meanwhile, and of those that lost their blocks."""
+
+import pytest
+import torch
+
+from omni.payload import Payload
+from omni.rules import HostRules, StopVerdict
+from omni.sampling_params import SamplingParams
+from omni.stage import Open
+from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver, plain_prompt
+from support.queued_device import QueuedDevice
+from support.small_text import SmallText, greedy
+from support.stage_driver import SOURCE
+
+PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33]]
+
+
+class StopAt:
+    """Stops at a token, as a matcher of texts does at a string that one token completes."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def push(self, token: int) -> StopVerdict:
+        return StopVerdict(int(token == self._token), token == self._token)
+
+
+def test_tokens_behind_a_stop_string_are_nobody_s_while_log_probabilities_are_missing():
+    """The device knows no stop strings: its steps in flight go on, and the request's end waits for its log-probabilities."""
+    device, model = QueuedDevice(), SmallText()
+    driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=4, max_in_flight=4))
+    said = greedy(model, PROMPTS[0], 8)
+    stop = said[2]
+    assert stop not in said[:2]
+    rules = HostRules(stops=StopAt(stop))
+    driver.worker.inbox.append(
+        Open("0", SamplingParams(max_tokens=8, logprobs=1), frozenset({SOURCE}), (0, 0), rules=rules)
+    )
+    driver.feed_host("0", Payload(plain_prompt(PROMPTS[0])))
+    driver.end("0")
+    for _ in range(4):
+        driver.tick()
+    assert driver.held["steps"] == 4
+    with torch.inference_mode():
+        device.run({stream.name for stream in device.streams if not stream.name.endswith("-scores")})
+    driver.tick()
+    assert not driver.ends, "its log-probabilities are not here"
+    assert driver.tokens("0") == said[:2]
+    driver.run()
+    assert driver.tokens("0") == said[:2]
+    assert driver.done("0").held == (stop,)
+    assert driver.done("0").counts["tokens"] == 3
+    assert driver.counter("stale_tokens") == 1
+    assert not driver.held
+
+
+@pytest.mark.parametrize("blocks", [11, 12, 13])
+@pytest.mark.parametrize("ahead", [2, 4])
+def test_a_request_that_lost_its_blocks_goes_on_when_its_steps_are_read(ahead: int, blocks: int):
+    """It is asked whether it could start while they are unread, and must be asked again."""
+    device, model, tokens = QueuedDevice(), SmallText(), 14
+    options = ArOptions(max_num_seqs=2, block_size=2, max_in_flight=ahead, num_blocks=blocks, max_model_len=24)
+    driver = ArDriver(model, device, options)
+    for index, prompt in enumerate(PROMPTS):
+        driver.ask(str(index), prompt, max_tokens=tokens, rank=(0, index))
+    for _ in range(200):
+        for _ in range(ahead + 1):
+            driver.tick()
+        device.synchronize()
+    assert driver.counter("preemptions") > 0
+    assert [driver.tokens(str(index)) for index in range(2)] == [greedy(model, prompt, tokens) for prompt in PROMPTS]
+    assert not driver.held
