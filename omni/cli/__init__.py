@@ -1,4 +1,4 @@
-"""The command line: `omni run`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`. Each imports only what it needs."""
+"""The command line: `omni run`, `omni timeline`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`. Each imports only what it needs."""
 
 # True for type checkers alone; without the import of typing, which takes longer than all of this.
 TYPE_CHECKING = False
