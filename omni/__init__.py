@@ -13,7 +13,7 @@ from importlib import import_module
 
 from omni.version import __version__
 
-# True for type checkers alone. The command line heeds no signal before this module is there, and typing takes longer than all of it.
+# True for type checkers alone. The command line heeds no signal before this module is there, and typing is slow to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from omni.api import AsyncOmni, Metrics, Omni, Output, Result, StageMetrics, TokenLogprob, Usage
