@@ -10,10 +10,11 @@ Names are imported when first used, so that plugin entry modules and the command
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from omni.version import __version__
 
+# True for type checkers alone. The command line heeds no signal before this module is there, and typing is slow to import.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from omni.api import AsyncOmni, Metrics, Omni, Output, Result, StageMetrics, TokenLogprob, Usage
     from omni.errors import (

@@ -1,4 +1,7 @@
-"""The command line: `omni run`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`. Each imports only what it needs."""
+"""The command line: `omni run`, `omni timeline`, `omni explain`, `omni doctor`, `omni plugins`, `omni tiny`.
+
+Each imports only what it needs.
+"""
 
 # True for type checkers alone; without the import of typing, which takes longer than all of this.
 TYPE_CHECKING = False
@@ -19,8 +22,10 @@ def main() -> None:
     except KeyboardInterrupt:
         import os
 
-        os.write(2, b"interrupted\n")
-        os._exit(130)
+        try:
+            os.write(2, b"interrupted\n")
+        finally:
+            os._exit(130)
     from omni.cli.process import run
 
     run()

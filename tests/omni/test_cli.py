@@ -22,6 +22,7 @@ from support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPL
 from support.echo_omni import echo_model
 from support.echo_plugin import POINT
 from support.entry_points import REPOSITORY, own_entry_points
+from support.full_disk import no_file_over
 from support.patience import PATIENCE_SECONDS
 
 ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]
@@ -264,14 +265,71 @@ def test_tiny_writes_a_checkpoint_that_runs(tmp_path: Path) -> None:
     assert "is there already" in refused("tiny", target)
 
 
-def test_tiny_refuses_families_that_have_none(tmp_path: Path, installed: list[EntryPoint]) -> None:
-    installed += own_entry_points("text")
+_WITHOUT_TINY = """
+from omni.hookspecs import hookimpl
+from omni.plugin.entries import ModelFamily
+@hookimpl
+def omni_model_families():
+    return [ModelFamily(name="big", model_types=("big",), pipeline="nowhere:pipeline")]
+"""
+
+
+def test_tiny_refuses_families_that_have_none(
+    tmp_path: Path, installed: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "big_echo_plugin.py").write_text(_WITHOUT_TINY)
+    monkeypatch.syspath_prepend(tmp_path)
+    installed.append(EntryPoint("big", "big_echo_plugin", "omni"))
     target = str(tmp_path / "tiny")
-    assert "use echo" in refused("tiny", target, "--family", "text")
+    assert "use echo" in refused("tiny", target, "--family", "big")
     assert "there is no model family 'none'" in refused("tiny", target, "--family", "none")
     del installed[:]
     assert "no installed family has a tiny checkpoint" in refused("tiny", target)
     assert not Path(target).exists()
+
+
+def test_tiny_fills_a_folder_that_is_empty_and_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the one the shell is in, or where a disk is mounted."""
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o750)
+    number = folder.stat().st_ino
+    monkeypatch.chdir(folder)
+    assert call("tiny", ".").exit_code == 0
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert (folder.stat().st_ino, folder.stat().st_mode & 0o777) == (number, 0o750)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_tiny_on_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, exists: bool) -> None:
+    target = tmp_path / "new" / "tiny"
+    if exists:
+        target.mkdir(parents=True)
+    with no_file_over(10):
+        line = refused("tiny", str(target))
+    assert f"{target}: cannot be written (File too large); name a folder that can be written" in line
+    assert [path.name for path in tmp_path.rglob("*")] == (["new", "tiny"] if exists else [])
+
+
+def test_tiny_where_nothing_can_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"before")
+    assert "cannot be written (Not a directory)" in refused("tiny", str(tmp_path / "file" / "tiny"))
+    assert "cannot be written (" in refused("tiny", "/proc/tiny")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"before")]
+
+
+def test_a_library_that_fails_in_its_own_words_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the disk that is named; a bug is one all the same."""
+
+    def fail(directory: Path, *, seed: int) -> None:
+        raise RuntimeError("iostream error")
+
+    monkeypatch.setattr("omni.cli.tiny.locate", lambda path, field: fail)
+    with no_file_over(1000):
+        assert f"{tmp_path / 'tiny'}: cannot be written (File too large)" in refused("tiny", str(tmp_path / "tiny"))
+    assert "error: RuntimeError: iostream error" in refused("tiny", str(tmp_path / "tiny"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tiny_asks_which_of_several(tmp_path: Path, installed: list[EntryPoint]) -> None:

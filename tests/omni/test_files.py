@@ -1,6 +1,7 @@
 """Files and folders that are written as a whole or not at all."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ from support.full_disk import no_file_over
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def fill(folder: Path, meanwhile: Callable[[], object] = lambda: None, **files: bytes) -> None:
+    with filling(folder) as part:
+        meanwhile()
+        for name, data in files.items():
+            (part / name).write_bytes(data)
 
 
 def test_a_file_is_replaced_by_a_whole_one_and_keeps_its_mode(tmp_path: Path) -> None:
@@ -46,9 +54,8 @@ def test_of_a_folder_that_fails_nothing_is_left(tmp_path: Path, exists: bool) ->
     folder = tmp_path / "new" / "folder"
     if exists:
         folder.mkdir(parents=True)
-    with no_file_over(1000), pytest.raises(OSError, match="File too large"), filling(folder) as part:
-        (part / "a").write_bytes(b"1")
-        (part / "b").write_bytes(bytes(100_000))
+    with no_file_over(1000), pytest.raises(OSError, match="File too large"):
+        fill(folder, a=b"1", b=bytes(100_000))
     assert [path.name for path in tmp_path.rglob("*")] == (["new", "folder"] if exists else [])
 
 
@@ -62,9 +69,8 @@ def test_of_files_that_cannot_all_be_moved_none_is(tmp_path: Path, monkeypatch: 
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", fail_at_b)
-    with pytest.raises(OSError, match="No space left"), filling(tmp_path / "folder") as part:
-        for name in ("a", "b", "c"):
-            (part / name).write_bytes(b"1")
+    with pytest.raises(OSError, match="No space left"):
+        fill(tmp_path / "folder", a=b"1", b=b"1", c=b"1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,9 +82,9 @@ def test_of_a_folder_below_a_file_nothing_is_made(tmp_path: Path) -> None:
 
 
 def test_what_others_put_into_a_folder_stays(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), filling(tmp_path / "folder"):
-        (tmp_path / "folder" / "mine").write_bytes(b"mine")
-        _ = 1 / 0
+    folder = tmp_path / "folder"
+    with no_file_over(1000), pytest.raises(OSError, match="File too large"):
+        fill(folder, lambda: (folder / "mine").write_bytes(b"mine"), a=bytes(100_000))
     assert tree(tmp_path) == {"folder/mine": b"mine"}
 
 

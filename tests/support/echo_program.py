@@ -1,4 +1,4 @@
-"""The console entry point as a process, with the echo family, whether or not anything is installed."""
+"""The console entry point as a process, with the echo family and this repository's, whether or not anything is installed."""
 
 import os
 import subprocess
@@ -14,9 +14,9 @@ import sys
 sys.path[:0] = {ROOTS}
 from importlib import metadata
 from support.entry_points import own_entry_points
-points = [metadata.EntryPoint("echo", "support.echo_plugin", "omni"), *own_entry_points("local")]
+points = [metadata.EntryPoint("echo", "support.echo_plugin", "omni"), *own_entry_points()]
 found = metadata.entry_points
-metadata.entry_points = lambda *, group: points if group == "omni" else found(group=group)
+metadata.entry_points = lambda **chosen: points if chosen.get("group") == "omni" else found(**chosen)
 """
 _MAIN = """
 from omni.cli import main

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from omni.plugin.manager import load_plugins
 from omni.quiet import quiet
 from omni.timeline import read_trace
 from omni_text.tiny import write_tiny
-from support.echo_program import ROOTS, environment
+from support.echo_program import environment, program
 from support.entry_points import own_entry_points
 from support.full_disk import no_file_over
 
@@ -117,23 +116,11 @@ def test_by_the_command_line_it_is_written_whole_or_not_at_all(tmp_path: Path, f
     }
 
 
-PROGRAM = f"""
-import sys
-sys.path[:0] = {ROOTS}
-from importlib import metadata
-from support.entry_points import own_entry_points
-found = metadata.entry_points
-metadata.entry_points = lambda *, group: own_entry_points() if group == "omni" else found(group=group)
-from omni.cli import main
-main()
-"""
-
-
 def test_an_interrupted_run_has_its_timeline(tmp_path: Path) -> None:
     write_tiny(tmp_path / "endless", stop_gain=0.0, max_positions=32768)
     arguments = ["run", str(tmp_path / "endless"), "hello", "--timeline", "t.json", "--device", "cpu"]
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", PROGRAM, *arguments]
+    command = [*program(), *arguments]
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=tmp_path, env=environment()) as process:
         assert process.stdout is not None
         try:
