@@ -123,11 +123,16 @@ def test_a_virtual_array_is_not_written_out() -> None:
 
 
 def test_a_header_that_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes is counted, too."""
+    """What comes is counted, too, and no more of it is decoded than may be."""
     data = sound(np.zeros(40_000), 16000, "WAV", "GSM610")
     monkeypatch.setattr(audio, "_BLOCK", 1000)
     monkeypatch.setattr(soundfile.SoundFile, "frames", property(lambda self: 5000))
+    read, blocks = soundfile.SoundFile.read, []
+    monkeypatch.setattr(
+        soundfile.SoundFile, "read", lambda self, *args, **kwargs: blocks.append(args) or read(self, *args, **kwargs)
+    )
     assert "holds more than 10000 samples" in refused(data, max_audio_samples=10_000)
+    assert len(blocks) == 11
 
 
 def test_a_short_flac_that_says_it_is_long_and_the_other_way() -> None:
