@@ -112,12 +112,12 @@ def test_arrays_obey_the_same_bounds(source: object) -> None:
 
 
 def test_a_virtual_array_is_not_written_out() -> None:
-    """An hour of one number takes no memory; it is refused by its shape."""
+    """An hour of one number takes no memory, and 230 MB when it is written out; it is refused by its shape."""
     tracemalloc.start()
     try:
         assert "too long" in refused(np.broadcast_to(np.zeros((), np.float32), (3600 * 16000,)))
         assert "holds more than" in refused((np.broadcast_to(np.zeros((), np.int16), (32, 10_000_000)), 16000))
-        assert tracemalloc.get_traced_memory()[1] < 2**20
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
     finally:
         tracemalloc.stop()
 
