@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from omni.checkpoint import Checkpoint
-from omni.errors import InputError
+from omni.errors import InputError, quoted
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Prepared, TextPart
 from omni.frontend.hf_files import load_tokenizer
 from omni.frontend.media import Media, expand
@@ -42,7 +42,7 @@ class CsmFrontend(TokenizedFrontend):
         voice = _speaker(chat.voice or last.name or self.voices[0], "voice" if chat.voice else field)
         if last.name not in (None, voice):
             remedy = "give one of them only"
-            raise InputError(field, f"is {last.name!r}, but voice is {voice!r}", remedy)
+            raise InputError(field, f"is {quoted(last.name)}, but voice is {quoted(voice)}", remedy)
         by_role = {"user": self.voices[voice == self.voices[0]]}
         conversation = [
             {
@@ -87,7 +87,7 @@ class CsmFrontend(TokenizedFrontend):
 
 def _speaker(name: str, field: str) -> str:
     if not (name.isascii() and name.isdigit()):
-        raise InputError(field, f"{name!r} is no speaker", 'give a number, such as "0"')
+        raise InputError(field, f"{quoted(name)} is no speaker", 'give a number, such as "0"')
     return name
 
 
