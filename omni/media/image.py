@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
+from PIL import ExifTags, Image, ImageFile, ImageOps, TiffImagePlugin
 
 from omni.errors import InputError, quoted, shortened
 from omni.media.local import too_large
@@ -25,6 +25,12 @@ with 1, 3 or 4 channels first or last."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _CHANNELS = (1, 3, 4)
 _DEFAULTS = MediaOptions()
+
+_IN_PYTHON = ("ppm", "ppm_plain", "bmp_rle")
+"""Decoders of Pillow that are loops in Python, a second for a million pixels: PPM as text or with another range than 8 bits, and
+BMP in runs."""
+_SLOW_PIXELS = 4 * 2**20
+_SLOW_BYTES = 2**16
 
 _MAX_SCANS = 20
 """Of a progressive JPEG with as many pixels as may be; what cameras and programs write has about 10."""
@@ -108,16 +114,21 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return upright if upright.mode == "RGB" else upright.convert("RGB")
 
 
-def _check_work(image: Image.Image, data: bytes, field: str, options: MediaOptions) -> None:
+def _check_work(image: ImageFile.ImageFile, data: bytes, field: str, options: MediaOptions) -> None:
     """Raises InputError for files that take more memory or time than their pixels do."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         # Tiles are whole, however little of them is in the picture.
         width, height = (image.tag_v2.get(tag, 1) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
         _check_size(width, height, field, options)
+    pixels = image.width * image.height
+    slow = any(tile.codec_name in _IN_PYTHON for tile in image.tile)
+    if slow and (pixels > _SLOW_PIXELS or len(data) > _SLOW_BYTES + 16 * pixels):
+        problem = f"is too large ({image.width} x {image.height}) for a file of its kind, which is slow to read"
+        raise InputError(field, problem, "save it as PNG")
     if image.format in ("JPEG", "MPO"):
         # Each scan of a progressive picture passes over all of it. In between, the marker of a scan cannot occur.
         scans = data.count(b"\xff\xda")
-        if scans * image.width * image.height > _MAX_SCANS * options.max_image_pixels:
+        if scans * pixels > _MAX_SCANS * options.max_image_pixels:
             problem = f"is too large ({image.width} x {image.height} in {scans} scans)"
             raise InputError(field, problem, "save it with fewer scans")
 

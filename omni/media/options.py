@@ -6,8 +6,8 @@ import msgspec
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where media may come from, and how much of it. Data URIs, bytes, arrays and pictures are always taken.
 
-    strict: for requests of people who are not trusted with this machine and its network: of the five below, what is not set is
-        forbidden. Without it, what is not set is allowed.
+    strict: for requests of people who are not trusted with this machine and its network: `remote`, `private_addresses`, `proxies`
+        and `local`, where they are not set, are no. Without it they are yes.
     remote: whether media are downloaded from http(s) URLs; under `strict`, None does so if `allowed_domains` is set.
     allowed_domains: whence, `"example.com"` exactly, `".example.com"` with all below it; None allows any.
     private_addresses: whether a host may be at an address that is not of the public internet: private, loopback, link-local,

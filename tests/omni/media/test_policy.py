@@ -1,10 +1,12 @@
 """Where media may come from."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import soundfile
@@ -16,6 +18,7 @@ from omni.frontend.options import frontend_options
 from omni.media import MediaOptions, check_audio, check_image, load_audio, load_image
 from omni.media.address import is_public
 from omni.media.url import check_url
+from support.entry_points import REPOSITORY
 
 URL = "https://media.example.com/a.png"
 STRICT = MediaOptions(strict=True)
@@ -67,6 +70,16 @@ def test_settings_that_cannot_be(path: str, value: object, words: str) -> None:
         frontend_options(layers_of(overrides={f"frontend.media.{path}": value}))
     assert caught.value.field == f"frontend.media.{path}"
     assert words in str(caught.value)
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = (REPOSITORY / "docs" / "configuration.md").read_text().partition("## Media")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
+    assert named == list(MediaOptions.__struct_fields__)
+    for name in ("download_seconds", "max_downloads", "max_audio_seconds", "max_audio_samples", "max_image_pixels"):
+        (row,) = (row for row in rows if f"`{name}`" in row.split("|")[1])
+        assert float(row.split("|")[2].replace(",", "")) == msgspec.structs.asdict(MediaOptions())[name]
 
 
 @pytest.mark.parametrize(
