@@ -18,8 +18,6 @@ def test_what_was_launched_before_a_fault_may_still_run(stage: str) -> None:
     for phase in late.places(stage):
         number = chance.randrange(min(4, late.launched[stage, phase]))
         fault = late.device.faults.plant((stage, phase), number, after=chance.random() < 0.5)
-            (stage, phase), chance.randrange(min(4, late.launched[stage, phase])), after=chance.random() < 0.5
-        )
         for error in failures(late.run()):
             assert_named(error, stage, phase)
         missed += fault.left
