@@ -17,7 +17,7 @@ REUSED = 7
 class LateFaultyDevice(SimulatedDevice):
     """Fails to launch a phase once: `fail` says which, whether instead of the launch or behind it. faults: how often it did.
 
-    What a phase of a late device raises comes out when it runs. On one that is real it comes out of the launch, and so it does here.
+    What a phase raises comes out of its launch, as on a device that is real; on a simulated one it comes out when the phase runs.
     """
 
     def __init__(self, seed: int | None) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from omni.testing.simulation.access import Access, Race
 from omni.testing.simulation.clock import HOST, Clock, advance, known
+from omni.testing.simulation.images import Image, SlotImages
 from omni.testing.simulation.naming import name_buffer
 from omni.testing.simulation.region import Region, Selection
 from omni.testing.simulation.shadow import Shadow, key_of
@@ -36,6 +37,7 @@ class Checker:
         self._shadows: dict[int, Shadow] = {}
         self._streams: dict[int, SimulatedStream] = {}
         self._running: _Running | None = None
+        self._slots = SlotImages()
 
     def add(self, stream: SimulatedStream) -> None:
         self._streams[stream.agent] = stream
@@ -44,9 +46,19 @@ class Checker:
         """What the host did so far is told apart from what it does next."""
         advance(self.host, HOST, self.host[HOST] + 1)
 
+    def images(self, buffers: tuple[object, ...]) -> list[Image]:
+        """Of the host slots that a phase which is being launched uses."""
+        return self._slots.take(buffers)
+
     def begin(self, stream: SimulatedStream, launched: Launched) -> None:
         """Touches until `end` are of this phase."""
-        self._running = _Running(stream, launched)
+        running = self._running = _Running(stream, launched)
+        for image in launched.images:
+            byte = self._slots.changed(image)
+            if byte is not None:
+                late = Access(HOST, self.host[HOST], "", "the host", 0, "the slot's array, after the launch", True)
+                used = self._accesses[self._number(running, "using the slot", False)]
+                self._report(late, used, self._name(image.tensor), byte)
 
     def end(self) -> None:
         self._running = None
@@ -65,6 +77,8 @@ class Checker:
             if same in running.seen:
                 return
             running.seen.add(same)
+        if writes:
+            self._slots.written(key)
         region = Region.of(tensor, shadow.size, selection)
         number = self._number(running, operation, writes)
         self._check(shadow, region, number, running.launched.clock, tensor)
@@ -90,6 +104,8 @@ class Checker:
 
     def host_writes(self, tensor: Tensor) -> None:
         self._host_touch(tensor, True, "HostSlot.take")
+        if tensor.numel():
+            self._slots.handed_out(key_of(tensor))
 
     def host_reads(self, tensor: Tensor) -> None:
         self._host_touch(tensor, False, "HostSlot.read")
@@ -144,6 +160,7 @@ class Checker:
     def _gone(self, shadow: Shadow) -> None:
         """A storage ended: what is launched next on its home stream may get its memory."""
         del self._shadows[shadow.key]
+        self._slots.gone(shadow.key)
         if shadow.home is None or (len(shadow.latest) == 1 and (shadow.home, True) in shadow.latest):
             return
         after = self._streams[shadow.home].clock

@@ -91,7 +91,9 @@ class SimulatedDevice(Device):
         advance(stream.clock, stream.agent, stream.tick)
         took = self.schedule.duration(stream.pace) if self.schedule is not None else 0.0
         inference, clock = torch.is_inference_mode_enabled(), list(stream.clock)
-        self._enqueue(stream, Launched(phase, buffers, self._launches, stream.tick, clock, inference, self.now, took))
+        images = self._checker.images(buffers) if self._checker is not None else ()
+        number, tick = self._launches, stream.tick
+        self._enqueue(stream, Launched(phase, buffers, number, tick, clock, inference, self.now, took, images))
 
     def record(self, stream: Stream) -> Event:
         assert isinstance(stream, SimulatedStream)

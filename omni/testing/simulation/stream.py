@@ -2,12 +2,14 @@
 
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
 from omni.device import Event, Phase
 from omni.testing.simulation.clock import Clock
+from omni.testing.simulation.images import Image
 
 
 class Asked(Protocol):
@@ -40,7 +42,8 @@ class SimulatedEvent:
 class Launched:
     """A phase in a queue. clock: what has happened before it; tick: its own. number: its place among all launches.
 
-    due_after: seconds that it takes. inference: whether it was launched in inference mode, in which it then runs.
+    due_after: seconds that it takes. inference: whether it was launched in inference mode, in which it then runs. images: of the
+    host slots that it uses.
     """
 
     phase: Phase
@@ -51,6 +54,7 @@ class Launched:
     inference: bool
     at: float
     due_after: float
+    images: Sequence[Image]
 
     def __str__(self) -> str:
         return f"{self.phase.__name__} (launch {self.number})"

@@ -310,6 +310,42 @@ def test_host_slots_used_by_the_rules_are_not_reported():
     device.assert_no_races()
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_what_the_host_writes_into_a_slot_after_the_launch_is_reported(late: bool):
+    """It writes as to any numpy array; on a device the copy may have been made or not."""
+    device = SimulatedDevice()
+    stream, slot, rows = device.stream("copies"), slot_of(device), torch.zeros(4, dtype=torch.int64)
+    array = slot.take()
+    array[:] = 1
+    if not late:
+        array[2] = 5
+    device.launch(stream, copy, rows, slot.tensor)
+    if late:
+        array[2] = 5
+    slot.guard(device.record(stream))
+    device.run()
+    slot.take()[:] = 7  # handed out again, it may be written
+    if not late:
+        device.assert_no_races()
+        return
+    race = only(device)
+    assert (race.first.by, race.second.by, race.byte) == ("the host", "copy", 16)
+    assert "the host writes by the slot's array, after the launch" in str(race)
+    assert race.buffer == "source (int64 [4])"
+
+
+def test_a_slot_that_phases_write_one_after_the_other_is_theirs_to_change():
+    device = SimulatedDevice()
+    stream, slot = device.stream("copies"), slot_of(device)
+    slot.take()
+    for value in (1, 2):
+        device.launch(stream, copy, slot.tensor, torch.full((4,), value))
+    slot.guard(device.record(stream))
+    device.assert_no_races()
+    assert slot.free
+    assert slot.read().tolist() == [2] * 4
+
+
 def test_memory_made_in_a_phase_is_checked_too():
     device = SimulatedDevice()
     one, two = device.stream("one"), device.stream("two")

@@ -1,0 +1,92 @@
+"""Device rows that condition steps, on a device that is late: a copy that fails half-way is over before its source is reused."""
+
+import functools
+
+import pytest
+import torch
+
+from omni.device import COMPLETED
+from omni.stage import Failed
+from omni_ar.options import ArOptions
+from support.ar_driver import ArDriver
+from support.late_faults import LateFaultyDevice, Owner, idle, simulate
+from support.listener_model import Listener, answered
+from support.row_feeder import PAD, RowFeeder, random_pages
+
+WIDTH, TOKENS = 8, 9
+MODEL = Listener(WIDTH)
+PROMPTS = [[(7 * place + 5 * index) % 53 for place in range(2 + 3 * index)] for index in range(3)]
+SEEDS = range(3)
+
+
+class Lenders:
+    """Feeds each request rows from pages of its own and from a tensor, all of which are written over when they are free."""
+
+    def __init__(self, device: LateFaultyDevice) -> None:
+        self.owner = Owner(device)
+        self.driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=2, block_size=3))
+        self.feed = RowFeeder(self.driver, random_pages(WIDTH))
+
+    def give(self, index: int) -> None:
+        name, feed = str(index), self.feed
+        feed.open(name, PROMPTS[index], max_tokens=TOKENS)
+        feed.pages = random_pages(WIDTH, seed=index)
+        given = feed.rows(name, [1, 2, 3], [index, 9, 4 * index])
+        self.owner.lend(given.ref, feed.pages)
+        # What its requests were told is kept apart from what is written over.
+        tensor = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(index))
+        feed.heard[name] += [(text, row_W.clone()) for text, row_W in zip([5, 6], tensor, strict=True)]
+        kept = list(feed.heard[name])
+        self.owner.lend(feed.tensor(name, [5, 6], tensor).ref, tensor)
+        feed.heard[name] = kept
+        feed.end(name)
+
+    def turn(self) -> bool:
+        return self.driver.tick() | self.owner.reuse()
+
+    @property
+    def over(self) -> bool:
+        ended = len(self.driver.ends) == len(PROMPTS)
+        return ended and not self.owner.waiting and idle(self.driver.worker)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("phase", ["gather_step_rows", "store_step_rows"])
+def test_rows_whose_copy_fails(phase: str, number: int, after: bool):
+    for seed in SEEDS:
+        device = LateFaultyDevice(seed)
+        lenders = Lenders(device)
+        driver = lenders.driver
+        simulation = simulate(device, lenders.turn, lambda lenders=lenders: lenders.over)
+        for index in range(len(PROMPTS)):
+            simulation.sometime(10, functools.partial(lenders.give, index), f"give {index}")
+        device.fail(phase, number, after=after)
+        simulation.run()
+        assert device.faults == 1
+        failed = {name for name, end in driver.ends.items() if isinstance(end, Failed)}
+        assert len(failed) == 1, "the copies of each are launched by themselves"
+        for index, prompt in enumerate(PROMPTS):
+            if str(index) not in failed:
+                with torch.inference_mode():
+                    wanted = answered(MODEL, prompt, lenders.feed.heard[str(index)], PAD, TOKENS)
+                assert driver.tokens(str(index)) == wanted
+        device.assert_no_races()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
+def test_producers_are_told_of_gathers_beside_one_that_failed(after: bool):
+    """The pages that were gathered first, and those of the gather that failed, may move: what was launched is waited for."""
+    device = LateFaultyDevice(None)
+    lenders = Lenders(device)
+    for index in range(2):
+        lenders.give(index)
+    device.fail("gather_step_rows", 1, after=after)
+    with torch.inference_mode():
+        while not device.faults:
+            lenders.driver.tick()
+            device.run({"ar"}, operations=0 if device.faults else 1)
+        readers = [part.relocate(part.pages.clone(), part.slots, COMPLETED) for part in lenders.feed.slices]
+        assert [reader.done() for reader in readers] == [False, False]
+        device.synchronize()
+    assert all(reader.done() for reader in readers)

@@ -1,0 +1,52 @@
+"""Streams of frames whose producer writes over its memory as soon as it may, for stages in which something fails half-way."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omni.payload import PageSlice
+from omni.stage import Failed
+from support.frame_bench import PAGE, POISON, FrameBench, frames
+from support.late_faults import LateFaultyDevice, Owner, idle, simulate
+
+
+class LateFrames:
+    """Feeds a stage, each payload from memory of its own: page rows, or a tensor every other time."""
+
+    def __init__(self, device: LateFaultyDevice, bench: FrameBench) -> None:
+        self.device = device
+        self.bench = bench
+        self.owner = Owner(device)
+        self._fed = 0
+
+    def play(self, codes: dict[str, NDArray[np.int64]], parts: int = 3) -> None:
+        """Requests come within a few rounds of each other, and their frames in parts. Until nothing is held or lent."""
+        simulation = simulate(self.device, self._turn, lambda: self._over(codes))
+        for name, rows in codes.items():
+            tick = 0
+            for number, part in enumerate(np.array_split(rows, parts)):
+                tick += simulation.random.randrange(20 if not number else 12)
+                simulation.at(tick, lambda n=name, r=part: self.feed(n, r), "feed")
+            simulation.at(tick, lambda n=name: self.bench.end(n), "end")
+        simulation.run()
+
+    def feed(self, name: str, codes: NDArray[np.int64]) -> None:
+        self._fed += 1
+        if self._fed % 2:
+            pages = torch.full((len(codes) // PAGE + 2, PAGE, codes.shape[1]), POISON)
+            slots = np.random.default_rng(self._fed).permutation(pages.shape[0] * PAGE)[: len(codes)]
+            pages.flatten(0, 1)[torch.from_numpy(slots)] = torch.from_numpy(codes)
+            self.owner.lend(self.bench.feed(name, frames(PageSlice(pages, slots))), pages)
+        else:
+            memory = torch.from_numpy(codes).clone()
+            self.owner.lend(self.bench.feed(name, frames(memory)), memory)
+
+    @property
+    def failed(self) -> set[str]:
+        return {name for name, end in self.bench.ends.items() if isinstance(end, Failed)}
+
+    def _turn(self) -> bool:
+        return self.bench.tick() | self.owner.reuse()
+
+    def _over(self, codes: dict[str, NDArray[np.int64]]) -> bool:
+        return len(self.bench.ends) == len(codes) and not self.owner.waiting and idle(self.bench.worker)
