@@ -40,12 +40,14 @@ class Copier:
         slots = [piece.scattered() for piece, _ in pieces]
         told = [rows for rows in slots if rows is not None]
         views = iter(self._uploader.send(told)) if told else iter(())
-        for (piece, host), rows in zip(pieces, slots, strict=True):
-            self._launch(piece, host, None if rows is None else next(views))
-        end = self.end()
-        for piece, _ in pieces:
-            if isinstance(piece.part.tensor, PageSlice):
-                piece.part.tensor.gathered(end)
+        try:
+            for (piece, host), rows in zip(pieces, slots, strict=True):
+                self._launch(piece, host, None if rows is None else next(views))
+        finally:
+            end = self.end()
+            for piece, _ in pieces:
+                if isinstance(piece.part.tensor, PageSlice):
+                    piece.part.tensor.gathered(end)
         return end
 
     def end(self) -> Event:

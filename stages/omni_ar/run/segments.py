@@ -1,9 +1,11 @@
 """Takes segments in: what lies in pages of another stage, in another dtype or on the host is copied into memory of this one."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from omni.device import COMPLETED, Device, Stream, Uploader
+from omni.device import COMPLETED, Device, Event, Stream, Uploader
 from omni.errors import InputError
 from omni.payload import PageSlice
 from omni.stage import Feed, release
@@ -75,7 +77,9 @@ class SegmentIntake:
                 taken.append(request)
             except Exception as error:
                 # A gather of one of its tensors may have been launched before another's failed.
-                release(message, self._device.record(self._stream))
+                end = self._device.record(self._stream)
+                _tell(message.payload.tensors.values(), end)
+                release(message, end)
                 failed.append((request, error))
         self._waiting = waiting
         return taken, failed
@@ -89,8 +93,7 @@ class SegmentIntake:
         # The copies are on the stream that will read them, so the prompt need not wait for them.
         copied = self._gather(slices) | self._copy({name: t for name, t in tensors.items() if name not in fitting})
         end = self._device.record(self._stream)
-        for source in slices.values():
-            source.gathered(end)
+        _tell(slices.values(), end)
         if fitting:  # they are read where they are, later
             return ReadySegment(fitting | copied, end, message.lease)
         release(message, end)
@@ -125,6 +128,13 @@ class SegmentIntake:
             self._device.launch(self._stream, copy_segment, source, out)
             copied[name] = out
         return copied
+
+
+def _tell(tensors: Iterable[Tensor | PageSlice], end: Event) -> None:
+    """Their producer, of gathers that are over at `end`."""
+    for source in tensors:
+        if isinstance(source, PageSlice):
+            source.gathered(end)
 
 
 def gather_segment(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
