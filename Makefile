@@ -25,9 +25,9 @@ demo: $(MODEL)/config.json
 	@echo
 	@ls $(ANSWER).txt $(ANSWER).wav
 
-# A file's tests share what is costly to make, so a file stays in one process.
+# A file's tests share what is costly to make, so a file stays in one process. Files come in the shuffled order, not the largest first.
 test: $(INSTALLED)
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # Plants faults and counts those that tests catch, other ones with make mutants MUTANTS="--seed 2 --count 60"; see CONTRIBUTING.md.
 mutants: $(INSTALLED)

@@ -20,11 +20,12 @@ class PageSlice:
 
     A reference lives for one gather: the consumer copies the rows once they have arrived (`Feed.arrived`) and releases it.
 
-    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. It tells of each gather by `gathered`: its
-    release alone does not reach the producer while another input of the same payload holds a lease.
+    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. It tells of each gather by `gathered`, of
+    one that fails half-way too: its release alone does not reach the producer while another input of the same payload holds a
+    lease, and says nothing of where the rows were.
 
     The producer may move the rows (`relocate`) while its `Hold` is not `released`: later gathers read the new place. The old rows
-    are its own again when `moved`, the event that `relocate` returned and `Hold.settled` say so.
+    are its own again when `moved` and the event that `relocate` returned say so.
     """
 
     __slots__ = ("_readers", "moved", "pages", "slots")

@@ -4,8 +4,7 @@
 |---|---|---|
 | taken | each consumer made it its own concern or let go of it: it counts no more against the edge's credit | orchestrator |
 | released | each consumer let go of it: nothing more that reads it will be launched (`Hold.released`) | producer |
-| settled | what consumers launched before they let go is over, whether or not all have (`Hold.settled`) | producer |
-| free | released and settled: the memory is the producer's again (`Hold.free`) | producer |
+| free | released, and what consumers launched before is over: the memory is the producer's again (`Hold.free`) | producer |
 """
 
 import logging
@@ -38,11 +37,6 @@ class Hold:
     def released(self) -> bool:
         """No consumer will launch anything more that reads the payload; what was launched may still be running."""
         return self._sealed and all(ref.released for ref in self._refs)
-
-    @property
-    def settled(self) -> bool:
-        """What consumers launched before they let go of the payload is over, whether or not all of them have let go."""
-        return all(ref.freed for ref in self._refs if ref.released)
 
     @property
     def free(self) -> bool:

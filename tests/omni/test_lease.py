@@ -61,13 +61,13 @@ def test_a_hold_tells_who_may_still_start_to_read_from_who_still_reads() -> None
     for ref in (quick, slow):
         hold.take(ref)
     hold.seal()
-    assert (hold.released, hold.settled, hold.free) == (False, True, False)
+    assert (hold.released, hold.free) == (False, False)
     connector.release(quick, gate)
-    assert (hold.released, hold.settled, hold.free) == (False, False, False)
+    assert (hold.released, hold.free) == (False, False)
     connector.abort(slow, "its request is over")
-    assert (hold.released, hold.settled, hold.free) == (True, False, False)
+    assert (hold.released, hold.free) == (True, False)
     gate.open = True
-    assert (hold.released, hold.settled, hold.free) == (True, True, True)
+    assert (hold.released, hold.free) == (True, True)
 
 
 def test_a_hold_that_may_be_taken_still_is_not_released() -> None:

@@ -157,7 +157,9 @@ class ArWorkerDriver(StageDriver):
         out = self._launch_gather(part)
         self.rows.setdefault(lent.produced.request_id, []).append((meta, out))
         self.looks += [(look, out) for look in lent.looks]
-        self.connector.release(lent.ref, self.device.record(self.consumer_stream))
+        end = self.device.record(self.consumer_stream)
+        part.gathered(end)
+        self.connector.release(lent.ref, end)
 
     def _launch_gather(self, part: PageSlice) -> Tensor:
         place = part.pages.device

@@ -158,12 +158,11 @@ class Runner:
             blocks = self._forward.decode_blocks(plan)
             decodes = self._forward.decodes(view(packed.rows), view(packed.steps), blocks, self.pages)
             self.device.enqueue(self.stream, decodes)
-        emits = any(scheduled.emits_hidden for scheduled in rows) or (rows and self._model.shape.emits_tokens)
-        written = self._written(self.device.record(self.stream)) if emits else None
+        emits = any(scheduled.emits_hidden for scheduled in rows) or (bool(rows) and self._model.shape.emits_tokens)
         edits = view_edits(packed.edits, view) if packed.edits is not None else None
         hidden_RD = self._buffers.hidden[: len(rows)]
         return StepContext(
-            plan.step, rows, padded, view(packed.rows), view(packed.advance), hidden_RD, flags, edits, scores, written
+            plan.step, rows, padded, view(packed.rows), view(packed.advance), hidden_RD, flags, edits, scores, emits
         )
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
@@ -175,9 +174,10 @@ class Runner:
         elif context.rows:
             tokens = self.source.sample(context)
             self._predict_codes(context)
-        hidden = (
-            Written(self.pages.hidden, context.written) if context.written and self.pages.hidden is not None else None
-        )
+        hidden = None
+        if tokens is not None and context.emits and self.pages.hidden is not None:
+            # The forward wrote them before there were tokens: an event of their own would say nothing more.
+            hidden = Written(self.pages.hidden, tokens.made)
         scores = self._scorer.score(context)
         end = self._end(tokens, scores)
         pages = self.pages.codes if context.rows else None
@@ -214,7 +214,7 @@ class Runner:
         return self.device.record(self.stream)
 
     def _written(self, launched: Event) -> Event:
-        """The event of payload that is there after `launched`: what consumers wait for is on a stream of its own, as is what they
+        """The event of frames that are there after `launched`: what consumers wait for is on a stream of its own, as is what they
         do."""
         self.device.wait(self._payload_stream, launched)
         return self.device.record(self._payload_stream)

@@ -55,7 +55,7 @@ class StepContext:
 
     rows: those that are sampled, perhaps none: the step may hold nothing but chunks that do not reach their prompt's end.
     padded: rows of the captured batch that may stand for this one; None if there is none.
-    written: the hidden states that the step stores for consumers are in their pages; None if it stores none.
+    emits: whether it stores hidden states for consumers.
     """
 
     step: int
@@ -67,7 +67,7 @@ class StepContext:
     flags: SamplingFlags
     edits: StepEdits | None
     prompt_scores: PromptScores | None
-    written: Event | None
+    emits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHandoff:
-    """The deferred handoff: where this step's hidden states and frames are. Shares nothing with the token handoff."""
+    """The deferred handoff: where this step's hidden states and frames are, which no token waits for."""
 
     hidden: Written | None
     codes: Written | None

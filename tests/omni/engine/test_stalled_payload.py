@@ -12,7 +12,6 @@ SECONDS = 5.0
 TOKENS = 14
 PROMPTS = [[(7 * place + 3 * index) % 61 for place in range(4 + 2 * index)] for index in range(4)]
 STREAMS = {
-    "writer-payload": (READER, CLERK),
     "reader": (READER,),
     "reader-copy": (READER,),
     f"{WRITER}->{CLERK}-host": (CLERK,),
@@ -83,7 +82,7 @@ def test_with_its_credit_used_up_a_request_waits_and_the_others_do_not(tmp_path:
     credit = 3
     device = steady_device(1)
     engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK], credit=credit), device=device)
-    device.stall("writer-payload", SECONDS)
+    device.stall(f"{WRITER}->{CLERK}-host", SECONDS)
     filed = engine.submit("filed", PROMPTS[0], max_tokens=30)
     others = [
         engine.submit(str(index), prompt, max_tokens=30, modalities=frozenset({"text"}))

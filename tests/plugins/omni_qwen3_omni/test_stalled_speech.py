@@ -18,7 +18,7 @@ CHATS = [
 ]
 
 
-@pytest.mark.parametrize("stalled", ["thinker-payload", "talker", "code2wav", "code2wav-copy"])
+@pytest.mark.parametrize("stalled", ["talker-payload", "talker", "code2wav", "code2wav-copy"])
 def test_text_comes_while_speech_stalls_and_then_speech_does(stalled: str) -> None:
     folder = tiny_checkpoint(**SHAPE)
     device = SimulatedDevice(2, check=False)

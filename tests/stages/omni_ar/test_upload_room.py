@@ -150,16 +150,17 @@ def request(row: int, shape: ArShape, limits: Limits, length: int, outputs: int)
 @pytest.mark.parametrize("replayed", [False, True])
 def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: bool) -> None:
     """As many rows start as may, with everything, and all others decode, get a block and are guided."""
-    shape, size = shape_of(columns), 2
-    options = ArOptions(max_num_seqs=rows, max_num_batched_tokens=budget, block_size=size)
+    shape = shape_of(columns)
+    options = ArOptions(max_num_seqs=rows, max_num_batched_tokens=budget, block_size=1)
     limits = Limits.of("text", options, shape, PROCESSORS)
     starts = min(rows, MAX_STARTS)
     decodes = [request(row, shape, limits, 2, LENGTH - 3) for row in range(starts, rows)]
-    length = max(1, min(LENGTH - 1, (budget - len(decodes)) // starts))
+    length = max(1, min(LENGTH - 2, (budget - len(decodes)) // starts))
     chunks = []
     for row in range(starts):
-        if replayed:  # its prompt is in the prefix cache
-            chunks.append(Chunk(request(row, shape, limits, 1, length), 1, length, first=True, last=True, replay=True))
+        if replayed:  # what goes before is in the prefix cache
+            one = request(row, shape, limits, 1, LENGTH - 2)
+            chunks.append(Chunk(one, one.target - length, length, first=True, last=True, replay=True))
         else:
             chunks.append(Chunk(request(row, shape, limits, length, 0), 0, length, first=True, last=True, replay=False))
     grown = [Growth(one, place) for one in decodes for place in (0, 1)][: rows + len(decodes)]

@@ -24,10 +24,10 @@ class _Spilled:
 
 @dataclass(slots=True, eq=False)
 class _Leaving:
-    """A table that its request does not need any more. moved: payload that was spilled, and gathers from the old place."""
+    """A table that its request does not need any more. moved: of payload that was spilled, gathers from the old place."""
 
     table: BlockTable
-    moved: list[tuple[Hold, Event]]
+    moved: list[Event]
 
     @property
     def free(self) -> bool:
@@ -35,7 +35,7 @@ class _Leaving:
         lent = self.table.lent
         while lent and lent[-1].hold.free:
             lent.pop()
-        gathered = all(hold.settled and reader.done() for hold, reader in self.moved)
+        gathered = all(reader.done() for reader in self.moved)
         return not lent and not self.table.unread and gathered
 
 
@@ -111,7 +111,7 @@ class Reclaimer:
         for slices in _by_pages(one for one in lent if not one.hold.released):
             for spilled in self._spiller.spill(slices) if self._spiller.ready else ():
                 hold = owners[id(spilled.part)]
-                leaving.moved.append((hold, spilled.reader))
+                leaving.moved.append(spilled.reader)
                 self._spilled.append(_Spilled(hold, spilled.memory))
                 gone.add(id(spilled.part))
         kept = ((one.hold, [part for part in one.slices if id(part) not in gone]) for one in lent)
