@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from omni.checkpoint.json_file import read_object
+from omni.checkpoint.regular_file import is_file
 from omni.errors import CheckpointError
 from omni.frontend.chat_template import check_configured, read_jinja, read_json
+from omni.frontend.preprocessor import check_preprocessor
 
 
 def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
@@ -18,7 +20,7 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
     # Read here first, for an error that names the file.
     read_object(folder / "tokenizer_config.json")
     template = read_jinja(folder)
-    whole, *halves = ((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    whole, *halves = (is_file(folder / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     # Without any of them transformers would go on with an empty vocabulary.
     if not whole and not all(halves):
         problem = f"there is none in {folder}, neither tokenizer.json nor vocab.json and merges.txt"
@@ -48,7 +50,7 @@ def load_preprocessor(folder: Path, kind: Any) -> Any:
 
     Raises CheckpointError if that is missing or wrong.
     """
-    read_object(folder / "preprocessor_config.json")
+    check_preprocessor(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True)
     # What transformers raises depends on what is wrong with the file.

@@ -1,6 +1,7 @@
 """Texts and their token ids, by a tokenizer of transformers."""
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from omni.errors import InputError
 from omni.frontend.base import Chat, Frontend, Part, TextPart
 from omni.frontend.chat_template import chat_template
+from omni.frontend.probe import check_template
 from omni.frontend.template import Turns
 
 Ids = NDArray[np.int64]
@@ -27,6 +29,14 @@ class TokenizedFrontend(Frontend):
         """The ids of a text, int64 `[T]`, with what the tokenizer puts around every text, unless it is to be `bare`."""
         with self._lock:
             return np.asarray(self._tokenizer(text, add_special_tokens=not bare)["input_ids"], np.int64)
+
+    def check_template(self, placeholders: Mapping[str, int], *, answer: bool, bare: bool = False) -> Ids:
+        """Raises CheckpointError for a chat template that lays out short chats wrongly, as `omni.frontend.probe` has it.
+
+        placeholders: ids by kind of medium. Returns the ids of a chat of text.
+        """
+        assert self._template is not None, "load_tokenizer refuses a folder without one, unless it is told that there are no chats"
+        return check_template(self._template, lambda text: self.text_ids(text, bare=bare), placeholders, answer)
 
     def render(self, turns: Turns, *, answer: bool) -> str:
         """A chat as the checkpoint's template lays it out, up to where an `answer` begins if one is wanted. Threads do not wait for

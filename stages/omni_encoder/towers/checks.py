@@ -34,6 +34,9 @@ def check_picture_tower(config: Section, width: int) -> None:
     head = config["hidden_size"] // config["num_heads"]
     config.require(head % 4 == 0, "num_heads", f"gives heads of {head}, which rows and columns cannot share in pairs")
     config.require_equal({"in_channels": 3, "out_hidden_size": width})
+    rope = config.part("rope_parameters")
+    rope.require_equal({"rope_type": "axial"})
+    rope.require_numbers("rope_theta")
     _check_activation(config, "hidden_act")
 
 
