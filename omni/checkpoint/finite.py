@@ -1,6 +1,6 @@
 """Weights that are no numbers, or too large for the dtype that they are wanted in: all that a model says of them is nonsense."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def check_finite(weights: Mapping[str, Tensor], held: Iterable[Tensor]) -> None:
         raise CheckpointError(name, problem, "download the shard again, or use a dtype that holds them")
 
 
-def _largest(tensors: Sequence[Tensor]) -> Tensor:
+def _largest(tensors: list[Tensor]) -> Tensor:
     """The largest magnitude in each, or what is not finite, on the host."""
     if tensors[0].device.type == "cuda":
         with may_sync(SyncPoint.LOAD):

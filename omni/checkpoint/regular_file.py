@@ -21,7 +21,9 @@ def is_file(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
-        raise CheckpointError(shown(path.name), f"cannot be read ({_reason(error)})", "give a file that can be") from error
+        raise CheckpointError(
+            shown(path.name), f"cannot be read ({_reason(error)})", "give a file that can be"
+        ) from error
     if stat.S_ISREG(mode):
         return True
     if stat.S_ISDIR(mode):
@@ -35,7 +37,9 @@ def check_folder(folder: Path) -> None:
         for path in folder.iterdir():
             is_file(path) if path.exists() else None
     except OSError as error:
-        raise CheckpointError("model", f"{folder} cannot be read ({_reason(error)})", "give a folder that can be") from error
+        raise CheckpointError(
+            "model", f"{folder} cannot be read ({_reason(error)})", "give a folder that can be"
+        ) from error
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -44,7 +48,9 @@ def open_file(path: Path) -> BinaryIO:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        raise CheckpointError(shown(path.name), f"cannot be read ({_reason(error)})", "give a file that can be") from error
+        raise CheckpointError(
+            shown(path.name), f"cannot be read ({_reason(error)})", "give a file that can be"
+        ) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

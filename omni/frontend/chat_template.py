@@ -5,7 +5,6 @@ from typing import Any
 
 from omni.checkpoint.json_file import read_optional_object
 from omni.checkpoint.regular_file import is_file, read_text
-from omni.errors import CheckpointError
 from omni.frontend.template import MAX_SOURCE, ChatTemplate
 
 _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json: chat_template"
@@ -32,7 +31,9 @@ def chat_template(tokenizer: Any) -> ChatTemplate | None:
     """That of a tokenizer from `load_tokenizer`; None if it has none. It gives what the tokenizer's `apply_chat_template` gives."""
     if not tokenizer.chat_template:
         return None
-    return ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map, _field(Path(tokenizer.name_or_path)))
+    return ChatTemplate(
+        tokenizer.get_chat_template(), tokenizer.special_tokens_map, _field(Path(tokenizer.name_or_path))
+    )
 
 
 def _field(folder: Path) -> str:

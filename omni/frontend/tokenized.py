@@ -35,13 +35,17 @@ class TokenizedFrontend(Frontend):
 
         placeholders: ids by kind of medium. Returns the ids of a chat of text.
         """
-        assert self._template is not None, "load_tokenizer refuses a folder without one, unless it is told that there are no chats"
+        assert self._template is not None, (
+            "load_tokenizer refuses a folder without one, unless it is told that there are no chats"
+        )
         return check_template(self._template, lambda text: self.text_ids(text, bare=bare), placeholders, answer)
 
     def render(self, turns: Turns, *, answer: bool) -> str:
         """A chat as the checkpoint's template lays it out, up to where an `answer` begins if one is wanted. Threads do not wait for
         each other. Raises InputError for a chat that the template refuses."""
-        assert self._template is not None, "load_tokenizer refuses a folder without one, unless it is told that there are no chats"
+        assert self._template is not None, (
+            "load_tokenizer refuses a folder without one, unless it is told that there are no chats"
+        )
         return self._template.render(turns, answer=answer)
 
 

@@ -13,7 +13,6 @@ from omni_ar.layers import DecoderConfig, decoder_config
 from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
 from omni_vocoder.layers import check_rates
 
-
 _MOST_REACH = 256
 """Of a kernel, and of a dilation."""
 

@@ -69,11 +69,11 @@ class Fault:
 
 @cache
 def chat_folder() -> Path:
-    return write_chat_model(Path(mkdtemp(prefix="omni-chat-")))
+    return Path(write_chat_model(Path(mkdtemp(prefix="omni-chat-"))))
 
 
 def whole_omni() -> Path:
-    return tiny_checkpoint(3)
+    return Path(tiny_checkpoint(3))
 
 
 FAMILIES: dict[str, Callable[[], Path]] = {
@@ -113,7 +113,9 @@ def content(folder: Path, file: str) -> Any:
 def _united(held: Any, filled: Any) -> Any:
     if not isinstance(held, dict):
         return held
-    both = {name: _united(value, filled.get(name) if isinstance(filled, dict) else None) for name, value in held.items()}
+    both = {
+        name: _united(value, filled.get(name) if isinstance(filled, dict) else None) for name, value in held.items()
+    }
     return both | {name: value for name, value in (filled or {}).items() if name not in both}
 
 

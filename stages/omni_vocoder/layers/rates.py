@@ -18,7 +18,9 @@ def check_rates(config: Section, *names: str) -> None:
         config.require_list(name, most=16)
         config.require_counts(name, most=_MOST_RATE)
         samples *= math.prod(config[name])
-        config.require(samples <= _MOST_SAMPLES, name, f"gives {samples:,} samples for a frame, above {_MOST_SAMPLES:,}")
+        config.require(
+            samples <= _MOST_SAMPLES, name, f"gives {samples:,} samples for a frame, above {_MOST_SAMPLES:,}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
