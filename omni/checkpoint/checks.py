@@ -11,6 +11,9 @@ RESTORE_FILE = "use the file that belongs to these weights"
 RESTORE_CONFIG = "use the config.json that belongs to these weights"
 """The same of a value, or the shape of a weight, that config.json does not have."""
 
+OTHER_MODEL = "the file may be right, but use another model"
+"""What to do about what is merely not served here."""
+
 MOST = 2**18
 """Of what counts how wide or how many parts of a model are: several times as much as any published one has."""
 
@@ -60,7 +63,7 @@ class Section:
         return Section(values, f"{self._path}.{name}" if self._path else name)
 
     def require_equal(self, values: Mapping[str, object]) -> None:
-        """Fields that have one value only for which a model is built."""
+        """Fields that follow from others."""
         for name, value in values.items():
             self.require(self[name] == value, name, f"is {quoted(self[name])}, not {value!r}")
 
@@ -96,6 +99,13 @@ class Section:
         if like is not None:
             expected = len(self[like])
             self.require(count == expected, name, f"has {count} entries beside {expected} of {like}")
+
+    def require_supported(self, values: Mapping[str, object]) -> None:
+        """Fields that may have another value in a right file, of a model that is not served here."""
+        for name, value in values.items():
+            if self[name] != value:
+                problem = f"is {quoted(self[name])}, not {value!r}, which alone is supported"
+                raise CheckpointError(self.field(name), problem, OTHER_MODEL)
 
     def require_at_least(self, least: int, *names: str) -> None:
         """Numbers, or lists and tables of them."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from omni.checkpoint.checkpoint import Checkpoint
 from omni.checkpoint.checks import RESTORE_CONFIG
+from omni.checkpoint.finite import check_finite
 from omni.checkpoint.stream import stream_weights
 from omni.device import Device
 from omni.device.cpu import CpuDevice
@@ -52,7 +53,7 @@ def load_module(
     device: the module's; None for one on the host.
 
     Raises CheckpointError for a weight with no such parameter, a wrong tensor shape, two weights for one place, and
-    parameters that no weight fills.
+    parameters that no weight fills; and, once they are there, for weights that are not finite in the module's dtype.
     """
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     places = _places(checkpoint, targets, rename, prefixes, stacked)
@@ -63,6 +64,8 @@ def load_module(
         # Between two places of host memory there is nothing to overlap: streams are for devices that have memory of their own.
         apart = device is not None and device.torch_device.type == "cuda"
         stream_weights(there, device if device is not None and apart else CpuDevice())
+        filled = {id(target): target.detach() for target in (targets[place.parameter] for place in places.values())}
+        check_finite(views, filled.values())
 
 
 def _places(

@@ -17,6 +17,8 @@ INDEX = "model.safetensors.index.json"
 MAX_WEIGHTS = 1_000_000
 """Of a checkpoint. Published ones have 150,000 at most."""
 
+_OTHER_FORMATS = (".bin", ".gguf", ".pth", ".h5", ".msgpack", ".onnx")
+
 
 class _Index(msgspec.Struct):
     """What is read of the index."""
@@ -63,6 +65,10 @@ def locate_weights(folder: Path) -> dict[str, Path]:
     single = folder / SINGLE
     if is_file(single):
         return dict.fromkeys(sorted(Shard(single, frozenset()).names), single)
+    others = sorted(file.name for file in folder.iterdir() if file.suffix in _OTHER_FORMATS)
+    if others:
+        problem = f"holds weights as {_some(others)}, a format that is not supported"
+        raise CheckpointError("checkpoint", problem, "use a checkpoint in safetensors files, or convert it to them")
     problem = f"{folder} holds no weights: neither {INDEX} nor {SINGLE}"
     raise CheckpointError("checkpoint", problem, 'download them, or use load_format="dummy" for random weights')
 

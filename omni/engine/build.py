@@ -1,6 +1,7 @@
 """From a checkpoint to an engine: pipeline, overrides, validation, then stages in order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -117,12 +118,25 @@ def load_stages(
         for stage in plan.pipeline.order():
             own = _DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
-            with room_for(stage.name, "weights and buffers", device):
+            with room_for(stage.name, "weights and buffers", device), _built(stage.name):
                 loaded[stage.name] = plan.kinds[stage.name].load(context)
     # Zeroed buffers and random weights were written on the default stream, which the stages' streams do not wait for.
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
     return loaded
+
+
+@contextmanager
+def _built(stage: str) -> Iterator[None]:
+    """Families check what they know of config.json. Libraries refuse the rest in ways of their own: it is about that file, too."""
+    try:
+        yield
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        problem = f"stage {stage!r} cannot be built as it says ({type(error).__name__}: {str(error)[:200]})"
+        remedy = (
+            "use the config.json that belongs to these weights; if it is right, this is a fault of the stage's plugin"
+        )
+        raise CheckpointError("config.json", problem, remedy) from error
 
 
 def build_engine(

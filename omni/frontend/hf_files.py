@@ -4,9 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omni.checkpoint.json_file import read_object
+from omni.checkpoint.regular_file import is_file
 from omni.errors import CheckpointError
 from omni.frontend.chat_template import check_configured, read_jinja, read_json
+from omni.frontend.preprocessor import check_preprocessor
+from omni.frontend.tokenizer_files import check_tokenizer_files
 
 
 def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
@@ -15,10 +17,10 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
     The template comes from chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there first. Raises
     CheckpointError if a file is missing or wrong.
     """
-    # Read here first, for an error that names the file.
-    read_object(folder / "tokenizer_config.json")
+    # Read here first, for an error that names the file and the field.
+    check_tokenizer_files(folder)
     template = read_jinja(folder)
-    whole, *halves = ((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    whole, *halves = (is_file(folder / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     # Without any of them transformers would go on with an empty vocabulary.
     if not whole and not all(halves):
         problem = f"there is none in {folder}, neither tokenizer.json nor vocab.json and merges.txt"
@@ -28,7 +30,7 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
         tokenizer = kind.from_pretrained(folder, local_files_only=True, model_max_length=sys.maxsize)
     # What the tokenizers library raises has no class of its own.
     except Exception as error:
-        problem = f"the files in {folder} cannot be read ({error})"
+        problem = f"the files in {folder} cannot be read ({str(error)[:200]})"
         raise CheckpointError("tokenizer", problem, "download the tokenizer files again") from error
     if template is None and chat:
         # Where processors keep it, a tokenizer does not look.
@@ -48,10 +50,10 @@ def load_preprocessor(folder: Path, kind: Any) -> Any:
 
     Raises CheckpointError if that is missing or wrong.
     """
-    read_object(folder / "preprocessor_config.json")
+    check_preprocessor(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True)
     # What transformers raises depends on what is wrong with the file.
     except Exception as error:
-        problem = f"the one in {folder} cannot be read ({error})"
+        problem = f"the one in {folder} cannot be read ({str(error)[:200]})"
         raise CheckpointError("preprocessor_config.json", problem, "download the file") from error

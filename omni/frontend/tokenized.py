@@ -1,12 +1,13 @@
 """Texts and their token ids, by a tokenizer of transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni.errors import InputError
 from omni.frontend.base import Chat, Frontend, Part, TextPart
 from omni.frontend.chat_template import chat_template
 from omni.frontend.encoding import ControlTokens, Encoder, Ids
+from omni.frontend.probe import check_template
 from omni.frontend.template import Turns
 
 _HARMLESS = "x"
@@ -79,6 +80,16 @@ class TokenizedFrontend(Frontend):
             return self.render(turns, answer=False)
         except InputError:  # a template may refuse such a chat
             return ""
+
+    def check_template(self, placeholders: Mapping[str, int], *, answer: bool) -> Ids:
+        """Raises CheckpointError for a chat template that lays out short chats wrongly, as `omni.frontend.probe` has it.
+
+        placeholders: ids by kind of medium. Returns the ids of a chat of text.
+        """
+        assert self._template is not None, (
+            "load_tokenizer refuses a folder without one, unless it is told that there are no chats"
+        )
+        return check_template(self._template, lambda text: self.text_ids(text, bare=True), placeholders, answer)
 
     def render(self, turns: Turns, *, answer: bool) -> str:
         """A chat as the checkpoint's template lays it out, up to where an `answer` begins if one is wanted. Threads do not wait for

@@ -69,19 +69,21 @@ def _decoder(hf: Any, path: str) -> DecoderConfig:
 
 def _check(own: Section, codec: Section) -> None:
     """What the modules are built on. codec: values that transformers works out are in it, too."""
-    own.require_equal({"mlp_bias": False})
+    own.require_supported({"mlp_bias": False})
     own.require_counts("vocab_size", "text_vocab_size", most=2**22)
     own.require_counts("num_codebooks", least=2, most=1024)
     own.require_flags("tie_codebooks_embeddings")
     own.require_index(own["text_vocab_size"], "audio_token_id", "audio_eos_token_id")
     own.require_index(own["vocab_size"], "codebook_eos_token_id")
     same = {"num_codebooks": "num_codebooks", "vocab_size": "vocab_size", "backbone_hidden_size": "hidden_size"}
-    own.part("depth_decoder_config").require_equal({"mlp_bias": False} | {ours: own[its] for ours, its in same.items()})
+    depth = own.part("depth_decoder_config")
+    depth.require_supported({"mlp_bias": False})
+    depth.require_equal({ours: own[its] for ours, its in same.items()})
     _check_codec(codec)
-    codec.require_equal(
+    codec.require_equal({"num_quantizers": own["num_codebooks"]})
+    codec.require_supported(
         {
             "model_type": "mimi",
-            "num_quantizers": own["num_codebooks"],
             "use_causal_conv": True,
             "trim_right_ratio": 1.0,
             "pad_mode": "constant",

@@ -11,6 +11,7 @@ from omni.errors import InputError, quoted
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Prepared, TextPart
 from omni.frontend.hf_files import load_tokenizer
 from omni.frontend.media import Media, expand
+from omni.frontend.probe import check_vocabulary
 from omni.frontend.tokenized import TokenizedFrontend
 from omni.media import content_hash
 from omni.payload import Payload
@@ -34,6 +35,11 @@ class CsmFrontend(TokenizedFrontend):
         super().__init__(tokenizer)
         self._config = config
         self._reserved = str(tokenizer.added_tokens_decoder[config.audio_token])
+
+    def check(self) -> None:
+        """Raises CheckpointError, naming the file, for a tokenizer or a template that would fail requests."""
+        check_vocabulary(self._tokenizer, self._config.text_vocab_size)
+        self.check_template({"audio": self._config.audio_token}, answer=False)
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for what is no speaker, reserved words, and turns that lack their text or their sound."""
@@ -98,4 +104,6 @@ def _speaker(name: str, field: str) -> str:
 
 def build(checkpoint: Checkpoint) -> CsmFrontend:
     """The checkpoint's front end. Raises CheckpointError for files that are missing or wrong."""
-    return CsmFrontend(read_config(checkpoint), load_tokenizer(checkpoint.path, PreTrainedTokenizerFast))
+    frontend = CsmFrontend(read_config(checkpoint), load_tokenizer(checkpoint.path, PreTrainedTokenizerFast))
+    frontend.check()
+    return frontend

@@ -11,7 +11,7 @@ from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, Prepared
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
 from omni.frontend.media import Media, spectrum
-from omni.frontend.multimodal import MediaLayout, MultimodalFrontend
+from omni.frontend.multimodal import MultimodalFrontend, media_layout
 from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.hidden_conditioning import HeardPrompt
@@ -29,8 +29,7 @@ class OmniFrontend(MultimodalFrontend):
 
     def __init__(self, config: OmniConfig, voices: dict[str, VoiceReference], *processors: Any) -> None:
         tokenizer, images, self._audio = processors
-        merge, per_second = config.spatial_merge_size, config.position_id_per_seconds
-        super().__init__(MediaLayout(config.audio_token, config.image_token, merge, per_second), tokenizer, images)
+        super().__init__(media_layout(config, config.hf.thinker_config), tokenizer, images)
         self._config = config
         self._voices = voices
 
@@ -81,4 +80,7 @@ def build(checkpoint: Checkpoint) -> OmniFrontend:
     config, folder = read_config(checkpoint), checkpoint.path
     tokenizer = load_tokenizer(folder, Qwen2Tokenizer)
     processors = [load_preprocessor(folder, kind) for kind in (Qwen2VLImageProcessorPil, WhisperFeatureExtractor)]
-    return OmniFrontend(config, read_voices(checkpoint) if config.talker is not None else {}, tokenizer, *processors)
+    voices = read_voices(checkpoint) if config.talker is not None else {}
+    frontend = OmniFrontend(config, voices, tokenizer, *processors)
+    frontend.check()
+    return frontend

@@ -136,7 +136,7 @@ def _check_talker(talker: Section, thinker_text: Section) -> None:
 
 
 def _check_vocoder(vocoder: Section) -> None:
-    vocoder.require_equal({"hidden_act": "silu"})
+    vocoder.require_supported({"hidden_act": "silu"})
     vocoder.require_counts("codebook_size", most=2**22)
     vocoder.require_counts("num_quantizers", most=1024)
     vocoder.require_numbers("rms_norm_eps", most=1.0)

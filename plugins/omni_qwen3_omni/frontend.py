@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Qwen2Tokenizer, Qwen2VLImageProcessorPil, WhisperFeatureExtractor
 
 from omni.checkpoint import Checkpoint
+from omni.checkpoint.checks import RESTORE_FILE
+from omni.errors import CheckpointError
 from omni.frontend.base import AudioPart, Chat, Prepared
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
 from omni.frontend.media import Media, spectra
-from omni.frontend.multimodal import MediaLayout, MultimodalFrontend
+from omni.frontend.multimodal import MultimodalFrontend, media_layout
+from omni.frontend.tokenized import Ids
 from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.inputs import prompt_of
@@ -25,9 +29,19 @@ class OmniFrontend(MultimodalFrontend):
 
     def __init__(self, config: OmniConfig, *processors: Any) -> None:
         tokenizer, images, self._audio = processors
-        merge, per_second = config.spatial_merge_size, config.position_id_per_seconds
-        super().__init__(MediaLayout(config.audio_token, config.image_token, merge, per_second), tokenizer, images)
+        super().__init__(media_layout(config, config.hf.thinker_config), tokenizer, images)
         self._config = config
+
+    def check(self) -> Ids:
+        """Also for ids in config.json that turns are told apart by, and are not those of the template."""
+        ids, own = super().check(), self._config
+        opens = np.flatnonzero(ids[:-1] == own.im_start)
+        for name, token, turns in (("user", own.user, opens), ("assistant", own.assistant, opens[-1:])):
+            if token not in ids[turns + 1]:
+                field = f"config.json: {'im_start' if not opens.size else name}_token_id"
+                problem = f"is not what the chat template opens the turns of the {name} with"
+                raise CheckpointError(field, problem, RESTORE_FILE)
+        return ids
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -66,4 +80,6 @@ def build(checkpoint: Checkpoint) -> OmniFrontend:
     processors = [
         load_preprocessor(checkpoint.path, kind) for kind in (Qwen2VLImageProcessorPil, WhisperFeatureExtractor)
     ]
-    return OmniFrontend(read_config(checkpoint), tokenizer, *processors)
+    frontend = OmniFrontend(read_config(checkpoint), tokenizer, *processors)
+    frontend.check()
+    return frontend

@@ -9,13 +9,21 @@ from omni.errors import InputError
 from omni.frontend.base import Chat, Prepared
 from omni.frontend.chat import ChatFrontend
 from omni.frontend.hf_files import load_tokenizer
+from omni.frontend.probe import check_vocabulary
 from omni.frontend.tokenized import message_texts
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
+from omni_text.config import read_config
 
 
 class TextFrontend(ChatFrontend):
     """Chat template and tokenizer. A tokenizer without a template gets the texts as they are, one after the other."""
+
+    def check(self, vocab_size: int) -> None:
+        """Raises CheckpointError, naming the file, for a tokenizer or a template that would fail requests."""
+        check_vocabulary(self._tokenizer, vocab_size)
+        if self._tokenizer.chat_template:
+            self.check_template({}, answer=True)
 
     def prepare(self, chat: Chat) -> Prepared:
         """Raises InputError for media and for an empty prompt."""
@@ -33,4 +41,6 @@ class TextFrontend(ChatFrontend):
 
 def build(checkpoint: Checkpoint) -> TextFrontend:
     """The checkpoint's front end. Raises CheckpointError for files that are missing or wrong, but for a chat template."""
-    return TextFrontend(load_tokenizer(checkpoint.path, AutoTokenizer, chat=False))
+    frontend = TextFrontend(load_tokenizer(checkpoint.path, AutoTokenizer, chat=False))
+    frontend.check(read_config(checkpoint).vocab_size)
+    return frontend

@@ -6,10 +6,11 @@ from itertools import islice
 
 from omni.batch_sizes import captured_lengths, captured_sizes
 from omni.device import AllocationCount
+from omni.errors import ConfigError
 from omni.stage import Footprint, StageContext, capture_progress, module_bytes, room_for
 from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
-from omni_ar.options import ArOptions
+from omni_ar.options import GREEDY, ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.pages import block_bytes
@@ -20,6 +21,7 @@ from omni_ar.run.worker import ArWorker
 
 _log = logging.getLogger(__name__)
 
+_HARDLY_ANY = 3
 _BUFFERS = "the row buffers"
 _ROWS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
 """The options that make the buffers of rows and steps smaller."""
@@ -29,8 +31,8 @@ class LoadedAr:
     """Pages are KV blocks and their payload pages. The null block counts as fixed."""
 
     def __init__(self, context: StageContext, model: ArModel) -> None:
-        """Raises ConfigError for a length that the model was not made for, and for default sampling that every request would fail
-        of."""
+        """Raises ConfigError for a length that the model was not made for, and for default sampling and numbers of blocks that
+        every request would fail of."""
         assert isinstance(context.options, ArOptions)
         self._context = context
         self._options = context.options
@@ -40,6 +42,7 @@ class LoadedAr:
         self._processors.check_defaults(sampling.processors, f"{field}.processors")
         check_defaults(sampling, field, model.shape.vocab_size)
         self._limits = Limits.of(context.stage.name, context.options, model.shape, self._processors.on_device)
+        self._check_blocks()
         count = AllocationCount(context.device.torch_device)
         with count, self._room_for(_BUFFERS, *_ROWS):
             self._runner = self._new_runner()
@@ -53,6 +56,21 @@ class LoadedAr:
             chosen_pages=self._options.num_blocks,
         )
         worker.close()
+
+    def _check_blocks(self) -> None:
+        """Raises ConfigError for a number of blocks that is hardly meant: no request of default length could run. With more than
+        `_HARDLY_ANY`, those that ask for fewer tokens are what the user has in mind."""
+        chosen, size, length = self._options.num_blocks, self._limits.block_size, self._limits.max_model_len
+        most = self._options.sampling.over(GREEDY).max_tokens
+        assert most is not None
+        tokens = 1 + min(most, length - 1)
+        if chosen is not None and chosen <= _HARDLY_ANY and chosen * size < tokens:
+            name = self._context.stage.name
+            problem = (
+                f"{chosen} hold {chosen * size:,} tokens, and a request that leaves max_tokens open may take {tokens:,}"
+            )
+            remedy = f"use at least {-(-tokens // size)}, or lower {name}.sampling.max_tokens or {name}.max_model_len"
+            raise ConfigError(f"{name}.num_blocks", problem, remedy)
 
     def measure(self) -> int:
         with self._room_for("the largest steps", *_ROWS):

@@ -144,7 +144,7 @@ BAD_FILES: dict[str, tuple[Edit, str, str]] = {
     ),
     "no processor": (remove("preprocessor_config.json"), "preprocessor_config.json", "is missing from"),
     "no tokenizer": (remove("vocab.json"), "tokenizer", "download the tokenizer files"),
-    "a broken tokenizer": (write("vocab.json", "hm"), "tokenizer", "download the tokenizer files again"),
+    "a broken tokenizer": (write("vocab.json", "hm"), "vocab.json", "is not valid JSON"),
     "no template": (remove("chat_template.json"), "chat_template", "download chat_template.json"),
     "a wrong sampling default": (
         write("generation_config.json", '{"do_sample": true, "temperature": "hot"}'),

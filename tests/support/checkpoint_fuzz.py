@@ -69,11 +69,11 @@ class Fault:
 
 @cache
 def chat_folder() -> Path:
-    return write_chat_model(Path(mkdtemp(prefix="omni-chat-")))
+    return Path(write_chat_model(Path(mkdtemp(prefix="omni-chat-"))))
 
 
 def whole_omni() -> Path:
-    return tiny_checkpoint(3)
+    return Path(tiny_checkpoint(3))
 
 
 FAMILIES: dict[str, Callable[[], Path]] = {

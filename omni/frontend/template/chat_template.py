@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateAssertionError
+
 from omni.errors import CheckpointError, InputError
 from omni.frontend.template.effort import limited
 from omni.frontend.template.environment import BoundedEnvironment
@@ -35,6 +37,9 @@ class ChatTemplate:
         try:
             with limited():
                 self._template = BoundedEnvironment().from_string(source)
+        except TemplateAssertionError as error:
+            problem = f"uses what is not supported ({_short(error)})"
+            raise CheckpointError(field, problem, "use a template that transformers can render") from error
         # Whatever it is that jinja2 or Python's compiler cannot do with it.
         except Exception as error:
             raise CheckpointError(field, f"is cut off or no Jinja template ({_short(error)})", _RESTORE) from error

@@ -37,7 +37,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         # It writes as much as it is asked to, and no template of a chat needs it.
         del self.globals["lipsum"]
         self.filters["tojson"] = _to_json
-        self.filters = {name: _counted(function, name) for name, function in self.filters.items()}
+        filters: dict[str, Callable[..., Any]] = self.filters
+        self.filters = {name: _counted(function, name) for name, function in filters.items()}
         self.tests = {name: _counted(function, "") for name, function in self.tests.items()}
         self.filters |= {_JOIN: _join, _COUNT: _count}
 
@@ -46,7 +47,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Read at the beginning of each turn of a loop. A property: compiled templates read it without the costs of a call."""
         tick()
 
-    def call(self, context: Context, function: Any, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, *arguments: Any, **named: Any) -> Any:
         tick()
         if isinstance(function, BuiltinMethodType) and function.__name__ in _LENGTHENING_METHODS:
             check_call([function.__self__, *arguments], named)
@@ -98,10 +99,12 @@ class _Instrument(NodeTransformer):
         return node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
-        return _filter(self.generic_visit(node), _COUNT)
+        self.generic_visit(node)
+        return _filter(node, _COUNT)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return _filter(self.generic_visit(node), _COUNT)
+        self.generic_visit(node)
+        return _filter(node, _COUNT)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)

@@ -2,7 +2,8 @@
 
 from transformers.activations import ACT2FN
 
-from omni.checkpoint.checks import Section, quoted
+from omni.checkpoint.checks import OTHER_MODEL, Section, quoted
+from omni.errors import CheckpointError
 
 _MOST_POSITIONS = 2**20
 _MOST_WINDOW = 2**16
@@ -33,9 +34,14 @@ def check_picture_tower(config: Section, width: int) -> None:
     config.require_multiple("hidden_size", of="num_heads")
     head = config["hidden_size"] // config["num_heads"]
     config.require(head % 4 == 0, "num_heads", f"gives heads of {head}, which rows and columns cannot share in pairs")
-    config.require_equal({"in_channels": 3, "out_hidden_size": width})
+    config.require_equal({"out_hidden_size": width})
+    config.require_supported({"in_channels": 3})
+    rope = config.part("rope_parameters")
+    rope.require_supported({"rope_type": "axial"})
+    rope.require_numbers("rope_theta")
     _check_activation(config, "hidden_act")
 
 
 def _check_activation(config: Section, name: str) -> None:
-    config.require(config[name] in ACT2FN, name, f"is {quoted(config[name])}, which is not known")
+    if config[name] not in ACT2FN:
+        raise CheckpointError(config.field(name), f"is {quoted(config[name])}, which is not supported", OTHER_MODEL)

@@ -35,5 +35,5 @@ def load_tower(context: StageContext, kind: Any, config: Any, prefix: str) -> Pr
 def read_max_pixels(checkpoint: Checkpoint) -> int | None:
     """Pixels that the checkpoint's processor shrinks pictures to; None if it says nothing of it."""
     settings = read_optional_object(checkpoint.path / "preprocessor_config.json")
-    most = settings.get("max_pixels", settings.get("size", {}).get("longest_edge"))
+    most = settings.get("max_pixels", (settings.get("size") or {}).get("longest_edge"))
     return int(most) if most is not None else None

@@ -43,7 +43,7 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
         config.require_counts("head_dim", most=2**14)
     head_dim = config.get("head_dim") or width // heads
     config.require(head_dim % 2 == 0 and head_dim > 0, "head_dim", f"is odd: {head_dim}")
-    rope.require_equal({"rope_type": "default"})
+    rope.require_supported({"rope_type": "default"})
     rope.require_numbers("rope_theta")
     return WindowShape(
         width=width,

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
         (WHOLE[:-4], "is cut off or no Jinja template"),
         (WHOLE[:40], "is cut off or no Jinja template"),
         (WHOLE.replace("for", "four"), "is cut off or no Jinja template"),
-        (WHOLE.replace("'] }", "'] | shouted }"), "is cut off or no Jinja template (No filter named 'shouted'"),
+        (WHOLE.replace("'] }", "'] | shouted }"), "uses what is not supported (No filter named 'shouted'"),
         ("{% set count = namespace(value=0) %}", "is cut off: it reads no messages"),
     ],
 )
@@ -57,7 +57,8 @@ def test_a_wrong_template_is_named_by_its_file(folder: Path, file: str, template
         load_tokenizer(folder, PreTrainedTokenizerFast)
     assert caught.value.field.startswith(file)
     assert caught.value.problem.startswith(problem)
-    assert caught.value.remedy == "download the file again"
+    supported = "use a template that transformers can render" if "shouted" in template else "download the file again"
+    assert caught.value.remedy == supported
 
 
 @pytest.mark.parametrize(("content", "problem"), [(b"", "is cut off"), (WHOLE.encode() + b"\xe6\x97", "is no UTF-8")])

@@ -1,0 +1,117 @@
+"""What a front end is tried on before it serves: chats as short as can be, with each medium that its family takes.
+
+What would fail every request fails at start, and names the file that it is about.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from omni.checkpoint.checks import quoted
+from omni.errors import CheckpointError, OmniError
+from omni.frontend.base import AudioPart, ImagePart
+from omni.frontend.template import ChatTemplate, Turns
+
+PREPROCESSOR = "preprocessor_config.json"
+_TEXT = "hello"
+_RESTORE = "use the files that belong to these weights"
+_SECONDS = 0.25
+_SIDE = 64
+
+Ids = NDArray[np.int64]
+
+
+class Encode(Protocol):
+    """A text's ids."""
+
+    def __call__(self, text: str) -> Ids: ...
+
+
+@contextmanager
+def blamed_on(field: str) -> Iterator[None]:
+    """Whatever is raised within is a fault of the file, or of what `field` names in it."""
+    try:
+        yield
+    except OmniError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(field, f"fails a request ({str(error)[:200]})", _RESTORE) from error
+    except Exception as error:  # a library's, of what it took from the file
+        problem = f"fails every request ({type(error).__name__}: {str(error)[:200]})"
+        raise CheckpointError(field, problem, _RESTORE) from error
+
+
+def check_vocabulary(tokenizer: Any, size: int) -> None:
+    """Raises CheckpointError for a tokenizer with ids that a model of `size` has no embedding of, or none for a text."""
+    with blamed_on("tokenizer"):
+        token, most = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
+        empty = not tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
+    if most >= size:
+        problem = f"has id {most:,} for {token[:50]!r}, and the model's vocabulary has {size:,}"
+        raise CheckpointError("tokenizer", problem, _RESTORE)
+    if empty:
+        raise CheckpointError("tokenizer", f"has no ids for a text such as {_TEXT!r}", _RESTORE)
+
+
+def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping[str, int], answer: bool) -> Ids:
+    """Raises CheckpointError unless the template lays out each medium as one placeholder, and a text as itself.
+
+    Without media, what a message says is a text and no list of parts. placeholders: by kind, `"audio"` or `"image"`, the id that config.json has. answer: as `ChatTemplate.render` has it.
+    Returns the ids of a chat of text.
+    """
+    said = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)
+    if _TEXT not in said:
+        raise template.refuse(f"leaves out what a message says: {said[:200]!r}")
+    ids = encode(said)
+    for kind, token in placeholders.items():
+        for count in (0, 1, 2):
+            given = encode(template.probe(_turn(*[kind] * count), answer=answer)) if count else ids
+            found = int((given == token).sum())
+            if found != count:
+                problem = f"gives {found} placeholders for {count} parts of kind {kind} (config.json: {kind}_token is {token})"
+                raise template.refuse(problem)
+    return ids
+
+
+def check_word(tokenizer: Any, role: str, word: Callable[[], object], token: int | None = None) -> None:
+    """Raises CheckpointError unless the tokenizer has a word for `role`, such as `"audio_token"`: a token, `token` if one is given.
+
+    word: reads it off the tokenizer, which has no such attribute if the file does not name it.
+    """
+    field = f"tokenizer_config.json: {role}"
+    with blamed_on(field):
+        found = word()
+    if not isinstance(found, str) or not found:
+        raise CheckpointError(field, f"is {quoted(found)}, not a token", _RESTORE)
+    own = tokenizer.convert_tokens_to_ids(found)
+    if token is not None and own != token:
+        raise CheckpointError(field, f"{found[:100]!r} is token {own}, and config.json has {token} for it", _RESTORE)
+
+
+def sound(rate: int) -> AudioPart:
+    """A quiet tone, for a front end that takes samples at `rate`."""
+    count = int(rate * _SECONDS)
+    return AudioPart((0.1 * np.sin(np.arange(count) * 0.1)).astype(np.float32), "probe")
+
+
+def picture() -> ImagePart:
+    shade = np.arange(_SIDE * _SIDE * 3, dtype=np.uint32) * 7 % 256
+    return ImagePart(Image.fromarray(shade.astype(np.uint8).reshape(_SIDE, _SIDE, 3)), "probe")
+
+
+def check_features(field: str, features: Any, width: int, axis: int, name: str) -> None:
+    """Raises CheckpointError for features of another width than the tower's, or that are not finite. name: of the width."""
+    if features.shape[axis] != width:
+        problem = f"gives features of {features.shape[axis]:,} values, and {name} in config.json asks for {width:,}"
+        raise CheckpointError(field, problem, _RESTORE)
+    if not features.isfinite().all():
+        raise CheckpointError(field, "gives features that are not finite", _RESTORE)
+
+
+def _turn(*media: str) -> Turns:
+    parts: Sequence[Mapping[str, str]] = [{"type": kind, kind: ""} for kind in media]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": _TEXT}]}]

@@ -1,0 +1,70 @@
+"""tokenizer.json and tokenizer_config.json: what of them is read without bounds, or named by nobody if it is wrong."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from omni.checkpoint.json_file import MAX_BYTES, MAX_TABLE_BYTES, read_as, read_object
+from omni.checkpoint.regular_file import is_file
+from omni.errors import CheckpointError
+
+MAX_ADDED = 100_000
+"""Tokens beside the vocabulary: each is looked for in every text. Published tokenizers have 6,000 at most."""
+MAX_ID = 2**22
+"""As many ids as a vocabulary may have."""
+
+_Id = Annotated[int, Meta(ge=0, lt=MAX_ID)]
+
+
+class _Added(msgspec.Struct):
+    content: Annotated[str, Meta(min_length=1, max_length=4096)]
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    single_word: bool = False
+
+
+class _Numbered(_Added, kw_only=True):
+    id: _Id
+
+
+class _Tokenizer(msgspec.Struct):
+    """What is looked at of tokenizer.json; the tokenizers library reads the rest, and says in which line it is wrong."""
+
+    added_tokens: Annotated[list[_Numbered], Meta(max_length=MAX_ADDED)] | None = None
+
+
+class _Config(msgspec.Struct):
+    """The same of tokenizer_config.json."""
+
+    added_tokens_decoder: dict[str, _Added] | None = None
+    add_prefix_space: bool | None = None
+    split_special_tokens: bool | None = None
+    clean_up_tokenization_spaces: bool | None = None
+    tokenizer_class: str | None = None
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Raises CheckpointError, naming the field, if a file holds what no tokenizer can work with, or would take long over; and if
+    tokenizer_config.json is missing."""
+    config = folder / "tokenizer_config.json"
+    read_object(config)
+    for place in read_as(config, _Config, MAX_BYTES).added_tokens_decoder or ():
+        if not place.isascii() or not place.isdigit() or len(place) > 8 or int(place) >= MAX_ID:
+            problem = f"{place[:50]!r} is no id from 0 to {MAX_ID - 1:,}"
+            raise CheckpointError(f"{config.name}: added_tokens_decoder", problem, "download the file again")
+    whole = folder / "tokenizer.json"
+    if is_file(whole):
+        read_as(whole, _Tokenizer, MAX_TABLE_BYTES)
+    for name in ("vocab.json", "added_tokens.json"):
+        if is_file(folder / name):
+            _check_ids(folder / name)
+
+
+def _check_ids(path: Path) -> None:
+    ids: Any = read_as(path, dict[str, _Id], MAX_TABLE_BYTES)
+    if len(ids) > MAX_ID:
+        raise CheckpointError(path.name, f"names {len(ids):,} tokens, above {MAX_ID:,}", "download the file again")
