@@ -120,24 +120,6 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
         "messages[0].content[0].type",
         "video input is not supported; give single pictures as image_url parts and the sound as an input_audio part",
     ),
-    "a word for media": (
-        user("so: <|audio_pad|>"),
-        {},
-        "messages[0].content",
-        "holds '<|audio_pad|>', which stands for media; remove it",
-    ),
-    "a word for media in two pieces": (
-        [{"role": "system", "content": "be brief"}, *user(picture(), "so: <|image_", "pad|>")],
-        {},
-        "messages[1].content",
-        "holds '<|image_pad|>', which stands for media; remove it",
-    ),
-    "a word for media beside media": (
-        user("<|audio_pad|>", sound()),
-        {},
-        "messages[0].content",
-        "attach the media as a part",
-    ),
     "too many stops": (
         "hi",
         {"sampling": SamplingParams(stop_token_ids=tuple(range(17)))},
