@@ -13,7 +13,7 @@ from PIL import Image
 
 from omni import InputError, Omni, SamplingParams
 from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, Bystander, assert_freed, lengths, picture, sound, tiny_plugins, user
+from support.tiny_omni import SHAPE, Bystander, assert_freed, lengths, picture, tiny_plugins, user
 
 THREE_HOURS = 3 * 3600
 AUDIO, IMAGE = "messages[0].content[0].input_audio", "messages[0].content[0].image_url"
@@ -106,6 +106,13 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
         {},
         "prompt",
         "has 5011 tokens, and thinker takes 4096 with at least one generated; shorten it or raise thinker.max_model_len",
+    ),
+    "texts that no prompt is long enough for": (
+        [{"role": "system", "content": "the " * 100_000}, *user("a" * 100_000, picture(), "b" * 500_000)],
+        {},
+        "messages",
+        "hold 1,000,000 bytes of text, and thinker takes 4096 tokens, at least one of them generated, of at most 21 bytes each; "
+        "shorten them or raise thinker.max_model_len",
     ),
     "a talker's prompt that is too long": (
         "the " * 4080,
