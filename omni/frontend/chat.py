@@ -57,7 +57,7 @@ class ChatFrontend(TokenizedFrontend):
 
 
 def check_content(chat: Chat, reserved: Sequence[str]) -> None:
-    """Raises InputError for a chat without content; where control tokens in texts are tokens, also for those that stand for media."""
+    """Raises InputError for a chat without content; where control tokens in texts are tokens, for words of media too."""
     parts = [part for message in chat.messages for part in message.content]
     if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
         raise InputError("messages", "hold no text, sound or picture", "give the model something to answer")

@@ -13,12 +13,14 @@ from omni.frontend.stops import StopStrings, StopTexts, stopped_text
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.rules import HostRules
-from omni.sampling_params import SamplingParams
+from omni.sampling_params import SamplingParams, check_unicode
 
 _MOST_STOP_BYTES = 4096
 
 _MOST_BAD_WORDS = 128
 """Each is told to a stage twice: with a space before it, and without."""
+
+_MOST_BAD_WORD_BYTES = 4096
 
 _OF_THE_TEXT = ("stop", "bad_words", "structured", "logprobs", "prompt_logprobs")
 """What has a meaning only where the text is written."""
@@ -186,26 +188,18 @@ def _defaults(pipeline: Pipeline, stage: str) -> SamplingParams:
 
 
 def _check_stops(texts: Sequence[str], field: str) -> None:
-    if sum(len(_encoded(text, field)) for text in texts) > _MOST_STOP_BYTES:
+    if sum(len(check_unicode(text, field)) for text in texts) > _MOST_STOP_BYTES:
         raise InputError(field, f"are more than {_MOST_STOP_BYTES} bytes in all", "give fewer or shorter texts")
 
 
 def _check_words(words: Sequence[str], field: str) -> None:
     if len(words) > _MOST_BAD_WORDS:
         raise InputError(field, f"are {len(words)} words", f"use at most {_MOST_BAD_WORDS}")
-    for word in words:
-        _encoded(word, field)
+    if sum(len(check_unicode(word, field)) for word in words) > _MOST_BAD_WORD_BYTES:
+        raise InputError(field, f"are more than {_MOST_BAD_WORD_BYTES} bytes in all", "give fewer or shorter words")
 
 
 def _bad_word_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
     """Each word's ids as it begins a text, and as it follows another word: tokenizers tell the two apart by the space before it."""
     texts = [text for word in words for text in (word, f" {word}")]
     return [ids for ids in (tuple(vocabulary.encode(text)) for text in texts) if ids]
-
-
-def _encoded(text: str, field: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        problem = f"{text!r} is no valid Unicode: {error.reason} at {error.start}"
-        raise InputError(field, problem, "remove lone surrogates") from error

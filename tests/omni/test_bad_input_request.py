@@ -13,7 +13,7 @@ from PIL import Image
 
 from omni import InputError, Omni, SamplingParams
 from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, Bystander, assert_freed, lengths, picture, sound, tiny_plugins, user
+from support.tiny_omni import SHAPE, Bystander, assert_freed, lengths, picture, tiny_plugins, user
 
 THREE_HOURS = 3 * 3600
 AUDIO, IMAGE = "messages[0].content[0].input_audio", "messages[0].content[0].image_url"
@@ -107,6 +107,13 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
         "prompt",
         "has 5011 tokens, and thinker takes 4096 with at least one generated; shorten it or raise thinker.max_model_len",
     ),
+    "texts that no prompt is long enough for": (
+        [{"role": "system", "content": "the " * 100_000}, *user("a" * 100_000, picture(), "b" * 500_000)],
+        {},
+        "messages",
+        "hold 1,000,000 bytes of text, and thinker takes 4096 tokens, at least one of them generated, of at most 21 bytes each; "
+        "shorten them or raise thinker.max_model_len",
+    ),
     "a talker's prompt that is too long": (
         "the " * 4080,
         {"sampling": lengths(3, 3)},
@@ -119,24 +126,6 @@ CHATS: dict[str, tuple[Any, dict[str, Any], str, str]] = {
         {},
         "messages[0].content[0].type",
         "video input is not supported; give single pictures as image_url parts and the sound as an input_audio part",
-    ),
-    "a word for media": (
-        user("so: <|audio_pad|>"),
-        {},
-        "messages[0].content",
-        "holds '<|audio_pad|>', which stands for media; remove it",
-    ),
-    "a word for media in two pieces": (
-        [{"role": "system", "content": "be brief"}, *user(picture(), "so: <|image_", "pad|>")],
-        {},
-        "messages[1].content",
-        "holds '<|image_pad|>', which stands for media; remove it",
-    ),
-    "a word for media beside media": (
-        user("<|audio_pad|>", sound()),
-        {},
-        "messages[0].content",
-        "attach the media as a part",
     ),
     "too many stops": (
         "hi",
@@ -167,9 +156,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "text": ({"temperature": "hot"}, "temperature", "Expected `float | null`, got `str`; give a value of that type"),
     "top_p": ({"top_p": 0.0}, "top_p", "0.0 is out of range; use a number above 0, up to 1 (off)"),
     "code_temperature": ({"code_temperature": 1e-9}, "code_temperature", "use 0 (greedy), or 0.001 to 100"),
-    "code_top_k": ({"code_top_k": -1}, "code_top_k", "-1 is out of range; use 0 (off) or more"),
+    "code_top_k": ({"code_top_k": -2}, "code_top_k", "-2 is out of range; use 0 or -1 (off), or more"),
     "code_top_p": ({"code_top_p": 1.5}, "code_top_p", "1.5 is out of range; use a number above 0, up to 1 (off)"),
-    "top_k": ({"top_k": -1}, "top_k", "-1 is out of range; use 0 (off) or more"),
+    "top_k": ({"top_k": -2}, "top_k", "-2 is out of range; use 0 or -1 (off), or more"),
     "max_tokens": ({"max_tokens": 0}, "max_tokens", "0 is out of range; use at least 1"),
     "repetition_penalty": ({"repetition_penalty": 0.0}, "repetition_penalty", "use 0.01 to 100; 1 is none"),
     "seed": ({"seed": -1}, "seed", "-1 is out of range; use 0 to 2**63 - 1"),

@@ -1,29 +1,83 @@
-"""Structs that users fill in refuse what they do not know, by name: a misspelt field must not be silently ignored."""
+"""What users write for sampling parameters, and how it is read."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
-from omni.engine import EngineOptions
+from omni.config import Layer, overlay
+from omni.errors import InputError
 from omni.sampling_params import SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
-from omni_diffusion.options import DiffusionOptions
-from omni_encoder.options import EncoderOptions
-from omni_vocoder.options import VocoderOptions
 
-KINDS = [ArOptions, DiffusionOptions, EncoderOptions, EngineOptions, SamplingParams, StructuredOutput, VocoderOptions]
+AS_READ = SamplingParams(stop=("a",), bad_words=("x",), top_k=0, code_top_k=0)
+AS_WRITTEN: dict[str, Any] = {"stop": "a", "bad_words": "x", "top_k": -1, "code_top_k": -1}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_field_is_refused_by_name(kind: type[msgspec.Struct]) -> None:
-    assert msgspec.convert({}, kind) == kind()
-    with pytest.raises(msgspec.ValidationError, match="unknown field `nonsense`"):
-        msgspec.convert({"nonsense": 1}, kind)
-    with pytest.raises(msgspec.ValidationError, match="unknown field `nonsense`"):
-        msgspec.json.decode(b'{"nonsense": 1}', type=kind)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SamplingParams(**AS_WRITTEN),
+        lambda: msgspec.convert(AS_WRITTEN, SamplingParams),
+        lambda: msgspec.structs.replace(SamplingParams(), **AS_WRITTEN),
+        lambda: SamplingParams().over(SamplingParams(**AS_WRITTEN)),
+        lambda: pickle.loads(pickle.dumps(SamplingParams(**AS_WRITTEN))),
+        lambda: copy.deepcopy(SamplingParams(**AS_WRITTEN)),
+    ],
+)
+def test_a_plain_text_and_minus_one_are_read_as_meant(make: Callable[[], SamplingParams]) -> None:
+    assert make() == AS_READ
+    make().check("sampling")
 
 
-@pytest.mark.parametrize("field", ["regx", "json_schema", "guided_regex"])
-def test_a_structure_within_parameters_refuses_it_too(field: str) -> None:
-    given = {"structured": {"regex": "a", field: "b"}}
-    with pytest.raises(msgspec.ValidationError, match=rf"unknown field `{field}` - at `\$.structured`"):
-        msgspec.convert(given, SamplingParams)
+@pytest.mark.parametrize(
+    ("given", "read"), [("a", ("a",)), ('["a", "b"]', ("a", "b")), ('"["', ("[",)), ("none", None)]
+)
+def test_a_setting_may_be_a_plain_text(given: str, read: object) -> None:
+    layer = Layer("--set", {"text.sampling.stop": given, "text.sampling.top_k": "-1"})
+    options = overlay({"text": ArOptions()}, [layer])[0]["text"]
+    assert isinstance(options, ArOptions)
+    assert (options.sampling.stop, options.sampling.top_k) == (read, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda **fields: SamplingParams(**fields),
+            r"SamplingParams.temprature: is no field; did you mean temperature\?",
+        ),
+        (lambda **_: SamplingParams(max_token=3), r"SamplingParams.max_token: is no field; did you mean max_tokens\?"),  # type: ignore[call-arg]
+        (lambda **_: StructuredOutput(jsn="{}"), r"StructuredOutput.jsn: is no field; did you mean json\?"),  # type: ignore[call-arg]
+        (lambda **_: SamplingParams(qqqq=1), r"SamplingParams.qqqq: is no field; use one of max_tokens, "),  # type: ignore[call-arg]
+        (lambda **_: SamplingParams(0.7), r"SamplingParams: gets 1 values without names; name fields"),  # type: ignore[misc]
+        (lambda **_: SamplingParams(**{"x" * 9999: 1}), r"^SamplingParams.x{197}\.\.\.: is no field"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_unknown_field_is_told_with_the_nearest(make: Callable[..., object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make(temprature=1)
+
+
+@pytest.mark.parametrize(
+    ("structured", "field"),
+    [
+        (StructuredOutput(regex="a\ud800"), "f.regex"),
+        (StructuredOutput(json='{"const": "\udfff"}'), "f.json"),
+        (StructuredOutput(grammar='root ::= "\ud800"'), "f.grammar"),
+        (StructuredOutput(choice=("a", "\ud800")), "f.choice"),
+    ],
+)
+def test_forms_are_unicode(structured: StructuredOutput, field: str) -> None:
+    with pytest.raises(InputError, match=f"^{field}: .* is no valid Unicode: surrogates not allowed") as caught:
+        structured.check("f")
+    str(caught.value).encode()
+
+
+def test_long_values_are_quoted_in_part() -> None:
+    with pytest.raises(InputError, match="out of range") as caught:
+        SamplingParams(allowed_token_ids=(-1,) * 100_000).check("f")
+    assert len(str(caught.value)) < 400

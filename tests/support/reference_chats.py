@@ -51,6 +51,11 @@ def chat(
     return Chat(tuple(messages), TEXT if voice is None else SPEECH, voice, sampling)
 
 
+def with_tokens(asked: Chat) -> Chat:
+    """The same request, in whose texts control tokens are tokens."""
+    return replace(asked, control_tokens="tokens")
+
+
 def text_only(asked: Chat) -> Chat:
     """The same request without speech."""
     return replace(asked, modalities=TEXT)

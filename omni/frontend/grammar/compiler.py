@@ -6,53 +6,83 @@ from concurrent.futures import Future
 
 from llguidance import LLMatcher, LLParserLimits
 
-from omni.errors import InputError
+from omni.errors import InputError, shortened
 from omni.frontend.grammar.forms import form_of, grammar_text
 from omni.frontend.grammar.guide import Grammar
 from omni.frontend.grammar.tokens import constraint_tokens
 from omni.frontend.vocabulary import Vocabulary
-from omni.sampling_params import StructuredOutput
+from omni.sampling_params import StructuredOutput, check_unicode
 
-_KEPT = 128
+LONGEST_FORM = 2**18
+"""Bytes of a form, as JSON where it is given as a dict or as texts. Compiling so many takes seconds."""
+
+KEPT_BYTES = 2**26
+"""Of compiled forms."""
+
 # What a user is told is about the form, not about the state of a parser.
 _LIMITS = LLParserLimits(verbose_errors=False)
 
 
-class GrammarCompiler:
-    """Keeps the forms that were asked for last. Any thread may call it; who asks for a form that another compiles waits for it."""
+def compiled_bytes(text: str) -> int:
+    """What a compiled form takes at most: measured, up to 200 bytes for each of its text (a schema of many properties), and the
+    tables that every parser begins with."""
+    return 2**16 + 256 * len(text.encode())
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+
+class GrammarCompiler:
+    """Keeps the forms that were asked for last, up to `kept_bytes` by `compiled_bytes`, and nothing of those it refuses. Any
+    thread may call it; who asks for a form that another compiles waits for it."""
+
+    def __init__(self, vocabulary: Vocabulary, kept_bytes: int = KEPT_BYTES) -> None:
         self._vocab_size = len(vocabulary.tokens)
         self._tokens = constraint_tokens(vocabulary)
+        self._room = kept_bytes
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], Future[Grammar | str]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._compiling: dict[tuple[str, str], Future[Grammar | str]] = {}
+
+    @property
+    def kept(self) -> int:
+        """Forms that are kept."""
+        return len(self._kept)
 
     def compile(self, structured: StructuredOutput, field: str) -> Grammar:
         """May take seconds. Raises InputError that names the form below `field` and says what the compiler says."""
-        try:
-            form, text = form_of(structured)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"{field}.json", f"cannot be written as JSON: {error}", "give a JSON schema") from error
+        form, text = _form(structured, field)
+        key = form, text
         with self._lock:
-            known = self._known.get((form, text))
-            outcome = self._known[form, text] = known if known is not None else Future()
-            self._known.move_to_end((form, text))
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        if known is None:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                return kept
+            others = self._compiling.get(key)
+            outcome = self._compiling[key] = others if others is not None else Future()
+        if others is None:
             try:
                 outcome.set_result(self._compile(form, text))
             except BaseException as error:
                 # Whoever waits for it must hear of it; who comes later tries again.
                 outcome.set_exception(error)
-                with self._lock:
-                    if self._known.get((form, text)) is outcome:
-                        del self._known[form, text]
+            finally:
+                self._settle(key, outcome)
         grammar = outcome.result()
         if isinstance(grammar, str):
             remedy = "correct it; docs/sampling.md names the dialects"
-            raise InputError(f"{field}.{form}", f"does not compile: {grammar}", remedy)
+            raise InputError(f"{field}.{form}", f"does not compile: {shortened(grammar)}", remedy)
         return grammar
+
+    def _settle(self, key: tuple[str, str], outcome: Future[Grammar | str]) -> None:
+        """A form is compiled, or is not."""
+        with self._lock:
+            del self._compiling[key]
+            grammar = outcome.result() if outcome.exception() is None else None
+            if not isinstance(grammar, Grammar):
+                return
+            self._kept[key] = grammar
+            self._room -= compiled_bytes(key[1])
+            while self._room < 0:
+                (_, oldest), _ = self._kept.popitem(last=False)
+                self._room += compiled_bytes(oldest)
 
     def _compile(self, form: str, text: str) -> Grammar | str:
         """The grammar, or what is wrong with the form."""
@@ -65,3 +95,16 @@ class GrammarCompiler:
 
 def _one_line(problem: object) -> str:
     return " ".join(str(problem).split())
+
+
+def _form(structured: StructuredOutput, field: str) -> tuple[str, str]:
+    """Raises InputError for one that cannot be written, or is too long."""
+    try:
+        form, text = form_of(structured)
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = f"cannot be written as JSON: {shortened(str(error))}"
+        raise InputError(f"{field}.json", problem, "give a JSON schema") from error
+    if len(text) > LONGEST_FORM or len(check_unicode(text, f"{field}.{form}")) > LONGEST_FORM:
+        problem = f"has more than {LONGEST_FORM:,} bytes"
+        raise InputError(f"{field}.{form}", problem, "give a shorter form, or several requests with a part of it each")
+    return form, text

@@ -6,7 +6,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from omni.errors import InputError
+from omni.errors import InputError, shortened
 from omni.rules import LogitsEdit
 
 
@@ -81,7 +81,7 @@ class GrammarGuide:
         return InputError(self._field, "no token of the vocabulary can go on with the text", "change the form")
 
     def _error(self) -> str:
-        return " ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())
+        return shortened(" ".join(self._matcher.get_error().replace("<non-verbose/>", "").split()))
 
 
 def _mask(ids: Collection[int], words: int) -> NDArray[np.int64]:

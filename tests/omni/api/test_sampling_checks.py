@@ -85,7 +85,7 @@ AT_ONCE: dict[str, tuple[Any, str, str]] = {
         "Expected `int`, got `str`",
     ),
     "many bad words": (SamplingParams(bad_words=("x",) * 129), "sampling.bad_words", "use at most 128"),
-    "no tuple": (SamplingParams(stop="x"), "sampling.stop", "Expected `array | null`, got `str`"),  # type: ignore[arg-type]
+    "no text": (SamplingParams(stop=3), "sampling.stop", "got `int`"),  # type: ignore[arg-type]
     "form": (
         {"writer": SamplingParams(structured=StructuredOutput(regex="a("))},
         "sampling.writer.structured.regex",

@@ -1,17 +1,21 @@
 """Texts that any sampling under the masks can give, against the form they must have, checked by hand."""
 
+import gc
 import json
+import os
 import random
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omni.errors import InputError
 from omni.frontend.grammar import GrammarCompiler, GrammarGuide
+from omni.frontend.grammar.compiler import KEPT_BYTES, LONGEST_FORM, compiled_bytes
 from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.vocabulary import Vocabulary
 from omni.sampling_params import StructuredOutput
@@ -19,6 +23,7 @@ from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
 from support.tokenizer_makes import MAKES
 from support.tokenizer_makes import vocabulary as vocabulary_of
 
+AB = Vocabulary((b"a", b"b"), lambda text: [])
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -198,7 +203,7 @@ def test_what_no_token_can_go_on_with_is_refused():
 BAD: dict[str, tuple[StructuredOutput, str, str]] = {
     "no JSON": (StructuredOutput(json='{"type'), "json", "EOF while parsing"),
     "no schema": (StructuredOutput(json={"type": "thing"}), "json", "Invalid type: thing"),
-    "unknown keyword": (StructuredOutput(json={"not": {}}), "json", 'Unimplemented keys: ["not"]'),
+    "unknown keyword": (StructuredOutput(json="{"), "json", 'Unimplemented keys: ["not"]'),
     "no JSON value": (StructuredOutput(json={"const": object()}), "json", "not JSON serializable"),
     "regex": (StructuredOutput(regex="a("), "regex", "unclosed group"),
     "look-ahead": (StructuredOutput(regex="a(?=b)"), "regex", "look-around"),
@@ -222,7 +227,7 @@ def test_what_does_not_compile_is_named(compiler: GrammarCompiler, kind: str):
 
 def test_a_form_is_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     compiled: list[str] = []
-    fresh = GrammarCompiler(Vocabulary((b"a", b"b"), lambda text: []))
+    fresh = GrammarCompiler(AB, 20 * compiled_bytes("a{19}"))
     compile_one = fresh._compile
     monkeypatch.setattr(fresh, "_compile", lambda form, text: compiled.append(text) or compile_one(form, text))
     with ThreadPoolExecutor(8) as pool:
@@ -230,12 +235,65 @@ def test_a_form_is_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest
         grammars = list(pool.map(lambda form: fresh.compile(form, "f"), forms))
     assert compiled == ["a+"]
     assert len(set(map(id, grammars))) == 1
-    for count in range(2, 140):
+    for count in range(10, 40):
         fresh.compile(StructuredOutput(regex=f"a{{{count}}}"), "f")
-    fresh.compile(StructuredOutput(regex="a{139}"), "f")
-    assert len(compiled) == 139
+    fresh.compile(StructuredOutput(regex="a{20}"), "f")
+    assert len(compiled) == 31
+    assert fresh.kept == 20
     fresh.compile(StructuredOutput(regex="a+"), "f")
-    assert compiled[139:] == ["a+"]
+    assert compiled[31:] == ["a+"]
+
+
+def test_refused_forms_are_not_kept():
+    fresh = GrammarCompiler(AB)
+    for form in (
+        StructuredOutput(regex="a("),
+        StructuredOutput(json="{"),
+        StructuredOutput(grammar="root ::= ("),
+    ):
+        for _ in range(2):
+            with pytest.raises(InputError, match="does not compile"):
+                fresh.compile(form, "f")
+    assert (fresh.kept, len(fresh._compiling)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutput(regex="a" * (LONGEST_FORM + 1)),
+        StructuredOutput(regex="ü" * (LONGEST_FORM // 2 + 1)),
+        StructuredOutput(json={"enum": ["a" * LONGEST_FORM]}),
+        StructuredOutput(choice=("ab",) * LONGEST_FORM),
+    ],
+    ids=["regex", "bytes", "json", "choice"],
+)
+def test_forms_of_megabytes_are_refused_before_they_are_compiled(
+    form: StructuredOutput, monkeypatch: pytest.MonkeyPatch
+):
+    fresh = GrammarCompiler(AB)
+    monkeypatch.setattr(fresh, "_compile", None)
+    with pytest.raises(InputError, match=r"has more than 262,144 bytes; give a shorter form"):
+        fresh.compile(form, "f")
+
+
+def test_what_is_kept_takes_no_more_memory_than_is_reckoned():
+    forms = [
+        {"type": "object", "properties": {f"{form} {name}": {"type": "string", "maxLength": 50} for name in range(600)}}
+        for form in range(8)
+    ]
+    fresh = GrammarCompiler(AB)
+    fresh.compile(StructuredOutput(json={"type": "object"}), "f")
+    before = resident_bytes()
+    for form in forms:
+        fresh.compile(StructuredOutput(json=form), "f")
+    assert fresh.kept > 5
+    assert resident_bytes() - before < min(KEPT_BYTES, sum(compiled_bytes(json.dumps(form)) for form in forms))
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_requests_of_one_form_do_not_disturb_each_other(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler):

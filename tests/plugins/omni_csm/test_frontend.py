@@ -13,7 +13,7 @@ from omni_ar.inputs import Prompt
 from omni_csm.frontend import CsmFrontend, build
 from omni_encoder.inputs import MediaItem
 from support.csm_reference import csm_reference_of, speak, tiny_csm, turn
-from support.reference_chats import picture, says, sound
+from support.reference_chats import picture, says, sound, with_tokens
 
 TURNS = speak(
     turn("user", "how are you", 0.4, 1), turn("assistant", "I am well", 1.1, 2), turn("user", "so", 0.4, 1), "on"
@@ -78,7 +78,7 @@ def test_segments_lie_where_the_sounds_stand(frontend: CsmFrontend) -> None:
         (speak("hello", "you"), r"messages\[0\].content: holds 0 sounds .* give the text and its sound"),
         (speak(says("user", "a", sound(0.3), sound(0.3)), "b"), r"messages\[0\].content: holds 2 sounds"),
         (speak(says("user", "a", picture(32, 32))), "^picture: is a picture, which this model does not see"),
-        (speak("say <|AUDIO|>"), r"messages\[0\].content: holds '<\|AUDIO\|>', which is reserved"),
+        (with_tokens(speak("say <|AUDIO|>")), r"messages\[0\].content: holds '<\|AUDIO\|>', which stands for sound"),
     ],
 )
 def test_what_is_refused(frontend: CsmFrontend, chat: Chat, message: str) -> None:
@@ -88,8 +88,8 @@ def test_what_is_refused(frontend: CsmFrontend, chat: Chat, message: str) -> Non
 
 def test_reserved_words_in_pieces_are_found(frontend: CsmFrontend) -> None:
     pieces = Message("user", (TextPart("<|AU"), TextPart("DIO|>")))
-    with pytest.raises(InputError, match="reserved"):
-        frontend.prepare(speak(pieces))
+    with pytest.raises(InputError, match="stands for sound"):
+        frontend.prepare(with_tokens(speak(pieces)))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from omni_ar.inputs import Prompt
 from omni_diffusion.inputs import Voice
 from omni_qwen2_5_omni.frontend import OmniFrontend, build
 from omni_qwen2_5_omni.talker import FIRST_VOICE, NONE
+from support.reference_chats import with_tokens
 from support.tiny_qwen2_5_omni import reference_model, tiny_folder
 
 
@@ -115,7 +116,7 @@ def test_without_audio_nothing_is_emitted(frontend: OmniFrontend) -> None:
     ("asked", "message"),
     [
         (chat(" "), "messages: hold no text, sound or picture"),
-        (chat("an <|IMAGE|>"), r"messages\[0\]\.content: holds '<\|IMAGE\|>'"),
+        (with_tokens(chat("an <|IMAGE|>")), r"messages\[0\]\.content: holds '<\|IMAGE\|>'"),
         (chat("hello", voice="nobody"), "voice: 'nobody' is unknown; use one of Chelsie, Ethan"),
         (chat(clip(320)), r"content\[0\]: has 320 samples"),
         (chat(picture(2, 401)), r"content\[1\]: is 2 x 401 pixels, more than 200 times as long"),

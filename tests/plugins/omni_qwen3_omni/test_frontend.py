@@ -20,7 +20,7 @@ from omni_ar.text_conditioning import SpokenPrompt
 from omni_encoder.inputs import MediaItem
 from omni_qwen3_omni.frontend import OmniFrontend, build
 from support.reference import Reference, reference_of, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound
+from support.reference_chats import chat, picture, says, sound, with_tokens
 
 MEDIA_EVERYWHERE = chat(
     says("system", "look at", picture(64, 64, 1), "and hear", sound(0.3, 1)),
@@ -200,11 +200,14 @@ def _columns(prepared: Prepared) -> NDArray[np.int64]:
         (chat(""), r"^messages: hold no text, sound or picture; "),
         (chat(says("system", " "), says("user", "\n")), r"^messages: hold no text, sound or picture; "),
         (
-            chat("a <|image_pad|>", picture(32, 32)),
+            with_tokens(chat("a <|image_pad|>", picture(32, 32))),
             r"^messages\[0\]\.content: holds '<\|image_pad\|>'.*attach the media",
         ),
-        (chat(says("user", "one"), says("user", "<|audio_pad|>")), r"^messages\[1\]\.content: holds '<\|audio_pad\|>'"),
-        (chat("see <|video_pad|>", voice=None), r"^messages\[0\]\.content: holds '<\|video_pad\|>'"),
+        (
+            with_tokens(chat(says("user", "one"), says("user", "<|audio_", "pad|>"))),
+            r"^messages\[1\]\.content: holds '<\|audio_pad\|>'",
+        ),
+        (with_tokens(chat("see <|video_pad|>", voice=None)), r"^messages\[0\]\.content: holds '<\|video_pad\|>'"),
     ],
 )
 def test_bad_requests_are_refused(frontend: OmniFrontend, asked: Chat, error: str) -> None:

@@ -1,0 +1,28 @@
+"""Structs that users make by name: a name that is not a field's is told with the nearest that is."""
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from msgspec import StructMeta
+
+from omni.errors import InputError, shortened
+
+
+class NamedFields(StructMeta):
+    """Of such structs. msgspec itself says of an unknown name that it is unknown, in a TypeError."""
+
+    # What types check fields by is msgspec's own signature.
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *values: Any, **fields: Any) -> Any:
+            """Raises InputError for names that are no fields, and for values without names."""
+            known = cls.__struct_fields__
+            if values:
+                problem = f"gets {len(values)} values without names"
+                raise InputError(cls.__name__, problem, f"name fields, such as {cls.__name__}({known[0]}=...)")
+            for name in fields:
+                if name not in known:
+                    near = get_close_matches(name, known, 1)
+                    remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+                    raise InputError(f"{cls.__name__}.{shortened(name)}", "is no field", remedy)
+            return super().__call__(**fields)
