@@ -79,7 +79,7 @@ def test_while_a_model_is_started(model: Path) -> None:
         assert eventually(lambda: set(threading.enumerate()) <= before), where
 
     places = ("/omni/api/client.py", "/omni/api/session.py", "/omni/api/clerk.py", "/engine/engine.py")
-    assert everywhere(start, after, places, stride=3) > 10
+    assert everywhere(start, after, places, stride=7) > 5
 
 
 def test_while_it_is_closed_and_closed_again(model: Path) -> None:
@@ -135,8 +135,8 @@ def test_a_real_signal_at_any_moment(model: Path) -> None:
     interrupted = 0
     try:
         with opened(model) as omni:
-            for delay in range(60):
-                timer = threading.Timer(delay * 1e-4, signal.pthread_kill, (main, signal.SIGINT))
+            for delay in range(30):
+                timer = threading.Timer(delay * 2e-4, signal.pthread_kill, (main, signal.SIGINT))
                 try:
                     timer.start()
                     omni.generate("abc" * 20, stream=False)
@@ -144,7 +144,7 @@ def test_a_real_signal_at_any_moment(model: Path) -> None:
                 except KeyboardInterrupt:
                     interrupted += 1
                 timer.join()
-            assert interrupted == 60
+            assert interrupted == 30
             assert_nothing_held(omni, "")
             assert omni.generate("still there", stream=False).text == "still there"
     finally:
