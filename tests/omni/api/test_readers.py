@@ -111,9 +111,14 @@ def test_a_close_ends_those_who_wait_for_the_first_output(omni: Omni) -> None:
 
 
 def test_one_of_the_readers_closes(omni: Omni) -> None:
+    def close_at(stream: OutputStream, most: int) -> Callable[[int], object]:
+        return lambda total: stream.close() if total >= most else None
+
     for seed in SEEDS:
         stream = omni.generate("abc", sampling=ENDLESS)
-        Readers(stream, 3, lambda total, at=1 + seed % 7: stream.close() if total >= at else None).end()  # type: ignore[misc]
+        readers = Readers(stream, 3, close_at(stream, 1 + seed % 7))
+        readers.end()
+        assert not readers.errors
 
 
 def test_a_model_that_is_closed_ends_all_threads(model: Path) -> None:
