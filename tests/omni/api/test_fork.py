@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from omni import AsyncOmni, Omni, SamplingParams
+from omni.api.home import settle_in
 from omni.errors import ForkError
 from support.echo_omni import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
@@ -165,3 +167,39 @@ print(os.waitstatus_to_exitcode(status), omni.generate("hello", stream=False).te
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "7 hello\n", "")
+
+
+def test_another_model_in_the_child_of_a_parent_whose_torch_has_threads(model: Path) -> None:
+    """OpenMP's threads stay with the parent: torch would wait for them for ever."""
+    program = f"""
+import os, sys, torch
+sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
+from omni import Omni
+from support.echo_omni import echo_plugins
+torch.set_num_threads(2)
+assert torch.ones(10_000_000).mul(2).sum() == 20_000_000
+child = os.fork()
+if child == 0:
+    with Omni({str(model)!r}, device="cpu", plugins=echo_plugins()) as omni:
+        assert omni.generate("hello", stream=False).text == "hello"
+        assert torch.ones(10_000_000).mul(2).sum() == 20_000_000
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "7\n", "")
+
+
+def test_no_cuda_in_the_child_of_a_process_that_used_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+
+    def load() -> None:
+        settle_in(torch.device("cpu"))
+        with pytest.raises(ForkError, match='start method "spawn"'):
+            settle_in(torch.device("cuda", 0))
+
+    assert in_child(load) == "fine"
+    settle_in(torch.device("cuda", 0))

@@ -211,8 +211,7 @@ def test_preparing_pauses_where_memory_is_full_and_all_are_answered(
         ends = [output.error for output in rest if output.finished]
         gave_way = [error for error in ends if error is not None]
         assert all(isinstance(error, OverloadedError) for error in gave_way)
-        # What the threads had at work when the last byte was taken, and the urgent one's own million, rounded up.
-        assert len(gave_way) <= GENERAL + 1 + 2
+        assert 1 <= len(gave_way) <= 3, "one for the urgent one's text, and for the million that is made of it"
         assert_nothing_held(omni)
 
 
