@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni import SamplingParams
+from omni import Omni, SamplingParams
 from omni.api.ask import Ask, check_ask
 from omni.checkpoint import Checkpoint
 from omni.errors import QUOTED, InputError
 from omni.pipeline import Pipeline
 from support.echo_family import pipeline
-from support.echo_omni import echo_model
+from support.echo_omni import echo_model, echo_plugins, eventually
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,8 @@ LEAVES = st.one_of(
     st.builds(lambda: np.arange(3)),
     st.builds(lambda: (x for x in "ab")),
     st.builds(np.float32, st.floats(width=32)),
-    st.sampled_from([np.int8(1), np.True_, 10**5000, -(10**5000), object, SamplingParams(), SamplingParams(top_p=2.0)]),
+    st.builds(lambda sign: sign * 10**5000, st.sampled_from([1, -1])),
+    st.sampled_from([np.int8(1), np.True_, object, SamplingParams(), SamplingParams(top_p=2.0)]),
 )
 VALUES = st.recursive(
     LEAVES,
@@ -176,7 +177,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(modalities=VALUES, voice=VALUES, sampling=VALUES, priority=VALUES, salt=VALUES, n=VALUES, pick=st.integers(0, 6))
 def test_nothing_else_comes_out(
     echo: Pipeline,
@@ -192,19 +193,22 @@ def test_nothing_else_comes_out(
     odd = [modalities, voice, sampling, priority, salt, n]
     fine: list[Any] = [None, None, None, 0, "", 1]
     given = odd if pick == 6 else [*fine[:pick], odd[pick], *fine[pick + 1 :]]
-    try:
-        assert isinstance(check_ask(echo, *given), Ask)
-    except InputError as error:
+    outcome = asked(echo, given)
+    if isinstance(outcome, InputError):
         known = ("modalities", "voice", "sampling", "priority", "cache_salt", "n")
-        assert error.field.partition(".")[0] in known
-        str(error).encode()
+        assert outcome.field.partition(".")[0] in known
+        str(outcome).encode()
+
+
+def asked(echo: Pipeline, given: Sequence[Any]) -> Ask | InputError:
+    try:
+        return check_ask(echo, *given)
+    except InputError as error:
+        return error
 
 
 def test_messages_of_types_of_the_users_own(tmp_path: Path) -> None:
     """They come with the outputs, as all that is wrong with messages does."""
-    from omni import Omni
-    from support.echo_omni import echo_plugins, eventually
-
     with Omni(echo_model(tmp_path), device="cpu", plugins=echo_plugins()) as omni:
         odd: list[Any] = [
             ({"role": "user", "content": "a"} for _ in range(1)),
