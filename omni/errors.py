@@ -74,8 +74,8 @@ class InputError(_FieldError):
 
 
 class OverloadedError(_FieldError):
-    """As many requests wait as may, or they hold as much memory as they may. Raised for the request that came too late, or that gave
-    way to a more urgent one; later it may be let in."""
+    """As many requests wait as may, or they hold as much memory as they may. Raised for the request that came too late, or gave way
+    to a more urgent one; later it may be let in."""
 
 
 class CheckpointError(_FieldError):

@@ -1,6 +1,7 @@
 """The asyncio interface."""
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -63,6 +64,8 @@ class AsyncOutputStream:
         self._turn = asyncio.Lock()
         """Whose turn it is to read: outputs are made in the order in which their items came."""
         self._closed = False
+        # Not a `__del__`, which would also be called for what was interrupted while it was made.
+        weakref.finalize(self, batch.abandon).atexit = False
 
     def submit(self) -> None:
         """Starts the requests. If it is interrupted, they are given up."""
@@ -107,9 +110,6 @@ class AsyncOutputStream:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._close()
-
-    def __del__(self) -> None:
-        self._batch.abandon()
 
     def _close(self) -> None:
         self._closed = True

@@ -2,6 +2,8 @@
 
 import os
 
+import torch
+
 from omni.errors import ForkError
 
 
@@ -24,3 +26,35 @@ class Home:
                 f"{doing}: this process was forked from the one that loaded the model (process {self._process}), and the model's "
                 'threads stayed there; start the process with start method "spawn", or load the model in it'
             )
+
+
+class _Forks:
+    """Whether this process was forked from one that had torch, and whether that one used a CUDA device."""
+
+    def __init__(self) -> None:
+        self.forked = False
+        self._uses_cuda = self.parent_used_cuda = False
+        os.register_at_fork(before=self._before, after_in_child=self._in_child)
+
+    def _before(self) -> None:
+        self._uses_cuda = torch.cuda.is_initialized()
+
+    def _in_child(self) -> None:
+        self.forked, self.parent_used_cuda = True, self.parent_used_cuda or self._uses_cuda
+
+
+_FORKS = _Forks()
+
+
+def settle_in(device: torch.device) -> None:
+    """Before a model is loaded. Raises ForkError where a forked process cannot use the device.
+
+    On the CPU a forked process computes with one thread: the others of OpenMP's stayed with the parent, and would be waited for.
+    """
+    if _FORKS.forked and device.type == "cpu":
+        torch.set_num_threads(1)
+    elif _FORKS.parent_used_cuda and device.type == "cuda":
+        raise ForkError(
+            f"loading a model on {device}: this process was forked from one that used a CUDA device, which no device can be used "
+            'after; start the process with start method "spawn"'
+        )

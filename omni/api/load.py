@@ -9,9 +9,10 @@ from typing import cast
 import msgspec
 import torch
 
+from omni.api.home import settle_in
 from omni.checkpoint import Checkpoint
 from omni.config import Layer, read_config
-from omni.device import open_device
+from omni.device import name_device, open_device
 from omni.engine import (
     Engine,
     EngineOptions,
@@ -51,6 +52,7 @@ def load(
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError."""
     options, _ = engine_options(layers)
     front, _ = frontend_options(layers)
+    settle_in(name_device(options.device))
     opened = open_device(options.device)
     options = msgspec.structs.replace(options, dtype=dtype_for(options, opened.torch_device))
     plugins = plugins if plugins is not None else load_plugins()

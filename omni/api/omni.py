@@ -1,6 +1,7 @@
 """The synchronous interface."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 from queue import SimpleQueue
 from types import TracebackType
@@ -27,6 +28,8 @@ class OutputStream:
         self._turn = threading.Lock()
         """Whose turn it is to read: outputs are made in the order in which their items came."""
         self._closed = False
+        # Not a `__del__`, which would also be called for what was interrupted while it was made.
+        weakref.finalize(self, batch.abandon).atexit = False
 
     def submit(self) -> None:
         """Starts the requests. If it is interrupted, they are given up."""
@@ -86,9 +89,6 @@ class OutputStream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        self._batch.abandon()
 
 
 class Omni(Session):

@@ -90,10 +90,10 @@ class Admission(Generic[T]):
             problem = f"the request alone holds {alone} bytes, and all that wait may hold {self._max_bytes}"
             raise OverloadedError(_BYTES, problem, "send less in one request, or raise it")
         free = max(0, self._max_active - active)
-        most = self._max_waiting + min(free, self._at_once)
+        most, most_bytes = self._max_waiting + min(free, self._at_once), self._most_bytes()
 
         def short() -> OverloadedError | None:
-            return self._short(self.waiting >= most, active)
+            return self._short(self.waiting >= most, active, most_bytes)
 
         self._ledger.add(held)
         gave_way = self._make_room(candidate, short)
@@ -114,10 +114,11 @@ class Admission(Generic[T]):
         candidate = self._waiting.get(key)
         if candidate is None:
             return []
+        most_bytes = self._most_bytes()
         self._remove(candidate)
         candidate.held, candidate.ready = held, candidate.ready or ready
         self._ledger.add(held)
-        gave_way = self._make_room(candidate, lambda: self._short(False, 0))
+        gave_way = self._make_room(candidate, lambda: self._short(False, 0, most_bytes))
         self._ledger.remove(held)
         self._add(candidate)
         return gave_way
@@ -167,11 +168,15 @@ class Admission(Generic[T]):
                 gave_way.append(each)
         return gave_way
 
-    def _short(self, full: bool, active: int) -> OverloadedError | None:
+    def _most_bytes(self) -> int | None:
+        """What may be held after a change: where it was more before, others give way for what is new alone."""
+        return None if self._max_bytes is None else max(self._max_bytes, self.held_bytes)
+
+    def _short(self, full: bool, active: int, most_bytes: int | None) -> OverloadedError | None:
         if full:
             problem = f"{active} requests are under way and {self.waiting} wait, which is the most that may"
             return OverloadedError(_REQUESTS, problem, "ask again later, or raise it")
-        if self._max_bytes is not None and self.held_bytes > self._max_bytes:
+        if most_bytes is not None and self.held_bytes > most_bytes:
             problem = f"requests that wait hold {self._max_bytes} bytes already, which is the most that they may"
             return OverloadedError(_BYTES, problem, "ask again later, or raise it")
         return None

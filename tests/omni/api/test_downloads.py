@@ -1,0 +1,179 @@
+"""Media that stand elsewhere: requests download first, by priority, and hold no thread meanwhile; nobody waits for a server."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from omni import Omni
+from omni.api.workers import GENERAL
+from omni.errors import InputError, StageError
+from support.echo_omni import echo_model, echo_plugins, eventually
+from support.entry_points import REPOSITORY
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a picture at any path; below `/slow` not before `open` is set. asked: the paths, in order."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.open = threading.Event()
+        self.asked: list[str] = []
+        self.gone: list[str] = []
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        if self.path.startswith("/slow"):
+            self.server.open.wait(60)
+        if self.path.startswith("/none"):
+            self.send_error(404)
+            return
+        try:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(PNG)))
+            self.end_headers()
+            self.wfile.write(PNG)
+        except OSError:
+            self.server.gone.append(self.path)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def _png() -> bytes:
+    data = BytesIO()
+    Image.new("RGB", (5, 4)).save(data, "PNG")
+    return data.getvalue()
+
+
+PNG = _png()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        yield server
+        server.open.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return echo_model(tmp_path)
+
+
+def seen(*urls: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
+
+
+def opened(model: Path, **overrides: object) -> Omni:
+    return Omni(model, device="cpu", plugins=echo_plugins(), overrides=overrides)
+
+
+def test_what_is_downloaded_is_read(model: Path, server: Server) -> None:
+    with opened(model) as omni:
+        urls = [server.url("a"), server.url("b"), server.url("a")]
+        assert omni.generate(seen(*urls), stream=False).text == "<5x4>|<5x4>|<5x4>"
+        assert sorted(server.asked) == ["/a", "/b"], "each once"
+        with pytest.raises(InputError) as raised:
+            omni.generate(seen(server.url("c"), server.url("none")), stream=False)
+        assert raised.value.field.startswith("messages[0].content[1].image_url")
+        assert eventually(lambda: omni.usage()["frontend"] == {"requests": 0, "bytes": 0})
+
+
+def test_slow_servers_hold_no_thread(model: Path, server: Server) -> None:
+    with opened(model) as omni:
+        slow = omni.generate([seen(server.url(f"slow/{number}")) for number in range(4 * GENERAL)])
+        assert eventually(lambda: len(server.asked) == 4 * GENERAL)
+        assert omni.generate(seen(server.url("quick")), stream=False).text == "<5x4>"
+        assert omni.generate("text", stream=False).text == "text"
+        server.open.set()
+        assert all(output.error is None for output in slow)
+
+
+def test_downloads_are_begun_by_priority(model: Path, server: Server) -> None:
+    with opened(model, **{"frontend.media.max_downloads": 1}) as omni:
+        first = omni.generate(seen(server.url("slow/first")))
+        assert eventually(lambda: len(server.asked) == 1)
+        streams = [omni.generate(seen(server.url(f"{p}")), priority=p) for p in (2, 0, 1, -1)]
+        assert eventually(lambda: omni.usage()["frontend"]["requests"] == 5)
+        server.open.set()
+        for stream in (first, *streams):
+            list(stream)
+        assert server.asked == ["/slow/first", "/-1", "/0", "/1", "/2"]
+
+
+def test_a_cancelled_request_gives_its_download_up(model: Path, server: Server) -> None:
+    with opened(model, **{"frontend.media.max_downloads": 1}) as omni:
+        stream = omni.generate(seen(server.url("slow")))
+        assert eventually(lambda: len(server.asked) == 1)
+        stream.close()
+        assert omni.usage()["frontend"] == {"requests": 0, "bytes": 0}
+        assert omni.generate(seen(server.url("next")), stream=False).text == "<5x4>", "the only turn is free again"
+
+
+def test_nothing_is_downloaded_for_a_request_that_is_wrong(model: Path, server: Server) -> None:
+    wrong: Any = [*seen(server.url("a")), {"role": "user", "content": [{"type": "smell", "smell": 3}]}]
+    with opened(model) as omni, pytest.raises(InputError, match="smell"):
+        omni.generate(wrong, stream=False)
+    assert server.asked == []
+
+
+def test_close_waits_for_no_server(model: Path, server: Server) -> None:
+    omni = opened(model)
+    stream = omni.generate(seen(server.url("slow")))
+    assert eventually(lambda: len(server.asked) == 1)
+    began = time.monotonic()
+    omni.close()
+    assert time.monotonic() - began < 10, "a download may take 30 s"
+    with pytest.raises(StageError, match="closed"):
+        list(stream)
+
+
+def test_the_interpreter_ends_beside_what_hangs(model: Path) -> None:
+    """A server that never answers, and a library that has a thread for a minute; the model is not even closed."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        program = f"""
+import sys, threading, time
+sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
+from omni import Omni
+from support.echo_omni import echo_plugins, eventually
+from support.echo_family import EchoFrontend
+real = EchoFrontend.prepare
+taken = []
+def prepare(self, chat):
+    taken.append(chat)
+    time.sleep(60)
+    return real(self, chat)
+EchoFrontend.prepare = prepare
+omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
+url = "http://127.0.0.1:{silent.getsockname()[1]}/"
+image = [{{"role": "user", "content": [{{"type": "image_url", "image_url": url}}]}}]
+streams = [omni.generate(image), omni.generate("text")]
+assert eventually(lambda: taken)
+print(time.time(), flush=True)
+"""
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+        ended = time.time()
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ended - float(ran.stdout) < 20, "what hangs would have taken 30 or 60 s"

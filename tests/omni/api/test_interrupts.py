@@ -1,0 +1,151 @@
+"""Ctrl-C at any point of the user's calls: it is heeded, and nothing is left behind."""
+
+import gc
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni import Omni, SamplingParams
+from omni.errors import StageError
+from support.echo_family import GATES
+from support.echo_omni import echo_model, echo_plugins, eventually
+from support.interrupts import Interrupter, everywhere
+
+ENDLESS = SamplingParams(max_tokens=10**9)
+PLACES = ("/omni/api/", "/omni/engine/engine.py")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    assert eventually(lambda: set(threading.enumerate()) <= before)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return echo_model(tmp_path)
+
+
+def opened(model: Path) -> Omni:
+    return Omni(model, device="cpu", plugins=echo_plugins())
+
+
+def assert_nothing_held(omni: Omni, where: str) -> None:
+    assert eventually(lambda: omni.idle), where
+    assert eventually(lambda: not any(count for usage in omni.usage().values() for count in usage.values())), where
+
+
+def test_while_a_request_is_made_and_read(model: Path) -> None:
+    with opened(model) as omni:
+
+        def ask() -> None:
+            stream = omni.generate("abc", sampling=ENDLESS)
+            next(stream)
+            stream.close()
+
+        def after(where: str) -> None:
+            assert_nothing_held(omni, where)
+
+        places = everywhere(ask, after, PLACES)
+        assert places > 100, "it was interrupted in all of it"
+        assert omni.generate("still there", stream=False).text == "still there"
+
+
+def test_while_whole_results_are_waited_for(model: Path) -> None:
+    with opened(model) as omni:
+        everywhere(
+            lambda: omni.generate(["ab", "c"], n=2, stream=False),
+            lambda where: assert_nothing_held(omni, where),
+            PLACES,
+            stride=11,
+        )
+
+
+def test_while_a_model_is_started(model: Path) -> None:
+    """After it is loaded: what reads files holds nothing but memory."""
+    before = set(threading.enumerate())
+
+    def start() -> None:
+        opened(model).close()
+
+    def after(where: str) -> None:
+        gc.collect()
+        assert eventually(lambda: set(threading.enumerate()) <= before), where
+
+    places = ("/omni/api/client.py", "/omni/api/session.py", "/omni/api/clerk.py", "/engine/engine.py")
+    assert everywhere(start, after, places, stride=7) > 5
+
+
+def test_while_it_is_closed_and_closed_again(model: Path) -> None:
+    for at in range(200):
+        omni = opened(model)
+        stream = omni.generate("abc", sampling=ENDLESS)
+        interrupter = Interrupter(at, PLACES)
+        interrupter.run(omni.close)
+        omni.close()
+        assert omni.idle, interrupter.where
+        with pytest.raises(StageError, match="closed"):
+            list(stream)
+        if not interrupter.happened:
+            return
+    raise AssertionError("it never comes to its end")
+
+
+def test_a_close_that_waits_heeds_ctrl_c_and_goes_on(model: Path) -> None:
+    GATES["held"].clear()
+    omni = opened(model)
+    engine = omni._client._engine
+    gate, real = threading.Event(), engine.close
+
+    def slow() -> None:
+        gate.wait(30)
+        real()
+
+    engine.close = slow  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            omni.close()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    closer = threading.Thread(target=omni.close)
+    closer.start()
+    closer.join(0.1)
+    assert closer.is_alive(), "the second close waits for what the first began"
+    gate.set()
+    closer.join(10)
+    assert not closer.is_alive()
+    assert omni.idle
+
+
+def test_a_real_signal_at_any_moment(model: Path) -> None:
+    """Signals come while lines run, not before them: seeded delays, as many as fit a second or two."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    interrupted = 0
+    try:
+        with opened(model) as omni:
+            for delay in range(30):
+                timer = threading.Timer(delay * 2e-4, signal.pthread_kill, (main, signal.SIGINT))
+                try:
+                    timer.start()
+                    omni.generate("abc" * 20, stream=False)
+                    time.sleep(10)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                timer.join()
+            assert interrupted == 30
+            assert_nothing_held(omni, "")
+            assert omni.generate("still there", stream=False).text == "still there"
+    finally:
+        signal.signal(signal.SIGINT, before)

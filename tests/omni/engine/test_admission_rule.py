@@ -1,0 +1,160 @@
+"""The rule of who waits and who gives way, beside a plain list that is sorted and summed anew each time."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from omni.engine import Admission, Ranked
+from omni.errors import OverloadedError
+
+THINGS = [bytes(size) for size in (1, 2, 3, 5, 8)]
+"""What requests hold, some of them together."""
+HELD = st.lists(st.sampled_from(range(len(THINGS))), max_size=3).map(
+    lambda picks: [(THINGS[i], len(THINGS[i])) for i in picks]
+)
+
+
+@dataclass
+class Plain:
+    key: str
+    rank: tuple[int, int]
+    held: list[tuple[bytes, int]]
+    ready: bool = False
+
+
+@dataclass
+class Model:
+    waiting: list[Plain] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        return sum({id(thing): size for one in self.waiting for thing, size in one.held}.values())
+
+
+class Rule(RuleBasedStateMachine):
+    @initialize(active=st.integers(1, 3), waiting=st.integers(0, 4), most=st.integers(4, 20), at_once=st.integers(1, 3))
+    def build(self, active: int, waiting: int, most: int, at_once: int) -> None:
+        self.limits = (active, waiting, most, at_once)
+        self.admission: Admission[str] = Admission(active, waiting, most, at_once)
+        self.model = Model()
+        self.active: list[str] = []
+        self.count = 0
+
+    @rule(priority=st.integers(-2, 2), held=HELD)
+    def join(self, priority: int, held: list[tuple[bytes, int]]) -> None:
+        max_active, max_waiting, max_bytes, at_once = self.limits
+        new = Plain(f"r{self.count}", (priority, self.count), held)
+        before, model = self.model.held, self.model
+        most = max_waiting + min(max_active - len(self.active), at_once)
+        self.count += 1
+        rest = Model([one for one in model.waiting if one.rank[0] <= priority])
+        alone = sum(size for _, size in held) > max_bytes
+        if alone or len(rest.waiting) >= most or Model([*rest.waiting, new]).held > max(max_bytes, before):
+            with pytest.raises(OverloadedError) as raised:
+                self.admission.join(new.key, new.key, priority, len(self.active), held, ready=False)
+            assert "gave way" not in str(raised.value)
+            return
+        gave_way = self.admission.join(new.key, new.key, priority, len(self.active), held, ready=False)
+        self.part(gave_way, new)
+        model.waiting.append(new)
+        assert len(model.waiting) <= most
+        assert model.held <= max(max_bytes, before)
+
+    @rule(pick=st.integers(0, 9), held=HELD, ready=st.booleans())
+    def hold(self, pick: int, held: list[tuple[bytes, int]], ready: bool) -> None:
+        if self.model.waiting:
+            one = self.model.waiting[pick % len(self.model.waiting)]
+            before = self.model.held
+            gave_way = self.admission.hold(one.key, held, ready=ready)
+            one.held, one.ready = held, one.ready or ready
+            self.part(gave_way, one)
+            if any(other.rank[0] > one.rank[0] for other in self.model.waiting):
+                assert self.model.held <= max(self.limits[2], before)
+
+    def part(self, gave_way: list, new: Plain) -> None:  # type: ignore[type-arg]
+        keys = {each.candidate.key for each in gave_way}
+        gone = [one for one in self.model.waiting if one.key in keys]
+        assert len(gone) == len(keys)
+        assert all(one.rank[0] > new.rank[0] for one in gone)
+        assert all("gave way to a more urgent one" in str(each.error) for each in gave_way)
+        self.model.waiting = [one for one in self.model.waiting if one.key not in keys]
+        if len(gone) == 1 and not any(one.held for one in (*gone, new, *self.model.waiting)):
+            assert all(one.rank <= gone[0].rank for one in self.model.waiting), "the least urgent, and the last of them"
+
+    @rule()
+    def let_in(self) -> None:
+        ready = [one for one in self.model.waiting if one.ready]
+        candidate = self.admission.next(len(self.active))
+        if not ready or len(self.active) >= self.limits[0]:
+            assert candidate is None
+            return
+        first = min(ready, key=lambda one: one.rank)
+        assert candidate is not None
+        assert (candidate.key, candidate.thing, candidate.rank) == (first.key, first.key, first.rank)
+        assert self.admission.leave(first.key) is candidate
+        self.model.waiting.remove(first)
+        self.active.append(first.key)
+
+    @rule(pick=st.integers(0, 9))
+    def end(self, pick: int) -> None:
+        if self.active:
+            self.active.pop(pick % len(self.active))
+
+    @rule(pick=st.integers(0, 9))
+    def leave(self, pick: int) -> None:
+        assert self.admission.leave("nobody") is None
+        if self.model.waiting:
+            one = self.model.waiting.pop(pick % len(self.model.waiting))
+            assert self.admission.leave(one.key) is not None
+
+    @rule(priority=st.integers(-2, 2))
+    def grow(self, priority: int) -> None:
+        ready = [one.rank[0] for one in self.model.waiting if one.ready]
+        full = self.model.held >= self.limits[2]
+        assert self.admission.may_grow(priority) == (not full or not ready or max(ready) > priority)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.admission.waiting == len(self.model.waiting)
+        assert self.admission.held_bytes == self.model.held
+        assert all(one.key in self.admission for one in self.model.waiting)
+
+    def teardown(self) -> None:
+        self.admission.leave_all()
+        assert (self.admission.waiting, self.admission.held_bytes) == (0, 0)
+
+
+TestRule = Rule.TestCase
+TestRule.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("bytes_short", [True, False])
+def test_as_few_give_way_as_it_takes(bytes_short: bool) -> None:
+    """Of those that are less urgent, one that holds what is short; the others, though less urgent still, stay."""
+    admission: Admission[str] = Admission(1, 4, 100)
+    admission.join("heavy", "", 1, 1, [(bytes(90), 90)])
+    for number in range(3):
+        admission.join(f"light {number}", "", 5, 1, [(bytes([number]), 1)])
+    gave_way = admission.join("urgent", "", 0, 1 if not bytes_short else 0, [(bytes(30), 30 if bytes_short else 1)])
+    assert [each.candidate.key for each in gave_way] == (["heavy"] if bytes_short else ["light 2"])
+
+
+def test_first_of_ranked_things_is_that_of_the_lowest_rank_whoever_left() -> None:
+    ranked: Ranked[int] = Ranked()
+    for number in range(100):
+        ranked.add(str(number), (number % 7, number), number)
+    assert len(ranked) == 100
+    for number in range(0, 100, 3):
+        assert ranked.remove(str(number)) == number
+    assert ranked.remove("0") is None
+    ranked.add("0", (9, 0), 0)
+    left = sorted((number for number in range(100) if number % 3), key=lambda number: (number % 7, number))
+    for number in [*left, 0]:
+        assert ranked.first() == number
+        assert str(number) in ranked
+        ranked.remove(str(number))
+    assert ranked.first() is None
+    assert list(ranked) == []
