@@ -71,3 +71,15 @@ def test_a_request_that_lost_its_blocks_goes_on_when_its_steps_are_read(ahead: i
     assert driver.counter("preemptions") > 0
     assert [driver.tokens(str(index)) for index in range(2)] == [greedy(model, prompt, tokens) for prompt in PROMPTS]
     assert not driver.held
+
+
+def test_a_tick_that_reads_a_token_says_that_it_moved():
+    """Else the engine would take the stage for one that waits for the device, and sleep."""
+    device, model = QueuedDevice(), SmallText()
+    driver = ArDriver(model, device)
+    driver.ask("0", PROMPTS[0], max_tokens=1)
+    assert driver.tick(), "it launched a step"
+    assert not driver.tick()
+    device.synchronize()
+    assert driver.tick(), "it read the last token, and there is nothing else to do"
+    assert driver.tokens("0") == greedy(model, PROMPTS[0], 1)
