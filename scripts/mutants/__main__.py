@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 # Read when they are imported: a child forked beside threads could hang.
@@ -45,12 +46,17 @@ def main() -> None:
         return
     print(f"{len(faults)} of {len(everything)} faults, seed {arguments.seed}", flush=True)
     verdicts = Verdicts(arguments.build / "verdicts.json")
-    known = [verdicts.of(fault) for fault in faults] if arguments.again else []
-    caught = [verdict.fault for verdict in known if verdict is not None and verdict.why is not None]
-    _serve(arguments, root, folders, [fault for fault in faults if fault not in caught], verdicts)
+    left = [fault for fault in faults if not (arguments.again and _is_settled(fault, verdicts, equivalent))]
+    _serve(arguments, root, folders, left, verdicts)
     if not arguments.record:
         share = print_report(folders, [verdict for fault in faults if (verdict := verdicts.of(fault))], equivalent)
         sys.exit(share < arguments.share)
+
+
+def _is_settled(fault: Fault, verdicts: Verdicts, equivalent: Mapping[str, str]) -> bool:
+    """Whether an earlier run caught the fault, or found what is said of it: that nobody can."""
+    known = verdicts.of(fault)
+    return known is not None and (known.why is not None or fault.name in equivalent)
 
 
 def _serve(
@@ -78,7 +84,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", help="instead of a draw, all faults with this text in their names; may be repeated"
     )
-    parser.add_argument("--again", action="store_true", help="leave out faults that an earlier run has caught")
+    parser.add_argument(
+        "--again", action="store_true", help="leave out faults that an earlier run caught, and equivalent ones"
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the faults and end")
     parser.add_argument(
         "--record", action="store_true", help="only record which test runs what, of files of tests that changed"

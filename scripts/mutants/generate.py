@@ -74,9 +74,9 @@ def faults_of(root: Path, path: str) -> list[Fault]:
     return found
 
 
-def mutated(root: Path, fault: Fault) -> ast.Module:
-    """The module of `fault`'s file with the fault in it."""
-    tree = ast.parse((root / fault.path).read_text())
+def mutated(text: str, fault: Fault) -> ast.Module:
+    """The module that `text` was, with the fault in it."""
+    tree = ast.parse(text)
     for number, (site, node) in enumerate(_places(tree)):
         if number == fault.number:
             ast.copy_location(node, site.node)

@@ -3,7 +3,7 @@
 import ast
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,11 +27,12 @@ class Run:
 class Marks:
     """Functions whose statements mark that they were run. `names` is what each mark stands for."""
 
-    def __init__(self, root: Path, paths: list[str], functions: Functions) -> None:
+    def __init__(self, texts: Mapping[str, str], functions: Functions) -> None:
+        """texts: of files, by path."""
         self.names: list[str] = []
         self._run = bytearray(1 << 20)
-        for path in paths:
-            tree = ast.parse((root / path).read_text())
+        for path, text in texts.items():
+            tree = ast.parse(text)
             for site in reversed(list(sites(tree))):
                 if isinstance(site.node, ast.stmt) and site.at is not None:
                     mark = ast.parse(f"{HIT}[{len(self.names)}] = 1").body[0]

@@ -24,6 +24,9 @@ def read_equivalent(path: Path) -> dict[str, str]:
 def print_report(folders: list[str], verdicts: list[Verdict], equivalent: dict[str, str]) -> float:
     """Prints it all; returns the share that was caught of those that are not equivalent."""
     judged = [verdict for verdict in verdicts if verdict.fault.name not in equivalent]
+    for verdict in verdicts:
+        if verdict.fault.name in equivalent and verdict.why is not None:
+            print(f"\nsaid to be equivalent, and caught: {verdict.fault.name}\n    {verdict.why}")
     print("\nSurvivors:")
     for verdict in judged:
         if verdict.why is None:

@@ -45,6 +45,8 @@ class Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         import_all(self.settings.root, self.paths)
+        # As they are now: whoever changes a file meanwhile is not waited for.
+        self._texts = {path: (self.settings.root / path).read_text() for path in self.paths}
         self._items = {item.nodeid: item for item in session.items}
         self._functions: Functions = find_functions(self.settings.root, self.paths)
         self._record = Record(self.settings.build / "tests", self.settings.root)
@@ -63,7 +65,7 @@ class Server:
         items = [item for item in self._items.values() if item.nodeid.split("::")[0] == file]
 
         def work(tell: Tell) -> None:
-            marks = Marks(self.settings.root, self.paths, self._functions)
+            marks = Marks(self._texts, self._functions)
             tell({"names": marks.names})
             run_recorded(items, self.reports, marks, tell)
 
@@ -130,7 +132,7 @@ class Server:
         return chosen
 
     def _plant(self, fault: Fault) -> None:
-        changed = put(mutated(self.settings.root, fault), fault.path, self._functions)
+        changed = put(mutated(self._texts[fault.path], fault), fault.path, self._functions)
         if not any(f"{fault.function}.".startswith(f"{function.__qualname__}.") for function in changed):
             raise LookupError(f"{fault.function} is not in this process")
 

@@ -144,3 +144,17 @@ def test_an_adapter_that_cannot_be_made_fails_its_request_before_any_stage_hears
     assert "opening its adapter: KeyError: 'voice'" in graph.submit("r", *BOTH).failure
     assert all(worker.taken == [] for worker in graph.workers.values())
     assert graph.engine.idle
+
+
+def test_a_consumer_that_is_done_is_not_told_that_its_producer_ended():
+    adapter = Scripted([], at_end=1)
+    graph = FakeGraph(adapters={"seer->writer": always(adapter)})
+    recorder = graph.submit("r", *BOTH)
+    graph.writer.done("r")
+    graph.settle()
+    graph.seer.done("r", "length")
+    graph.settle()
+    assert recorder.finished == ["writer", "seer"]
+    assert adapter.reason == "", "its adapter makes nothing more"
+    assert graph.writer.ended("r") == ["frontend"]
+    assert graph.speaker.ended("r") == [EDGE]

@@ -175,7 +175,7 @@ class Scheduler:
         try:
             seated = self._allocator.seat(request, paused, headroom)
         except Exception as error:  # host work on what the request brought, such as hashing it
-            request.lost, seated = True, False
+            seated = False
             self._allocator.failures.append((request.id, "planning", error))
         self._sweep()
         if not seated:

@@ -142,7 +142,7 @@ class LocalTokens:
         if context.padded is None:
             return None
         if context.edits is not None or context.flags.processors:
-            if self._graphs and not self._told:
+            if not self._told:
                 self._told = True
                 _log.warning("%s: sampling with logits processors or by a form runs uncaptured", self._name)
             return None

@@ -32,7 +32,7 @@ def request(name: str, length: int, max_tokens: int, rank: tuple[int, ...] = ())
 class Stage:
     """A scheduler with its tables, run as a worker would, on a device that is never late."""
 
-    def __init__(self, rows: int, blocks: int, budget: int, *, prefix_cache: bool = True) -> None:
+    def __init__(self, rows: int, blocks: int, budget: int, *, prefix_cache: bool = True, lag: int = 1) -> None:
         device = CpuDevice()
         options = ArOptions(max_num_seqs=rows, max_model_len=MODEL_LEN, block_size=SIZE, max_num_batched_tokens=budget)
         limits = Limits.of("text", options, paper_shape(talker=False))
@@ -50,7 +50,7 @@ class Stage:
             prefix_cache=prefix_cache,
             conditioned=False,
         )
-        self.scheduler = Scheduler(self.allocator, limits, conditioned=False)
+        self.scheduler = Scheduler(self.allocator, limits, conditioned=False, lag=lag)
         self.admitted: list[str] = []
         self.live: list[ArRequest] = []
 
@@ -353,3 +353,33 @@ def test_a_prompt_may_leave_room_for_one_token():
     assert made.max_tokens == 1
     assert stage.step() is not None
     assert stage.step() is None
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_a_row_is_in_a_step_again_when_its_token_is_due(lag: int):
+    """Rows whose tokens are not due leave their steps to others, and no step is left out."""
+    stage = Stage(rows=lag, blocks=20, budget=4, lag=lag)
+    stage.add(*(request("abc"[index], 4, 4) for index in range(lag)))
+    plans = [stage.plan() for _ in range(4 * lag)]
+    assert [plan.step for plan in plans if plan is not None] == list(range(1, 4 * lag + 1))
+    assert [[r.id for r in plan.requests] for plan in plans if plan is not None] == [[n] for n in "abc"[:lag]] * 4
+
+
+def test_an_evicted_request_starts_again_when_nothing_of_it_is_unread():
+    """It goes on behind the newest token that the host knows: those in flight would come twice."""
+    stage = Stage(rows=2, blocks=20, budget=100)
+    made = request("a", 8, 9)
+    stage.add(made)
+    stage.step()
+    stage.plan()
+    made.unread = 1
+    stage.fail()
+    assert stage.plan() is None
+    assert made.table is None
+    assert stage.blocks.available > stage.allocator.blocks_for(8 + 9), "there is room"
+    made.outputs.append(1)
+    made.unread = 0
+    made.rewind()
+    again = stage.plan()
+    assert again is not None
+    assert [(chunk.start + chunk.length, chunk.request) for chunk in again.chunks] == [(8 + 2, made)]

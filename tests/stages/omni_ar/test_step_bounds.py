@@ -58,6 +58,15 @@ def test_rows_beyond_what_a_tick_copies_wait_for_the_next(monkeypatch: pytest.Mo
     assert not driver.held
 
 
+@pytest.mark.parametrize("name", ["code_temperature", "code_top_k", "code_top_p"])
+def test_a_stage_without_frames_is_asked_nothing_of_codes(name: str):
+    driver = ArDriver(SmallText())
+    driver.ask("0", PROMPT, max_tokens=3, **{name: 1})
+    driver.run()
+    assert str(driver.error("0")).startswith(f"sampling.text.{name}: is given, and a token of text begins no frame")
+    assert not driver.held
+
+
 class Watched(SmallText):
     """sinks: of each forward, the rows that decode and whether it stores hidden states for others."""
 

@@ -21,6 +21,11 @@ class More(SmallText):
         return super().embed_prompt(prompt).repeat(2, 1)
 
 
+class Deeper(SmallText):
+    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
+        return super().embed_prompt(prompt)[:, None]
+
+
 class LastOnly(SmallText):
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         return super().forward(x_TD, batch)[-1:]
@@ -46,6 +51,7 @@ def say(model: SmallText, sizes: tuple[int, ...]) -> ArDriver:
     [
         (Fewer, "embed_prompt gave [4, 24] for 5 tokens"),
         (More, "embed_prompt gave [10, 24] for 5 tokens"),
+        (Deeper, "embed_prompt gave [5, 1, 24] for 5 tokens"),
         (LastOnly, "forward gave torch.float32 [1, 24], not torch.float32 [5, 24]"),
         (Double, "forward gave torch.float64 [5, 24], not torch.float32 [5, 24]"),
     ],
