@@ -111,7 +111,6 @@ def test_sampled_speech_follows_from_its_seed(omni: Omni) -> None:
     ("messages", "settings", "message"),
     [
         ("  \n", {}, r"messages\[0\].content: holds no text"),
-        ("say <|speak|>", {}, r"messages\[0\].content: holds a word that is reserved"),
         ([{"role": "user", "content": [PICTURE]}], {}, r"messages\[0\].content\[0\].image_url: is sound or a picture"),
         ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], {}, "messages: are 2; give one"),
         ([{"role": "user", "content": "a", "name": "ann"}], {}, r"messages\[0\].name: is given, but"),
@@ -126,6 +125,11 @@ def test_requests_that_are_refused(omni: Omni, messages: Any, settings: dict[str
     with pytest.raises(InputError, match=message):
         omni.generate(messages, stream=False, **settings)
     assert omni.idle
+
+
+def test_a_control_token_in_a_text_is_text(omni: Omni) -> None:
+    said = omni.generate("say <|speak|>", stream=False, sampling=SamplingParams(max_tokens=2, temperature=0.0))
+    assert said.usage.prompt_tokens == len("say <|speak|>") + 1
 
 
 def _lacks_a_field(config: dict[str, Any]) -> None:

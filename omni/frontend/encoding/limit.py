@@ -24,7 +24,7 @@ class PromptLimit:
         """Raises InputError for a text that has `count` tokens before it was read to its end."""
         if count > self.tokens:
             raise InputError(
-                "prompt", f"has more than {count:,} tokens, and {self.stage} takes {self._most}", self._remedy("it")
+                "prompt", f"has at least {count:,} tokens, and {self.stage} takes {self._most}", self._remedy("it")
             )
 
     @property

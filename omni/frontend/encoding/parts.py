@@ -12,8 +12,8 @@ from omni.errors import InputError
 PART = 2**16
 """Characters of a part, where the text has a place to cut it."""
 
-LONGEST_PART = 2**21
-"""Characters without such a place. One byte-pair encoding of so many takes some seconds."""
+LONGEST_PART = 2**20
+"""Characters without such a place. To encode so many takes up to three seconds."""
 
 _LEFT = (
     r"0-9A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9\u0410-\u044f"
@@ -29,9 +29,9 @@ _OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PATTERNS = frozenset(
     f"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_LETTERS}|{digits}{_OTHERS}" for digits in (r"\p{N}", r"\p{N}{1,3}")
 )
-"""How Qwen's and Llama's tokenizers cut texts into words. No word goes on behind the last of several letters or digits, and
-none depends on what is before it: so both sides of a `_CUT` are cut up as they would be in one text. The same holds of GPT-2's,
-which the tokenizers library has."""
+"""How published tokenizers of byte pairs cut texts into words. No word goes on behind the last of several letters or digits, and
+none depends on what is before it: so both sides of a `_CUT` are cut up as they would be in one text. The same holds of the
+pattern that the tokenizers library has itself."""
 
 
 def may_part(tokenizer: Tokenizer) -> bool:

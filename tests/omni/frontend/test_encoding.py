@@ -191,7 +191,7 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(encoder, "_ids", counted)
     own, limit = Encoder(tokenizer("bytes")), PromptLimit("thinker", 200_000)
-    with pytest.raises(InputError, match=r"prompt: has more than \d+,\d+ tokens, and thinker takes 200001 tokens"):
+    with pytest.raises(InputError, match=r"prompt: has at least \d+,\d+ tokens, and thinker takes 200001 tokens"):
         own.encode("word " * 2_000_000, limit=limit)
     assert 200_000 < sum(read) <= 200_000 + parts.PART
 
@@ -199,7 +199,7 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_text_without_an_end_of_a_word_is_refused() -> None:
     own = Encoder(tokenizer("bytes"))
     with pytest.raises(
-        InputError, match=r"messages: hold 2,097,153 characters without a word's end, more than 2,097,152"
+        InputError, match=r"messages: hold 1,048,577 characters without a word's end, more than 1,048,576"
     ):
         own.encode("a" * (parts.LONGEST_PART + 1))
 

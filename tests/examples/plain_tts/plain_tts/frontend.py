@@ -27,7 +27,7 @@ class TtsFrontend(TokenizedFrontend):
             raise InputError("messages", f"are {len(texts)}", "give one: what is to be said")
         if not texts[0].strip():
             raise InputError("messages[0].content", "holds no text", "give what is to be said")
-        ids = self.text_ids(texts[0])
+        ids = self.said_ids(chat, texts[0])
         if self._config.speak_token in ids:
             raise InputError("messages[0].content", "holds a word that is reserved", "remove it")
         prompt = Prompt.of(np.append(ids, self._config.speak_token))
