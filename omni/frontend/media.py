@@ -23,13 +23,14 @@ Ids = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Media:
     """tensors: features for the encoder. length: tokens that it becomes. key: equal exactly if the content is. batch_key: pieces of
-    different ones are never encoded together. grid: of a picture."""
+    different ones are never encoded together. grid: of a picture. field: where in the request it stood, for errors."""
 
     tensors: Mapping[str, Tensor]
     length: int
     key: str
     batch_key: int = 0
     grid: Grid = (0, 0, 0)
+    field: str = ""
 
 
 def picture(processor: Any, part: ImagePart, merge: int) -> Media:
@@ -46,7 +47,7 @@ def picture(processor: Any, part: ImagePart, merge: int) -> Media:
     time, rows, columns = grid_3.tolist()
     key = f"{content_hash(pixels_NP.numpy())}-{content_hash(grid_3.numpy())}"
     length = time * rows * columns // merge**2
-    return Media({"pixels": pixels_NP, "grid": grid_3}, length, key, grid=(time, rows, columns))
+    return Media({"pixels": pixels_NP, "grid": grid_3}, length, key, grid=(time, rows, columns), field=part.field)
 
 
 def spectrum(extractor: Any, part: AudioPart) -> Tensor:

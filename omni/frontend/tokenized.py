@@ -28,11 +28,11 @@ class TokenizedFrontend(Frontend):
 
 def message_texts(chat: Chat) -> list[str]:
     """What each message says, its parts put together. Raises InputError for sound and pictures."""
-    return [_text(message.content, f"messages[{index}].content") for index, message in enumerate(chat.messages)]
+    return [_text(message.content) for message in chat.messages]
 
 
-def _text(content: tuple[Part, ...], field: str) -> str:
-    for number, part in enumerate(content):
+def _text(content: tuple[Part, ...]) -> str:
+    for part in content:
         if not isinstance(part, TextPart):
-            raise InputError(f"{field}[{number}]", "is sound or a picture", "give this model text only")
+            raise InputError(part.field, "is sound or a picture", "give this model text only")
     return "".join(part.text for part in content if isinstance(part, TextPart))

@@ -127,7 +127,8 @@ def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.flo
             return _resampled(_blocks(sound, bounds), rate, sample_rate, bounds)
     # A TypeError: a headerless format, which soundfile tells by the file's name, lacks its rate.
     except (soundfile.SoundFileError, TypeError, OSError) as error:
-        problem = f"is not a sound file that can be read ({shortened(str(error))})"
+        reason = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
+        problem = f"is not a sound file that can be read ({shortened(reason)})"
         raise InputError(field, problem, "give a wav, flac, ogg or mp3 file") from error
 
 
@@ -140,7 +141,7 @@ def _blocks(sound: soundfile.SoundFile, bounds: _Bounds) -> Iterator[NDArray[np.
         frames += len(block)
         bounds.check_more(frames, sound.channels)
         if len(block):
-            yield block.mean(axis=1)
+            yield block[:, 0] if sound.channels == 1 else block.mean(axis=1)
         if len(block) < most:
             return
 
@@ -171,6 +172,10 @@ def _base64(source: Mapping[str, object], field: str) -> str:
     if set(source) - {"data", "format"} or not isinstance(data, str):
         problem = f"has the keys {quoted(list(source))}"
         raise InputError(field, problem, 'give {"data": <base64 of the file>, "format": "wav"}')
+    if not isinstance(source.get("format", ""), str):
+        # What it says plays no part: files say themselves what they are.
+        problem = f"is a {shortened(type(source['format']).__name__)}"
+        raise InputError(f"{field}.format", problem, "give a string, or leave it out")
     return data
 
 

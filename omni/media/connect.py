@@ -66,6 +66,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         self._field = field
         self._private = private
         self._network = httpcore.AnyIOBackend()
+        self._opened: list[httpcore.AsyncNetworkStream] = []
 
     async def connect_tcp(
         self,
@@ -87,10 +88,18 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
             left = len(allowed) - tried
             share = None if left == 1 or timeout is None else timeout / left
             try:
-                return await self._network.connect_tcp(address, port, share, local_address, socket_options)
+                opened = await self._network.connect_tcp(address, port, share, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
+            else:
+                self._opened.append(opened)
+                return opened
         raise failure
+
+    async def aclose(self) -> None:
+        """Ends what was connected. A request that is given up during TLS leaves its connection open."""
+        for opened in self._opened:
+            await opened.aclose()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -95,6 +95,8 @@ class _Worker:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        # A transport closes its socket in the loop's next round.
+        await asyncio.sleep(0)
         await self._loop.shutdown_asyncgens()
 
     def _begin(self, future: "Future[bytes]", url: str, field: str) -> None:

@@ -7,8 +7,9 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore
 import httpx
 
-from omni.errors import InputError, shortened
+from omni.errors import shortened
 from omni.media.connect import CheckedBackend, Resolver
+from omni.media.local import too_large
 from omni.media.options import MediaOptions
 from omni.media.url import check_url, failed
 
@@ -48,53 +49,57 @@ async def download(url: str, field: str, options: MediaOptions, resolver: Resolv
 
 async def _get(at: httpx.URL, url: str, field: str, options: MediaOptions, resolver: Resolver) -> bytes | httpx.URL:
     """The content at `at`, or where that is. url: as it was given, for errors."""
-    host = at.raw_host.decode("ascii")
+    proxy = _proxy(at) if options.uses_proxies else None
+    backend = CheckedBackend(resolver, field, private=options.allows_private or proxy is not None)
     target = httpcore.URL(scheme=at.raw_scheme, host=at.raw_host, port=at.port, target=at.raw_path)
-    headers = [(b"Host", at.netloc), *_HEADERS]
-    async with (
-        _connections(at, host, field, options, resolver) as connections,
-        connections.stream(
-            "GET", target, headers=headers, extensions={"timeout": {"connect": options.download_seconds}}
-        ) as response,
-    ):
-        received = httpx.Headers(response.headers)
-        if response.status in _REDIRECTS and "location" in received:
-            return at.join(received["location"])
-        if not 200 <= response.status < 300:
-            raise failed(url, field, f"HTTP status {response.status}")
-        encoding = received.get("content-encoding", "identity")
-        if encoding != "identity":
-            raise failed(url, field, f"it came as {shortened(encoding)}, which was not asked for")
-        if int(received.get("content-length", "0")) > options.max_bytes:
-            raise _too_large(field, options)
-        data = bytearray()
-        async for block in response.aiter_stream():
-            data += block
-            if len(data) > options.max_bytes:
-                raise _too_large(field, options)
-        return bytes(data)
+    asked = httpcore.Request(
+        "GET",
+        target,
+        headers=[(b"Host", at.netloc), *_HEADERS],
+        extensions={"timeout": {"connect": options.download_seconds}},
+    )
+    try:
+        # Of this request alone, so that none is left open.
+        async with httpcore.AsyncConnectionPool(ssl_context=tls(), network_backend=backend, proxy=proxy) as connections:
+            response = await connections.handle_async_request(asked)
+            return await _content(response, at, url, field, options)
+    finally:
+        await backend.aclose()
 
 
-def _connections(
-    at: httpx.URL, host: str, field: str, options: MediaOptions, resolver: Resolver
-) -> httpcore.AsyncConnectionPool:
-    """Of one request, so that none is left open."""
-    proxy = getproxies().get(at.scheme) if options.uses_proxies and not proxy_bypass(host) else None
-    if proxy is None:
-        backend = CheckedBackend(resolver, field, private=options.allows_private)
-        return httpcore.AsyncConnectionPool(ssl_context=_tls(), network_backend=backend)
-    parts = httpx.URL(proxy if "://" in proxy else f"http://{proxy}")
+async def _content(
+    response: httpcore.Response, at: httpx.URL, url: str, field: str, options: MediaOptions
+) -> bytes | httpx.URL:
+    headers = httpx.Headers(response.headers)
+    if response.status in _REDIRECTS and "location" in headers:
+        return at.join(headers["location"])
+    if not 200 <= response.status < 300:
+        raise failed(url, field, f"HTTP status {response.status}")
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise failed(url, field, f"it came as {shortened(encoding)}, which was not asked for")
+    if int(headers.get("content-length", "0")) > options.max_bytes:
+        raise too_large(field, options.max_bytes)
+    data = bytearray()
+    async for block in response.aiter_stream():
+        data += block
+        if len(data) > options.max_bytes:
+            raise too_large(field, options.max_bytes)
+    return bytes(data)
+
+
+def _proxy(at: httpx.URL) -> httpcore.Proxy | None:
+    """The environment's for that URL."""
+    found = getproxies().get(at.scheme)
+    if not found or proxy_bypass(at.host):
+        return None
+    parts = httpx.URL(found if "://" in found else f"http://{found}")
     login = (parts.username.encode(), parts.password.encode()) if parts.userinfo else None
     address = httpcore.URL(scheme=parts.raw_scheme, host=parts.raw_host, port=parts.port, target=b"/")
-    backend = CheckedBackend(resolver, field, private=True)
-    return httpcore.AsyncHTTPProxy(address, proxy_auth=login, ssl_context=_tls(), network_backend=backend)
+    return httpcore.Proxy(address, auth=login)
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
+def tls() -> ssl.SSLContext:
     """Checks certificates by the system's authorities, and that they are of the host that was named."""
     return ssl.create_default_context()
-
-
-def _too_large(field: str, options: MediaOptions) -> InputError:
-    return InputError(field, f"is larger than {options.max_bytes / 2**20:g} MiB", "give a smaller file")

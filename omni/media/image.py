@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageFile, ImageOps, TiffImagePlugin
 
 from omni.errors import InputError, quoted, shortened
 from omni.media.local import too_large
@@ -25,6 +25,15 @@ with 1, 3 or 4 channels first or last."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _CHANNELS = (1, 3, 4)
 _DEFAULTS = MediaOptions()
+
+_IN_PYTHON = ("ppm", "ppm_plain", "bmp_rle")
+"""Decoders of Pillow that are loops in Python, a second for a million pixels: PPM as text or with another range than 8 bits, and
+BMP in runs."""
+_SLOW_PIXELS = 4 * 2**20
+_SLOW_BYTES = 2**16
+
+_MAX_SCANS = 20
+"""Of a progressive JPEG with as many pixels as may be; what cameras and programs write has about 10."""
 # What Pillow's readers raise on damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error)
 
@@ -49,7 +58,10 @@ def load_image(
     """
     check_image(source, field, options)
     if isinstance(source, Image.Image):
-        return _guarded(lambda: _to_rgb(source, field, options), field, options)
+        _check_size(source.width, source.height, field, options)
+        picture = _guarded(lambda: _to_rgb(source), field, options)
+        # The user's own stays the user's.
+        return picture.copy() if picture is source else picture
     if isinstance(source, np.ndarray | torch.Tensor):
         check_values(source, field)
         pixels = _to_hwc(source, field, options)
@@ -84,18 +96,41 @@ def _guarded(decode: Callable[[], Image.Image], field: str, options: MediaOption
 
 def _decode(data: bytes, field: str, options: MediaOptions) -> Image.Image:
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        return _to_rgb(image, field, options)
+        _check_size(image.width, image.height, field, options)
+        _check_work(image, data, field, options)
+        return _to_rgb(image)
 
 
-def _to_rgb(image: Image.Image, field: str, options: MediaOptions) -> Image.Image:
-    _check_size(image.width, image.height, field, options)
-    upright = ImageOps.exif_transpose(image)
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """As few copies as can be: one of a large picture is a quarter of a gigabyte."""
+    image.load()
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    upright = ImageOps.exif_transpose(image) if turned else image
     if upright.mode.startswith("I"):
         # 16-bit gray: Pillow's own conversion clips at 255 instead of scaling.
         upright = Image.fromarray((np.asarray(upright) // 256).clip(0, 255).astype(np.uint8))
     if "transparency" in upright.info:
         upright = upright.convert("RGBA")
-    return upright.convert("RGB")
+    return upright if upright.mode == "RGB" else upright.convert("RGB")
+
+
+def _check_work(image: ImageFile.ImageFile, data: bytes, field: str, options: MediaOptions) -> None:
+    """Raises InputError for files that take more memory or time than their pixels do."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        # Tiles are whole, however little of them is in the picture.
+        width, height = (image.tag_v2.get(tag, 1) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
+        _check_size(width, height, field, options)
+    pixels = image.width * image.height
+    slow = any(tile.codec_name in _IN_PYTHON for tile in image.tile)
+    if slow and (pixels > _SLOW_PIXELS or len(data) > _SLOW_BYTES + 16 * pixels):
+        problem = f"is too large ({image.width} x {image.height}) for a file of its kind, which is slow to read"
+        raise InputError(field, problem, "save it as PNG")
+    if image.format in ("JPEG", "MPO"):
+        # Each scan of a progressive picture passes over all of it. In between, the marker of a scan cannot occur.
+        scans = data.count(b"\xff\xda")
+        if scans * pixels > _MAX_SCANS * options.max_image_pixels:
+            problem = f"is too large ({image.width} x {image.height} in {scans} scans)"
+            raise InputError(field, problem, "save it with fewer scans")
 
 
 def _to_hwc(source: NDArray[np.generic] | torch.Tensor, field: str, options: MediaOptions) -> NDArray[np.generic]:

@@ -6,8 +6,8 @@ import msgspec
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where media may come from, and how much of it. Data URIs, bytes, arrays and pictures are always taken.
 
-    strict: for requests of people who are not trusted with this machine and its network: of the five below, what is not set is
-        forbidden. Without it, what is not set is allowed.
+    strict: for requests of people who are not trusted with this machine and its network: `remote`, `private_addresses`, `proxies`
+        and `local`, where they are not set, are no. Without it they are yes.
     remote: whether media are downloaded from http(s) URLs; under `strict`, None does so if `allowed_domains` is set.
     allowed_domains: whence, `"example.com"` exactly, `".example.com"` with all below it; None allows any.
     private_addresses: whether a host may be at an address that is not of the public internet: private, loopback, link-local,
@@ -45,8 +45,10 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be greater than 0")
         if self.max_redirects < 0:
             raise ValueError("max_redirects must be at least 0")
+        if self.max_image_pixels > _PILLOWS_PIXELS:
+            raise ValueError(f"max_image_pixels must be at most {_PILLOWS_PIXELS}, what Pillow opens")
         for domain in self.allowed_domains or ():
-            if not domain.strip(".") or set(domain) & set("/:*@ "):
+            if not domain.strip(".") or set(domain) & set("/:*@% "):
                 raise ValueError(f"allowed_domains must be names such as example.com or .example.com, not {domain!r}")
 
     @property
@@ -73,6 +75,9 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def _or_lenient(self, setting: bool | None, narrowed: bool) -> bool:
         return setting if setting is not None else narrowed or not self.strict
 
+
+_PILLOWS_PIXELS = 178_956_970
+"""Twice its `Image.MAX_IMAGE_PIXELS`, beyond which it refuses."""
 
 _POSITIVE = (
     "download_seconds",

@@ -74,7 +74,7 @@ def check_shape(samples: Samples, field: str) -> tuple[int, int]:
 
 def check_rate(rate: int, field: str) -> None:
     if not 0 < rate <= _MAX_RATE:
-        raise InputError(field, f"has a sample rate of {rate} Hz", f"give sound sampled at 1 to {_MAX_RATE} Hz")
+        raise InputError(field, f"has a sample rate of {quoted(rate)} Hz", f"give sound sampled at 1 to {_MAX_RATE} Hz")
 
 
 def check_samples(samples: int, field: str, options: MediaOptions) -> None:

@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from omni.checkpoint import Checkpoint
-from omni.errors import InputError
-from omni.frontend.base import AudioPart, Chat, Message, Prepared, TextPart
+from omni.errors import InputError, quoted
+from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Prepared, TextPart
 from omni.frontend.hf_files import load_tokenizer
 from omni.frontend.media import Media, expand
 from omni.frontend.tokenized import TokenizedFrontend
@@ -42,7 +42,7 @@ class CsmFrontend(TokenizedFrontend):
         voice = _speaker(chat.voice or last.name or self.voices[0], "voice" if chat.voice else field)
         if last.name not in (None, voice):
             remedy = "give one of them only"
-            raise InputError(field, f"is {last.name!r}, but voice is {voice!r}", remedy)
+            raise InputError(field, f"is {quoted(last.name)}, but voice is {quoted(voice)}", remedy)
         by_role = {"user": self.voices[voice == self.voices[0]]}
         conversation = [
             {
@@ -69,8 +69,9 @@ class CsmFrontend(TokenizedFrontend):
         sounds = sum(isinstance(part, AudioPart) for part in message.content)
         if not text.strip():
             raise InputError(field, "holds no text", "give what is said")
-        if any(not isinstance(part, TextPart | AudioPart) for part in message.content):
-            raise InputError(field, "holds a picture, which this model does not see", "leave it out")
+        for part in message.content:
+            if isinstance(part, ImagePart):
+                raise InputError(part.field, "is a picture, which this model does not see", "leave it out")
         if sounds != heard:
             remedy = "give the text and its sound" if heard else "give the text alone: the sound is made"
             raise InputError(field, f"holds {sounds} sounds beside its text", remedy)
@@ -81,12 +82,12 @@ class CsmFrontend(TokenizedFrontend):
 
     def _sound(self, part: AudioPart) -> Media:
         length = -(-len(part.samples) // self._config.mimi.frame_size)
-        return Media({"samples": torch.from_numpy(part.samples)}, length, content_hash(part.samples))
+        return Media({"samples": torch.from_numpy(part.samples)}, length, content_hash(part.samples), field=part.field)
 
 
 def _speaker(name: str, field: str) -> str:
     if not (name.isascii() and name.isdigit()):
-        raise InputError(field, f"{name!r} is no speaker", 'give a number, such as "0"')
+        raise InputError(field, f"{quoted(name)} is no speaker", 'give a number, such as "0"')
     return name
 
 

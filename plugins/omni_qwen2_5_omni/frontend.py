@@ -70,7 +70,10 @@ class OmniFrontend(MultimodalFrontend):
 
     def sounds(self, parts: Sequence[AudioPart]) -> list[Media]:
         mels = [spectrum(self._audio, part) for part in parts]
-        return [Media({"features": mel}, embedded_frames(mel.shape[1]), content_hash(mel.numpy())) for mel in mels]
+        return [
+            Media({"features": mel}, embedded_frames(mel.shape[1]), content_hash(mel.numpy()), field=part.field)
+            for part, mel in zip(parts, mels, strict=True)
+        ]
 
 
 def build(checkpoint: Checkpoint) -> OmniFrontend:

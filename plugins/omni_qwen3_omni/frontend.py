@@ -54,8 +54,9 @@ class OmniFrontend(MultimodalFrontend):
                 length=encoded_frames(mel.shape[1], window),
                 key=f"{content_hash(mel.numpy())}-{chunk}",
                 batch_key=chunk,
+                field=part.field,
             )
-            for mel in mels
+            for part, mel in zip(parts, mels, strict=True)
         ]
 
 

@@ -17,12 +17,19 @@ class SegmentSlot(msgspec.Struct, frozen=True, kw_only=True):
     name, index: which segment (`"image"`, 1: the second image). positions: int64 `[n]`, its prompt positions, ascending.
     key: says all that the tensors depend on, so that equal keys mean equal tensors; without one, no prefix that reaches into the
         segment is cached.
+    field: how errors name it: of a medium, its path in the messages of the request.
     """
 
     name: str
     index: int
     positions: NDArray[np.int64]
     key: str | None = None
+    field: str = ""
+
+    @property
+    def called(self) -> str:
+        """For errors: the field, or the name and number of what no message holds."""
+        return self.field or f"segment.{self.name}[{self.index}]"
 
 
 def segment_slots(
@@ -30,7 +37,7 @@ def segment_slots(
 ) -> tuple[SegmentSlot, ...]:
     """The places of a request's media. media: by the segments' name. places: of each, as `omni.frontend.media.expand` has them."""
     return tuple(
-        SegmentSlot(name=name, index=index, positions=positions, key=each.key)
+        SegmentSlot(name=name, index=index, positions=positions, key=each.key, field=each.field)
         for name, pieces in media.items()
         for index, (each, positions) in enumerate(zip(pieces, places[name], strict=True))
     )

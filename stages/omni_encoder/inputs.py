@@ -20,19 +20,24 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     key: hash of the content; items with equal keys have equal outputs, and are encoded once.
     batch_key: items with different keys never share a batch.
     length: how many embeddings it becomes; what `EncoderOptions.max_batch_length` adds up.
+    field: how errors name it: its path in the messages of the request.
     """
 
     index: int
     key: str
     batch_key: int
     length: int
+    field: str = ""
 
 
 def media_items(media: Mapping[str, Sequence[Media]]) -> dict[str, list[Payload]]:
     """What a front end made of a request's media, as inputs of encoder stages, by their name; of none, none."""
     return {
         stage: [
-            Payload(MediaItem(index=index, key=each.key, batch_key=each.batch_key, length=each.length), each.tensors)
+            Payload(
+                MediaItem(index=index, key=each.key, batch_key=each.batch_key, length=each.length, field=each.field),
+                each.tensors,
+            )
             for index, each in enumerate(pieces)
         ]
         for stage, pieces in media.items()

@@ -223,9 +223,9 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             features[name] = tensor
         if item.length > self._max_length:
             problem = f"becomes {item.length} embeddings, and {self.name} encodes {self._max_length} at once"
-            raise InputError(
-                f"media[{item.index}]", problem, f"use a smaller one or raise {self.name}.max_batch_length"
-            )
+            # One that no message holds, of a front end's own making, has a number only.
+            field = item.field or f"media[{item.index}]"
+            raise InputError(field, problem, f"use a smaller one or raise {self.name}.max_batch_length")
         return item, features
 
     def _refusal(self, problem: str) -> StageError:

@@ -112,7 +112,7 @@ def test_sampled_speech_follows_from_its_seed(omni: Omni) -> None:
     [
         ("  \n", {}, r"messages\[0\].content: holds no text"),
         ("say <|speak|>", {}, r"messages\[0\].content: holds a word that is reserved"),
-        ([{"role": "user", "content": [PICTURE]}], {}, r"messages\[0\].content\[0\]: is sound or a picture"),
+        ([{"role": "user", "content": [PICTURE]}], {}, r"messages\[0\].content\[0\].image_url: is sound or a picture"),
         ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], {}, "messages: are 2; give one"),
         ([{"role": "user", "content": "a", "name": "ann"}], {}, r"messages\[0\].name: is given, but"),
         ("much " * 200, {}, "prompt.* tokens"),

@@ -91,7 +91,7 @@ SOUNDS: dict[str, tuple[Callable[[Path], dict[str, Any]], str, str]] = {
     "no numbers": (lambda _: audio(np.full(9999, np.nan, np.float32)), AUDIO, "give finite samples"),
 }
 PICTURES: dict[str, tuple[Callable[[Path], dict[str, Any]], str, str]] = {
-    "half a file": (half_a_png, f"{IMAGE}.url", "is not a picture that can be read"),
+    "half a file": (half_a_png, IMAGE, "is not a picture that can be read"),
     "no picture": (lambda _: image(b"no picture"), IMAGE, "give a PNG, JPEG"),
     "no such file": (lambda f: image(str(f / "none.png")), IMAGE, "give the path of an existing file"),
     "a ribbon": (lambda _: image(np.zeros((2, 999, 3), np.uint8)), IMAGE, "999 x 2 pixels, more than 200 times"),

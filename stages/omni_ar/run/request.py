@@ -210,7 +210,7 @@ class ArRequest:
             for name, tensor in self.segments[slot.name, slot.index].tensors.items():
                 if tensor.shape[-2] != slot.positions.size:
                     problem = f"tensor {name!r} has {tensor.shape[-2]} rows for {slot.positions.size} prompt positions"
-                    raise InputError(f"segment.{slot.name}[{slot.index}]", problem, "give one row for each position")
+                    raise InputError(slot.called, problem, "give one row for each position")
 
     def can_step(self, conditioned: bool) -> bool:
         """Whether the step after the newest token could run: below the limit, and conditioned if the model wants that."""

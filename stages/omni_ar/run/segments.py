@@ -37,7 +37,7 @@ class SegmentIntake:
             # A prompt waits for all of its segments, and is no longer than the model: they are the stage's own concern.
             message.lease.take()
         self._waiting.append((request, segment, message))
-        key, field = (segment.name, segment.index), f"segment.{segment.name}[{segment.index}]"
+        key, field = (segment.name, segment.index), _called(request, segment)
         if key in request.segments or any(r is request and (s.name, s.index) == key for r, s, _ in self._waiting[:-1]):
             raise InputError(field, "came twice", "feed each segment once")
         slices = [t for t in message.payload.tensors.values() if isinstance(t, PageSlice)]
@@ -137,3 +137,10 @@ def gather_segment(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
 
 def copy_segment(source: Tensor, out: Tensor) -> None:
     out.copy_(source, non_blocking=True)
+
+
+def _called(request: ArRequest, segment: Segment) -> str:
+    """For errors: as its slot is, if the prompt is here."""
+    slots = request.prompt.segments if request.prompt is not None else ()
+    names = (slot.called for slot in slots if (slot.name, slot.index) == (segment.name, segment.index))
+    return next(names, f"segment.{segment.name}[{segment.index}]")

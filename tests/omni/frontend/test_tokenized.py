@@ -27,9 +27,9 @@ def test_parts_of_a_message_are_one_text() -> None:
 
 
 def test_media_are_refused() -> None:
-    picture = ImagePart(Image.new("RGB", (4, 4)), "messages")
+    picture = ImagePart(Image.new("RGB", (4, 4)), "messages[1].content[2].image_url")
     with pytest.raises(
-        InputError, match=r"messages\[1\].content\[2\]: is sound or a picture; give this model text only"
+        InputError, match=r"messages\[1\].content\[2\].image_url: is sound or a picture; give this model text only"
     ):
         message_texts(chat((TextPart("a"),), (TextPart("a"), TextPart("b"), picture)))
 

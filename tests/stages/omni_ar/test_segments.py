@@ -1,5 +1,6 @@
 """The packed upload and the gather of another stage's pages, on a device that lags behind."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ from omni.errors import InputError
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Feed, lend
-from omni_ar.inputs import Segment
+from omni_ar.inputs import Prompt, Segment, SegmentSlot
 from omni_ar.run.request import ArRequest
 from omni_ar.run.segments import SegmentIntake
 from omni_local.connector import LocalConnector
@@ -138,6 +139,27 @@ def test_a_segment_longer_than_the_stage_is_refused():
         segments.add(request, lent.segment, lent.message)
     segments.drop(request)
     assert lent.ref.freed
+
+
+def test_a_segment_of_a_medium_is_called_as_the_medium():
+    """By its path in the messages, once the prompt has told which."""
+    device = QueuedDevice()
+    segments, request = intake(device)
+    field = "messages[0].content[1].input_audio"
+    slot = SegmentSlot(name="sound", index=0, positions=np.arange(4), field=field)
+    request.prompt = msgspec.structs.replace(Prompt.of(np.arange(9)), segments=(slot,))
+    lent = Lent(device, 0, [1, 2])
+    segments.add(request, lent.segment, lent.message)
+    segments.tick()
+    device.synchronize()
+    with pytest.raises(InputError) as wrong:
+        request.check_segments()
+    assert wrong.value.field == field
+    again = Lent(device, 0, [1])
+    with pytest.raises(InputError, match="came twice") as twice:
+        segments.add(request, again.segment, again.message)
+    assert twice.value.field == field
+    segments.drop(request)
 
 
 def test_pages_of_a_payload_that_two_inputs_share_are_read_until_the_gather_is_over():

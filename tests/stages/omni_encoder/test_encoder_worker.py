@@ -35,8 +35,8 @@ class Bench(StageDriver):
         return found
 
 
-def media(index: int, values: list[float], batch_key: int = 0) -> Payload:
-    item = MediaItem(index=index, key=str(values), batch_key=batch_key, length=len(values))
+def media(index: int, values: list[float], batch_key: int = 0, field: str = "") -> Payload:
+    item = MediaItem(index=index, key=str(values), batch_key=batch_key, length=len(values), field=field)
     return Payload(item, {"x": torch.tensor(values), "grid": torch.tensor([len(values)])})
 
 
@@ -366,16 +366,18 @@ def test_the_lowest_rank_is_encoded_first() -> None:
 
 def test_an_item_longer_than_a_batch_is_refused() -> None:
     bench = Bench(CpuDevice(), max_batch_length=3)
-    bench.open("a", "b")
-    bench.feed_host("a", media(4, [1.0] * 5))
+    bench.open("a", "b", "c")
+    of_a_message = media(4, [1.0] * 5, field="messages[0].content[1].image_url")
+    bench.feed_host("a", of_a_message)
     bench.feed_host("b", media(0, [1.0] * 3))
-    bench.end("a", "b")
+    bench.feed_host("c", media(4, [1.0] * 5))
+    bench.end("a", "b", "c")
     bench.settle(bench.device)
-    failed = bench.ends["a"]
-    assert isinstance(failed, Failed)
-    assert str(failed.error) == (
-        "media[4]: becomes 5 embeddings, and tower encodes 3 at once; use a smaller one or raise tower.max_batch_length"
-    )
+    problem = "becomes 5 embeddings, and tower encodes 3 at once; use a smaller one or raise tower.max_batch_length"
+    for name, field in (("a", "messages[0].content[1].image_url"), ("c", "media[4]")):
+        failed = bench.ends[name]
+        assert isinstance(failed, Failed)
+        assert str(failed.error) == f"{field}: {problem}"
     assert bench.ends["b"] == Done("b", "stop", {"items": 1, "cached": 0})
 
 
