@@ -46,6 +46,7 @@ class Client:
         self._numbers = itertools.count()
         self._closing = False
         self._shut_once = False
+        self._shut_failure: Exception | None = None
 
     def start(self) -> None:
         """Starts every thread. If it is interrupted, `close` ends those that were."""
@@ -117,14 +118,23 @@ class Client:
         if self.home.away:
             return
         self._closing = True
-        self.clerk.ask(self._shut)
+        self.clerk.ask(self._shut_for_close)
         self.clerk.join()
+        failure, self._shut_failure = self._shut_failure, None
+        if failure is not None:
+            raise failure
 
     def close_soon(self) -> None:
         """As `close`, without waiting. Safe in a finalizer."""
         if not self.home.away:
             self._closing = True
             self.clerk.soon(self._shut)
+
+    def _shut_for_close(self) -> None:
+        try:
+            self._shut()
+        except Exception as error:  # for the one who closes it: a timeline may not be written, say
+            self._shut_failure = error
 
     def _shut(self) -> None:
         if self._shut_once:

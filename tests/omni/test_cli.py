@@ -162,7 +162,7 @@ def test_settings_reach_every_sampling_parameter(model: str) -> None:
             ["MODEL", "hi", "--set", "writer.sampling.topk=3"],
             "writer.sampling.topk: there is no option 'topk'; use one of",
         ),
-        (["MODEL", "hi", "--set", 'writer.sampling.stop="x"'], "writer.sampling.stop: '\"x\"' does not fit"),
+        (["MODEL", "hi", "--set", "writer.sampling.max_tokens=x"], "writer.sampling.max_tokens: 'x' does not fit"),
         (["MODEL", "hi", "--set", 'writer.sampling.structured={"regex": "a("}'], "structured.regex: does not compile"),
         (["MODEL", "hi", "--set", 'writer.sampling.structured={"regx": "a"}'], "contains unknown field `regx`"),
         (["MODEL", "hi", "--set", 'singer.sampling.stop=["x"]'], "singer.sampling.stop: is about the text"),

@@ -202,7 +202,7 @@ def test_of_a_batch_that_fails_each_is_tried_again(phase: str, after: bool) -> N
     for name, own in codes.items():
         bench.expect_sums(name, own)
     # Two frames of each by itself, and the others together.
-    assert bench.adder.counters() == {"steps": 5, "frames": 14, "samples": 14, "retries": 0}
+    assert bench.adder.counters() == {"steps": 5, "frames": 14, "samples": 14, "retries": 1}
     assert not bench.held
 
 
