@@ -1,0 +1,248 @@
+"""Parts and wholes of a buffer, memory that phases make, rings of host slots: what the checker remembers of them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from omni.device import COMPLETED, Downloader, SharedRing, Uploader
+from omni.testing import Race, SimulatedDevice
+
+TWO = torch.ones(2, 2)
+INDEX = torch.tensor([0, 1])
+
+Access = Callable[[Tensor], object]
+each_mode = pytest.mark.parametrize("inference", [False, True], ids=["plain", "inference"])
+
+
+def fill(x: Tensor) -> None:
+    x.fill_(2)
+
+
+def look(x: Tensor) -> None:
+    x.sum()
+
+
+class Pair:
+    """Two streams that nothing orders."""
+
+    def __init__(self) -> None:
+        self.device = SimulatedDevice()
+        self.one, self.two = self.device.stream("one"), self.device.stream("two")
+        self.made: list[Tensor] = []
+
+    def finish(self) -> list[Race]:
+        self.device.synchronize()
+        return self.device.races
+
+
+def test_all_of_a_buffer_after_parts_of_it_and_parts_after_all_of_it():
+    """What is told of a part comes before what is told of the whole, and the other way round."""
+    for first, last in [("part", "whole"), ("whole", "part"), ("part", "part"), ("whole", "whole")]:
+        for other in (fill, look):
+            pair, rows = Pair(), torch.zeros(4, 2)
+            regions = {"part": rows[1:3], "whole": rows}
+            pair.device.launch(pair.one, fill, regions[first])
+            pair.device.wait(pair.two, pair.device.record(pair.one))
+            pair.device.launch(pair.one, fill, regions[last])
+            pair.device.launch(pair.two, other, rows[2])
+            (race,) = pair.finish()
+            assert {race.first.launch, race.second.launch} == {2, 3}, (first, last)
+
+
+def test_parts_that_were_touched_before_all_was_are_ordered_where_that_is():
+    pair, rows = Pair(), torch.zeros(4, 2)
+    pair.device.launch(pair.one, fill, rows[1:3])
+    pair.device.launch(pair.one, fill, rows)
+    pair.device.wait(pair.two, pair.device.record(pair.one))
+    pair.device.launch(pair.one, look, rows[3])
+    pair.device.launch(pair.two, fill, rows[:3])
+    assert pair.finish() == []
+
+
+@pytest.mark.parametrize("first", [fill, look])
+@pytest.mark.parametrize("regions", [(slice(0, 4), slice(0, 2)), (slice(0, 2), slice(0, 4)), (slice(0, 4),) * 2])
+def test_a_part_that_is_touched_again_leaves_the_rest_as_it_was_touched(first: Access, regions: tuple[slice, slice]):
+    """One stream touches a region and then, in the same way, another: both are remembered."""
+    pair, rows = Pair(), torch.zeros(4, 2)
+    for region in regions:
+        pair.device.launch(pair.one, first, rows[region])
+    pair.device.launch(pair.two, fill, rows[3])
+    assert len(pair.finish()) == 1
+
+
+Touches = list[tuple[int, bool, tuple[int, int], int]]
+"""Stream, whether it writes, first and last word (excluded), bytes of an element."""
+places = st.one_of(st.sampled_from([(0, 8), (0, 4), (4, 8), (2, 6)]), st.tuples(st.integers(0, 3), st.integers(4, 8)))
+touches = st.lists(
+    st.tuples(st.integers(0, 1), st.booleans(), places, st.sampled_from([1, 2, 4, 8])), min_size=2, max_size=4
+)
+TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@settings(max_examples=150)
+@given(touches)
+def test_what_is_reported_is_what_bytes_say(asked: Touches):
+    """Whatever parts of a buffer streams touch that nothing orders: two that meet race, if one of them writes."""
+    device, words = SimulatedDevice(), torch.zeros(8, dtype=torch.int64)
+    streams = [device.stream(str(number)) for number in range(2)]
+    for stream, writes, (first, end), width in asked:
+        part = words.view(TYPES[width])[first * 8 // width : end * 8 // width]
+        device.launch(streams[stream], fill if writes else look, part)
+    device.synchronize()
+    met = any(
+        one != two and (writes or wrote) and first < end_before and before < end
+        for place, (one, writes, (first, end), _) in enumerate(asked)
+        for two, wrote, (before, end_before), _ in asked[:place]
+    )
+    assert bool(device.races) == met
+
+
+MAKES: dict[str, Callable[[], Tensor]] = {
+    "empty": lambda: torch.empty(4),
+    "zeros": lambda: torch.zeros(4),
+    "full": lambda: torch.full((4,), 2.0),
+    "of numbers": lambda: torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    "like another": lambda: torch.ones_like(TWO),
+    "a new one of another's type": lambda: TWO.new_zeros(4),
+    "arithmetic": lambda: TWO + 1,
+    "a copy": lambda: TWO.clone(),
+    "a copy by contiguous": lambda: TWO.t().contiguous(),
+    "a cast": lambda: TWO.to(torch.float64),
+    "indexed": lambda: TWO[INDEX],
+    "one of several results": lambda: torch.topk(TWO, 1)[1],
+    "one of a list": lambda: torch._foreach_add([TWO], 1.0)[0],
+    "a composed operation's": lambda: functional.linear(TWO, TWO, TWO[0]),
+    "out that was empty": lambda: torch.add(TWO, 1, out=torch.empty(0)),
+    "a view of it": lambda: (TWO + 1).t()[0],
+}
+
+
+@each_mode
+@pytest.mark.parametrize("how", MAKES)
+@pytest.mark.parametrize("other", [fill, look])
+def test_memory_of_a_phase_that_another_stream_uses(how: str, other: Access, inference: bool):
+    pair = Pair()
+
+    def make() -> None:
+        pair.made.append(MAKES[how]())
+
+    def use() -> None:
+        other(pair.made[0])
+
+    with torch.inference_mode(inference):
+        pair.device.launch(pair.one, make)
+        pair.device.launch(pair.two, use)
+        assert {race.first.by for race in pair.finish()} == {"make"}
+
+
+@each_mode
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("how", MAKES)
+def test_memory_of_a_phase_that_goes_back_under_a_reader(how: str, waits: bool, inference: bool):
+    """It is its stream's again: of no use to others that have not been waited for."""
+    pair = Pair()
+    device = pair.device
+
+    def make() -> None:
+        pair.made.append(MAKES[how]())
+
+    def use() -> None:
+        look(pair.made[0])
+
+    with torch.inference_mode(inference):
+        device.launch(pair.one, make)
+        device.wait(pair.two, device.record(pair.one))
+        device.launch(pair.two, use)
+        if waits:
+            device.wait(pair.one, device.record(pair.two))
+        device.run()
+        pair.made.clear()
+    assert [race.second.operation for race in device.races] == ["giving it back to stream 'one'"] * (not waits)
+
+
+def test_memory_that_an_operation_gives_more_of_is_watched_to_its_end():
+    pair, rows = Pair(), torch.zeros(2)
+
+    def enlarge(x: Tensor) -> None:
+        x.resize_(8).fill_(1)
+
+    pair.device.launch(pair.one, look, rows[:1])
+    pair.device.launch(pair.one, enlarge, rows)
+    pair.device.synchronize()
+    pair.device.launch(pair.one, fill, rows[6:])
+    pair.device.launch(pair.two, look, rows[:6])
+    pair.device.run()
+    assert pair.device.races == []
+    pair.device.launch(pair.two, look, rows[7])
+    assert len(pair.finish()) == 1
+
+
+def test_an_upload_slot_that_is_filled_again_under_its_copy():
+    pair = Pair()
+    upload = Uploader(pair.device, pair.one, words=4, slots=1)
+    begun = upload.begin()
+    begun.add(np.arange(4))
+    upload.launch(begun)
+    begun.slot.guard(COMPLETED)
+    upload.begin()
+    (race,) = pair.finish()
+    assert {race.first.operation, race.second.operation} == {"HostSlot.take", "copy_"}
+
+
+def test_an_upload_that_another_stream_reads():
+    for ordered in (False, True):
+        pair = Pair()
+        upload = Uploader(pair.device, pair.one, words=4, slots=2)
+        (view,) = upload.send([np.arange(4)])
+        if ordered:
+            pair.device.wait(pair.two, pair.device.record(pair.one))
+        pair.device.launch(pair.two, look, view)
+        pair.device.run()
+        assert bool(pair.device.races) != ordered
+        upload.send([np.arange(4)])  # into the same buffer: nobody has waited for the reader
+        assert {race.second.operation for race in pair.finish()} == {"copy_"} | (set() if ordered else {"sum"})
+
+
+def copy_rows(host: Tensor, rows: Tensor) -> None:
+    host.copy_(rows, non_blocking=True)
+
+
+def test_a_download_that_is_read_before_it_is_over():
+    pair, rows = Pair(), torch.ones(4)
+    download = Downloader(pair.device, pair.one, pair.two, (4,), torch.float32, 2)
+    sent = download.send(copy_rows, rows)
+    pair.device.run()
+    sent.slot.guard(COMPLETED)
+    sent.slot.read()
+    (race,) = pair.finish()
+    assert (race.first.operation, race.second.operation) == ("copy_", "HostSlot.read")
+
+
+def test_a_download_whose_source_is_written_again():
+    pair, rows = Pair(), torch.ones(4)
+    download = Downloader(pair.device, pair.one, pair.two, (4,), torch.float32, 2)
+    download.send(copy_rows, rows)
+    pair.device.launch(pair.one, fill, rows[3:])
+    (race,) = pair.finish()
+    assert {race.first.by, race.second.by} == {"copy_rows", "fill"}
+
+
+def test_shared_memory_that_is_read_before_its_event_and_written_before_it_is_read():
+    pair = Pair()
+    shared = pair.device.shared((2, 4), torch.int64)
+    ring = SharedRing(pair.device, pair.one, shared)
+    pair.device.launch(pair.one, fill, shared.device[0])
+    sent = ring.send()
+    sent.slot.guard(COMPLETED)
+    pair.device.run()
+    sent.slot.read()
+    (race,) = pair.finish()
+    assert (race.first.by, race.second.operation) == ("fill", "HostSlot.read")
+    pair.device.launch(pair.one, fill, shared.device[1])
+    assert len(pair.finish()) == 1, "the other slot"
