@@ -60,7 +60,8 @@ def check_vocabulary(tokenizer: Any, size: int) -> None:
 def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping[str, int], answer: bool) -> Ids:
     """Raises CheckpointError unless the template lays out each medium as one placeholder, and a text as itself.
 
-    Without media, what a message says is a text and no list of parts. placeholders: by kind, `"audio"` or `"image"`, the id that config.json has. answer: as `ChatTemplate.render` has it.
+    Without media, what a message says is a text and no list of parts. placeholders: by kind, `"audio"` or `"image"`, the id that
+    config.json has. answer: as `ChatTemplate.render` has it.
     Returns the ids of a chat of text.
     """
     said = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)
