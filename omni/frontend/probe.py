@@ -20,7 +20,8 @@ PREPROCESSOR = "preprocessor_config.json"
 _TEXT = "hello"
 _RESTORE = "use the files that belong to these weights"
 _SECONDS = 0.25
-_SIDE = 64
+_SIDES = (50, 70)
+"""Of a picture, in pixels: no whole number of patches."""
 
 Ids = NDArray[np.int64]
 
@@ -100,8 +101,8 @@ def sound(rate: int) -> AudioPart:
 
 
 def picture() -> ImagePart:
-    shade = np.arange(_SIDE * _SIDE * 3, dtype=np.uint32) * 7 % 256
-    return ImagePart(Image.fromarray(shade.astype(np.uint8).reshape(_SIDE, _SIDE, 3)), "probe")
+    shade = np.arange(3 * _SIDES[0] * _SIDES[1], dtype=np.uint32) * 7 % 256
+    return ImagePart(Image.fromarray(shade.astype(np.uint8).reshape(*_SIDES, 3)), "probe")
 
 
 def check_features(field: str, features: Any, width: int, axis: int, name: str) -> None:

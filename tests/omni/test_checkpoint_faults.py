@@ -145,6 +145,13 @@ FILES: list[tuple[str, str, str, Any, str]] = [
         "preprocessor_config.json: gives features of 80 values",
     ),
     ("qwen3_omni", "preprocessor_config.json", "patch_size", 14, "preprocessor_config.json"),
+    (
+        "qwen3_omni",
+        "preprocessor_config.json",
+        "do_resize",
+        None,
+        "preprocessor_config.json: do_resize: is None, not True",
+    ),
     ("qwen2_5_omni", "tokenizer_config.json", "audio_token", None, "tokenizer_config.json: audio_token"),
     ("qwen2_5_omni", "tokenizer_config.json", "image_token", "<|IMAGES|>", "tokenizer_config.json: image_token"),
 ]

@@ -53,7 +53,9 @@ CONSTRUCTS = """
 {%- endfor %}
 {{ {'tools': tools, 'é': documents}|tojson(indent=1) }}
 {% for message in messages[::-1] %}{% if loop.index > 2 %}{% break %}{% endif %}{{ message['role'] }}{% else %}none{% endfor %}
-{% macro wrap(x) %}({{ x }} {{ caller() }}){% endmacro %}{% call wrap('a') %}b{% endcall %}{% set kept %} block {{ ns.found }} {% endset %}{{ kept|replace(' ', '_') }}
+{% macro wrap(x) %}({{ x }} {{ caller() }}){% endmacro %}{% call wrap('a') %}b{% endcall %}
+{% set kept %} block {{ ns.found }} {% endset %}
+{{ kept|replace(' ', '_') }}
 {{ messages|selectattr('role', 'equalto', 'user')|map(attribute='role')|list }} {{ range(3)|sum }} {{ 7 // 2 }} {{ 2 ** 5 % 7 }}
 {{ missing is defined }} {{ missing|default([1, (2, 3), {'a': 'b'}]) }} {% if add_generation_prompt %}go{% endif %}
 """
