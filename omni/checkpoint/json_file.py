@@ -21,7 +21,10 @@ _Kind = TypeVar("_Kind")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises CheckpointError if the file is missing, is no JSON, is too large, or holds something else."""
+    """The JSON object in `path`.
+
+    Raises CheckpointError if the file is missing, is no JSON, is too large, or holds something else.
+    """
     value = read_as(path, Any, MAX_BYTES)
     if not isinstance(value, dict):
         raise CheckpointError(path.name, f"holds a JSON {type(value).__name__}, not an object", _AGAIN)

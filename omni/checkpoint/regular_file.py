@@ -32,10 +32,12 @@ def is_file(path: Path) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises CheckpointError, naming it, if there is a pipe, a device or a socket in `folder`: a library might read it by its name."""
+    """Raises CheckpointError, naming it, for a pipe, a device or a socket in `folder`: a library might open it by its name."""
+    if not folder.is_dir():
+        return
     try:
         for path in folder.iterdir():
-            is_file(path) if path.exists() else None
+            is_file(path)
     except OSError as error:
         raise CheckpointError(
             "model", f"{folder} cannot be read ({_reason(error)})", "give a folder that can be"

@@ -6,7 +6,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from omni.checkpoint.checks import OTHER_MODEL, quoted
 from omni.checkpoint.json_file import MAX_BYTES, read_as, read_object
+from omni.errors import CheckpointError
 
 _Count = Annotated[int, Meta(ge=1, le=2**31)]
 _Side = Annotated[int, Meta(ge=1, le=1024)]
@@ -32,7 +34,6 @@ class _Preprocessor(msgspec.Struct):
     image_std: Annotated[list[_Positive], Meta(min_length=3, max_length=3)] | msgspec.UnsetType = msgspec.UNSET
     rescale_factor: _Positive | msgspec.UnsetType = msgspec.UNSET
     resample: Annotated[int, Meta(ge=0, le=5)] | msgspec.UnsetType = msgspec.UNSET
-    do_resize: bool | None = None
     do_rescale: bool | None = None
     do_normalize: bool | None = None
     do_convert_rgb: bool | None = None
@@ -51,5 +52,9 @@ class _Preprocessor(msgspec.Struct):
 def check_preprocessor(folder: Path) -> None:
     """Raises CheckpointError, naming the field, if the file is missing or holds what no processor can work with."""
     path = folder / "preprocessor_config.json"
-    read_object(path)
+    resized = read_object(path).get("do_resize", True)
+    if resized is not True:
+        # Patches are whole: pictures of most sizes would fail.
+        problem = f"is {quoted(resized)}, not True, which alone is supported"
+        raise CheckpointError(f"{path.name}: do_resize", problem, OTHER_MODEL)
     read_as(path, _Preprocessor, MAX_BYTES)

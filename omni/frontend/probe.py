@@ -20,7 +20,8 @@ PREPROCESSOR = "preprocessor_config.json"
 _TEXT = "hello"
 _RESTORE = "use the files that belong to these weights"
 _SECONDS = 0.25
-_SIDE = 64
+_SIDES = (50, 70)
+"""Of a picture, in pixels: no whole number of patches."""
 
 Ids = NDArray[np.int64]
 
@@ -60,7 +61,8 @@ def check_vocabulary(tokenizer: Any, size: int) -> None:
 def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping[str, int], answer: bool) -> Ids:
     """Raises CheckpointError unless the template lays out each medium as one placeholder, and a text as itself.
 
-    Without media, what a message says is a text and no list of parts. placeholders: by kind, `"audio"` or `"image"`, the id that config.json has. answer: as `ChatTemplate.render` has it.
+    Without media, what a message says is a text and no list of parts. placeholders: by kind, `"audio"` or `"image"`, the id that
+    config.json has. answer: as `ChatTemplate.render` has it.
     Returns the ids of a chat of text.
     """
     said = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)
@@ -99,8 +101,8 @@ def sound(rate: int) -> AudioPart:
 
 
 def picture() -> ImagePart:
-    shade = np.arange(_SIDE * _SIDE * 3, dtype=np.uint32) * 7 % 256
-    return ImagePart(Image.fromarray(shade.astype(np.uint8).reshape(_SIDE, _SIDE, 3)), "probe")
+    shade = np.arange(3 * _SIDES[0] * _SIDES[1], dtype=np.uint32) * 7 % 256
+    return ImagePart(Image.fromarray(shade.astype(np.uint8).reshape(*_SIDES, 3)), "probe")
 
 
 def check_features(field: str, features: Any, width: int, axis: int, name: str) -> None:

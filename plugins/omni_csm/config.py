@@ -45,7 +45,7 @@ def read_config(raw: dict[str, Any]) -> CsmConfig:
     codec = Section(mimi.to_dict(), "codec_config")
     check_rates(codec, "upsampling_ratios")
     codec = Section(mimi.to_dict() | {"frame_rate": mimi.frame_rate}, "codec_config")
-    decoders = [_decoder(hf, ""), _decoder(depth, "depth_decoder_config")]
+    decoders = [_decoder(hf, "", reads_chats=True), _decoder(depth, "depth_decoder_config")]
     _check(Section(hf.to_dict()), codec)
     return CsmConfig(
         backbone=decoders[0],
@@ -62,9 +62,9 @@ def read_config(raw: dict[str, Any]) -> CsmConfig:
     )
 
 
-def _decoder(hf: Any, path: str) -> DecoderConfig:
+def _decoder(hf: Any, path: str, *, reads_chats: bool = False) -> DecoderConfig:
     """Positions have one axis."""
-    return msgspec.structs.replace(decoder_config(hf, path), qk_norm=False, mrope_section=None)
+    return msgspec.structs.replace(decoder_config(hf, path, reads_chats=reads_chats), qk_norm=False, mrope_section=None)
 
 
 def _check(own: Section, codec: Section) -> None:

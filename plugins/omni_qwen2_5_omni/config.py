@@ -70,7 +70,7 @@ def _decoder(field: str, hf: Any) -> DecoderConfig:
     """Queries, keys and values have biases and no norms, and the axes of rotary positions lie one behind the other."""
     if hf.use_sliding_window:
         raise CheckpointError(f"config.json: {field}.use_sliding_window", "is not supported", "use full attention")
-    plain = decoder_config(hf, field)
+    plain = decoder_config(hf, field, reads_chats=True)
     if plain.mrope_section is None:
         raise CheckpointError(f"config.json: {field}.rope_parameters.mrope_section", "is missing", RESTORE_FILE)
     return msgspec.structs.replace(

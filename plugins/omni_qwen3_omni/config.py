@@ -70,7 +70,7 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
     """Raises CheckpointError if config.json does not describe a Qwen3-Omni model."""
     hf = parse_config(Qwen3OmniMoeConfig, raw, "Qwen3-Omni")
     thinker, whole = hf.thinker_config, Section(hf.to_dict())
-    decoder = decoder_config(thinker.text_config, "thinker_config.text_config")
+    decoder = decoder_config(thinker.text_config, "thinker_config.text_config", reads_chats=True)
     _check(whole)
     vocoder = whole.part("code2wav_config")
     return OmniConfig(
@@ -150,7 +150,7 @@ def _talker(hf: Any) -> TalkerConfig:
     return TalkerConfig(
         # The talker's layers are all mixtures with a shared expert, whatever the sparse-step fields say.
         decoder=msgspec.structs.replace(
-            decoder_config(text, "talker_config.text_config"),
+            decoder_config(text, "talker_config.text_config", reads_chats=True),
             shared_expert_width=text.shared_expert_intermediate_size,
             dense_layers=(),
         ),

@@ -24,7 +24,7 @@ def read_config(checkpoint: Checkpoint) -> TextConfig:
     hf = parse_config(kind, checkpoint.config, "Qwen3")
     if hf.use_sliding_window:
         raise CheckpointError("config.json: use_sliding_window", "is not supported", "use a model with full attention")
-    decoder = decoder_config(hf)
+    decoder = decoder_config(hf, reads_chats=True)
     own = Section(hf.to_dict())
     own.require_counts("vocab_size", most=2**22)
     if decoder.mrope_section is not None:

@@ -75,9 +75,8 @@ class ChatTemplate:
 
     def _render(self, turns: Turns, answer: bool) -> str:
         with limited():
-            # As transformers has it: no tools are an empty list.
             return self._template.render(
-                {**self._words, "messages": turns, "tools": [], "documents": None, "add_generation_prompt": answer}
+                {**self._words, "messages": turns, "tools": None, "documents": None, "add_generation_prompt": answer}
             )
 
 

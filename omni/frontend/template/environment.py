@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
 from types import BuiltinMethodType
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, nodes
 from jinja2.exceptions import SecurityError, TemplateError
@@ -37,9 +37,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         # It writes as much as it is asked to, and no template of a chat needs it.
         del self.globals["lipsum"]
         self.filters["tojson"] = _to_json
-        filters: dict[str, Callable[..., Any]] = self.filters
+        filters = cast(dict[str, Callable[..., Any]], self.filters)
         self.filters = {name: _counted(function, name) for name, function in filters.items()}
-        self.tests = {name: _counted(function, "") for name, function in self.tests.items()}
+        tests = cast(dict[str, Callable[..., Any]], self.tests)
+        self.tests = {name: _counted(function, "") for name, function in tests.items()}
         self.filters |= {_JOIN: _join, _COUNT: _count}
 
     @property
@@ -128,7 +129,7 @@ def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
 class _Generation(Extension):
     """`{% generation %}`, which marks what a model is trained to say. It is rendered as if it were not marked."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -55,8 +55,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dense_layers: tuple[int, ...] = ()
 
 
-def decoder_config(hf: Any, path: str = "") -> DecoderConfig:
+def decoder_config(hf: Any, path: str = "", *, reads_chats: bool = False) -> DecoderConfig:
     """From a transformers text config with rotary positions, dense or mixture of experts. path: of it in config.json.
+    reads_chats: whether it must have positions for the shortest of them.
 
     Whether queries and keys are normed is not in it. Raises CheckpointError, naming the field, for values that no such stack can
     have, rotary positions scaled in an unknown way, another activation than SiLU, and experts that no token could be sent to.
@@ -64,6 +65,7 @@ def decoder_config(hf: Any, path: str = "") -> DecoderConfig:
     raw = hf.to_dict()
     config = Section(raw, path)
     _check_widths(config)
+    config.require_counts("max_position_embeddings", least=_FEWEST_POSITIONS if reads_chats else 1, most=2**62)
     rope, head_dim = _rope(config), raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     config.require(head_dim % 2 == 0, "head_dim", f"is {head_dim}, an odd number: rotary dimensions turn in pairs")
     experts = raw.get("num_experts") or raw.get("num_local_experts") or 0
@@ -100,7 +102,6 @@ def _check_widths(config: Section) -> None:
     config.require_multiple("num_attention_heads", of="num_key_value_heads")
     if config.get("head_dim") is not None:
         config.require_counts("head_dim", most=2**14)
-    config.require_counts("max_position_embeddings", least=_FEWEST_POSITIONS, most=2**62)
     config.require_numbers("rms_norm_eps", most=1.0)
     act = config["hidden_act"]
     if act != "silu":
