@@ -2,6 +2,7 @@
 
 import atexit
 import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,6 +20,8 @@ from omni.frontend.base import TextDecoder
 from omni.media import Downloads
 from omni.pipeline import FRONTEND
 from omni.stage import StageUsage
+
+_log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 0.5
 """How long a close waits for threads that are in a library's hands. They are left to it after that."""
@@ -46,7 +49,7 @@ class Client:
         self._numbers = itertools.count()
         self._closing = False
         self._shut_once = False
-        self._shut_failure: Exception | None = None
+        self._failure: Exception | None = None
 
     def start(self) -> None:
         """Starts every thread. If it is interrupted, `close` ends those that were."""
@@ -112,15 +115,16 @@ class Client:
     def close(self) -> None:
         """Gives up what is under way, frees the stages and ends every thread. Idempotent.
 
+        Raises what went wrong, once: a timeline that cannot be written.
         Who is interrupted (Ctrl-C) while it waits has still closed it; another call waits for the rest. A no-op in a forked
         process.
         """
         if self.home.away:
             return
         self._closing = True
-        self.clerk.ask(self._shut_for_close)
+        self.clerk.ask(self._shut)
         self.clerk.join()
-        failure, self._shut_failure = self._shut_failure, None
+        failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
@@ -128,13 +132,7 @@ class Client:
         """As `close`, without waiting. Safe in a finalizer."""
         if not self.home.away:
             self._closing = True
-            self.clerk.soon(self._shut)
-
-    def _shut_for_close(self) -> None:
-        try:
-            self._shut()
-        except Exception as error:  # for the one who closes it: a timeline may not be written, say
-            self._shut_failure = error
+            self.clerk.soon(self._shut_unseen)
 
     def _shut(self) -> None:
         if self._shut_once:
@@ -148,9 +146,16 @@ class Client:
             self._engine.close()
             until = time.monotonic() + _GRACE_SECONDS
             self._lobby.join_threads(lambda: until - time.monotonic())
+        except Exception as error:  # for the one who waits for it
+            self._failure = error
         finally:
             self.clerk.end()
             _OPEN.discard(self)
+
+    def _shut_unseen(self) -> None:
+        self._shut()
+        if self._failure is not None:
+            _log.error("the model was not closed as it should be", exc_info=self._failure)
 
     def _over(self, ticket: Ticket) -> None:
         self._tickets.pop(ticket.id, None)

@@ -1,5 +1,6 @@
 """Ctrl-C in every place: KeyboardInterrupt raised in this thread at the n-th line of the package's own code."""
 
+import linecache
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -38,13 +39,18 @@ class Interrupter:
         return self._line if ours and not self.happened and not _in_finalizer(frame) else None
 
     def _line(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event != "line" or self.happened:
+        if event != "line" or self.happened or _opens_or_leaves_a_block(frame):
             return self._line
         self._left -= 1
         if self._left >= 0:
             return self._line
         self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         raise KeyboardInterrupt
+
+
+def _opens_or_leaves_a_block(frame: FrameType) -> bool:
+    """A `with` is a line again as it is left, before its lock is released: there Python looks for no signals."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:

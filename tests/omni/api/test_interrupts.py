@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from omni import Omni, SamplingParams
+from omni.engine import EngineRequest
 from omni.errors import StageError
 from support.echo_family import GATES
 from support.echo_omni import echo_model, echo_plugins, eventually
+from support.fake_graph import FakeGraph, Recorder, host
 from support.interrupts import Interrupter, everywhere
 
 ENDLESS = SamplingParams(max_tokens=10**9)
@@ -149,3 +151,23 @@ def test_a_real_signal_at_any_moment(model: Path) -> None:
             assert omni.generate("still there", stream=False).text == "still there"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_while_an_engine_is_closed_by_its_own() -> None:
+    """Without a clerk between: a close that was interrupted is gone on with by the next."""
+    for at in range(300):
+        graph = FakeGraph()
+        graph.engine.start()
+        recorder = Recorder()
+        graph.engine.submit(EngineRequest("r", frozenset({"text"}), {"writer": [host(0)]}), recorder)
+        interrupter = Interrupter(at, ("/omni/engine/engine.py",))
+        interrupter.run(graph.engine.close)
+        graph.engine.close()
+        assert recorder.over, interrupter.where
+        assert "the engine was closed" in recorder.failure
+        assert graph.engine.idle
+        assert all(connector.closed >= 1 for connector in graph.connectors.values()), interrupter.where
+        if not interrupter.happened:
+            assert at > 20
+            return
+    raise AssertionError("it never comes to its end")
