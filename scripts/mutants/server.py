@@ -14,6 +14,9 @@ from .record import Marks, Record, Run
 from .swap import Functions, find_functions, import_all, put
 from .verdicts import Verdict, Verdicts
 
+_BEGIN = 60.0
+"""Seconds to parse, compile and plant, on a busy machine."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -58,6 +61,7 @@ class Server:
         self._record.load(files)
         if not self.settings.only_record:
             run((self._hunt(Verdict(fault)) for fault in self.faults), self.settings.at_once)
+        gc.unfreeze()
         self.ended = True
         return True
 
@@ -137,7 +141,8 @@ class Server:
             raise LookupError(f"{fault.function} is not in this process")
 
     def _limit(self, test: str) -> float:
-        return self.settings.patience + (10 * self._record.seconds(test) if test else 0)
+        """Seconds; without a test, those until the first one begins."""
+        return self.settings.patience + (10 * self._record.seconds(test) if test else _BEGIN)
 
 
 def _settle_hypothesis() -> None:

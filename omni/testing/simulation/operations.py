@@ -92,15 +92,17 @@ def _numbers(index: Tensor) -> NDArray[Any]:
     return index.numpy()
 
 
-def _rows(args: Arguments) -> Selection:
-    """`(self, dim, index, ...)`: whole rows along a dimension."""
+def _rows(args: Arguments) -> Selection | None:
+    """`(self, dim, index, ...)`: whole rows along a dimension; a scalar is taken whole."""
     tensor, dim, index = args[0], args[1], args[2]
-    return (*(slice(None),) * (dim % max(tensor.dim(), 1)), _numbers(index))
+    return (*(slice(None),) * (dim % tensor.dim()), _numbers(index)) if tensor.dim() else None
 
 
-def _elements(args: Arguments) -> Selection:
-    """`(self, dim, index, ...)`: an element for each of the index's."""
+def _elements(args: Arguments) -> Selection | None:
+    """`(self, dim, index, ...)`: an element for each of the index's; a scalar is taken whole."""
     tensor, dim, index = args[0], args[1], args[2]
+    if not tensor.dim():
+        return None
     places: list[Any] = list(np.ogrid[tuple(slice(size) for size in index.shape)])
     places[dim % tensor.dim()] = _numbers(index)
     return tuple(places)
