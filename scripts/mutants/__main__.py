@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 # Read when they are imported: a child forked beside threads could hang.
@@ -14,7 +13,7 @@ import pytest
 from .generate import Fault, faults_of, files_of, sample
 from .report import print_report, read_equivalent
 from .server import Server, Settings
-from .verdicts import Verdicts
+from .verdicts import Verdicts, is_settled
 
 FOLDERS = ["stages/omni_ar/run", "omni/device", "omni/engine", "omni/frames", "omni/testing/simulation"]
 # What they run needs a GPU, and a process that has one cannot be forked: `pytest -m gpu` is there for them.
@@ -46,17 +45,11 @@ def main() -> None:
         return
     print(f"{len(faults)} of {len(everything)} faults, seed {arguments.seed}", flush=True)
     verdicts = Verdicts(arguments.build / "verdicts.json")
-    left = [fault for fault in faults if not (arguments.again and _is_settled(fault, verdicts, equivalent))]
+    left = [fault for fault in faults if not (arguments.again and is_settled(fault, verdicts, equivalent))]
     _serve(arguments, root, folders, left, verdicts)
     if not arguments.record:
         share = print_report(folders, [verdict for fault in faults if (verdict := verdicts.of(fault))], equivalent)
         sys.exit(share < arguments.share)
-
-
-def _is_settled(fault: Fault, verdicts: Verdicts, equivalent: Mapping[str, str]) -> bool:
-    """Whether an earlier run caught the fault, or found what is said of it: that nobody can."""
-    known = verdicts.of(fault)
-    return known is not None and (known.why is not None or fault.name in equivalent)
 
 
 def _serve(

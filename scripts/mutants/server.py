@@ -14,6 +14,9 @@ from .record import Marks, Record, Run
 from .swap import Functions, find_functions, import_all, put
 from .verdicts import Verdict, Verdicts
 
+_BEGIN = 60.0
+"""Seconds to parse, compile and plant, on a busy machine."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -58,11 +61,16 @@ class Server:
         self._record.load(files)
         if not self.settings.only_record:
             run((self._hunt(Verdict(fault)) for fault in self.faults), self.settings.at_once)
+        gc.unfreeze()
         self.ended = True
         return True
 
     def _recording(self, file: str) -> Job:
         items = [item for item in self._items.values() if item.nodeid.split("::")[0] == file]
+        return self._record_items(file, items, [])
+
+    def _record_items(self, file: str, items: list[pytest.Item], before: list[Run]) -> Job:
+        """Records tests of a file, after those `before`. One that takes too long is left out."""
 
         def work(tell: Tell) -> None:
             marks = Marks(self._texts, self._functions)
@@ -70,14 +78,19 @@ class Server:
             run_recorded(items, self.reports, marks, tell)
 
         def then(outcome: Outcome) -> Iterable[Job]:
-            runs = [Run(**said["run"]) for said in outcome.said if "run" in said]
-            self._record.store(file, outcome.said[0]["names"], runs)
-            missing = [said["runs"] for said in outcome.said if "runs" in said][len(runs) :]
+            runs = before + [Run(**said["run"]) for said in outcome.said if "run" in said]
             failed = [said["why"] for said in outcome.said if said.get("why")]
-            print(f"recorded {len(runs)} of {len(items)} tests of {file}", *missing, *failed, sep="\n    ", flush=True)
+            begun = [said["runs"] for said in outcome.said if "runs" in said]
+            left = items[len(begun) :]
+            if begun and (outcome.hung or outcome.crashed):
+                print(f"cannot be recorded: {begun[-1]}", flush=True)
+            if begun and left:
+                return [self._record_items(file, left, runs)]
+            self._record.store(file, outcome.said[0]["names"], runs)
+            print(f"recorded {len(runs)} tests of {file}", *failed, sep="\n    ", flush=True)
             return []
 
-        return Job(work, lambda test: self.settings.patience, then)
+        return Job(work, lambda test: self.settings.patience + _BEGIN, then)
 
     def _hunt(self, verdict: Verdict) -> Job:
         items = self._chosen(verdict.fault)
@@ -137,7 +150,8 @@ class Server:
             raise LookupError(f"{fault.function} is not in this process")
 
     def _limit(self, test: str) -> float:
-        return self.settings.patience + (10 * self._record.seconds(test) if test else 0)
+        """Seconds; without a test, those until the first one begins."""
+        return self.settings.patience + (10 * self._record.seconds(test) if test else _BEGIN)
 
 
 def _settle_hypothesis() -> None:

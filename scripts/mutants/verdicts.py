@@ -1,6 +1,7 @@
 """What came of faults, kept in a file from run to run."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,3 +41,9 @@ class Verdicts:
         if row is None:
             return None
         return Verdict(fault, int(str(row["tests"])), None if row["why"] is None else str(row["why"]))
+
+
+def is_settled(fault: Fault, verdicts: Verdicts, equivalent: Mapping[str, str]) -> bool:
+    """Whether an earlier run caught the fault, or found what is said of it: that nobody can."""
+    known = verdicts.of(fault)
+    return known is not None and (known.why is not None or fault.name in equivalent)

@@ -131,6 +131,16 @@ def test_a_request_that_cannot_be_opened_makes_room_for_the_next() -> None:
     assert opened(graph.writer) == ["a", "c"]
 
 
+def test_who_gave_up_waiting_is_passed_over() -> None:
+    graph = FakeGraph(max_active=1)
+    for name in "abc":
+        graph.submit(name, "text")
+    graph.engine.abort("b", GIVEN_UP)
+    graph.writer.done("a")
+    graph.settle()
+    assert opened(graph.writer) == ["a", "c"]
+
+
 def test_a_close_tells_those_who_wait() -> None:
     graph = FakeGraph(max_active=1)
     sinks = [graph.submit(name, "text") for name in "abc"]

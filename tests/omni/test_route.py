@@ -10,6 +10,7 @@ from omni.device import Event
 from omni.engine import RequestFinished
 from omni.errors import InputError
 from omni.payload import Payload
+from omni.stage import Ended
 from support.fake_graph import FakeGraph, Scripted, always, host, lent
 
 EDGE = "writer->speaker"
@@ -158,3 +159,16 @@ def test_a_consumer_that_is_done_is_not_told_that_its_producer_ended():
     assert adapter.reason == "", "its adapter makes nothing more"
     assert graph.writer.ended("r") == ["frontend"]
     assert graph.speaker.ended("r") == [EDGE]
+
+
+def test_a_route_whose_end_was_told_has_nothing_to_do():
+    """Those that have are asked in every round."""
+    graph = FakeGraph()
+    graph.submit("r", *BOTH)
+    route = graph.orchestrator._live["r"].routes["seer->writer"]
+    route.end("stop")
+    assert route.busy
+    assert route.tick()
+    assert not route.busy
+    assert graph.writer.inbox[-1] == Ended("r", "seer->writer")
+    assert not route.tick()

@@ -118,10 +118,10 @@ def _numbers(index: Tensor) -> NDArray[Any]:
     return numbers.astype(bool) if index.dtype == torch.uint8 else numbers
 
 
-def _rows(args: Arguments) -> Selection:
-    """`(self, dim, index, ...)`: whole rows along a dimension."""
+def _rows(args: Arguments) -> Selection | None:
+    """`(self, dim, index, ...)`: whole rows along a dimension; a scalar is taken whole."""
     tensor, dim, index = args[0], args[1], args[2]
-    return (*(slice(None),) * (dim % max(tensor.dim(), 1)), _numbers(index))
+    return (*(slice(None),) * (dim % tensor.dim()), _numbers(index)) if tensor.dim() else None
 
 
 def _elements(args: Arguments) -> Selection | None:

@@ -2,10 +2,11 @@
 
 import statistics
 
+import pytest
 import torch
 from torch import Tensor
 
-from omni.device import COMPLETED
+from omni.device import COMPLETED, Phase
 from omni.testing import SimulatedDevice, Simulation
 from omni.testing.simulation.naming import name_buffer
 from omni.testing.simulation.schedule import Schedule
@@ -67,6 +68,31 @@ def test_stalled_phases_are_as_many_as_said_and_take_as_long_as_thousands():
         assert 0.5 * pace < statistics.median(seconds) < pace
         seen.add(schedule.stalls)
     assert len(seen) == 3, "seeds of all kinds were drawn"
+
+
+FIRST = torch.zeros(1, dtype=torch.int64)
+
+
+def select_rows(tensor: Tensor) -> None:
+    tensor.index_select(0, FIRST)
+
+
+def fill_rows(tensor: Tensor) -> None:
+    tensor.index_fill_(0, FIRST, 1.0)
+
+
+def gather_element(tensor: Tensor) -> None:
+    tensor.gather(0, FIRST[0])
+
+
+@pytest.mark.parametrize("read", [select_rows, gather_element])
+def test_a_scalar_may_be_taken_from_by_index(read: Phase):
+    device, scalar = SimulatedDevice(), torch.zeros(())
+    device.launch(device.stream("one"), read, scalar)
+    device.launch(device.stream("other"), fill_rows, scalar)
+    device.synchronize()
+    assert scalar == 1
+    assert len(device.races) == 1
 
 
 def test_a_buffer_is_named_among_arguments_of_every_kind():

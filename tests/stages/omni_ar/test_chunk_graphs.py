@@ -217,7 +217,9 @@ class Illustrated(SmallText):
 @pytest.mark.parametrize(
     ("read", "name"), [(None, "plain"), (None, "deep"), (("deep",), "plain"), (("deep",), "deep"), ((), "plain")]
 )
-def test_what_forward_reads_itself_is_not_captured(read: tuple[str, ...] | None, name: str):
+def test_what_forward_reads_itself_is_not_captured(
+    read: tuple[str, ...] | None, name: str, caplog: pytest.LogCaptureFixture
+):
     said, captured = [], []
     for sizes in ((), (32,)):
         device = CountingDevice()
@@ -234,6 +236,9 @@ def test_what_forward_reads_itself_is_not_captured(read: tuple[str, ...] | None,
         captured.append(not device.launches["run_forward"])
     assert said[0] == said[1] != greedy(SmallText(), PROMPTS[3], len(said[0]))
     assert captured == [False, read is not None and name not in read]
+    why = "of which ArShape.forward_segments tells nothing" if read is None else "that the model's forward reads"
+    told = f"ar: a step with segments ({name}) {why} runs uncaptured, as do all"
+    assert (told in caplog.messages) == (not captured[1])
 
 
 @pytest.mark.parametrize("captures", [True, False])

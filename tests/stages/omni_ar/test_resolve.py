@@ -61,9 +61,10 @@ def test_the_codes_of_a_greedy_token_are_greedy_unless_asked_otherwise(asked: di
 
 def test_a_seed_is_drawn_where_none_is_given():
     assert resolve(seed=0).seed == 0
-    drawn = {resolve().seed for _ in range(20)}
-    assert len(drawn) == 20
+    drawn = {resolve().seed for _ in range(200)}
+    assert len(drawn) == 200
     assert all(0 <= seed < 2**63 for seed in drawn)
+    assert max(drawn) >= 2**62, "no bit is left out"
 
 
 def test_ids_are_added_to_the_stages_own():

@@ -9,6 +9,7 @@ from omni.device.base import LaunchList
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.payload import Payload
+from omni.sampling_params import SamplingParams
 from omni_ar.inputs import Segment, SegmentSlot
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
@@ -65,6 +66,22 @@ def test_a_stage_without_frames_is_asked_nothing_of_codes(name: str):
     driver.run()
     assert str(driver.error("0")).startswith(f"sampling.text.{name}: is given, and a token of text begins no frame")
     assert not driver.held
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"suppress_token_ids": (99,)}, "suppress_token_ids"),
+        ({"logprobs": 62}, "logprobs"),
+        ({"code_top_k": 1}, "code_top_k"),
+    ],
+)
+def test_what_no_request_could_ask_for_is_refused_before_there_is_one(asked: dict[str, object], named: str):
+    worker = ArDriver(SmallText()).worker
+    worker.check(SamplingParams(), "sampling")
+    with pytest.raises(InputError) as caught:
+        worker.check(SamplingParams(**asked), "sampling")
+    assert caught.value.field == f"sampling.{named}"
 
 
 class Watched(SmallText):
@@ -125,10 +142,11 @@ def test_captured_prompts_of_all_sizes_share_the_memory_of_the_largest():
     assert not {(4 + 7, width), (4 + 19, width)} & set(device.sizes)
 
 
-def test_cleared_graphs_are_gone():
+def test_graphs_pad_those_who_sample_and_are_gone_when_cleared():
     graphs = StepGraphs("ar")
     graphs[4] = CapturedStep(LaunchList("ar-decode-4", ()), None)
     assert graphs.padded(3) == 4
+    assert graphs.padded(0) is None, "a step that samples for nobody"
     graphs.clear()
     assert graphs.padded(3) is None
     with pytest.raises(KeyError):

@@ -82,3 +82,35 @@ def test_a_tick_that_reads_a_token_says_that_it_moved():
     device.synchronize()
     assert driver.tick(), "it read the last token, and there is nothing else to do"
     assert driver.tokens("0") == greedy(model, PROMPTS[0], 1)
+
+
+class HoldAll:
+    """Every token may be part of a stop string that is not complete yet."""
+
+    def __init__(self) -> None:
+        self._said = 0
+
+    def push(self, token: int) -> StopVerdict:
+        self._said += 1
+        return StopVerdict(self._said, False)
+
+
+def test_tokens_that_were_held_back_go_with_their_request():
+    """Its record may live on in a queue; what it held back is nobody's, and must not."""
+    driver = ArDriver(SmallText(payload=True, emits_tokens=True))
+    rules = HostRules(stops=HoldAll())
+    driver.worker.inbox.append(Open("0", SamplingParams(max_tokens=8), frozenset({SOURCE}), (0, 0), rules=rules))
+    driver.feed_host("0", Payload(plain_prompt(PROMPTS[0])))
+    driver.end("0")
+    for _ in range(4):
+        driver.tick()
+    request = driver.worker.requests["0"]
+    messages = [message for confirmed in request.held for message in confirmed.messages]
+    assert len(messages) > len(request.held) > 1, "tokens, and hidden states of those before"
+    driver.abort("0")
+    driver.tick()
+    assert not request.held
+    assert all(message.hold.free for message in messages)
+    driver.release_lent()
+    driver.run()
+    assert not driver.held
