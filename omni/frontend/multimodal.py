@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from omni.frontend import probe
 from omni.frontend.base import AudioPart, Chat, ImagePart
 from omni.frontend.chat import ChatFrontend, check_content
+from omni.frontend.encoding import Ids
 from omni.frontend.media import Media, expand, picture
 from omni.frontend.mrope import mrope_positions
 from omni.frontend.probe import PREPROCESSOR, blamed_on, check_features, check_vocabulary, check_word
 from omni.frontend.read import Read
-from omni.frontend.tokenized import Ids
 
 
 @dataclass(frozen=True, slots=True)

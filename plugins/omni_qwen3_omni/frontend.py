@@ -11,10 +11,10 @@ from omni.checkpoint import Checkpoint
 from omni.checkpoint.checks import RESTORE_FILE
 from omni.errors import CheckpointError
 from omni.frontend.base import AudioPart, Chat, Prepared
+from omni.frontend.encoding import Ids
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
 from omni.frontend.media import Media, spectra
 from omni.frontend.multimodal import MultimodalFrontend, media_layout
-from omni.frontend.tokenized import Ids
 from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.inputs import prompt_of
