@@ -195,7 +195,7 @@ class AsyncOmni(Session):
 
     async def close(self) -> None:
         """Gives up what is under way, frees the model and ends every thread. Idempotent."""
-        if not self._client.home.away:
+        if not self._client.owner.forked:
             await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> Self:

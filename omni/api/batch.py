@@ -53,7 +53,7 @@ class Batch:
 
     def check_home(self) -> None:
         """Raises ForkError in a forked process."""
-        self._client.home.check("reading a request's outputs")
+        self._client.owner.check("reading a request's outputs")
 
     @property
     def done(self) -> bool:
@@ -70,7 +70,7 @@ class Batch:
             output = reply.take(at, event)
         except Exception as error:
             failure = _known(error)
-            self._client.clerk.ask(partial(self._tickets[index].cancel, failure))
+            self._client.executor.ask(partial(self._tickets[index].cancel, failure))
             output = reply.fail(at, failure)
         if output is not None and output.finished:
             self._left -= 1
@@ -86,19 +86,19 @@ class Batch:
 
     def cancel(self) -> None:
         """Gives up what is not over, and waits until that is done. A no-op in a forked process."""
-        if self._client.home.away or all(ticket.over for ticket in self._tickets):
+        if self._client.owner.forked or all(ticket.over for ticket in self._tickets):
             return
-        self._client.clerk.call(self._cancel)
+        self._client.executor.call(self._cancel)
 
     def give_up(self) -> None:
         """As `cancel`, without waiting."""
-        if not self._client.home.away:
-            self._client.clerk.ask(self._cancel)
+        if not self._client.owner.forked:
+            self._client.executor.ask(self._cancel)
 
     def abandon(self) -> None:
         """As `give_up`, soon. Safe in a finalizer."""
-        if not self.done and not self._client.home.away:
-            self._client.clerk.soon(self._cancel)
+        if not self.done and not self._client.owner.forked:
+            self._client.executor.soon(self._cancel)
 
     def _cancel(self) -> None:
         for ticket in self._tickets:

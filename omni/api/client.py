@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from omni.api.ask import Ask
-from omni.api.clerk import Clerk
-from omni.api.home import Home
 from omni.api.job import Job, read_question
 from omni.api.load import Loaded, prompt_limit
-from omni.api.lobby import Lobby
+from omni.api.owner import OwnerProcess
 from omni.api.prepare import Preparer
+from omni.api.request_queue import RequestQueue
+from omni.api.serial_executor import SerialExecutor
 from omni.api.ticket import Deliver, Ticket
 from omni.errors import InputError, StageError
 from omni.frontend.base import TextDecoder
@@ -30,21 +30,21 @@ _GRACE_SECONDS = 0.5
 class Client:
     """Has requests prepared, hands them to the engine, and keeps track of those that are not over.
 
-    Nothing happens before `start`. What changes anything is the clerk's to do, so that Ctrl-C finds all of it done or nothing.
+    Nothing happens before `start`. What changes anything is the executor's to do, so that Ctrl-C finds all of it done or nothing.
     """
 
     def __init__(self, loaded: Loaded) -> None:
         self.pipeline = loaded.pipeline
         self.frontend = loaded.frontend
-        self.clerk = Clerk()
-        self.home = Home()
+        self.executor = SerialExecutor()
+        self.owner = OwnerProcess()
         self._engine = loaded.engine
         self._compiler = loaded.compiler
         self._media = loaded.options.media
         self._downloads = Downloads(self._media)
         limit = prompt_limit(loaded.pipeline, loaded.engine)
         preparer = Preparer(loaded.frontend, loaded.compiler, loaded.engine, loaded.options, limit)
-        self._lobby = Lobby(preparer, self._downloads, self.clerk, loaded.limits)
+        self._requests = RequestQueue(preparer, self._downloads, self.executor, loaded.limits)
         self._tickets: dict[str, Ticket] = {}
         self._numbers = itertools.count()
         self._closing = False
@@ -53,13 +53,13 @@ class Client:
 
     def start(self) -> None:
         """Starts every thread. If it is interrupted, `close` ends those that were."""
-        self.clerk.start()
-        self.clerk.call(self._start)
+        self.executor.start()
+        self.executor.call(self._start)
 
     def _start(self) -> None:
         _OPEN.add(self)
         self._engine.start()
-        self._lobby.start()
+        self._requests.start()
 
     def check(self, ask: Ask, forms: bool) -> None:
         """Raises InputError for sampling that could never be done, and for a voice where there is none to choose.
@@ -78,7 +78,7 @@ class Client:
 
     def check_open(self) -> None:
         """Raises ForkError in a forked process, StageError if it is closed."""
-        self.home.check("taking a request")
+        self.owner.check("taking a request")
         if self._closing:
             raise StageError("engine", "taking a request", "it is closed")
 
@@ -90,26 +90,26 @@ class Client:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Starts requests; returns at once. What is wrong with one comes as an event, also that it is closed."""
         self._tickets.update({name: ticket for job in jobs for name, ticket in job.tickets.items()})
-        self.clerk.ask(partial(self._lobby.join, jobs))
+        self.executor.ask(partial(self._requests.join, jobs))
 
     def text_decoder(self) -> TextDecoder | None:
         return self.frontend.text_decoder()
 
     def usage(self) -> Mapping[str, StageUsage]:
         """What each stage holds right now, and what waits for them."""
-        self.home.check("asking for usage")
-        waiting = {"requests": self._lobby.waiting, "bytes": self._lobby.held_bytes}
+        self.owner.check("asking for usage")
+        waiting = {"requests": self._requests.waiting, "bytes": self._requests.held_bytes}
         return {**self._engine.usage(), FRONTEND: waiting}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """What each stage has done since the start."""
-        self.home.check("asking for counters")
+        self.owner.check("asking for counters")
         return self._engine.counters()
 
     @property
     def idle(self) -> bool:
         """No request is under way, and no stage holds anything."""
-        self.home.check("asking for usage")
+        self.owner.check("asking for usage")
         return not self._tickets and self._engine.idle
 
     def close(self) -> None:
@@ -119,20 +119,20 @@ class Client:
         Who is interrupted (Ctrl-C) while it waits has still closed it; another call waits for the rest. A no-op in a forked
         process.
         """
-        if self.home.away:
+        if self.owner.forked:
             return
         self._closing = True
-        self.clerk.ask(self._shut)
-        self.clerk.join()
+        self.executor.ask(self._shut)
+        self.executor.join()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def close_soon(self) -> None:
         """As `close`, without waiting. Safe in a finalizer."""
-        if not self.home.away:
+        if not self.owner.forked:
             self._closing = True
-            self.clerk.soon(self._shut_unseen)
+            self.executor.soon(self._shut_unseen)
 
     def _shut(self) -> None:
         if self._shut_once:
@@ -142,14 +142,14 @@ class Client:
             for ticket in list(self._tickets.values()):
                 ticket.cancel(StageError("engine", "closing", "the engine was closed"))
             self._downloads.close()
-            self._lobby.close()
+            self._requests.close()
             self._engine.close()
             until = time.monotonic() + _GRACE_SECONDS
-            self._lobby.join_threads(lambda: until - time.monotonic())
+            self._requests.join_threads(lambda: until - time.monotonic())
         except Exception as error:  # for the one who waits for it
             self._failure = error
         finally:
-            self.clerk.end()
+            self.executor.end()
             _OPEN.discard(self)
 
     def _shut_unseen(self) -> None:
@@ -159,7 +159,7 @@ class Client:
 
     def _over(self, ticket: Ticket) -> None:
         self._tickets.pop(ticket.id, None)
-        self._lobby.over(ticket)
+        self._requests.over(ticket)
 
 
 _OPEN: set[Client] = set()

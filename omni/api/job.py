@@ -56,7 +56,7 @@ def _short(held: Held, ask: Ask) -> bool:
 
 
 class Job:
-    """A question on its way, prepared once for all of its answers. `Lobby` changes it.
+    """A question on its way, prepared once for all of its answers. `RequestQueue` changes it.
 
     answers: tickets' ids, in order. tickets: of answers that are not handed over, by id. downloads: under way. downloaded: by URL.
     requests: once prepared, by ticket id.

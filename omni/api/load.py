@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 import torch
 
-from omni.api.home import settle_in
+from omni.api.owner import adapt_to_fork
 from omni.checkpoint import Checkpoint
 from omni.config import Layer, read_config
 from omni.device import name_device, open_device
@@ -52,7 +52,7 @@ def load(
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError."""
     options, _ = engine_options(layers)
     front, _ = frontend_options(layers)
-    settle_in(name_device(options.device))
+    adapt_to_fork(name_device(options.device))
     opened = open_device(options.device)
     options = msgspec.structs.replace(options, dtype=dtype_for(options, opened.torch_device))
     plugins = plugins if plugins is not None else load_plugins()

@@ -33,7 +33,7 @@ class Ticket:
     | state | changed by |
     |---|---|
     | waiting -> handed over to the engine | whoever finds that it is next, `start` |
-    | either -> over | the engine's thread (`sink`), the front end and the clerk (`cancel`) |
+    | either -> over | the engine's thread (`sink`), the front end and the executor (`cancel`) |
 
     `on_over` is called once, without a lock, when the engine has been told of it as well.
     """

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from omni import AsyncOmni, Omni, SamplingParams
-from omni.api.home import settle_in
+from omni.api.owner import adapt_to_fork
 from omni.errors import ForkError
 from support.echo_omni import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
@@ -197,9 +197,9 @@ def test_no_cuda_in_the_child_of_a_process_that_used_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
     def load() -> None:
-        settle_in(torch.device("cpu"))
+        adapt_to_fork(torch.device("cpu"))
         with pytest.raises(ForkError, match='start method "spawn"'):
-            settle_in(torch.device("cuda", 0))
+            adapt_to_fork(torch.device("cuda", 0))
 
     assert in_child(load) == "fine"
-    settle_in(torch.device("cuda", 0))
+    adapt_to_fork(torch.device("cuda", 0))

@@ -80,7 +80,7 @@ def test_while_a_model_is_started(model: Path) -> None:
         gc.collect()
         assert eventually(lambda: set(threading.enumerate()) <= before), where
 
-    places = ("/omni/api/client.py", "/omni/api/session.py", "/omni/api/clerk.py", "/engine/engine.py")
+    places = ("/omni/api/client.py", "/omni/api/session.py", "/omni/api/serial_executor.py", "/engine/engine.py")
     assert everywhere(start, after, places, stride=7) > 5
 
 
@@ -154,7 +154,7 @@ def test_a_real_signal_at_any_moment(model: Path) -> None:
 
 
 def test_while_an_engine_is_closed_by_its_own() -> None:
-    """Without a clerk between: a close that was interrupted is gone on with by the next."""
+    """Without an executor between: a close that was interrupted is gone on with by the next."""
     for at in range(300):
         graph = FakeGraph()
         graph.engine.start()

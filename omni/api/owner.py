@@ -7,7 +7,7 @@ import torch
 from omni.errors import ForkError
 
 
-class Home:
+class OwnerProcess:
     """A forked child gets a copy of the model's memory, but none of its threads: whoever waited for them would wait for ever. And
     what is shared with the parent (device, files) is the parent's. So a child must leave all of it alone."""
 
@@ -15,13 +15,13 @@ class Home:
         self._process = os.getpid()
 
     @property
-    def away(self) -> bool:
-        """Whether this is another process, forked from it."""
+    def forked(self) -> bool:
+        """Whether this is another process, forked from the owner."""
         return os.getpid() != self._process
 
     def check(self, doing: str) -> None:
         """Raises ForkError if this is another process."""
-        if self.away:
+        if self.forked:
             raise ForkError(
                 f"{doing}: this process was forked from the one that loaded the model (process {self._process}), and the model's "
                 'threads stayed there; start the process with start method "spawn", or load the model in it'
@@ -46,7 +46,7 @@ class _Forks:
 _FORKS = _Forks()
 
 
-def settle_in(device: torch.device) -> None:
+def adapt_to_fork(device: torch.device) -> None:
     """Before a model is loaded. Raises ForkError where a forked process cannot use the device.
 
     On the CPU a forked process computes with one thread: the others of OpenMP's stayed with the parent, and would be waited for.

@@ -16,12 +16,12 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Clerk:
+class SerialExecutor:
     """One daemon thread and its queue. It does things in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="omni-clerk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="omni-executor", daemon=True)
         self._ending = False
         self._ended = threading.Event()
 
@@ -30,7 +30,7 @@ class Clerk:
 
     @property
     def current(self) -> bool:
-        """Whether this is the clerk's own thread."""
+        """Whether this is the executor's own thread."""
         return threading.current_thread() is self._thread
 
     def soon(self, work: Callable[[], object]) -> None:

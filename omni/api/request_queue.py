@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 
-from omni.api.clerk import Clerk
 from omni.api.job import Job
 from omni.api.prepare import Preparation, Preparer
+from omni.api.serial_executor import SerialExecutor
 from omni.api.ticket import Ticket
 from omni.api.workers import GENERAL, Worker
 from omni.engine import Admission, Engine, EngineOptions, Overloaded, Ranked
@@ -21,7 +21,7 @@ Effect = Callable[[], object]
 """What follows of a change for others. Called without the lock."""
 
 
-class Lobby:
+class RequestQueue:
     """Downloads what requests need, has threads prepare them, and hands them to the engine; each by priority, then arrival.
 
     | a request | leaves for | when |
@@ -39,12 +39,14 @@ class Lobby:
     Called from any thread but those that Ctrl-C can interrupt.
     """
 
-    def __init__(self, preparer: Preparer, downloads: Downloads, clerk: Clerk, limits: EngineOptions) -> None:
+    def __init__(
+        self, preparer: Preparer, downloads: Downloads, executor: SerialExecutor, limits: EngineOptions
+    ) -> None:
         self._preparer = preparer
         self._engine: Engine = preparer.engine
         self._media: MediaOptions = preparer.options.media
         self._downloads = downloads
-        self._clerk = clerk
+        self._executor = executor
         self._lock = threading.Lock()
         self._admission: Admission[Job] = Admission(
             limits.max_active_requests, limits.max_waiting_requests, limits.max_waiting_bytes, GENERAL + 1
@@ -140,7 +142,7 @@ class Lobby:
             self._to_download.remove(job.id)
             self._fetching += len(job.question.remote)
             # Not in this thread, which may be the engine's.
-            yield partial(self._clerk.soon, partial(self._fetch, job))
+            yield partial(self._executor.soon, partial(self._fetch, job))
 
     def _fetch(self, job: Job) -> None:
         for medium in job.question.remote:
