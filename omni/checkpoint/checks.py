@@ -47,6 +47,10 @@ class Section:
         self._values = values
         self._path = path
 
+    @property
+    def path(self) -> str:
+        return self._path
+
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
             raise CheckpointError(self.field(name), "is missing", RESTORE_FILE)

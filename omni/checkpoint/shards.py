@@ -75,7 +75,13 @@ def locate_weights(folder: Path) -> dict[str, Path]:
 
 def read_index(folder: Path) -> dict[str, str]:
     """The file name of every weight, as the index has it: of files in the folder. Raises CheckpointError."""
-    files = read_as(folder / INDEX, _Index, MAX_TABLE_BYTES).weight_map
+    try:
+        files = read_as(folder / INDEX, _Index, MAX_TABLE_BYTES).weight_map
+    except CheckpointError as error:
+        if not isinstance(error.__cause__, msgspec.ValidationError):
+            raise
+        problem = f"does not map weight names to file names ({error.problem})"
+        raise CheckpointError(error.field, problem, "download the index again") from error
     if not files or len(files) > MAX_WEIGHTS:
         problem = f"names {len(files):,} weights, not 1 to {MAX_WEIGHTS:,}"
         raise CheckpointError(f"{INDEX}: weight_map", problem, "download the index again")

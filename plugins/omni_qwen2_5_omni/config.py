@@ -10,11 +10,8 @@ from omni.checkpoint.checks import RESTORE_FILE, Section
 from omni.checkpoint.hf_config import parse_config
 from omni.errors import CheckpointError
 from omni_ar.layers import DecoderConfig, decoder_config
+from omni_diffusion.layers.checks import check_block_transformer, check_speaker_encoder, check_upsampler
 from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
-from omni_vocoder.layers import check_rates
-
-_MOST_REACH = 256
-"""Of a kernel, and of a dilation."""
 
 
 class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,23 +97,16 @@ def _check(whole: Section) -> None:
     whole.require_flags("enable_audio_output")
     thinker.require_index(text["vocab_size"], "audio_token_index", "image_token_index")
     thinker.require_counts("position_id_per_seconds", most=2**16)
-    _check_towers(thinker, text["hidden_size"])
+    check_clip_tower(thinker.part("audio_config"), text["hidden_size"], stride=2)
+    check_picture_tower(thinker.part("vision_config"), text["hidden_size"])
     if not whole["enable_audio_output"]:
         return
     _check_talker(talker, text)
     dit, bigvgan = vocoder.part("dit_config"), vocoder.part("bigvgan_config")
-    _check_dit(dit)
-    _check_speaker_encoder(dit)
-    _check_bigvgan(bigvgan, dit)
-
-
-def _check_towers(thinker: Section, width: int) -> None:
-    vision = thinker.part("vision_config")
-    check_clip_tower(thinker.part("audio_config"), width, stride=2)
-    check_picture_tower(vision, width)
-    vision.require_counts("window_size", least=vision["spatial_merge_size"] * vision["patch_size"], most=2**16)
-    vision.require_list("fullatt_block_indexes", least=0, most=vision["depth"])
-    vision.require_indices(vision["depth"], "fullatt_block_indexes")
+    check_block_transformer(dit)
+    check_speaker_encoder(dit)
+    bigvgan.require_equal({"mel_dim": dit["mel_dim"]})
+    check_upsampler(bigvgan)
 
 
 def _check_talker(talker: Section, text: Section) -> None:
@@ -126,53 +116,3 @@ def _check_talker(talker: Section, text: Section) -> None:
     talker.require_index(
         talker["vocab_size"], *(f"tts_codec_{name}_token_id" for name in ("start", "end", "pad", "mask"))
     )
-
-
-def _check_dit(dit: Section) -> None:
-    dit.require_counts("hidden_size", "mel_dim", "emb_dim", "enc_dim", "enc_emb_dim", "num_attention_heads")
-    dit.require_counts("num_embeds", most=2**22)
-    dit.require_counts("num_hidden_layers", most=1024)
-    dit.require_numbers("ff_mult", most=1024)
-    # Sines in one half, cosines in the other; and dimensions turn in pairs.
-    for name in ("hidden_size", "head_dim"):
-        dit.require_counts(name, least=2)
-        dit.require(dit[name] % 2 == 0, name, f"is odd: {dit[name]}")
-    rope = dit.part("rope_parameters")
-    rope.require_numbers("rope_theta")
-    # A block is a whole number of codes.
-    dit.require_counts("block_size", "repeats", most=2**12)
-    dit.require_multiple("block_size", of="repeats")
-    for name in ("look_ahead_layers", "look_backward_layers"):
-        dit.require_list(name, least=0, most=1024)
-        dit.require_indices(dit["num_hidden_layers"], name)
-
-
-def _check_speaker_encoder(dit: Section) -> None:
-    dit.require_list("enc_channels", least=3)
-    for name in ("enc_kernel_sizes", "enc_dilations"):
-        dit.require_list(name, like="enc_channels")
-    dit.require_counts("enc_channels", "enc_se_channels", "enc_attention_channels", most=2**14)
-    dit.require_counts("enc_kernel_sizes", "enc_dilations", most=_MOST_REACH)
-    # One convolution for each.
-    dit.require_counts("enc_res2net_scale", most=1024)
-    for place, channels in enumerate(dit["enc_channels"][:-2]):
-        scale = dit["enc_res2net_scale"]
-        problem = f"is {channels}, no multiple of enc_res2net_scale, which is {scale}"
-        dit.require(channels % scale == 0, f"enc_channels[{place}]", problem)
-
-
-def _check_bigvgan(bigvgan: Section, dit: Section) -> None:
-    bigvgan.require_equal({"mel_dim": dit["mel_dim"]})
-    check_rates(bigvgan, "upsample_rates")
-    bigvgan.require_list("upsample_kernel_sizes", like="upsample_rates")
-    bigvgan.require_counts("upsample_kernel_sizes", most=2**10)
-    bigvgan.require_counts("upsample_initial_channel", least=2 ** len(bigvgan["upsample_rates"]), most=2**16)
-    bigvgan.require_list("resblock_kernel_sizes")
-    bigvgan.require_counts("resblock_kernel_sizes", most=_MOST_REACH)
-    bigvgan.require_list("resblock_dilation_sizes", like="resblock_kernel_sizes")
-    for place in range(len(bigvgan["resblock_dilation_sizes"])):
-        # As a table, so that an error names the entry.
-        name = f"resblock_dilation_sizes[{place}]"
-        each = Section({name: bigvgan["resblock_dilation_sizes"][place]}, "token2wav_config.bigvgan_config")
-        each.require_list(name)
-        each.require_counts(name, most=_MOST_REACH)

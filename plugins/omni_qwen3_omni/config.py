@@ -100,22 +100,12 @@ def _check(whole: Section) -> None:
     thinker.require_index(text["vocab_size"], "audio_token_id", "image_token_id")
     thinker.require_counts("position_id_per_seconds", most=2**16)
     whole.require_index(text["vocab_size"], *(f"{name}_token_id" for name in _MARKS))
-    _check_towers(thinker, text["hidden_size"])
+    check_clip_tower(thinker.part("audio_config"), text["hidden_size"], stride=8)
+    check_picture_tower(thinker.part("vision_config"), text["hidden_size"])
     if not whole["enable_audio_output"]:
         return
     _check_talker(talker, text)
     _check_vocoder(vocoder)
-
-
-def _check_towers(thinker: Section, width: int) -> None:
-    audio, vision = thinker.part("audio_config"), thinker.part("vision_config")
-    check_clip_tower(audio, width, stride=8)
-    audio.require_counts("downsample_hidden_size")
-    audio.require_counts("n_window_infer", least=2 * audio["n_window"], most=2**20)
-    check_picture_tower(vision, width)
-    vision.require_counts("num_position_embeddings", most=2**20)
-    vision.require_list("deepstack_visual_indexes", least=0, most=vision["depth"])
-    vision.require_indices(vision["depth"], "deepstack_visual_indexes")
 
 
 def _check_talker(talker: Section, thinker_text: Section) -> None:
@@ -154,7 +144,10 @@ def _talker(hf: Any) -> TalkerConfig:
             shared_expert_width=text.shared_expert_intermediate_size,
             dense_layers=(),
         ),
-        predictor=_predictor(talker.code_predictor_config),
+        # A frame has one axis of positions.
+        predictor=msgspec.structs.replace(
+            decoder_config(talker.code_predictor_config, "talker_config.code_predictor_config"), mrope_section=None
+        ),
         predictor_vocab_size=talker.code_predictor_config.vocab_size,
         vocab_size=text.vocab_size,
         num_groups=talker.num_code_groups,
@@ -166,9 +159,3 @@ def _talker(hf: Any) -> TalkerConfig:
         codec_eos=talker.codec_eos_token_id,
         **{name: values[f"{name}_id"] for name in _CODES},
     )
-
-
-def _predictor(hf: Any) -> DecoderConfig:
-    """A frame has one axis of positions."""
-    decoder = decoder_config(hf, "talker_config.code_predictor_config")
-    return msgspec.structs.replace(decoder, mrope_section=None)

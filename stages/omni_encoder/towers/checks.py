@@ -23,6 +23,10 @@ def check_clip_tower(config: Section, width: int, stride: int) -> None:
     config.require(config["d_model"] % 2 == 0, "d_model", f"is odd: {config['d_model']}")
     config.require_equal({"output_dim": width})
     config.require_counts("max_source_positions", least=-(-2 * config["n_window"] // stride), most=_MOST_POSITIONS)
+    if config.get("downsample_hidden_size") is not None:
+        config.require_counts("downsample_hidden_size")
+    if config.get("n_window_infer") is not None:
+        config.require_counts("n_window_infer", least=2 * config["n_window"], most=2**20)
     _check_activation(config, "activation_function")
 
 
@@ -39,6 +43,14 @@ def check_picture_tower(config: Section, width: int) -> None:
     rope = config.part("rope_parameters")
     rope.require_supported({"rope_type": "axial"})
     rope.require_numbers("rope_theta")
+    if config.get("window_size") is not None:
+        config.require_counts("window_size", least=config["spatial_merge_size"] * config["patch_size"], most=2**16)
+    if config.get("num_position_embeddings") is not None:
+        config.require_counts("num_position_embeddings", most=2**20)
+    for name in ("fullatt_block_indexes", "deepstack_visual_indexes"):
+        if config.get(name) is not None:
+            config.require_list(name, least=0, most=config["depth"])
+            config.require_indices(config["depth"], name)
     _check_activation(config, "hidden_act")
 
 

@@ -118,7 +118,7 @@ def test_missing_files(folder: Path, file: str, field: str) -> None:
     [
         ("preprocessor_config.json", "preprocessor_config.json"),
         ("tokenizer_config.json", "tokenizer_config.json"),
-        ("vocab.json", "tokenizer"),
+        ("vocab.json", "vocab.json"),
         ("chat_template.json", "chat_template.json"),
     ],
 )
