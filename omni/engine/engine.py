@@ -52,7 +52,7 @@ class Engine:
         self._gate = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
-        self._closing = threading.Lock()
+        self._closing = threading.RLock()
         self._left_to_close = self._steps_to_close()
         self._failure: OmniError | None = None
         self._thread: threading.Thread | None = None

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from omni import Omni, SamplingParams
-from omni.engine import EngineRequest
 from omni.errors import StageError
 from support.echo_family import GATES
 from support.echo_omni import echo_model, echo_plugins, eventually
-from support.fake_graph import FakeGraph, Recorder, host
+from support.fake_graph import FakeGraph
 from support.interrupts import Interrupter, everywhere
 
 ENDLESS = SamplingParams(max_tokens=10**9)
@@ -158,13 +157,9 @@ def test_while_an_engine_is_closed_by_its_own() -> None:
     for at in range(300):
         graph = FakeGraph()
         graph.engine.start()
-        recorder = Recorder()
-        graph.engine.submit(EngineRequest("r", frozenset({"text"}), {"writer": [host(0)]}), recorder)
         interrupter = Interrupter(at, ("/omni/engine/engine.py",))
         interrupter.run(graph.engine.close)
         graph.engine.close()
-        assert recorder.over, interrupter.where
-        assert "the engine was closed" in recorder.failure
         assert graph.engine.idle
         assert all(connector.closed >= 1 for connector in graph.connectors.values()), interrupter.where
         if not interrupter.happened:
