@@ -43,8 +43,8 @@ AHEAD = {
     }.items()
 } | {"token2wav.graph_batch_sizes": (), "audio_encoder.graph_lengths": (), "vision_encoder.graph_lengths": ()}
 """Decode steps are captured; capturing the rest takes long where the CPU stands in."""
-_NAP = 2_000_000
-"""Of the device's clock: a millisecond."""
+_NAP = 20_000_000
+"""Of the device's clock: some ten milliseconds, in which a host that shares its cores launches a step."""
 
 
 class NappingCuda(CudaDevice):
