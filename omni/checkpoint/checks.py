@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, quoted
 
 RESTORE_FILE = "use the file that belongs to these weights"
 """What to do about a value that the weights cannot have been made with."""
@@ -16,17 +16,6 @@ OTHER_MODEL = "the file may be right, but use another model"
 
 MOST = 2**18
 """Of what counts how wide or how many parts of a model are: several times as much as any published one has."""
-
-_SHOWN = 200
-
-
-def quoted(value: object) -> str:
-    """A value of a file's, as errors show it."""
-    # Of a longer number, Python refuses to make a text.
-    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
-        return f"a number of {value.bit_length():,} bits"
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def require_index(field: str, value: object, size: int) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from omni.checkpoint.regular_file import shown
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, shortened
 from omni.quiet import quiet
 
 _FIELD = re.compile(r"Validation error for field '([^']+)'")
@@ -28,7 +27,7 @@ def parse_config(kind: type[PreTrainedConfig], raw: Mapping[str, Any], family: s
 def _problem(error: Exception) -> str:
     # The first line of a validation error names the field, which is named already.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return shown(lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {' '.join(lines)}")
+    return shortened(lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {' '.join(lines)}")
 
 
 def _field(message: str, raw: Mapping[str, Any]) -> str:
@@ -38,7 +37,7 @@ def _field(message: str, raw: Mapping[str, Any]) -> str:
         return "config.json"
     places = [(place, value) for place, value in _places(raw, "") if place.rpartition(".")[2] == found[1]]
     shows = [place for place, value in places if repr(value) in message]
-    return f"config.json: {shown((shows or [place for place, _ in places] or [found[1]])[0])}"
+    return f"config.json: {shortened((shows or [place for place, _ in places] or [found[1]])[0])}"
 
 
 def _places(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from omni.checkpoint.checks import RESTORE_CONFIG, quoted
-from omni.checkpoint.regular_file import shown
-from omni.errors import CheckpointError
+from omni.checkpoint.checks import RESTORE_CONFIG
+from omni.errors import CheckpointError, quoted, shortened
 
 _MOST = (
     (re.compile(r"\w*layers|depth|n_layer"), 1024),
@@ -30,7 +29,11 @@ def check_counts(config: Mapping[str, Any], path: str = "") -> None:
             check_counts(value, field)
         elif isinstance(value, int):
             if abs(value) >= _MOST_OF_ANY:
-                raise CheckpointError(f"config.json: {shown(field)}", f"is {quoted(value)}, too large", RESTORE_CONFIG)
+                raise CheckpointError(
+                    f"config.json: {shortened(field)}", f"is {quoted(value)}, too large", RESTORE_CONFIG
+                )
             most = next((most for names, most in _MOST if names.fullmatch(name)), value)
             if value > most:
-                raise CheckpointError(f"config.json: {shown(field)}", f"is {value:,}, above {most:,}", RESTORE_CONFIG)
+                raise CheckpointError(
+                    f"config.json: {shortened(field)}", f"is {value:,}, above {most:,}", RESTORE_CONFIG
+                )

@@ -5,9 +5,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, shortened
 
-_SHOWN = 200
 _REMEDY = "put the file itself there"
 
 
@@ -22,13 +21,13 @@ def is_file(path: Path) -> bool:
         return False
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            shown(path.name), f"cannot be read ({_reason(error)})", "give a file that can be"
+            shortened(path.name), f"cannot be read ({_reason(error)})", "give a file that can be"
         ) from error
     if stat.S_ISREG(mode):
         return True
     if stat.S_ISDIR(mode):
         return False
-    raise CheckpointError(shown(path.name), f"cannot be read (it is a {_kind(mode)}, not a file)", _REMEDY)
+    raise CheckpointError(shortened(path.name), f"cannot be read (it is a {_kind(mode)}, not a file)", _REMEDY)
 
 
 def check_folder(folder: Path) -> None:
@@ -51,12 +50,12 @@ def open_file(path: Path) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            shown(path.name), f"cannot be read ({_reason(error)})", "give a file that can be"
+            shortened(path.name), f"cannot be read ({_reason(error)})", "give a file that can be"
         ) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise CheckpointError(shown(path.name), f"cannot be read (it is a {_kind(mode)}, not a file)", _REMEDY)
+        raise CheckpointError(shortened(path.name), f"cannot be read (it is a {_kind(mode)}, not a file)", _REMEDY)
     return os.fdopen(descriptor, "rb")
 
 
@@ -67,10 +66,10 @@ def read_bytes(path: Path, most: int) -> bytes:
             content = file.read(most + 1)
         except OSError as error:
             problem = f"cannot be read ({_reason(error)})"
-            raise CheckpointError(shown(path.name), problem, "give a file that can be") from error
+            raise CheckpointError(shortened(path.name), problem, "give a file that can be") from error
     if len(content) > most:
         problem = f"has {path.stat().st_size:,} bytes, above {most:,}"
-        raise CheckpointError(shown(path.name), problem, "download the file again")
+        raise CheckpointError(shortened(path.name), problem, "download the file again")
     return content
 
 
@@ -79,17 +78,12 @@ def read_text(path: Path, most: int) -> str:
     try:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(shown(path.name), f"is no UTF-8 text ({error})", "download the file again") from error
-
-
-def shown(text: str) -> str:
-    """A text of a file's, as errors quote it."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise CheckpointError(shortened(path.name), f"is no UTF-8 text ({error})", "download the file again") from error
 
 
 def _reason(error: Exception) -> str:
     # Its own words repeat the whole path.
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)[:_SHOWN]
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else shortened(str(error))
 
 
 def _kind(mode: int) -> str:

@@ -8,9 +8,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from omni.checkpoint.json_file import MAX_TABLE_BYTES, read_as
-from omni.checkpoint.regular_file import is_file, shown
+from omni.checkpoint.regular_file import is_file
 from omni.checkpoint.spans import check_header, read_spans
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, shortened
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -94,12 +94,12 @@ def _check_inside(folder: Path, file: str, weight: str) -> None:
     """Raises CheckpointError for an entry of the index that leaves the folder, be it by a link: but those of the hub's cache lead
     from `snapshots/REVISION` to `blobs` beside it."""
     field, remedy = (
-        f"{INDEX}: weight_map.{shown(weight)}",
+        f"{INDEX}: weight_map.{shortened(weight)}",
         "put the weights into the folder, and their names into the index",
     )
     parts = Path(file).parts
     if not parts or Path(file).is_absolute() or ".." in parts or "\0" in file:
-        raise CheckpointError(field, f"{shown(file)!r} is no file of the folder", remedy)
+        raise CheckpointError(field, f"{shortened(file)!r} is no file of the folder", remedy)
     if not is_file(folder / file):
         return
     here, there = folder.resolve(), (folder / file).resolve()
@@ -107,7 +107,7 @@ def _check_inside(folder: Path, file: str, weight: str) -> None:
     if here.parent.name == "snapshots":
         homes.append(here.parent.parent / "blobs")
     if not any(there.is_relative_to(home) for home in homes):
-        raise CheckpointError(field, f"{shown(file)!r} leads out of the folder, to {shown(str(there))}", remedy)
+        raise CheckpointError(field, f"{shortened(file)!r} leads out of the folder, to {shortened(str(there))}", remedy)
 
 
 def _locate_indexed(folder: Path) -> dict[str, Path]:
@@ -117,9 +117,9 @@ def _locate_indexed(folder: Path) -> dict[str, Path]:
         if not is_file(paths[shard]):
             some = _some([name for name, file in files.items() if file == shard])
             problem = f"is missing from {folder}; {count} weights need it: {some}"
-            raise CheckpointError(shown(shard), problem, "download the shard")
+            raise CheckpointError(shortened(shard), problem, "download the shard")
     return {name: paths[file] for name, file in files.items()}
 
 
 def _some(names: list[str], limit: int = 3) -> str:
-    return ", ".join(map(shown, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(map(shortened, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import torch
 
-from omni.checkpoint.regular_file import open_file, shown
-from omni.errors import CheckpointError
+from omni.checkpoint.regular_file import open_file
+from omni.errors import CheckpointError, shortened
 
 MAX_HEADER = 2**25
 """Bytes of a file's header: 32 MiB, of 300,000 weights. Published ones have 2 MiB at most."""
@@ -47,7 +47,7 @@ def check_header(path: Path) -> None:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if MAX_HEADER < length < 2**48:
         problem = f"has a header of {length:,} bytes, above {MAX_HEADER:,}"
-        raise CheckpointError(shown(path.name), problem, "split the weights among several files")
+        raise CheckpointError(shortened(path.name), problem, "split the weights among several files")
 
 
 def read_spans(path: Path) -> dict[str, WeightSpan]:

@@ -6,9 +6,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from omni.checkpoint.checks import OTHER_MODEL, quoted
+from omni.checkpoint.checks import OTHER_MODEL
 from omni.checkpoint.json_file import MAX_BYTES, read_as, read_object
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, quoted
 
 _Count = Annotated[int, Meta(ge=1, le=2**31)]
 _Side = Annotated[int, Meta(ge=1, le=1024)]

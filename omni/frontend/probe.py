@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from omni.checkpoint.checks import quoted
-from omni.errors import CheckpointError, OmniError
+from omni.errors import CheckpointError, OmniError, quoted
 from omni.frontend.base import AudioPart, ImagePart
 from omni.frontend.template import ChatTemplate, Turns
 

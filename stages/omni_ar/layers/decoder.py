@@ -6,8 +6,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from omni.checkpoint.checks import Section, quoted
-from omni.errors import CheckpointError
+from omni.checkpoint.checks import Section
+from omni.errors import CheckpointError, quoted
 from omni_ar.layers.attention import Attention
 from omni_ar.layers.decoder_layer import DecoderLayer
 from omni_ar.layers.mlp import GatedMLP

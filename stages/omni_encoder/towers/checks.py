@@ -2,8 +2,8 @@
 
 from transformers.activations import ACT2FN
 
-from omni.checkpoint.checks import OTHER_MODEL, Section, quoted
-from omni.errors import CheckpointError
+from omni.checkpoint.checks import OTHER_MODEL, Section
+from omni.errors import CheckpointError, quoted
 
 _MOST_POSITIONS = 2**20
 _MOST_WINDOW = 2**16
