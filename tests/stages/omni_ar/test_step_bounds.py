@@ -16,6 +16,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run import conditioning
 from omni_ar.run.graphs import CapturedStep, StepGraphs
 from support.ar_driver import ArDriver, plain_prompt
+from support.counting_device import CountingDevice
 from support.listener_model import Listener, answered
 from support.queued_device import QueuedDevice
 from support.row_feeder import PAD, RowFeeder, random_pages
@@ -57,6 +58,18 @@ def test_rows_beyond_what_a_tick_copies_wait_for_the_next(monkeypatch: pytest.Mo
         said = answered(model, prompt, feed.heard["0"], PAD, count + 1)
     assert [driver.tokens(name) for name in ("0", "1")] == [said, said]
     assert not driver.held
+
+
+def test_rows_of_steps_that_never_come_are_let_go_of_unread():
+    device, model = CountingDevice(), Listener(8)
+    feed = RowFeeder(ArDriver(model, device), random_pages(8), len(model.shape.step_columns))
+    feed.open("0", PROMPT, max_tokens=2)
+    given = [feed.rows("0", [1], [0]), feed.rows("0", [2, 3], [1, 2])]
+    feed.end("0")
+    feed.driver.run()
+    assert device.launches["gather_step_rows"] == 1, "of the one step behind the first token"
+    assert all(one.ref.freed for one in given)
+    assert not feed.driver.held
 
 
 @pytest.mark.parametrize("name", ["code_temperature", "code_top_k", "code_top_p"])
