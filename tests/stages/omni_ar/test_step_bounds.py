@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from omni.device import Stream
 from omni.device.base import LaunchList
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
@@ -15,6 +16,9 @@ from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.run import conditioning
 from omni_ar.run.graphs import CapturedStep, StepGraphs
+from omni_ar.run.limits import Limits
+from omni_ar.run.source import LocalTokens, TokenSource
+from omni_ar.run.state import RowState, StepBuffers
 from support.ar_driver import ArDriver, plain_prompt
 from support.counting_device import CountingDevice
 from support.listener_model import Listener, answered
@@ -195,3 +199,25 @@ def test_what_is_read_at_start_is_zeroed_before():
     driver.run()
     with torch.inference_mode():
         assert driver.tokens("0") == answered(model, PROMPT, [], PAD, 4)
+
+
+class Elsewhere(LocalTokens):
+    """Leaves no logits here, as a source whose tokens come over a wire."""
+
+    gives_logits = False
+
+
+def test_log_probabilities_of_tokens_that_come_from_elsewhere_are_refused():
+    model, device = SmallText(), CpuDevice()
+    options = ArOptions(max_num_seqs=2, block_size=4)
+    limits = Limits.of("text", options, model.shape)
+
+    def source(stream: Stream, state: RowState, buffers: StepBuffers) -> TokenSource:
+        return Elsewhere("text", device, stream, model, state, buffers, limits)
+
+    driver = ArDriver(model, device, options, source)
+    driver.ask("scored", PROMPT, max_tokens=3, logprobs=1)
+    driver.ask("plain", PROMPT, max_tokens=3)
+    driver.run()
+    assert str(driver.error("scored")).startswith("sampling.text.logprobs: is given, and text gets its tokens without")
+    assert driver.tokens("plain") == greedy(model, PROMPT, 3)
