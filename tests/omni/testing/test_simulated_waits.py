@@ -38,9 +38,10 @@ class Asker:
 
 
 def pair(device: SimulatedDevice, rows: Tensor) -> None:
+    """A wait whose argument has a name is one like others."""
     one, two = device.stream("one"), device.stream("two")
     device.launch(one, write, rows)
-    device.wait(two, device.record(one))
+    device.wait(two, event=device.record(one))
     device.launch(two, read, rows)
 
 
@@ -138,12 +139,3 @@ def test_a_wait_of_the_host_that_is_left_out_teaches_nothing():
     device.launch(two, read, rows)
     device.synchronize()
     assert len(device.races) == 1
-
-
-def test_a_wait_whose_arguments_have_names_is_one_too():
-    device = SimulatedDevice()
-    one, two = device.stream("one"), device.stream("two")
-    device.wait(two, event=device.record(one))
-    device.wait(stream=two, event=device.record(one))
-    here = f"{HERE}.test_a_wait_whose_arguments_have_names_is_one_too"
-    assert list(device.waits.counts) == [f"{here}#1", f"{here}#2"]

@@ -68,7 +68,13 @@ def test_rows_of_steps_that_never_come_are_let_go_of_unread():
     device, model = CountingDevice(), Listener(8)
     feed = RowFeeder(ArDriver(model, device), random_pages(8), len(model.shape.step_columns))
     feed.open("0", PROMPT, max_tokens=2)
-    given = [feed.rows("0", [1], [0]), feed.rows("0", [2, 3], [1, 2])]
+    feed.driver.tick()
+    feed.driver.pause("0")
+    given = []
+    for texts, slots in (([1], [0]), ([2, 3], [1, 2])):
+        given.append(feed.rows("0", texts, slots))
+        feed.driver.tick()  # each by itself: what comes together is copied together
+    feed.driver.resume("0")
     feed.end("0")
     feed.driver.run()
     assert device.launches["gather_step_rows"] == 1, "of the one step behind the first token"
