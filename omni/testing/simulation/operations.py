@@ -99,9 +99,9 @@ def _rows(args: Arguments) -> Selection | None:
 
 
 def _elements(args: Arguments) -> Selection | None:
-    """`(self, dim, index, ...)`: an element for each of the index's; a scalar is taken whole."""
+    """`(self, dim, index, ...)`: an element for each of the index's."""
     tensor, dim, index = args[0], args[1], args[2]
-    if not tensor.dim():
+    if not tensor.dim() or not index.dim():
         return None
     places: list[Any] = list(np.ogrid[tuple(slice(size) for size in index.shape)])
     places[dim % tensor.dim()] = _numbers(index)
