@@ -64,7 +64,7 @@ def faults_of(root: Path, path: str) -> list[Fault]:
     """Every fault that the functions of the file `root / path` could have, in the order of the text."""
     found, seen = [], Counter[tuple[str, str, str]]()
     for number, (site, node) in enumerate(_places(ast.parse((root / path).read_text()))):
-        if site.sets_up and isinstance(site.node, ast.Assign):
+        if (site.sets_up and isinstance(site.node, ast.Assign)) or _loses_super(site.node, node):
             continue
         before, after = _cut(_text(site.node), _text(node))
         key = (site.function, before, after)
@@ -120,6 +120,11 @@ def _text(node: ast.AST) -> str:
 def sites(tree: ast.Module) -> list[Site]:
     """The nodes of functions that may be faulty, in the order of the text, a node before what is in it."""
     return list(_sites(tree, "", None))
+
+
+def _loses_super(before: ast.AST, after: ast.AST) -> bool:
+    """Whether a method would no longer have its class as a free variable: its code could not take the place of what it was."""
+    return "super()" in ast.unparse(before) and "super()" not in ast.unparse(after)
 
 
 def _cut(before: str, after: str) -> tuple[str, str]:

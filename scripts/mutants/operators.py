@@ -76,7 +76,7 @@ def _calls(node: ast.Call) -> Iterator[ast.expr]:
         if _alike(args[at], args[at + 1]):
             yield ast.Call(node.func, [*args[:at], args[at + 1], args[at], *args[at + 2 :]], keywords)
     for at, keyword in enumerate(keywords):
-        if keyword.arg is not None and not _makes(node.func):
+        if keyword.arg not in (None, "strict") and not _makes(node.func):  # strict: an assertion
             yield ast.Call(node.func, args, keywords[:at] + keywords[at + 1 :])
     match node.func:
         case ast.Name(name) if name in OPPOSITES:

@@ -38,9 +38,10 @@ class Asker:
 
 
 def pair(device: SimulatedDevice, rows: Tensor) -> None:
+    """A wait whose argument has a name is one like others."""
     one, two = device.stream("one"), device.stream("two")
     device.launch(one, write, rows)
-    device.wait(two, device.record(one))
+    device.wait(two, event=device.record(one))
     device.launch(two, read, rows)
 
 

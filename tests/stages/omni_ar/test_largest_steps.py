@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.run.conditioning import store_step_rows
 from omni_ar.run.limits import Limits
@@ -12,10 +13,11 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.profile import run_largest_steps
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver
+from support.small_codec import SmallCodec
 from support.small_text import SmallText
 
 
-def measured(model: SmallText, options: ArOptions, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+def measured(model: ArModel, options: ArOptions, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
     """The plans of all steps that were run."""
     driver = ArDriver(model, options=options)
     runner, plans = driver.worker._runner, []
@@ -50,6 +52,12 @@ def test_rows_are_full_and_chunks_take_the_whole_budget(
         assert chunk.request.wants_hidden == payload
     assert scored.chunk_tokens == min(budget, longest)
     assert len(scored.decodes) == 3
+
+
+def test_nothing_is_scored_of_a_model_whose_prompt_is_no_row_of_its_tokens(monkeypatch: pytest.MonkeyPatch):
+    options = ArOptions(max_num_seqs=2, block_size=4, max_model_len=20)
+    assert Limits.of("codec", options, SmallCodec().shape).scored_tokens == 0
+    assert len(measured(SmallCodec(), options, monkeypatch)) == 2
 
 
 class Asked(TorchFunctionMode):

@@ -383,3 +383,30 @@ def test_an_evicted_request_starts_again_when_nothing_of_it_is_unread():
     again = stage.plan()
     assert again is not None
     assert [(chunk.start + chunk.length, chunk.request) for chunk in again.chunks] == [(8 + 2, made)]
+
+
+def test_who_asks_for_log_probabilities_waits_while_there_is_no_room_for_them():
+    stage = Stage(rows=3, blocks=20, budget=100)
+    scored, other, late = (request(name, 4, 9) for name in "abc")
+    for made in (scored, late):
+        made.sampling = SamplingParams(max_tokens=9, logprobs=1)
+    stage.add(scored, other)
+    stage.step()
+    stage.add(late)
+
+    def names(can_score: bool) -> list[str]:
+        plan = stage.scheduler.plan(can_score)
+        assert plan is not None
+        stage.scheduler.launched(plan)
+        return [r.id for r in plan.requests]
+
+    assert [names(False), names(False), names(True)] == [["b"], ["b"], ["a", "b", "c"]]
+
+
+def test_a_suspect_that_fails_again_has_one_turn_as_before():
+    stage = Stage(rows=2, blocks=20, budget=100)
+    stage.add(request("a", 4, 9), request("b", 4, 9))
+    stage.step()
+    assert len(stage.fail().requests) == 2
+    assert [r.id for r in stage.fail().requests] == ["a"]
+    assert [stage.names() for _ in range(4)] == [["a"], ["a"], ["b"], ["a", "b"]]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from omni.device import Stream
 from omni.device.base import LaunchList
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
@@ -15,7 +16,11 @@ from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.run import conditioning
 from omni_ar.run.graphs import CapturedStep, StepGraphs
+from omni_ar.run.limits import Limits
+from omni_ar.run.source import LocalTokens, TokenSource
+from omni_ar.run.state import RowState, StepBuffers
 from support.ar_driver import ArDriver, plain_prompt
+from support.counting_device import CountingDevice
 from support.listener_model import Listener, answered
 from support.queued_device import QueuedDevice
 from support.row_feeder import PAD, RowFeeder, random_pages
@@ -57,6 +62,24 @@ def test_rows_beyond_what_a_tick_copies_wait_for_the_next(monkeypatch: pytest.Mo
         said = answered(model, prompt, feed.heard["0"], PAD, count + 1)
     assert [driver.tokens(name) for name in ("0", "1")] == [said, said]
     assert not driver.held
+
+
+def test_rows_of_steps_that_never_come_are_let_go_of_unread():
+    device, model = CountingDevice(), Listener(8)
+    feed = RowFeeder(ArDriver(model, device), random_pages(8), len(model.shape.step_columns))
+    feed.open("0", PROMPT, max_tokens=2)
+    feed.driver.tick()
+    feed.driver.pause("0")
+    given = []
+    for texts, slots in (([1], [0]), ([2, 3], [1, 2])):
+        given.append(feed.rows("0", texts, slots))
+        feed.driver.tick()  # each by itself: what comes together is copied together
+    feed.driver.resume("0")
+    feed.end("0")
+    feed.driver.run()
+    assert device.launches["gather_step_rows"] == 1, "of the one step behind the first token"
+    assert all(one.ref.freed for one in given)
+    assert not feed.driver.held
 
 
 @pytest.mark.parametrize("name", ["code_temperature", "code_top_k", "code_top_p"])
@@ -182,3 +205,25 @@ def test_what_is_read_at_start_is_zeroed_before():
     driver.run()
     with torch.inference_mode():
         assert driver.tokens("0") == answered(model, PROMPT, [], PAD, 4)
+
+
+class Elsewhere(LocalTokens):
+    """Leaves no logits here, as a source whose tokens come over a wire."""
+
+    gives_logits = False
+
+
+def test_log_probabilities_of_tokens_that_come_from_elsewhere_are_refused():
+    model, device = SmallText(), CpuDevice()
+    options = ArOptions(max_num_seqs=2, block_size=4)
+    limits = Limits.of("text", options, model.shape)
+
+    def source(stream: Stream, state: RowState, buffers: StepBuffers) -> TokenSource:
+        return Elsewhere("text", device, stream, model, state, buffers, limits)
+
+    driver = ArDriver(model, device, options, source)
+    driver.ask("scored", PROMPT, max_tokens=3, logprobs=1)
+    driver.ask("plain", PROMPT, max_tokens=3)
+    driver.run()
+    assert str(driver.error("scored")).startswith("sampling.text.logprobs: is given, and text gets its tokens without")
+    assert driver.tokens("plain") == greedy(model, PROMPT, 3)
