@@ -45,7 +45,7 @@ class _Repr(reprlib.Repr):
 
     def repr_int(self, x: int, level: int) -> str:
         # Python refuses to write very long ones in decimal.
-        return repr(x) if x.bit_length() <= 4 * QUOTED else f"an int of {x.bit_length()} bits"
+        return repr(x) if x.bit_length() <= 4 * QUOTED else f"a number of {x.bit_length():,} bits"
 
 
 _REPR = _Repr()

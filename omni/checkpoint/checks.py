@@ -1,5 +1,6 @@
 """What files of a checkpoint must say."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,11 @@ OTHER_MODEL = "the file may be right, but use another model"
 
 MOST = 2**18
 """Of what counts how wide or how many parts of a model are: several times as much as any published one has."""
+
+
+_MOST_RATE = 256
+_MOST_SAMPLES = 2**16
+"""Of a frame. Published ones have 2,000."""
 
 
 def require_index(field: str, value: object, size: int) -> None:
@@ -136,6 +142,18 @@ class Section:
     def field(self, *names: str) -> str:
         """What an error calls the part, or a field of it."""
         return "config.json: " + ".".join(name for name in (self._path, *names) if name)
+
+
+def check_rates(config: Section, *names: str) -> None:
+    """Raises CheckpointError, naming the field, for lists that are no rates, or together give more samples than any codec has."""
+    samples = 1
+    for name in names:
+        config.require_list(name, most=16)
+        config.require_counts(name, most=_MOST_RATE)
+        samples *= math.prod(config[name])
+        config.require(
+            samples <= _MOST_SAMPLES, name, f"gives {samples:,} samples for a frame, above {_MOST_SAMPLES:,}"
+        )
 
 
 def _each(name: str, value: Any) -> Iterable[tuple[str, Any]]:

@@ -7,10 +7,10 @@ import msgspec
 from transformers import CsmConfig as HfConfig
 
 from omni.checkpoint.cached_config import once_per_config
-from omni.checkpoint.checks import Section
+from omni.checkpoint.checks import Section, check_rates
 from omni.checkpoint.hf_config import parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
-from omni_vocoder.layers import WindowShape, check_rates, window_shape
+from omni_vocoder.layers import WindowShape, window_shape
 
 SAMPLE_RATE = 24000
 PER_FRAME = 2

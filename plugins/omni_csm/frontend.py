@@ -34,7 +34,7 @@ class CsmFrontend(TokenizedFrontend):
     def __init__(self, config: CsmConfig, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self._config = config
-        self._reserved = str(tokenizer.added_tokens_decoder[config.audio_token])
+        self._reserved = str(tokenizer.convert_ids_to_tokens(config.audio_token))
 
     def check(self) -> None:
         """Raises CheckpointError, naming the file, for a tokenizer or a template that would fail requests."""

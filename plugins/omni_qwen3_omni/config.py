@@ -6,11 +6,11 @@ import msgspec
 from transformers import Qwen3OmniMoeConfig
 
 from omni.checkpoint.cached_config import once_per_config
-from omni.checkpoint.checks import Section
+from omni.checkpoint.checks import Section, check_rates
 from omni.checkpoint.hf_config import parse_config
 from omni_ar.layers import DecoderConfig, decoder_config
 from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
-from omni_vocoder.layers import WindowShape, check_rates, window_shape
+from omni_vocoder.layers import WindowShape, window_shape
 
 _MARKS = ("im_start", "im_end", "user", "assistant", "tts_bos", "tts_eos", "tts_pad")
 _CODES = ("codec_bos", "codec_pad", "codec_nothink", "codec_think_bos", "codec_think_eos")

@@ -1,8 +1,7 @@
 """What a config must say of such nets, or they would be built and then fail whatever they are given. Fields are named as published
 configs name them. Raise CheckpointError, naming the field."""
 
-from omni.checkpoint.checks import Section
-from omni_vocoder.layers import check_rates
+from omni.checkpoint.checks import Section, check_rates
 
 _MOST_REACH = 256
 """Of a kernel, and of a dilation."""

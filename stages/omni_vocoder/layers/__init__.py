@@ -3,7 +3,7 @@
 from omni_vocoder.layers.activation import SnakeBeta
 from omni_vocoder.layers.attention import Sight, WindowAttention, WindowShape, window_shape
 from omni_vocoder.layers.conv import CausalConv, CausalTransposedConv
-from omni_vocoder.layers.rates import UpsamplingRates, check_rates
+from omni_vocoder.layers.rates import UpsamplingRates
 from omni_vocoder.layers.stream_layer import Residual, Serial, StreamLayer
 from omni_vocoder.layers.transformer import GatedMLP, LayerScale, RMSNorm, WindowLayer, WindowTransformer
 from omni_vocoder.layers.upsampling import ConvNeXtBlock, SnakeUnit, SnakeUpsampling, convnext_upsampling, snake_decoder
@@ -27,7 +27,6 @@ __all__ = [
     "WindowLayer",
     "WindowShape",
     "WindowTransformer",
-    "check_rates",
     "convnext_upsampling",
     "snake_decoder",
     "window_shape",

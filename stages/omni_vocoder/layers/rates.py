@@ -4,24 +4,6 @@ import math
 from dataclasses import dataclass
 from itertools import count
 
-from omni.checkpoint.checks import Section
-
-_MOST_RATE = 256
-_MOST_SAMPLES = 2**16
-"""Of a frame. Published ones have 2,000."""
-
-
-def check_rates(config: Section, *names: str) -> None:
-    """Raises CheckpointError, naming the field, for lists that are no rates, or together give more samples than any codec has."""
-    samples = 1
-    for name in names:
-        config.require_list(name, most=16)
-        config.require_counts(name, most=_MOST_RATE)
-        samples *= math.prod(config[name])
-        config.require(
-            samples <= _MOST_SAMPLES, name, f"gives {samples:,} samples for a frame, above {_MOST_SAMPLES:,}"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class UpsamplingRates:

@@ -151,7 +151,7 @@ def test_texts_without_control_tokens_are_as_in_transformers(
     assume(not any(word in said for word in front.words.values()))
     turns = turns if whole else in_parts(turns)
     want = expected(family, template, turns)
-    assert front.turns_ids(asked(), turns, bare=True).tolist() == want
+    assert front.turns_ids(asked(), turns).tolist() == want
     assert front.laid_out(turns) == want
 
 
@@ -161,7 +161,7 @@ def test_no_text_writes_a_control_token(family: str, template: str, whole: bool,
     front = reader(family, template)
     harmless = [{**turn, "content": "b" if "b" in turn["content"] else "x"} for turn in turns]
     turns, harmless = (turns, harmless) if whole else (in_parts(turns), in_parts(harmless))
-    ids = front.turns_ids(asked(), turns, bare=True).tolist()
+    ids = front.turns_ids(asked(), turns).tolist()
     assert in_order(front, ids) == in_order(front, expected(family, template, harmless))
 
 
@@ -181,7 +181,7 @@ def test_the_text_is_that_of_split_special_tokens(family: str, turns: list[dict[
         for place, turn in enumerate(turns):
             piece = piece.replace(f"\x00{place}\x01", turn["content"])
         want += words(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    assert front.turns_ids(asked(), turns, bare=True).tolist() == want
+    assert front.turns_ids(asked(), turns).tolist() == want
 
 
 def split(piece: str, word: str) -> list[str]:
@@ -192,7 +192,7 @@ def split(piece: str, word: str) -> list[str]:
 @pytest.mark.parametrize("family", ["qwen3", "qwen2.5", "bytes"])
 @given(turns=chats([*WORDS, *BITS]))
 def test_a_switch_gives_transformers_behaviour(family: str, turns: list[dict[str, Any]]) -> None:
-    assert reader(family).turns_ids(asked("tokens"), turns, bare=True).tolist() == expected(family, "own", turns)
+    assert reader(family).turns_ids(asked("tokens"), turns).tolist() == expected(family, "own", turns)
 
 
 def test_a_forged_turn_is_text() -> None:

@@ -144,7 +144,7 @@ def test_a_model_that_has_nothing_to_say(model: str, tmp_path: Path) -> None:
         (["the " * 5000], "error: prompt: has 5011 tokens, and thinker takes 4096"),
         (["hi", "--set", "narrator.speed=3"], "error: narrator.speed: there is no stage 'narrator'; use one of"),
         (["hi", "--set", "talker.max_num_seqs=many"], "error: talker.max_num_seqs: 'many' does not fit"),
-        (["hi", "--set", "thinker.num_blocks=1"], "error: sampling.thinker.max_tokens: prompt and output of"),
+        (["hi", "--set", "thinker.num_blocks=1"], "error: thinker.num_blocks: 1 hold 16 tokens, and a request that"),
         (["hi", "--modalities", "text,video"], "error: modalities: this checkpoint does not give 'video'; use 'text'"),
         (["hi", "--dtype", "int3"], "error: dtype: 'int3' is not supported; use one of float32"),
     ],
