@@ -38,6 +38,8 @@ PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(6 + 3 * ind
 OPTIONS = ArOptions(
     max_num_seqs=3, block_size=2, max_num_batched_tokens=10, graph_batch_sizes=(1, 3), graph_chunk_sizes=(4, 10)
 )
+
+pytestmark = pytest.mark.plants_faults
 SEEDS = range(2)
 """Of every other one, steps are captured."""
 

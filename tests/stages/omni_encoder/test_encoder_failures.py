@@ -19,6 +19,8 @@ from support.late_faults import LateFaultyDevice, Owner, idle, simulate
 from support.stage_driver import StageDriver
 from support.tower import Tower
 
+pytestmark = pytest.mark.plants_faults
+
 ITEMS = {name: [float(number + 1)] * (3 + 2 * number) for number, name in enumerate("abcd")}
 SEEDS = range(4)
 
