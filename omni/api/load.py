@@ -17,6 +17,7 @@ from omni.engine import (
     Engine,
     EngineOptions,
     build_engine,
+    check_shapes,
     dtype_for,
     engine_options,
     open_checkpoint,
@@ -60,6 +61,8 @@ def load(
     plan = resolve_pipeline(checkpoint, plugins, layers)
     frontend = build_frontend(plan.pipeline, checkpoint)
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
+    if options.load_format == "auto":
+        check_shapes(plan, checkpoint, options)
     engine = build_engine(plan, checkpoint, plugins, opened, options)
     return Loaded(plan.pipeline, frontend, front, options, compiler, engine)
 

@@ -1,5 +1,6 @@
 """From a checkpoint to an engine: pipeline, overrides, validation, then stages in order."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from omni.adapter import AdapterFactory
 from omni.checkpoint import Checkpoint
 from omni.config import Layer, Setting
 from omni.device import Device, SyncPoint, may_sync
+from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
 from omni.engine.configure import configure
 from omni.engine.connect import open_connector
@@ -25,6 +27,7 @@ from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, room_for
 from omni.timeline.file import TimelineFile
 
+_log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -124,6 +127,17 @@ def load_stages(
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
     return loaded
+
+
+def check_shapes(plan: Plan, checkpoint: Checkpoint, options: EngineOptions) -> None:
+    """Raises CheckpointError for weights that are not of the stages' shapes, before any memory is taken: a width that is wrong in
+    config.json may ask for more than there is."""
+    assert options.dtype is not None, "the caller chose it for the device"
+    try:
+        load_stages(plan, checkpoint, MetaDevice(), options.dtype, options.load_format)
+    except (RuntimeError, NotImplementedError) as error:
+        # A plugin's model that cannot be built without contents: its weights are compared when it is loaded.
+        _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
 @contextmanager

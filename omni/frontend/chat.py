@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from omni.errors import InputError
+from omni.errors import InputError, quoted
 from omni.frontend.base import AudioPart, Chat, ImagePart, TextDecoder, TextPart
 from omni.frontend.encoding import Ids
 from omni.frontend.hf_vocabulary import hf_vocabulary
@@ -52,7 +52,7 @@ class ChatFrontend(TokenizedFrontend):
             raise InputError("modalities", problem, 'ask for "text" only or use another checkpoint')
         known = {name.lower(): name for name in self.voices}
         if chat.voice is not None and chat.voice.lower() not in known:
-            raise InputError("voice", f"{chat.voice!r} is unknown", f"use one of {', '.join(self.voices)}")
+            raise InputError("voice", f"{quoted(chat.voice)} is unknown", f"use one of {', '.join(self.voices)}")
         return known[(chat.voice or self.voices[0]).lower()]
 
 

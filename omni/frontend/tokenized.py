@@ -1,5 +1,6 @@
 """Texts and their token ids, by a tokenizer of transformers."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ from omni.frontend.probe import check_template
 from omni.frontend.template import Turns
 
 _HARMLESS = "x"
+_ROLES = (("system", "user", "assistant", "user"), ("user", "assistant"))
+"""Of chats that are tried: with a system turn, which some templates refuse, and without."""
+_THOUGHT = re.compile(r"</?think(ing)?>")
+"""Words that a template may write where an answer begins, and that are part of the answer all the same: earlier ones hold them."""
 
 
 class TokenizedFrontend(Frontend):
@@ -67,17 +72,18 @@ class TokenizedFrontend(Frontend):
         return True
 
     def _framing(self, words: Sequence[str]) -> frozenset[str]:
-        """Those of `words` that the chat template puts around turns, though the tokenizer does not call them special."""
+        """Those of `words` that the chat template writes around turns or where an answer begins, though the tokenizer does not call
+        them special. All that it names, if it lays out none of the chats that are tried."""
         if not words or self._template is None:
             return frozenset()
         contents = (_HARMLESS, [{"type": "text", "text": _HARMLESS}])
-        chats = [[{"role": role, "content": said} for role in ("user", "assistant", "user")] for said in contents]
-        laid_out = "".join(map(self._probe, chats))
-        return frozenset(word for word in words if word in laid_out)
+        chats = [[{"role": role, "content": said} for role in roles] for roles in _ROLES for said in contents]
+        laid_out = "".join(map(self._probe, chats)) or str(self._tokenizer.get_chat_template())
+        return frozenset(word for word in words if word in laid_out and not _THOUGHT.fullmatch(word))
 
     def _probe(self, turns: Turns) -> str:
         try:
-            return self.render(turns, answer=False)
+            return self.render(turns, answer=turns[-1]["role"] == "user")
         except InputError:  # a template may refuse such a chat
             return ""
 

@@ -1,5 +1,6 @@
 """Sound in: any source to mono float32 at a model's rate. Sound out: a wav file."""
 
+import errno
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -85,8 +86,13 @@ def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.
         with open(path, "wb") if is_special(path) else replacing(path) as file:
             file.write(wav.getbuffer())
     except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise InputError(str(path), problem, "give a file name in a folder that exists") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "free some space, or give another file" if full else "give a file name in a folder that exists"
+        raise InputError(str(path), f"cannot be written ({error.strerror})", remedy) from error
+
+
+_UNKNOWN = 2**63 - 1
+"""Frames, as libsndfile counts them, of a file whose header gives none."""
 
 
 class _Bounds:
@@ -126,6 +132,9 @@ def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.flo
         with soundfile.SoundFile(file) as sound:
             rate = int(sound.samplerate)
             check_rate(rate, field)
+            if sound.frames == _UNKNOWN:
+                problem = "has a header that does not say how long it is, as streams have"
+                raise InputError(field, problem, "convert it, such as by ffmpeg -i SOUND out.wav")
             bounds.check(sound.frames, sound.channels, rate)
             return _resampled(_blocks(sound, bounds), rate, sample_rate, bounds)
     # A TypeError: a headerless format, which soundfile tells by the file's name, lacks its rate.

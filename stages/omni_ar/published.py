@@ -99,7 +99,7 @@ def published_sampling(
         bad_words_ids=tuple(word for word in file.bad_words_ids if word not in {(end,) for end in ends}),
     )
     published = heeded.over(GREEDY)
-    _check(published)
+    _check(published, ends_field=eos_field)
     words = (token for word in published.bad_words_ids or () for token in word)
     for field, ids in (
         (eos_field, ends),
@@ -173,12 +173,14 @@ def _unsaid(file: _Generation) -> dict[str, object]:
     return unsaid
 
 
-def _check(published: SamplingParams, prefix: str = "") -> None:
+def _check(published: SamplingParams, prefix: str = "", ends_field: str = "") -> None:
+    """ends_field: where the end ids stand."""
     try:
         published.check("")
     except InputError as error:
         name = error.field.removeprefix(".")
-        raise CheckpointError(f"{_FILE}: {prefix}{_NAMES.get(name, name)}", error.problem, _RESTORE) from error
+        field = ends_field if name == "stop_token_ids" else f"{_FILE}: {prefix}{_NAMES.get(name, name)}"
+        raise CheckpointError(field, error.problem, _RESTORE) from error
 
 
 def _warn(told: Mapping[str, Any], unsaid: Mapping[str, object], sampled: bool, prefix: str = "") -> None:

@@ -6,6 +6,7 @@ found.
 
 import json
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,26 @@ def test_two_blocks_do_for_requests_that_are_short_by_default() -> None:
     few = {"text.num_blocks": 2, "text.sampling.max_tokens": 3}
     with Omni(FAMILIES["text"](), device="cpu", plugins=tiny_plugins(), overrides=few) as omni:
         assert next(iter(omni.generate("hello"))).error is None
+
+
+WIDE = [
+    ("qwen2_5_omni", "thinker_config.vision_config.hidden_size"),
+    ("qwen3_omni", f"{THINKER}.hidden_size"),
+    ("text", "intermediate_size"),
+]
+
+
+@pytest.mark.parametrize(("family", "path"), WIDE, ids=[family for family, _ in WIDE])
+def test_a_width_that_the_weights_do_not_have_takes_no_memory(
+    family: str, path: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(VALUES, "this", 65536)
+    folder = spoil(FAMILIES[family](), tmp_path / "model", Fault("config.json", tuple(path.split(".")), "this"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**30, hard))
+    try:
+        with pytest.raises((CheckpointError, ConfigError)):
+            Omni(folder, device="cpu", plugins=tiny_plugins())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

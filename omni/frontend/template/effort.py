@@ -17,8 +17,10 @@ SECONDS = 2.0
 """CPU time of one rendering, of its own thread: a machine that is busy with other things makes none too slow."""
 MAX_MADE = 2**27
 """Characters that one rendering may make, those that it throws away included. An entry of a list counts as eight."""
-MAX_ENTRIES = 2**21
+MAX_ENTRIES = 2**18
 """Of a list or table, and of those in it."""
+MAX_SLOW = 2**20
+"""Characters that a filter reads which takes long for each."""
 _ENTRY = 8
 _COLLECTIONS = (list, tuple, dict)
 _MAX_BITS = 4096
@@ -72,6 +74,20 @@ def check_call(arguments: Sequence[object], named: Mapping[str, object]) -> None
     times = prod(max(value, 1) for value in others if isinstance(value, int))
     if max(_length(first), 1) * times * max([1, *map(_length, others)]) > MAX_MADE:
         raise _too_much()
+
+
+def check_split(text: object, separator: object) -> None:
+    """To be called before a text is split. separator: None for white space."""
+    if isinstance(text, str):
+        parts = text.count(separator) if isinstance(separator, str) and separator else len(text) // 2
+        if parts > MAX_ENTRIES:
+            raise SecurityError(f"splits a text into more than {MAX_ENTRIES:,} parts")
+
+
+def check_length(text: object) -> None:
+    """To be called before a filter that takes long for each character."""
+    if _length(text) > MAX_SLOW:
+        raise SecurityError(f"has a filter read more than {MAX_SLOW:,} characters")
 
 
 def check_numbers(values: Iterable[object]) -> None:

@@ -16,12 +16,24 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from omni.frontend.template.effort import check_call, check_numbers, check_operator, check_pattern, make, tick
+from omni.frontend.template.effort import (
+    check_call,
+    check_length,
+    check_numbers,
+    check_operator,
+    check_pattern,
+    check_split,
+    make,
+    tick,
+)
 
 _JOIN, _COUNT = "omni join", "omni count"
 """Filters that no template can name."""
 _LENGTHENING = {"center", "indent", "join", "replace", "tojson", "urlize", "wordwrap", "xmlattr"}
 """Filters that make more of what they are given, and the same of methods."""
+_SLOW = {"striptags", "title", "urlize", "wordcount", "wordwrap", "xmlattr"}
+"""Filters that take long for each character."""
+_SPLITTING_METHODS = {"rsplit", "split", "splitlines"}
 _LENGTHENING_METHODS = {"center", "expandtabs", "join", "ljust", "replace", "rjust", "to_bytes", "translate", "zfill"}
 
 
@@ -52,6 +64,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tick()
         if isinstance(function, BuiltinMethodType) and function.__name__ in _LENGTHENING_METHODS:
             check_call([function.__self__, *arguments], named)
+        if isinstance(function, BuiltinMethodType) and function.__name__ in _SPLITTING_METHODS:
+            separator = named.get("sep", arguments[0] if arguments else None)
+            check_split(function.__self__, "\n" if function.__name__ == "splitlines" else separator)
         made = super().call(context, function, *arguments, **named)
         make(made)
         return made
@@ -156,6 +171,8 @@ def _counted(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         tick()
         # Some get a context or an environment first.
         values = [each for each in arguments if not isinstance(each, Context | Environment | nodes.EvalContext)]
+        if name in _SLOW and values:
+            check_length(values[0])
         if name in _LENGTHENING:
             check_call(values, named)
         elif name == "format":

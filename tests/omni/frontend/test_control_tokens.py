@@ -219,6 +219,24 @@ def test_words_that_frame_turns_are_control_tokens_whatever_they_are_called() ->
     assert ids[0] == words.convert_tokens_to_ids("two words")
 
 
+@pytest.mark.parametrize(
+    ("template", "control"),
+    [
+        ("{% for m in messages %}{{ 'two words' if m.role == 'system' }}{{ m.content }}<|end|>{% endfor %}", True),
+        ("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}{{ 'two words' if add_generation_prompt }}", True),
+        ("{{ raise_exception('no') if messages | length < 9 }}{{ 'two words' }}", True),
+        ("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}{{ '<think>' if add_generation_prompt }}", False),
+    ],
+    ids=["before system turns", "before the answer", "refuses what is tried", "a thought that begins the answer"],
+)
+def test_words_that_a_template_writes_anywhere_are_control_tokens(template: str, control: bool) -> None:
+    words = byte_level()
+    words.chat_template = template
+    word = "two words" if control else "<think>"
+    ids = Reader(words).said_ids(asked(), f"of {word}b").tolist()
+    assert (words.convert_tokens_to_ids(word) not in ids) == control
+
+
 def test_a_text_without_a_template_is_text() -> None:
     said = "a<|im_end|>b"
     words = tokenizer("qwen3")

@@ -194,3 +194,11 @@ def test_what_a_stage_has_no_room_for_is_refused_at_the_start(reference: TextRef
     words = [[first, second] for first in range(20) for second in range(20)]
     with pytest.raises(ConfigError, match=r"^text\.sampling\.bad_words_ids: are 400 words; use at most 256 words"):
         engine(reference, tmp_path, {"bad_words_ids": words})
+
+
+@pytest.mark.parametrize(
+    ("end", "problem"), [("x", "Expected `int"), (-1, r"\(-1,\) is out of range"), (VOCAB, "is not in")]
+)
+def test_a_wrong_end_is_named_where_it_stands(end: object, problem: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^config.json: eos_token_id: .*{problem}"):
+        published_sampling({}, end, VOCAB)
