@@ -22,6 +22,9 @@ Requests: TypeAlias = Sequence[Messages]
 Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
 """By stage; alone, for `Pipeline.main_stage`."""
 
+_LONGEST_TEXT = 4096
+"""Characters of a voice's name and of a salt: requests that wait hold them."""
+
 MAX_SAMPLES = 64
 """Answers that one request may ask for."""
 
@@ -131,6 +134,8 @@ def _check_voice(voice: object, wanted: frozenset[str]) -> None:
 def _check_text(text: object, field: str, remedy: str) -> None:
     if not isinstance(text, str):
         raise InputError(field, f"is a {type(text).__name__}", remedy)
+    if len(text) > _LONGEST_TEXT:
+        raise InputError(field, f"is {len(text):,} characters long", f"use at most {_LONGEST_TEXT:,}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -79,6 +79,8 @@ def wrong() -> dict[str, tuple[str, object, str, str]]:
         "a numpy int as n": ("n", np.int32(2), "n", "is a int32"),
         "a numpy bool as n": ("n", np.True_, "n", "is a bool"),
         "a huge n": ("n", 10**10_000, "n", "is out of range; use 1 to 64"),
+        "a long salt": ("cache_salt", "x" * 4097, "cache_salt", "is 4,097 characters long; use at most 4,096"),
+        "a long voice": ("voice", "x" * 10**6, "voice", "is 1,000,000 characters long; use at most 4,096"),
         "a salt with a surrogate": ("cache_salt", "\ud800", "cache_salt", "is no valid Unicode"),
         "sampling of pairs": ("sampling", [("writer", greedy)], "sampling", "is a list"),
         "sampling that cannot be read": ("sampling", EvilMapping(), "sampling", "cannot be read: RuntimeError"),
