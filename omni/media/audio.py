@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted, shortened
-from omni.files import is_special, replacing
+from omni.files import is_special, reason, replacing
 from omni.media.options import MediaOptions
 from omni.media.samples import Samples, check_length, check_rate, check_samples, check_shape, to_mono
 from omni.media.source import Downloaded, Location, check_location, decode_base64, open_location
@@ -84,9 +84,9 @@ def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.
         # A device or a pipe is written to; nothing takes its place.
         with open(path, "wb") if is_special(path) else replacing(path) as file:
             file.write(wav.getbuffer())
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise InputError(str(path), problem, "give a file name in a folder that exists") from error
+    except (OSError, ValueError) as error:
+        problem = f"cannot be written ({reason(error)})"
+        raise InputError(shortened(str(path)), problem, "give a file name in a folder that exists") from error
 
 
 class _Bounds:
@@ -119,10 +119,10 @@ def _open(
 
 def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.float32]:
     field = bounds.field
-    if not file.read(1):
-        raise InputError(field, "is empty (0 bytes)", f"give at least {bounds.min_seconds:g} s of sound")
-    file.seek(0)
     try:
+        if not file.read(1):
+            raise InputError(field, "is empty (0 bytes)", f"give at least {bounds.min_seconds:g} s of sound")
+        file.seek(0)
         with soundfile.SoundFile(file) as sound:
             rate = int(sound.samplerate)
             check_rate(rate, field)

@@ -20,6 +20,7 @@ from omni.checkpoint import Checkpoint
 from omni.checkpoint.json_file import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_object
 from omni.checkpoint.pickle_file import MAX_BYTES as MAX_UNPACKED
 from omni.checkpoint.pickle_file import read_table
+from omni.checkpoint.spans import check_header, read_spans
 from support.checkpoint_fuzz import chat_folder
 from support.tiny_omni import tiny_plugins
 from support.tiny_qwen2_5_omni import tiny_folder
@@ -87,6 +88,13 @@ def test_a_link_that_leaves_the_folder(model: Path) -> None:
         CheckpointError, match=r"weight_map\.a\.weight: 'link\.safetensors' leads out of the folder, to "
     ):
         load(model)
+
+
+def test_a_file_that_fails_as_it_is_read() -> None:
+    """The first page of this process's memory: an I/O error."""
+    for read in (check_header, read_spans):
+        with pytest.raises(CheckpointError, match=r"^mem: cannot be read \(Input/output error\)"):
+            read(Path("/proc/self/mem"))
 
 
 def hubs_cache(home: Path) -> Path:
