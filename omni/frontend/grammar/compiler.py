@@ -6,12 +6,12 @@ from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits
 
-from omni.errors import InputError, shortened
+from omni.errors import InputError, check_unicode, shortened
 from omni.frontend.grammar.forms import form_of, grammar_text
 from omni.frontend.grammar.guide import Grammar
 from omni.frontend.grammar.tokens import constraint_tokens
 from omni.frontend.vocabulary import Vocabulary
-from omni.sampling_params import StructuredOutput, check_unicode
+from omni.sampling_params import StructuredOutput
 
 LONGEST_FORM = 2**18
 """Bytes of a form, as JSON where it is given as a dict or as texts. Compiling so many takes seconds."""
