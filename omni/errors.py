@@ -109,3 +109,12 @@ class SyncError(OmniError):
         self.operation = operation
         self.phase = phase
         self.remedy = remedy
+
+
+def check_unicode(text: str, field: str) -> bytes:
+    """`text` in UTF-8. Raises InputError for one that holds lone surrogates."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"is no valid Unicode: {error.reason} at {error.start}"
+        raise InputError(field, problem, "remove lone surrogates") from error

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+from omni.errors import shortened
+
 PathLike = str | os.PathLike[str]
 
 
@@ -59,9 +61,14 @@ def why_not(path: PathLike) -> str | None:
         part = _part(path)
         part.open("xb").close()
         part.unlink()
-    except OSError as error:
-        return f"{path} cannot be written ({error.strerror})"
+    except (OSError, ValueError) as error:
+        return f"{shortened(str(path))} cannot be written ({reason(error)})"
     return None
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a file cannot be written: its name is not repeated. A ValueError is about a name that no file can have."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def real(path: PathLike) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from omni.errors import InputError, quoted
+from omni.errors import InputError, check_unicode, quoted
 from omni.named_fields import NamedFields
 
 
@@ -148,15 +148,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.allowed_token_ids and set(self.allowed_token_ids) <= set(self.suppress_token_ids or ()):
             problem = "are all suppressed too"
             raise InputError(f"{field}.allowed_token_ids", problem, "allow an id that suppress_token_ids does not name")
-
-
-def check_unicode(text: str, field: str) -> bytes:
-    """UTF-8. Raises InputError for a text that is none."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        problem = f"{quoted(text)} is no valid Unicode: {error.reason} at {error.start}"
-        raise InputError(field, problem, "remove lone surrogates") from error
 
 
 MAX_LOGPROBS = 20

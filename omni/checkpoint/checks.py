@@ -106,18 +106,6 @@ class Section:
                 problem = f"is {quoted(self[name])}, not {value!r}, which alone is supported"
                 raise CheckpointError(self.field(name), problem, OTHER_MODEL)
 
-    def require_at_least(self, least: int, *names: str) -> None:
-        """Numbers, or lists and tables of them."""
-        for name in names:
-            for place, value in _each(name, self[name]):
-                self.require(value >= least, place, f"is {value}, below {least}")
-
-    def require_at_most(self, most: int, *names: str) -> None:
-        """The same. What bears one of the usual names of counts has a bound already (`omni.checkpoint.limits`)."""
-        for name in names:
-            for place, value in _each(name, self[name]):
-                self.require(value <= most, place, f"is {value}, above {most}")
-
     def require_index(self, size: int, *names: str) -> None:
         """Ids in a vocabulary of `size`, and whatever else counts from 0 to below it."""
         for name in names:

@@ -31,7 +31,8 @@ def _problem(error: Exception) -> str:
 
 
 def _field(message: str, raw: Mapping[str, Any]) -> str:
-    """Where in the file the field is that a validation error names: it names no more than its last part, and shows the value."""
+    """The full path of the field that a validation error is about. The error's message holds only the last part of that path, and
+    the value: where several fields share the last part, the value tells which one it is."""
     found = _FIELD.search(message)
     if found is None:
         return "config.json"

@@ -2,6 +2,8 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,14 +61,21 @@ def open_file(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """What the file holds. Raises CheckpointError, as `open_file` does, and for more than `most` bytes."""
+@contextmanager
+def reading(path: Path) -> Iterator[BinaryIO]:
+    """The same, whose every error of reading is a CheckpointError."""
     with open_file(path) as file:
         try:
-            content = file.read(most + 1)
+            yield file
         except OSError as error:
             problem = f"cannot be read ({_reason(error)})"
             raise CheckpointError(shortened(path.name), problem, "give a file that can be") from error
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """What the file holds. Raises CheckpointError, as `open_file` does, and for more than `most` bytes."""
+    with reading(path) as file:
+        content = file.read(most + 1)
     if len(content) > most:
         problem = f"has {path.stat().st_size:,} bytes, above {most:,}"
         raise CheckpointError(shortened(path.name), problem, "download the file again")

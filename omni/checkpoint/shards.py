@@ -104,8 +104,10 @@ def _check_inside(folder: Path, file: str, weight: str) -> None:
         return
     here, there = folder.resolve(), (folder / file).resolve()
     homes = [here]
-    if here.parent.name == "snapshots":
-        homes.append(here.parent.parent / "blobs")
+    # The folder's own name too: a snapshot, or all of the cache, may itself be a link.
+    for revision in (here, folder.absolute()):
+        if revision.parent.name == "snapshots":
+            homes.append((revision.parent.parent / "blobs").resolve())
     if not any(there.is_relative_to(home) for home in homes):
         raise CheckpointError(field, f"{shortened(file)!r} leads out of the folder, to {shortened(str(there))}", remedy)
 

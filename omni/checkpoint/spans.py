@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from omni.checkpoint.regular_file import open_file
+from omni.checkpoint.regular_file import reading
 from omni.errors import CheckpointError, shortened
 
 MAX_HEADER = 2**25
@@ -43,7 +43,7 @@ class WeightSpan:
 
 def check_header(path: Path) -> None:
     """Raises CheckpointError for what is no file, and for a header that would take long to read."""
-    with open_file(path) as file:
+    with reading(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if MAX_HEADER < length < 2**48:
         problem = f"has a header of {length:,} bytes, above {MAX_HEADER:,}"
@@ -52,7 +52,7 @@ def check_header(path: Path) -> None:
 
 def read_spans(path: Path) -> dict[str, WeightSpan]:
     """The span of every weight in a safetensors file that has been found to be one. Raises CheckpointError for an unknown dtype."""
-    with open_file(path) as file:
+    with reading(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header: dict[str, Any] = msgspec.json.decode(file.read(length))
     data = _LENGTH_BYTES + length
@@ -62,8 +62,8 @@ def read_spans(path: Path) -> dict[str, WeightSpan]:
             continue
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            problem = f"has dtype {entry['dtype']} in {path.name}"
-            raise CheckpointError(name, problem, f"use a checkpoint with one of {', '.join(_DTYPES)}")
+            problem = f"has dtype {shortened(entry['dtype'])} in {shortened(path.name)}"
+            raise CheckpointError(shortened(name), problem, f"use a checkpoint with one of {', '.join(_DTYPES)}")
         start, stop = entry["data_offsets"]
         spans[name] = WeightSpan(path, data + start, data + stop, dtype, tuple(entry["shape"]))
     return spans

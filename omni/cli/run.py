@@ -179,6 +179,8 @@ def _check_timeline(question: Question) -> None:
     problem = why_not(question.timeline)
     if problem is not None:
         raise InputError("--timeline", problem, REMEDY)
+    if question.modalities is not None and "audio" not in question.modalities:
+        return
     out = Path(_DEFAULT_OUT if question.out is None else question.out)
     samples = range(min(question.n, MAX_SAMPLES))
     if real(question.timeline) in [real(numbered(out, sample, question.n)) for sample in samples]:

@@ -20,7 +20,7 @@ from omni.engine.engine import Engine
 from omni.engine.memory import Budget, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Arrival, Orchestrator
-from omni.errors import CheckpointError, ConfigError, OmniError
+from omni.errors import CheckpointError, ConfigError, OmniError, shortened
 from omni.pipeline import Pipeline, validate
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
@@ -146,7 +146,7 @@ def _built(stage: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        problem = f"stage {stage!r} cannot be built as it says ({type(error).__name__}: {str(error)[:200]})"
+        problem = f"stage {stage!r} cannot be built as it says ({type(error).__name__}: {shortened(str(error))})"
         remedy = (
             "use the config.json that belongs to these weights; if it is right, this is a fault of the stage's plugin"
         )

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from omni.errors import ConfigError, InputError
+from omni.errors import ConfigError, InputError, check_unicode
 from omni.frontend.grammar import Grammar, GrammarCompiler, GrammarGuide
 from omni.frontend.stops import StopStrings, StopTexts, stopped_text
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.rules import HostRules
-from omni.sampling_params import SamplingParams, check_unicode
+from omni.sampling_params import SamplingParams
 
 _MOST_STOP_BYTES = 4096
 

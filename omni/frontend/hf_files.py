@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from omni.checkpoint.regular_file import is_file
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, shortened
 from omni.frontend.chat_template import check_configured, read_jinja, read_json
 from omni.frontend.preprocessor import check_preprocessor
 from omni.frontend.tokenizer_files import check_tokenizer_files
@@ -30,7 +30,7 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
         tokenizer = kind.from_pretrained(folder, local_files_only=True, model_max_length=sys.maxsize)
     # What the tokenizers library raises has no class of its own.
     except Exception as error:
-        problem = f"the files in {folder} cannot be read ({str(error)[:200]})"
+        problem = f"the files in {folder} cannot be read ({shortened(str(error))})"
         raise CheckpointError("tokenizer", problem, "download the tokenizer files again") from error
     if template is None and chat:
         # Where processors keep it, a tokenizer does not look.
@@ -55,5 +55,5 @@ def load_preprocessor(folder: Path, kind: Any) -> Any:
         return kind.from_pretrained(folder, local_files_only=True)
     # What transformers raises depends on what is wrong with the file.
     except Exception as error:
-        problem = f"the one in {folder} cannot be read ({str(error)[:200]})"
+        problem = f"the one in {folder} cannot be read ({shortened(str(error))})"
         raise CheckpointError("preprocessor_config.json", problem, "download the file") from error

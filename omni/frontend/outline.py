@@ -1,10 +1,10 @@
-"""A chat's structure, read before any medium is opened: what is wrong with it costs nothing."""
+"""The structure of a chat: messages and their parts, checked before any medium is opened, so that a wrong one costs nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from omni.errors import InputError, quoted, shortened
+from omni.errors import InputError, check_unicode, quoted, shortened
 from omni.frontend.base import Role, TextPart
 
 _ROLES: tuple[str, ...] = get_args(Role)
@@ -93,11 +93,7 @@ def _image(source: Mapping[Any, Any], field: str) -> object:
 def _text(text: object, field: str) -> TextPart:
     if not isinstance(text, str):
         raise InputError(field, f"is a {_kind(text)}", "give a string")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        problem = f"is no valid Unicode: {error.reason} at {error.start}"
-        raise InputError(field, problem, "remove lone surrogates") from error
+    check_unicode(text, field)
     return TextPart(text)
 
 

@@ -1,4 +1,4 @@
-"""What a front end is tried on before it serves: chats as short as can be, with each medium that its family takes.
+"""Trial requests: before a front end serves, it reads the shortest chats that there are, with each medium that its family takes.
 
 What would fail every request fails at start, and names the file that it is about.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from omni.errors import CheckpointError, OmniError, quoted
+from omni.errors import CheckpointError, OmniError, quoted, shortened
 from omni.frontend.base import AudioPart, ImagePart
 from omni.frontend.template import ChatTemplate, Turns
 
@@ -39,9 +39,9 @@ def blamed_on(field: str) -> Iterator[None]:
     except OmniError as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(field, f"fails a request ({str(error)[:200]})", _RESTORE) from error
+        raise CheckpointError(field, f"fails a request ({shortened(str(error))})", _RESTORE) from error
     except Exception as error:  # a library's, of what it took from the file
-        problem = f"fails every request ({type(error).__name__}: {str(error)[:200]})"
+        problem = f"fails every request ({type(error).__name__}: {shortened(str(error))})"
         raise CheckpointError(field, problem, _RESTORE) from error
 
 
@@ -51,7 +51,7 @@ def check_vocabulary(tokenizer: Any, size: int) -> None:
         token, most = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
         empty = not tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
     if most >= size:
-        problem = f"has id {most:,} for {token[:50]!r}, and the model's vocabulary has {size:,}"
+        problem = f"has id {most:,} for {quoted(token)}, and the model's vocabulary has {size:,}"
         raise CheckpointError("tokenizer", problem, _RESTORE)
     if empty:
         raise CheckpointError("tokenizer", f"has no ids for a text such as {_TEXT!r}", _RESTORE)
@@ -66,7 +66,7 @@ def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping
     """
     said = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)
     if _TEXT not in said:
-        raise template.refuse(f"leaves out what a message says: {said[:200]!r}")
+        raise template.refuse(f"leaves out what a message says: {quoted(said)}")
     ids = encode(said)
     for kind, token in placeholders.items():
         for count in (0, 1, 2):
@@ -90,7 +90,7 @@ def check_word(tokenizer: Any, role: str, word: Callable[[], object], token: int
         raise CheckpointError(field, f"is {quoted(found)}, not a token", _RESTORE)
     own = tokenizer.convert_tokens_to_ids(found)
     if token is not None and own != token:
-        raise CheckpointError(field, f"{found[:100]!r} is token {own}, and config.json has {token} for it", _RESTORE)
+        raise CheckpointError(field, f"{quoted(found)} is token {own}, and config.json has {token} for it", _RESTORE)
 
 
 def sound(rate: int) -> AudioPart:

@@ -57,16 +57,21 @@ class TokenizedFrontend(Frontend):
         Raises InputError for a chat that is too long, or that the template refuses.
         """
         self.check_length(chat)
-        if not self._are_text(chat, turns):
-            return self._encoder.encode(self.render(turns, answer=answer), bare=True, limit=chat.limit)
-        pieces = self._control.laid_out(turns, lambda turns: self.render(turns, answer=answer))
+        laid_out = self.render(turns, answer=answer)
+        if not self._are_text(chat, turns, laid_out):
+            return self._encoder.encode(laid_out, bare=True, limit=chat.limit)
+        pieces = self._control.laid_out(turns, laid_out, lambda turns: self.render(turns, answer=answer))
         return self._encoder.encode_pieces(pieces, bare=True, limit=chat.limit)
 
-    def _are_text(self, chat: Chat, turns: Turns) -> bool:
-        """Whether the texts hold control tokens, which are to be text. Raises InputError if that cannot be done."""
-        if chat.control_tokens == "tokens" or not self._control.are_in(turns):
+    def _are_text(self, chat: Chat, turns: Turns, laid_out: str | None = None) -> bool:
+        """Whether the texts hold control tokens, which are to be text, or may in the chat as the template has `laid_out` it. Raises
+        InputError if that cannot be done."""
+        if chat.control_tokens == "tokens":
             return False
-        if not self._encoder.tells_words_from_text:
+        tells = self._encoder.tells_words_from_text
+        if not self._control.are_in(turns):
+            return tells and laid_out is not None and self._control.edited(turns, laid_out)
+        if not tells:
             problem = "hold a control token, which this checkpoint's tokenizer cannot take as text"
             raise InputError("messages", problem, 'remove it, or set frontend.control_tokens to "tokens"')
         return True

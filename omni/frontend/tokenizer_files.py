@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from omni.checkpoint.json_file import MAX_BYTES, MAX_TABLE_BYTES, read_as, read_object
 from omni.checkpoint.regular_file import is_file
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, quoted
 
 MAX_ADDED = 100_000
 """Tokens beside the vocabulary: each is looked for in every text. Published tokenizers have 6,000 at most."""
@@ -54,7 +54,7 @@ def check_tokenizer_files(folder: Path) -> None:
     read_object(config)
     for place in read_as(config, _Config, MAX_BYTES).added_tokens_decoder or ():
         if not place.isascii() or not place.isdigit() or len(place) > 8 or int(place) >= MAX_ID:
-            problem = f"{place[:50]!r} is no id from 0 to {MAX_ID - 1:,}"
+            problem = f"{quoted(place)} is no id from 0 to {MAX_ID - 1:,}"
             raise CheckpointError(f"{config.name}: added_tokens_decoder", problem, "download the file again")
     whole = folder / "tokenizer.json"
     if is_file(whole):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted, shortened
-from omni.files import is_special, replacing
+from omni.files import is_special, reason, replacing
 from omni.media.options import MediaOptions
 from omni.media.samples import Samples, check_length, check_rate, check_samples, check_shape, to_mono
 from omni.media.source import Downloaded, Location, check_location, decode_base64, open_location
@@ -85,10 +85,10 @@ def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.
         # A device or a pipe is written to; nothing takes its place.
         with open(path, "wb") if is_special(path) else replacing(path) as file:
             file.write(wav.getbuffer())
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    except (OSError, ValueError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         remedy = "free some space, or give another file" if full else "give a file name in a folder that exists"
-        raise InputError(str(path), f"cannot be written ({error.strerror})", remedy) from error
+        raise InputError(shortened(str(path)), f"cannot be written ({reason(error)})", remedy) from error
 
 
 _UNKNOWN = 2**63 - 1
@@ -125,10 +125,10 @@ def _open(
 
 def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.float32]:
     field = bounds.field
-    if not file.read(1):
-        raise InputError(field, "is empty (0 bytes)", f"give at least {bounds.min_seconds:g} s of sound")
-    file.seek(0)
     try:
+        if not file.read(1):
+            raise InputError(field, "is empty (0 bytes)", f"give at least {bounds.min_seconds:g} s of sound")
+        file.seek(0)
         with soundfile.SoundFile(file) as sound:
             rate = int(sound.samplerate)
             check_rate(rate, field)

@@ -75,8 +75,11 @@ def _read(source: Location | bytes, field: str, options: MediaOptions, downloade
         return bytes(source)
     most = options.max_image_bytes
     with open_location(source, field=field, options=options, max_bytes=most, downloaded=downloaded) as file:
-        # One more than may be: the file may have grown.
-        data = file.read(most + 1)
+        try:
+            # One more than may be: the file may have grown.
+            data = file.read(most + 1)
+        except OSError as error:
+            raise InputError(field, f"cannot be read ({error.strerror})", "give a file that can be") from error
     if len(data) > most:
         raise too_large(field, most)
     return data

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
 
-from omni.errors import InputError, quoted, shortened
+from omni.errors import InputError, check_unicode, quoted, shortened
 from omni.media.download import Downloads
 from omni.media.local import check_path, open_file, too_large
 from omni.media.options import MediaOptions
@@ -95,10 +95,7 @@ def _decode_data_uri(uri: str, field: str, max_bytes: int) -> bytes:
         raise InputError(field, "is a data URI without a comma", "write data:<type>;base64,<data>")
     if len(body) > 4 * max_bytes:
         raise too_large(field, max_bytes)
-    try:
-        data = unquote_to_bytes(body)
-    except UnicodeEncodeError as error:
-        raise InputError(field, f"is no valid Unicode: {error.reason}", "remove lone surrogates") from error
+    data = unquote_to_bytes(check_unicode(body, field))
     if not header.lower().endswith(";base64"):
         return _limited(data, field, max_bytes)
     return decode_base64(data.decode("ascii", "replace"), field=field, max_bytes=max_bytes)

@@ -20,6 +20,7 @@ from omni.checkpoint import Checkpoint
 from omni.checkpoint.json_file import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_object
 from omni.checkpoint.pickle_file import MAX_BYTES as MAX_UNPACKED
 from omni.checkpoint.pickle_file import read_table
+from omni.checkpoint.spans import check_header, read_spans
 from support.checkpoint_fuzz import chat_folder
 from support.tiny_omni import tiny_plugins
 from support.tiny_qwen2_5_omni import tiny_folder
@@ -89,9 +90,16 @@ def test_a_link_that_leaves_the_folder(model: Path) -> None:
         load(model)
 
 
-def test_the_hubs_cache_is_links_out_of_the_folder(tmp_path: Path) -> None:
-    """A snapshot's files are links to `blobs`, beside the folder of snapshots."""
-    blobs, snapshot = tmp_path / "models--me--mine" / "blobs", tmp_path / "models--me--mine" / "snapshots" / "0a1b"
+def test_a_file_that_fails_as_it_is_read() -> None:
+    """The first page of this process's memory: an I/O error."""
+    for read in (check_header, read_spans):
+        with pytest.raises(CheckpointError, match=r"^mem: cannot be read \(Input/output error\)"):
+            read(Path("/proc/self/mem"))
+
+
+def hubs_cache(home: Path) -> Path:
+    """A model's folder there, as the hub's library fills it. Returns that of its snapshot."""
+    blobs, snapshot = home / "blobs", home / "snapshots" / "0a1b"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     index_file = {"weight_map": dict.fromkeys(load_file(chat_folder() / SINGLE), "part.safetensors")}
@@ -101,8 +109,32 @@ def test_the_hubs_cache_is_links_out_of_the_folder(tmp_path: Path) -> None:
         (snapshot / name).symlink_to(f"../../blobs/{number}")
     (blobs / "index").write_text(json.dumps(index_file))
     (snapshot / INDEX).symlink_to("../../blobs/index")
+    return snapshot
+
+
+def test_the_hubs_cache_is_links_out_of_the_folder(tmp_path: Path) -> None:
+    """A snapshot's files are links to `blobs`, beside the folder of snapshots."""
+    snapshot = hubs_cache(tmp_path / "models--me--mine")
     load(snapshot)
     load(Path(os.path.relpath(snapshot)))
+
+
+@pytest.mark.parametrize("linked", ["blobs", "snapshots", "models--me--mine"])
+def test_the_hubs_cache_may_be_links_itself(tmp_path: Path, linked: str) -> None:
+    """To a larger disk: its blobs, its snapshots, or all of it."""
+    home = tmp_path / "models--me--mine"
+    snapshot = hubs_cache(home)
+    moved = home if linked == home.name else home / linked
+    (tmp_path / "disk").mkdir()
+    shutil.move(moved, tmp_path / "disk" / "elsewhere")
+    moved.symlink_to(tmp_path / "disk" / "elsewhere")
+    if linked == "snapshots":
+        # Such links are absolute: a relative one would lead nowhere.
+        for link in snapshot.iterdir():
+            number = link.readlink().name
+            link.unlink()
+            link.symlink_to(home / "blobs" / number)
+    load(snapshot)
 
 
 def test_weights_in_a_folder_of_the_folder(model: Path) -> None:

@@ -72,7 +72,7 @@ def test_an_unknown_field_is_told_with_the_nearest(make: Callable[..., object], 
     ],
 )
 def test_forms_are_unicode(structured: StructuredOutput, field: str) -> None:
-    with pytest.raises(InputError, match=f"^{field}: .* is no valid Unicode: surrogates not allowed") as caught:
+    with pytest.raises(InputError, match=f"^{field}: is no valid Unicode: surrogates not allowed") as caught:
         structured.check("f")
     str(caught.value).encode()
 

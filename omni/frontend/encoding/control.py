@@ -46,10 +46,12 @@ class ControlTokens:
             joined += [self._normal(text) for text in joined]
         return any(self._form.search(text) for text in joined)
 
-    def laid_out(self, turns: Turns, render: Callable[[Turns], str]) -> Iterator[int | str]:
+    def laid_out(self, turns: Turns, chat: str, render: Callable[[Turns], str]) -> Iterator[int | str]:
         """The chat in pieces: ids of the template's control tokens, and what is between them. Raises InputError for texts that hold
-        signs of every block for private use."""
-        chat = render(turns)
+        signs of every block for private use.
+
+        chat: as `render` gives it of `turns`.
+        """
         stand_ins = self._stand_ins(chat, turns)
         back = {stand_in: sign for sign, stand_in in stand_ins.items()}
         marked = render(_replaced(turns, lambda text: text.translate(stand_ins)))
@@ -57,6 +59,11 @@ class ControlTokens:
             # The template looks for such signs in texts: for what ends a thought, as it may.
             marked = render(_replaced(turns, lambda text: self._start.sub(lambda s: s[1].translate(stand_ins), text)))
         return self._pieces(marked, back)
+
+    @staticmethod
+    def edited(turns: Turns, chat: str) -> bool:
+        """Whether the template does not take the texts as they stand: what it leaves of one may be a control token."""
+        return not all(text.strip() in chat for turn in turns for text in _texts(turn["content"]))
 
     def _pieces(self, text: str, back: Mapping[int, int]) -> Iterator[int | str]:
         place = 0

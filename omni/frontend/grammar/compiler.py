@@ -2,16 +2,16 @@
 
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future
+from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits
 
-from omni.errors import InputError, shortened
+from omni.errors import InputError, check_unicode, shortened
 from omni.frontend.grammar.forms import form_of, grammar_text
 from omni.frontend.grammar.guide import Grammar
 from omni.frontend.grammar.tokens import constraint_tokens
 from omni.frontend.vocabulary import Vocabulary
-from omni.sampling_params import StructuredOutput, check_unicode
+from omni.sampling_params import StructuredOutput
 
 LONGEST_FORM = 2**18
 """Bytes of a form, as JSON where it is given as a dict or as texts. Compiling so many takes seconds."""
@@ -29,17 +29,29 @@ def compiled_bytes(text: str) -> int:
     return 2**16 + 256 * len(text.encode())
 
 
+class _Turn:
+    """Of those who want a form at the same time: one compiles it, the others find what came of it.
+
+    Whoever is interrupted leaves it to the next of them.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.outcome: Grammar | str | None = None
+
+
 class GrammarCompiler:
     """Keeps the forms that were asked for last, up to `kept_bytes` by `compiled_bytes`, and nothing of those it refuses. Any
-    thread may call it; who asks for a form that another compiles waits for it."""
+    thread may call it, and may be interrupted; who asks for a form that another compiles waits for it."""
 
     def __init__(self, vocabulary: Vocabulary, kept_bytes: int = KEPT_BYTES) -> None:
         self._vocab_size = len(vocabulary.tokens)
         self._tokens = constraint_tokens(vocabulary)
-        self._room = kept_bytes
+        self._kept_bytes = kept_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
-        self._compiling: dict[tuple[str, str], Future[Grammar | str]] = {}
+        # A turn lasts as long as somebody holds it: nobody has to take it away.
+        self._turns: WeakValueDictionary[tuple[str, str], _Turn] = WeakValueDictionary()
 
     @property
     def kept(self) -> int:
@@ -55,34 +67,27 @@ class GrammarCompiler:
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-            others = self._compiling.get(key)
-            outcome = self._compiling[key] = others if others is not None else Future()
-        if others is None:
-            try:
-                outcome.set_result(self._compile(form, text))
-            except BaseException as error:
-                # Whoever waits for it must hear of it; who comes later tries again.
-                outcome.set_exception(error)
-            finally:
-                self._settle(key, outcome)
-        grammar = outcome.result()
+            turn = self._turns.setdefault(key, _Turn())
+        with turn.lock:
+            if turn.outcome is None:
+                outcome = self._compile(form, text)
+                if isinstance(outcome, Grammar):
+                    self._keep(key, outcome)
+                turn.outcome = outcome
+            grammar = turn.outcome
         if isinstance(grammar, str):
             remedy = "correct it; docs/sampling.md names the dialects"
             raise InputError(f"{field}.{form}", f"does not compile: {shortened(grammar)}", remedy)
         return grammar
 
-    def _settle(self, key: tuple[str, str], outcome: Future[Grammar | str]) -> None:
-        """A form is compiled, or is not."""
+    def _keep(self, key: tuple[str, str], grammar: Grammar) -> None:
         with self._lock:
-            del self._compiling[key]
-            grammar = outcome.result() if outcome.exception() is None else None
-            if not isinstance(grammar, Grammar):
-                return
             self._kept[key] = grammar
-            self._room -= compiled_bytes(key[1])
-            while self._room < 0:
+            # Summed up each time: a running total would be wrong after an interrupt.
+            held = sum(compiled_bytes(text) for _, text in self._kept)
+            while held > self._kept_bytes:
                 (_, oldest), _ = self._kept.popitem(last=False)
-                self._room += compiled_bytes(oldest)
+                held -= compiled_bytes(oldest)
 
     def _compile(self, form: str, text: str) -> Grammar | str:
         """The grammar, or what is wrong with the form."""

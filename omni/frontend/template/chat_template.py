@@ -5,13 +5,12 @@ from typing import Any
 
 from jinja2 import TemplateAssertionError
 
-from omni.errors import CheckpointError, InputError
+from omni.errors import CheckpointError, InputError, shortened
 from omni.frontend.template.effort import limited
 from omni.frontend.template.environment import BoundedEnvironment
 
 MAX_SOURCE = 2**18
 """Characters of a template. Published ones have a few thousand."""
-_SHOWN = 200
 _RESTORE = "download the file again"
 
 Turns = Sequence[Mapping[str, Any]]
@@ -38,11 +37,11 @@ class ChatTemplate:
             with limited():
                 self._template = BoundedEnvironment().from_string(source)
         except TemplateAssertionError as error:
-            problem = f"uses what is not supported ({_short(error)})"
+            problem = f"uses what is not supported ({_reason(error)})"
             raise CheckpointError(field, problem, "use a template that transformers can render") from error
         # Whatever it is that jinja2 or Python's compiler cannot do with it.
         except Exception as error:
-            raise CheckpointError(field, f"is cut off or no Jinja template ({_short(error)})", _RESTORE) from error
+            raise CheckpointError(field, f"is cut off or no Jinja template ({_reason(error)})", _RESTORE) from error
         if "messages" not in source:
             raise CheckpointError(field, "is cut off: it reads no messages", _RESTORE)
 
@@ -59,7 +58,7 @@ class ChatTemplate:
             return self._render(turns, answer)
         # A template is a program of somebody else's: what it raises is about this chat.
         except Exception as error:
-            problem = f"cannot be laid out by the checkpoint's chat template ({_short(error)})"
+            problem = f"cannot be laid out by the checkpoint's chat template ({_reason(error)})"
             raise InputError("messages", problem, "send a chat that the template takes") from error
 
     def probe(self, turns: Turns, *, answer: bool) -> str:
@@ -67,7 +66,7 @@ class ChatTemplate:
         try:
             return self._render(turns, answer)
         except Exception as error:
-            raise CheckpointError(self._field, f"cannot lay out a chat ({_short(error)})", _RESTORE) from error
+            raise CheckpointError(self._field, f"cannot lay out a chat ({_reason(error)})", _RESTORE) from error
 
     def refuse(self, problem: str) -> CheckpointError:
         """The error for what a probe found."""
@@ -80,5 +79,5 @@ class ChatTemplate:
             )
 
 
-def _short(error: Exception) -> str:
-    return (str(error) or type(error).__name__)[:_SHOWN]
+def _reason(error: Exception) -> str:
+    return shortened(str(error) or type(error).__name__)

@@ -5,6 +5,8 @@ import json
 import os
 import random
 import re
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +22,8 @@ from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.vocabulary import Vocabulary
 from omni.sampling_params import StructuredOutput
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
+from support.interrupts import everywhere
+from support.patience import PATIENCE_SECONDS
 from support.tokenizer_makes import MAKES
 from support.tokenizer_makes import vocabulary as vocabulary_of
 
@@ -254,7 +258,51 @@ def test_refused_forms_are_not_kept():
         for _ in range(2):
             with pytest.raises(InputError, match="does not compile"):
                 fresh.compile(form, "f")
-    assert (fresh.kept, len(fresh._compiling)) == (0, 0)
+    assert (fresh.kept, len(fresh._turns)) == (0, 0)
+
+
+def test_ctrl_c_anywhere_in_a_compile_leaves_the_form_to_the_next():
+    form = StructuredOutput(regex="a+b")
+    fresh = GrammarCompiler(AB)
+
+    def compile_anew() -> None:
+        fresh._kept.clear()
+        fresh.compile(form, "f")
+
+    def after(where: str) -> None:
+        fresh._kept.clear()
+        next_one = threading.Thread(target=fresh.compile, args=(form, "f"), daemon=True)
+        next_one.start()
+        next_one.join(PATIENCE_SECONDS)
+        assert not next_one.is_alive(), where
+        assert (fresh.kept, len(fresh._turns)) == (1, 0), where
+
+    assert everywhere(compile_anew, after, ("/grammar/compiler.py",)) > 20
+
+
+def test_who_waits_for_a_form_compiles_it_if_the_first_is_interrupted(monkeypatch: pytest.MonkeyPatch):
+    fresh = GrammarCompiler(AB)
+    form = StructuredOutput(regex="a+b")
+    began, interrupt = threading.Event(), threading.Event()
+    compile_one = fresh._compile
+
+    def compile_once_interrupted(form: str, text: str) -> object:
+        if began.is_set():
+            return compile_one(form, text)
+        began.set()
+        assert interrupt.wait(PATIENCE_SECONDS)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fresh, "_compile", compile_once_interrupted)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(fresh.compile, form, "f")
+        assert began.wait(PATIENCE_SECONDS)
+        others = [pool.submit(fresh.compile, form, "f") for _ in range(2)]
+        time.sleep(0.05)
+        interrupt.set()
+        with pytest.raises(KeyboardInterrupt):
+            first.result(PATIENCE_SECONDS)
+        assert len({id(other.result(PATIENCE_SECONDS)) for other in others}) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from omni.errors import CheckpointError, InputError
+from omni.errors import QUOTED, CheckpointError, InputError
+from omni.frontend.probe import blamed_on
 from omni.frontend.template import MAX_SOURCE, SECONDS, ChatTemplate, effort
 from support.csm_reference import tiny_csm
 from support.reference import tiny_checkpoint
@@ -127,6 +128,22 @@ def test_a_chat_that_the_template_refuses_is_told() -> None:
     template = ChatTemplate("{{ messages }}{{ raise_exception('roles must alternate') }}", {}, "f")
     with pytest.raises(InputError, match=r"^messages: cannot be laid out .* \(roles must alternate\)"):
         template.render(CHAT, answer=True)
+
+
+def test_what_a_template_says_is_told_in_part_and_on_one_line() -> None:
+    source = "{{ messages }}{{ raise_exception('a\\nb' ~ messages[0].content * 999) }}"
+    with pytest.raises(InputError) as caught:
+        ChatTemplate(source, {}, "f").render([{"role": "user", "content": "\ud800"}], answer=True)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < QUOTED + 150
+
+
+def test_what_a_library_says_of_a_file_is_told_in_part_and_on_one_line() -> None:
+    for error in (ValueError("a\nb\ud800" * 999), InputError("messages", "a\nb\ud800" * 999, "mend it")):
+        with pytest.raises(CheckpointError) as caught, blamed_on("f"):
+            raise error
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < QUOTED + 150
 
 
 def test_threads_do_not_wait_for_each_other() -> None:

@@ -206,9 +206,17 @@ def test_saving_clips(tmp_path: Path) -> None:
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\)"):
         save_wav(tmp_path / "nowhere" / "out.wav", tone(), RATE)
+    with pytest.raises(InputError, match=r"^a\\x00b: cannot be written \(embedded null byte\)"):
+        save_wav("a\0b", tone(), RATE)
     with pytest.raises(InputError, match="NaN or infinite"):
         save_wav(tmp_path / "out.wav", NAN, RATE)
     assert not (tmp_path / "out.wav").exists()
+
+
+def test_a_file_that_fails_as_it_is_read() -> None:
+    """The first page of this process's memory: an I/O error."""
+    with pytest.raises(InputError, match=r"^f: is not a sound file that can be read \(.*Input/output error"):
+        load_audio("/proc/self/mem", field="f")
 
 
 def test_a_full_disk_leaves_the_wav_that_was_there(tmp_path: Path) -> None:

@@ -164,3 +164,9 @@ def test_hashes_tell_content_apart() -> None:
     assert len({same, *(content_hash(other) for other in others)}) == 6
     assert content_hash(Image.fromarray(PIXELS)) == content_hash(PIXELS)
     assert content_hash(Image.fromarray(PIXELS)) != content_hash(Image.fromarray(PIXELS).rotate(180))
+
+
+def test_a_file_that_fails_as_it_is_read() -> None:
+    """The first page of this process's memory: an I/O error."""
+    with pytest.raises(InputError, match=r"^f: cannot be read \(Input/output error\)"):
+        load_image("/proc/self/mem", field="f")
