@@ -26,6 +26,15 @@ def shortened(text: str) -> str:
     return start if len(start) <= QUOTED and len(text) <= QUOTED else f"{start[: QUOTED - 3]}..."
 
 
+def said(error: BaseException) -> str:
+    """Type and text of any exception, for another error: as `shortened`, also if its own `__str__` raises."""
+    try:
+        text = str(error)
+    except Exception:  # it is a library's or a user's, and does what it likes
+        text = "it cannot even say why"
+    return shortened(f"{type(error).__name__}: {text}")
+
+
 class _Repr(reprlib.Repr):
     """Stops at a depth and a number of elements."""
 
@@ -94,6 +103,15 @@ class StageError(OmniError):
         self.stage = stage
         self.doing = doing
         self.problem = problem
+
+
+def known(stage: str, doing: str, error: BaseException) -> OmniError:
+    """The error itself if it is omni's own; any other as a StageError, whose cause it is."""
+    if isinstance(error, OmniError):
+        return error
+    failure = StageError(stage, doing, said(error))
+    failure.__cause__ = error
+    return failure
 
 
 class ForkError(OmniError):

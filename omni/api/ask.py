@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from omni.errors import InputError, OmniError, quoted, shortened
+from omni.errors import InputError, OmniError, quoted, said, shortened
 from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams, StructuredOutput
 
@@ -90,15 +90,7 @@ def _reading(field: str) -> Iterator[None]:
     except OmniError:
         raise
     except Exception as error:
-        problem = f"cannot be read: {type(error).__name__}: {shortened(_said(error))}"
-        raise InputError(field, problem, "give plain Python values") from error
-
-
-def _said(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "it cannot even say why"
+        raise InputError(field, f"cannot be read: {said(error)}", "give plain Python values") from error
 
 
 def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:

@@ -9,7 +9,7 @@ from omni.api.client import Client
 from omni.api.reply import Reply
 from omni.api.results import Output, Result
 from omni.api.ticket import Deliver, Event, Ticket
-from omni.errors import OmniError, StageError
+from omni.errors import StageError, known
 
 Item = tuple[int, float, Event]
 """Which answer of the call, when (`time.perf_counter`), what."""
@@ -69,7 +69,7 @@ class Batch:
         try:
             output = reply.take(at, event)
         except Exception as error:
-            failure = _known(error)
+            failure = known("frontend", "decoding text", error)
             self._client.executor.ask(partial(self._tickets[index].cancel, failure))
             output = reply.fail(at, failure)
         if output is not None and output.finished:
@@ -107,11 +107,3 @@ class Batch:
 
 def _deliver(index: int, put: Callable[[Item], None]) -> Deliver:
     return lambda at, event: put((index, at, event))
-
-
-def _known(error: Exception) -> OmniError:
-    if isinstance(error, OmniError):
-        return error
-    known = StageError("frontend", "decoding text", f"{type(error).__name__}: {error}")
-    known.__cause__ = error
-    return known

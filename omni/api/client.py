@@ -15,7 +15,7 @@ from omni.api.prepare import Preparer
 from omni.api.request_queue import RequestQueue
 from omni.api.serial_executor import SerialExecutor
 from omni.api.ticket import Deliver, Ticket
-from omni.errors import InputError, StageError
+from omni.errors import InputError, StageError, known
 from omni.frontend.base import TextDecoder
 from omni.media import Downloads
 from omni.pipeline import FRONTEND
@@ -138,19 +138,27 @@ class Client:
         if self._shut_once:
             return
         self._shut_once = True
+        steps = (self._cancel_all, self._downloads.close, self._requests.close, self._engine.close, self._join_threads)
         try:
-            for ticket in list(self._tickets.values()):
-                ticket.cancel(StageError("engine", "closing", "the engine was closed"))
-            self._downloads.close()
-            self._requests.close()
-            self._engine.close()
-            until = time.monotonic() + _GRACE_SECONDS
-            self._requests.join_threads(lambda: until - time.monotonic())
-        except Exception as error:  # for the one who waits for it
-            self._failure = error
+            for step in steps:
+                try:
+                    step()
+                except BaseException as error:  # for the one who waits for it; the rest is closed all the same
+                    if self._failure is None:
+                        self._failure = error if isinstance(error, Exception) else known("engine", "closing", error)
+                    else:
+                        _log.error("a further part of the model could not be closed", exc_info=error)
         finally:
             self.executor.end()
             _OPEN.discard(self)
+
+    def _cancel_all(self) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.cancel(StageError("engine", "closing", "the engine was closed"))
+
+    def _join_threads(self) -> None:
+        until = time.monotonic() + _GRACE_SECONDS
+        self._requests.join_threads(lambda: until - time.monotonic())
 
     def _shut_unseen(self) -> None:
         self._shut()
@@ -169,4 +177,7 @@ _OPEN: set[Client] = set()
 def _close_all() -> None:
     """An engine must not be in the middle of a step while the interpreter goes away."""
     for client in list(_OPEN):
-        client.close()
+        try:
+            client.close()
+        except BaseException:  # the others run on otherwise, also if this is Ctrl-C
+            _log.exception("a model was not closed as it should be")

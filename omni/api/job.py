@@ -1,5 +1,6 @@
 """A request that waits for the stages."""
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from omni.api.measure import held_by
 from omni.api.ticket import Ticket
 from omni.engine import EngineRequest, Held
 from omni.errors import InputError, OmniError
-from omni.frontend.messages import RemoteMedia, check_messages, remote_media
+from omni.frontend.messages import RemoteMedia, check_messages, check_size, has_media, remote_media
 from omni.media import MediaOptions
 
 _SHORT_BYTES = 2**16
@@ -34,11 +35,13 @@ class Question:
 def read_question(messages: object, ask: Ask, media: MediaOptions, names: bool) -> Question:
     """What is wrong with the messages is in the result. media, names: as of `check_messages`."""
     try:
+        check_size(messages)
         held = held_by(messages)
         remote = remote_media(messages)
         if remote:
             # Nothing is downloaded for a request that cannot be answered.
             check_messages(messages, names=names, media=media)
+        short = _short(messages, held, ask)
     except OmniError as error:
         return Question(messages, ask, error=error)
     except Exception as error:
@@ -46,23 +49,34 @@ def read_question(messages: object, ask: Ask, media: MediaOptions, names: bool) 
         wrong = InputError("messages", f"cannot be read: {type(error).__name__}", "give lists, dicts and strings")
         wrong.__cause__ = error
         return Question(messages, ask, error=wrong)
-    return Question(messages, ask, held, remote, _short(held, ask))
+    return Question(messages, ask, held, remote, short)
 
 
-def _short(held: Held, ask: Ask) -> bool:
-    """Texts alone, and no form to compile."""
-    texts = all(isinstance(thing, str) for thing, _ in held) and sum(size for _, size in held) <= _SHORT_BYTES
-    return texts and all(params.structured is None for params in ask.sampling.values())
+def _short(messages: object, held: Held, ask: Ask) -> bool:
+    """Texts alone, and no form to compile. A path is a short string, and what it names may be anything."""
+    small = sum(size for _, size in held) <= _SHORT_BYTES
+    return small and all(params.structured is None for params in ask.sampling.values()) and not has_media(messages)
 
 
 class Job:
     """A question on its way, prepared once for all of its answers. `RequestQueue` changes it.
 
-    answers: tickets' ids, in order. tickets: of answers that are not handed over, by id. downloads: under way. downloaded: by URL.
+    answers: tickets' ids, in order. tickets: of answers that are not handed over, by id. to_download: not begun, in order.
+    downloads: under way. downloaded: by URL.
     requests: once prepared, by ticket id.
     """
 
-    __slots__ = ("_question", "answers", "downloaded", "downloads", "id", "priority", "requests", "tickets")
+    __slots__ = (
+        "_question",
+        "answers",
+        "downloaded",
+        "downloads",
+        "id",
+        "priority",
+        "requests",
+        "tickets",
+        "to_download",
+    )
 
     def __init__(self, question: Question, tickets: Sequence[Ticket]) -> None:
         self._question = question
@@ -70,6 +84,7 @@ class Job:
         self.priority = question.ask.priority
         self.answers = tuple(ticket.id for ticket in tickets)
         self.tickets = {ticket.id: ticket for ticket in tickets}
+        self.to_download = deque(question.remote)
         self.downloads: dict[str, Future[bytes]] = {}
         self.downloaded: dict[str, bytes] = {}
         self.requests: dict[str, EngineRequest] = {}

@@ -8,7 +8,7 @@ from omni.api.job import Question
 from omni.api.measure import held_prepared
 from omni.api.ticket import Started
 from omni.engine import Engine, EngineRequest, Held
-from omni.errors import OmniError, StageError
+from omni.errors import OmniError, known
 from omni.frontend.base import Chat, Frontend
 from omni.frontend.compile import SamplingCompiler
 from omni.frontend.encoding import PromptLimit
@@ -42,12 +42,8 @@ class Preparer:
         taken = time.perf_counter()
         try:
             return self._prepare(question, downloaded, tickets, taken)
-        except OmniError as error:
-            return error
         except BaseException as error:  # a library's panic too: nobody looks at what a thread raises
-            failure = StageError("frontend", "preparing the request", f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return failure
+            return known("frontend", "preparing the request", error)
 
     def _prepare(
         self, question: Question, downloaded: Mapping[str, bytes], tickets: Sequence[str], taken: float

@@ -12,7 +12,8 @@ from omni.api.serial_executor import SerialExecutor
 from omni.api.ticket import Ticket
 from omni.api.workers import GENERAL, Worker
 from omni.engine import Admission, Engine, EngineOptions, Overloaded, Ranked
-from omni.errors import OmniError, OverloadedError, StageError
+from omni.errors import OmniError, OverloadedError, StageError, known
+from omni.frontend.messages import RemoteMedia
 from omni.media import Downloads, MediaOptions
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class RequestQueue:
     | a request | leaves for | when |
     |---|---|---|
     | joins | downloading, or the queue | `Admission` has it in |
-    | waits for downloads | downloading | few enough are under way |
+    | waits for downloads | downloading, a URL at a time | few enough are under way |
     | is downloading | the queue | all is there |
     | is queued | a thread | one is free, and there is memory for what it becomes |
     | is being prepared | the ready ones | it is prepared |
@@ -110,7 +111,7 @@ class RequestQueue:
         for effect in effects:
             try:
                 effect()
-            except Exception:
+            except BaseException:  # the others are to be told all the same
                 _log.exception("a request could not be told what became of it")
 
     def _join(self, job: Job) -> Iterable[Effect]:
@@ -139,21 +140,22 @@ class RequestQueue:
         while (job := self._to_download.first()) is not None:
             if self._fetching >= self._media.max_downloads or not self._admission.may_grow(job.priority):
                 return
-            self._to_download.remove(job.id)
-            self._fetching += len(job.question.remote)
+            medium = job.to_download.popleft()
+            if not job.to_download:
+                self._to_download.remove(job.id)
+            self._fetching += 1
             # Not in this thread, which may be the engine's.
-            yield partial(self._executor.soon, partial(self._fetch, job))
+            yield partial(self._executor.soon, partial(self._fetch, job, medium))
 
-    def _fetch(self, job: Job) -> None:
-        for medium in job.question.remote:
-            future = self._downloads.fetch(medium.url, medium.field)
-            with self._lock:
-                waits = job.id in self._admission
-                if waits:
-                    job.downloads[medium.url] = future
-            if not waits:
-                future.cancel()
-            future.add_done_callback(partial(self._fetched, job, medium.url))
+    def _fetch(self, job: Job, medium: RemoteMedia) -> None:
+        future = self._downloads.fetch(medium.url, medium.field)
+        with self._lock:
+            waits = job.id in self._admission
+            if waits:
+                job.downloads[medium.url] = future
+        if not waits:
+            future.cancel()
+        future.add_done_callback(partial(self._fetched, job, medium.url))
 
     def _fetched(self, job: Job, url: str, future: "Future[bytes]") -> None:
         self._change(lambda: self._take_download(job, url, future))
@@ -164,13 +166,16 @@ class RequestQueue:
             return []
         error = CancelledError() if future.cancelled() else future.exception()
         if error is not None:
-            return self._give_up(job, _known(error))
+            return self._give_up(job, known("frontend", "downloading", error))
         job.downloaded[url] = future.result()
         if len(job.downloaded) == len(job.question.remote):
             job.downloads.clear()
             self._queue(job)
         held = [*job.question.held, *((data, len(data)) for data in job.downloaded.values())]
-        return self._tell(self._admission.hold(job.id, held))
+        try:
+            return self._tell(self._admission.hold(job.id, held))
+        except OverloadedError as overloaded:
+            return self._give_up(job, overloaded)
 
     def _give_work(self) -> None:
         while True:
@@ -187,14 +192,22 @@ class RequestQueue:
                 return
 
     def _work(self, worker: Worker, job: Job) -> None:
-        outcome = None
-        if any(not ticket.over for ticket in list(job.tickets.values())):
-            outcome = self._preparer.prepare(job.question, job.downloaded, job.answers)
+        outcome: Preparation | OmniError | None
+        try:
+            outcome = self._prepare(job)
+        except BaseException as error:  # whatever it is, its user is to know, and the worker is free again
+            outcome = known("frontend", "preparing the request", error)
+        self._change(partial(self._take_preparation, worker, job, outcome))
+
+    def _prepare(self, job: Job) -> Preparation | OmniError | None:
+        if all(ticket.over for ticket in list(job.tickets.values())):
+            return None
+        outcome = self._preparer.prepare(job.question, job.downloaded, job.answers)
         if isinstance(outcome, Preparation):
             # Before the engine can give anything.
             for ticket in list(job.tickets.values()):
                 ticket.prepared(outcome.started)
-        self._change(lambda: self._take_preparation(worker, job, outcome))
+        return outcome
 
     def _take_preparation(self, worker: Worker, job: Job, outcome: Preparation | OmniError | None) -> Iterable[Effect]:
         self._idle[worker.only_short].append(worker)
@@ -248,11 +261,3 @@ class RequestQueue:
 
 def _cancels(job: Job, error: OmniError) -> list[Effect]:
     return [partial(ticket.cancel, error) for ticket in job.tickets.values()]
-
-
-def _known(error: BaseException) -> OmniError:
-    if isinstance(error, OmniError):
-        return error
-    failure = StageError("frontend", "downloading", f"{type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure

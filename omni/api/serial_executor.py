@@ -63,10 +63,12 @@ class SerialExecutor:
             self._ended.wait()
 
     def _run(self) -> None:
-        while not self._ending:
-            _do(self._work.get())
-        self._ended.set()
-        self._do_the_rest()
+        try:
+            while not self._ending:
+                self._do(self._work.get())
+        finally:
+            self._ended.set()
+            self._do_the_rest()
 
     def _do_the_rest(self) -> None:
         while True:
@@ -74,8 +76,16 @@ class SerialExecutor:
                 work = self._work.get_nowait()
             except Empty:
                 return
-            _do(work)
+            self._do(work)
             del work
+
+    def _do(self, work: Callable[[], object]) -> None:
+        # Of a library that panics too: whoever waits for the thread would wait for ever. Elsewhere Ctrl-C is the user's.
+        caught = BaseException if self.current else Exception
+        try:
+            work()
+        except caught:
+            _log.exception("could not do what was asked")
 
 
 def _answer(answer: "Future[T]", work: Callable[[], T]) -> None:
@@ -85,10 +95,3 @@ def _answer(answer: "Future[T]", work: Callable[[], T]) -> None:
         answer.set_exception(error)
     else:
         answer.set_result(result)
-
-
-def _do(work: Callable[[], object]) -> None:
-    try:
-        work()
-    except Exception:
-        _log.exception("could not do what was asked")

@@ -1,11 +1,14 @@
 """Threads that prepare requests."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from omni.api.job import Job
+
+_log = logging.getLogger(__name__)
 
 GENERAL = max(2, min(8, os.cpu_count() or 1))
 """Threads that prepare whatever comes. One more takes short texts only, which so need not wait while all others work on media."""
@@ -38,6 +41,9 @@ class Worker:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._work(self, job)
+            try:
+                self._work(self, job)
+            except BaseException:  # the thread goes on, whatever a library raises
+                _log.exception("a request could not be prepared")
             # The loop variable would keep it until the next one comes.
             del job

@@ -85,10 +85,7 @@ class Admission(Generic[T]):
         Raises OverloadedError if it is refused; then nobody gave way.
         """
         candidate = Candidate(key, thing, (priority, next(self._numbers)), held, ready)
-        alone = sum(size for _, size in held)
-        if self._max_bytes is not None and alone > self._max_bytes:
-            problem = f"the request alone holds {alone} bytes, and all that wait may hold {self._max_bytes}"
-            raise OverloadedError(_BYTES, problem, "send less in one request, or raise it")
+        self._check_alone(held)
         free = max(0, self._max_active - active)
         most, most_bytes = self._max_waiting + min(free, self._at_once), self._most_bytes()
 
@@ -109,11 +106,14 @@ class Admission(Generic[T]):
     def hold(self, key: str, held: Held, *, ready: bool = False) -> list[Overloaded[T]]:
         """What the request holds is something else now, and maybe it is `ready`. Returns who gave way. A no-op if it does not wait.
 
-        It is let in whatever it holds: it came this far.
+        One that is ready is let in whatever it holds: it came this far. One that is not, and alone holds more than all may, is to
+        be given up: raises OverloadedError, and it waits as before until it leaves.
         """
         candidate = self._waiting.get(key)
         if candidate is None:
             return []
+        if not (candidate.ready or ready):
+            self._check_alone(held)
         most_bytes = self._most_bytes()
         self._remove(candidate)
         candidate.held, candidate.ready = held, candidate.ready or ready
@@ -149,6 +149,14 @@ class Admission(Generic[T]):
         for candidate in candidates:
             self._remove(candidate)
         return candidates
+
+    def _check_alone(self, held: Held) -> None:
+        if self._max_bytes is None:
+            return
+        alone = sum({id(thing): size for thing, size in held}.values())
+        if alone > self._max_bytes:
+            problem = f"the request alone holds {alone} bytes, and all that wait may hold {self._max_bytes}"
+            raise OverloadedError(_BYTES, problem, "send less in one request, or raise it")
 
     def _make_room(self, newcomer: Candidate[T], short: Callable[[], OverloadedError | None]) -> list[Overloaded[T]]:
         """Removes as few of the less urgent as it takes, if they are enough."""

@@ -1,5 +1,6 @@
 """One loop per device: the thread that drives all stage workers and the orchestrator."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -13,10 +14,12 @@ from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.outlet import Outlet
 from omni.engine.request import EngineRequest, RequestFailed, Sink
-from omni.errors import OmniError, StageError
+from omni.errors import OmniError, StageError, said
 from omni.sampling_params import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.timeline.file import TimelineFile
+
+_log = logging.getLogger(__name__)
 
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001
@@ -54,6 +57,7 @@ class Engine:
         self._stopped = threading.Event()
         self._closing = threading.RLock()
         self._left_to_close = self._steps_to_close()
+        self._close_error: BaseException | None = None
         self._failure: OmniError | None = None
         self._thread: threading.Thread | None = None
         self._sync_check = SyncCheck.OFF
@@ -104,6 +108,7 @@ class Engine:
     def close(self) -> None:
         """Gives up what is under way, stops the loop and frees the stages. Idempotent.
 
+        What cannot be closed keeps nothing else from it: the first error is raised at the end, once; others are logged.
         Ctrl-C interrupts it wherever it is; the next call goes on from there. Of several threads, one closes and the others wait.
         """
         with self._gate:
@@ -117,10 +122,17 @@ class Engine:
             while self._left_to_close:
                 try:
                     self._left_to_close[0]()
-                except Exception:
-                    del self._left_to_close[0]
+                except KeyboardInterrupt:
                     raise
+                except BaseException as error:  # a library's panic too: the others are to be closed all the same
+                    if self._close_error is None:
+                        self._close_error = error
+                    else:
+                        _log.error("a further part of the engine could not be closed", exc_info=error)
                 del self._left_to_close[0]
+            first, self._close_error = self._close_error, None
+            if first is not None:
+                raise first
 
     def _steps_to_close(self) -> list[Callable[[], object]]:
         """Each may be done again if it was interrupted."""
@@ -191,7 +203,7 @@ class Engine:
                     BaseException
                 ) as error:  # of a library that panics too: nobody must wait for an engine that is gone
                     # A worker isolates what is one request's fault; what gets here leaves stages in an unknown state.
-                    self._failure = StageError("engine", "running its loop", f"{type(error).__name__}: {error}")
+                    self._failure = StageError("engine", "running its loop", said(error))
                     self._failure.__cause__ = error
                     self._orchestrator.abort_all(self._failure)
                     self._refuse_all()

@@ -13,7 +13,7 @@ from omni.engine.outlet import Outlet
 from omni.engine.ranked import Rank
 from omni.engine.request import EngineRequest, OutputChunk, RequestFailed, RequestFinished, Sink, StageFinished
 from omni.engine.route import Route
-from omni.errors import InputError, OmniError, StageError
+from omni.errors import InputError, OmniError, StageError, said
 from omni.pipeline import FRONTEND, Edge, Pipeline
 from omni.rules import NO_RULES
 from omni.sampling_params import SamplingParams
@@ -174,7 +174,7 @@ class Orchestrator:
         try:
             adapter = self._adapters[edge.name](request.edges.get(edge.name))
         except Exception as error:
-            raise StageError(edge.name, "opening its adapter", f"{type(error).__name__}: {error}") from error
+            raise StageError(edge.name, "opening its adapter", said(error)) from error
         connector, consumer = self._connectors[edge.name], self._workers[edge.consumer]
         return Route(request.id, edge, adapter, connector, consumer, self._transfer, Credit(edge.credit, valve))
 

@@ -3,7 +3,7 @@
 import logging
 
 from omni.engine.request import EngineOutput, RequestFailed, RequestFinished, Sink
-from omni.errors import StageError
+from omni.errors import StageError, said
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Outlet:
             self._sink(output)
         except Exception as error:
             self._report()
-            raise StageError("sink", "taking an output", f"{type(error).__name__}: {error}") from error
+            raise StageError("sink", "taking an output", said(error)) from error
 
     def end(self, output: RequestFinished | RequestFailed) -> None:
         """The last output. The request is over, also if the sink raises."""

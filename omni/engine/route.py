@@ -8,7 +8,7 @@ from omni.adapter import Adapter
 from omni.connector import Connector, Pending, Received, Ref
 from omni.device import COMPLETED, Stream
 from omni.engine.credit import Credit
-from omni.errors import OmniError, StageError
+from omni.errors import OmniError, known
 from omni.pipeline import Edge
 from omni.stage import Ended, Feed, Produced, StageWorker, lend
 
@@ -128,11 +128,7 @@ class Route:
         self._consumer.inbox.append(Ended(self.request_id, self.edge.name))
 
     def _known(self, doing: str, error: Exception) -> OmniError:
-        if isinstance(error, OmniError):
-            return error
-        known = StageError(self.edge.name, doing, f"{type(error).__name__}: {error}")
-        known.__cause__ = error
-        return known
+        return known(self.edge.name, doing, error)
 
 
 def _nothing() -> None:

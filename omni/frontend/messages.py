@@ -18,7 +18,7 @@ from typing import cast
 
 from omni.errors import InputError
 from omni.frontend.base import AudioPart, ImagePart, Message, Part, TextPart
-from omni.frontend.outline import Medium, Outline, outline
+from omni.frontend.outline import Medium, Outline, check_size, outline
 from omni.media import (
     AudioSource,
     Downloaded,
@@ -30,6 +30,8 @@ from omni.media import (
     load_image,
 )
 from omni.media.url import is_remote
+
+__all__ = ["RemoteMedia", "check_messages", "check_size", "has_media", "parse_messages", "remote_media"]
 
 _DEFAULTS = MediaOptions()
 
@@ -46,6 +48,14 @@ def check_messages(messages: object, *, names: bool = False, media: MediaOptions
     """Raises InputError, with the path of the field, for all that can be told without opening a medium: the structure of a chat,
     and media of the wrong type or from where they may not come. Arguments as of `parse_messages`."""
     _checked(messages, names, media)
+
+
+def has_media(messages: object) -> bool:
+    """Whether a chat has a picture or a sound, however it is given. Never raises: malformed messages have none."""
+    try:
+        return bool(_media(outline(messages)))
+    except InputError:
+        return False
 
 
 def remote_media(messages: object) -> tuple[RemoteMedia, ...]:

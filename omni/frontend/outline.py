@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeGuard, cast, get_args
 
 from omni.errors import InputError, check_unicode, quoted, shortened
 from omni.frontend.base import Role, TextPart
+
+MAX_PARTS = 10_000
+"""Parts that a chat may have, those of all its messages together. Each costs time before the request can be told to wait."""
 
 _ROLES: tuple[str, ...] = get_args(Role)
 _VIDEO = ("video", "video_url", "input_video")
@@ -32,10 +35,21 @@ class Outline:
     name: str | None
 
 
+def check_size(messages: object) -> None:
+    """Raises InputError for a chat of more than `MAX_PARTS` parts; a message counts as one at least. Looks at nothing else."""
+    parts = 0
+    for message in messages if _is_list(messages) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts += max(1, len(content)) if _is_list(content) else 1
+        if parts > MAX_PARTS:
+            raise InputError("messages", f"have more than {MAX_PARTS} parts", "join texts, or send less in one request")
+
+
 def outline(messages: object) -> tuple[Outline, ...]:
     """The messages of a chat; a string is one of the user. Raises InputError with the path of the field that is wrong."""
     if isinstance(messages, str):
         return (Outline("user", (_text(messages, "messages"),), None),)
+    check_size(messages)
     given = _list(messages, "messages", "are", "give a list of messages, or a string")
     if not given:
         raise InputError("messages", "are empty", "give at least one message")
@@ -112,8 +126,12 @@ def _fields(value: object, field: str, names: tuple[str, ...], optional: str | N
     return value
 
 
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview | range)
+
+
 def _list(value: object, field: str, verb: str, remedy: str) -> Sequence[Any]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview | range):
+    if not _is_list(value):
         raise InputError(field, f"{verb} a {_kind(value)}", remedy)
     return value
 

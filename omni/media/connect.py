@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import httpcore
 
-from omni.errors import InputError, shortened
+from omni.errors import InputError, known, shortened
 from omni.media.address import is_public
 
 _Option = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
@@ -23,7 +23,8 @@ class Resolver:
         self._turns = asyncio.Semaphore(most)
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """Addresses in the system's order, without any that only one of its interfaces reaches. Raises OSError."""
+        """Addresses in the system's order, without any that only one of its interfaces reaches. Raises OSError, and
+        StageError if no thread can be started."""
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[str]] = loop.create_future()
@@ -51,7 +52,12 @@ class Resolver:
                 # The loop is closed: nobody waits any more.
                 return
 
-        threading.Thread(target=run, name="omni-resolve", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="omni-resolve", daemon=True).start()
+        except RuntimeError as error:
+            # The machine has none left, maybe for now.
+            self._turns.release()
+            raise known("frontend", "looking a host up", error) from error
         return await done
 
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 
-from omni.errors import InputError, StageError, shortened
+from omni.errors import InputError, StageError, known, shortened
 from omni.media.connect import Resolver
 from omni.media.http import download
 from omni.media.options import MediaOptions
@@ -29,17 +29,22 @@ class Downloads:
         """The bytes behind an http(s) URL, later.
 
         Ends with InputError, naming `field`, if the URL may not be asked for (`MediaOptions`) or gives nothing usable; with
-        StageError if the downloads are closed before it is done.
+        StageError if the downloads are closed before it is done, or no thread can be started.
         """
         future: Future[bytes] = Future()
         with self._lock:
             if self._closed:
                 future.set_exception(_closed())
                 return future
-            self._worker = self._worker or _Worker(self._options)
+            try:
+                worker = self._worker = self._worker or _Worker(self._options)
+            except (RuntimeError, OSError) as error:
+                # The machine has no thread or no file left, maybe for now.
+                future.set_exception(known("frontend", "downloading", error))
+                return future
             self._waiting.add(future)
         future.add_done_callback(self._forget)
-        self._worker.start(future, url, field)
+        worker.start(future, url, field)
         return future
 
     def close(self) -> None:
@@ -67,7 +72,11 @@ class _Worker:
         self._resolver = Resolver(options.max_downloads)
         self._tasks: set[asyncio.Task[None]] = set()
         # A daemon: the interpreter waits for all others as it ends.
-        threading.Thread(target=self._run, name="omni-downloads", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="omni-downloads", daemon=True).start()
+        except BaseException:
+            self._loop.close()
+            raise
 
     def start(self, future: "Future[bytes]", url: str, field: str) -> None:
         self._soon(lambda: self._begin(future, url, field))

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from omni.device import COMPLETED, Event
-from omni.errors import InputError, OmniError, StageError
+from omni.errors import InputError, OmniError, known
 from omni.sampling_params import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 
@@ -99,12 +99,8 @@ class MailboxWorker(ABC, Generic[RequestT]):
         _log.warning("%s: %s failed and is run again for each alone", self.name, batch, exc_info=error)
 
     def _known(self, doing: str, error: Exception) -> OmniError:
-        if isinstance(error, OmniError):
-            return error
         notes: list[str] = vars(error).get("__notes__", [])  # the phase, see Device.launch
-        known = StageError(self.name, ", ".join([doing, *notes]), f"{type(error).__name__}: {error}")
-        known.__cause__ = error
-        return known
+        return known(self.name, ", ".join([doing, *notes]), error)
 
     def _dispatch(self, message: Inbound) -> None:
         if isinstance(message, Open):

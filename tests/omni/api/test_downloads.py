@@ -16,13 +16,16 @@ from PIL import Image
 
 from omni import Omni
 from omni.api.workers import GENERAL
-from omni.errors import InputError, StageError
+from omni.errors import InputError, OverloadedError, StageError
 from support.echo_omni import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a picture at any path; below `/slow` not before `open` is set. asked: the paths, in order."""
+    """Serves a picture at any path, a large one below `/large`; below `/slow` not before `open` is set.
+
+    asked: the paths, in order.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -48,10 +51,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         try:
+            data = PNG + bytes(10_000 if self.path.startswith("/large") else 0)
             self.send_response(200)
-            self.send_header("Content-Length", str(len(PNG)))
+            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(PNG)
+            self.wfile.write(data)
         except OSError:
             self.server.gone.append(self.path)
 
@@ -121,6 +125,31 @@ def test_downloads_are_begun_by_priority(model: Path, server: Server) -> None:
         for stream in (first, *streams):
             list(stream)
         assert server.asked == ["/slow/first", "/-1", "/0", "/1", "/2"]
+
+
+def test_an_urgent_request_waits_for_the_urls_under_way_alone(model: Path, server: Server) -> None:
+    with opened(model, **{"frontend.media.max_downloads": 2}) as omni:
+        many = omni.generate(seen(*(server.url(f"slow/{number}") for number in range(9))))
+        assert eventually(lambda: len(server.asked) == 2)
+        urgent = omni.generate(seen(server.url("urgent")), priority=-1)
+        assert eventually(lambda: omni.usage()["frontend"]["requests"] == 2)
+        server.open.set()
+        assert "".join(output.text for output in urgent) == "<5x4>"
+        assert "".join(output.text for output in many) == "|".join(["<5x4>"] * 9)
+        assert server.asked.index("/urgent") <= 3
+        assert sorted(server.asked) == sorted([*(f"/slow/{number}" for number in range(9)), "/urgent"])
+
+
+def test_a_request_whose_downloads_alone_are_too_much_is_refused(model: Path, server: Server) -> None:
+    most = 2000 + 5 * len(PNG)
+    with opened(model, **{"engine.max_waiting_bytes": most, "frontend.media.max_downloads": 4}) as omni:
+        few = omni.generate(seen(*(server.url(f"few/{number}") for number in range(2))), stream=False)
+        assert few.text == "<5x4>|<5x4>"
+        with pytest.raises(OverloadedError, match=f"the request alone holds .* may hold {most}") as raised:
+            omni.generate(seen(server.url("large"), server.url("slow")), stream=False)
+        assert raised.value.field == "engine.max_waiting_bytes"
+        assert eventually(lambda: omni.usage()["frontend"] == {"requests": 0, "bytes": 0})
+        assert omni.generate(seen(server.url("next")), stream=False).text == "<5x4>"
 
 
 def test_a_cancelled_request_gives_its_download_up(model: Path, server: Server) -> None:

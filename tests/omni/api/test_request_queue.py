@@ -1,5 +1,6 @@
 """Who waits between `generate` and the stages, in which order, how many, and how much they may hold."""
 
+import base64
 import random
 import threading
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from omni import Omni, Result, SamplingParams
-from omni.api.workers import GENERAL
-from omni.errors import OmniError, OverloadedError
+from omni.api.workers import GENERAL, Worker
+from omni.errors import OmniError, OverloadedError, StageError
 from omni.frontend.base import Chat, ImagePart, Prepared
 from omni.payload import Payload
 from support.echo_family import EchoFrontend
@@ -97,6 +99,59 @@ def test_a_long_text_is_no_short_one(model: Path) -> None:
         assert "x" * 100_000 not in PREPARED, "it waits with the pictures"
         long.close()
         blocker.close()
+
+
+@pytest.mark.parametrize("as_data", [True, False])
+def test_pictures_that_are_named_take_no_worker_from_texts(model: Path, tmp_path: Path, as_data: bool) -> None:
+    path = tmp_path / "picture.png"
+    Image.fromarray(PICTURE).save(path)
+    data = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    with opened(model) as omni:
+        pictures = omni.generate([seen(f"{number}", data if as_data else str(path)) for number in range(40)])
+        assert eventually(lambda: len(PREPARED) == GENERAL)
+        assert omni.generate("a text", stream=False).text == "a text"
+        assert len(PREPARED) == GENERAL + 1
+        pictures.close()
+
+
+class Mute(BaseException):
+    """Cannot be written."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_that_cannot_be_written_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(self: object, chat: Chat) -> Prepared:
+        raise Mute
+
+    with monkeypatch.context() as patch, opened(model) as omni:
+        patch.setattr(Slow, "prepare", prepare)
+        for _ in range(2 * GENERAL + 2):
+            with pytest.raises(StageError, match="Mute: it cannot even say why"):
+                omni.generate("x", stream=False)
+        patch.undo()
+        assert omni.generate("x", stream=False).text == "x", "every thread is still there"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_goes_on_whatever_its_work_raises() -> None:
+    ended = threading.Event()
+    works: list[object] = [SystemExit(), Mute(), ValueError()]
+
+    def work(worker: Worker, job: Any) -> None:
+        if not works:
+            ended.set()
+            return
+        raise works.pop()  # type: ignore[misc]
+
+    worker = Worker(0, work)
+    worker.start()
+    for _ in range(4):
+        worker.give(object())  # type: ignore[arg-type]
+    worker.end()
+    worker.join(10)
+    assert ended.is_set()
 
 
 def test_the_queue_is_in_order_of_priority_then_arrival(model: Path) -> None:

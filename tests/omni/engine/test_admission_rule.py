@@ -51,7 +51,7 @@ class Rule(RuleBasedStateMachine):
         most = max_waiting + min(max_active - len(self.active), at_once)
         self.count += 1
         rest = Model([one for one in model.waiting if one.rank[0] <= priority])
-        alone = sum(size for _, size in held) > max_bytes
+        alone = Model([new]).held > max_bytes
         if alone or len(rest.waiting) >= most or Model([*rest.waiting, new]).held > max(max_bytes, before):
             with pytest.raises(OverloadedError) as raised:
                 self.admission.join(new.key, new.key, priority, len(self.active), held, ready=False)
@@ -68,6 +68,10 @@ class Rule(RuleBasedStateMachine):
         if self.model.waiting:
             one = self.model.waiting[pick % len(self.model.waiting)]
             before = self.model.held
+            if not (one.ready or ready) and Model([Plain("", (0, 0), held)]).held > self.limits[2]:
+                with pytest.raises(OverloadedError, match="the request alone holds"):
+                    self.admission.hold(one.key, held, ready=ready)
+                return
             gave_way = self.admission.hold(one.key, held, ready=ready)
             one.held, one.ready = held, one.ready or ready
             self.part(gave_way, one)

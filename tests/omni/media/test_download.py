@@ -252,6 +252,38 @@ def test_closing_ends_everything_and_waits_for_nobody(monkeypatch: pytest.Monkey
     over.set()
 
 
+def no_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """The machine has none left for threads of that name. Which were wanted."""
+    wanted, start = [], threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name != name:
+            return start(thread)
+        wanted.append(name)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return wanted
+
+
+@pytest.mark.parametrize("name", ["omni-downloads", "omni-resolve"])
+def test_without_a_thread_it_fails_and_later_ones_are_served(
+    monkeypatch: pytest.MonkeyPatch, web: Web, name: str
+) -> None:
+    downloads = Downloads(options(max_downloads=2, download_seconds=20))
+    url = web.url("/file").replace("127.0.0.1", "localhost")
+    try:
+        with monkeypatch.context() as patch:
+            wanted = no_threads(patch, name)
+            for _ in range(3):
+                with pytest.raises(StageError, match="can't start new thread"):
+                    downloads.fetch(url, "here").result(60)
+            assert wanted == [name] * 3
+        assert downloads.fetch(url, "here").result(60) == CONTENT, "turns of those that failed are free again"
+    finally:
+        downloads.close()
+
+
 def test_closing_before_anything_was_downloaded() -> None:
     Downloads(MediaOptions()).close()
 

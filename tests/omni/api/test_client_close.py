@@ -1,0 +1,65 @@
+"""A model of which a part cannot be closed: the rest of it is, and so are other models."""
+
+from pathlib import Path
+
+import pytest
+
+from omni import Omni
+from omni.api import client as clients
+from omni.api.client import Client
+from omni.errors import StageError
+from support.echo_omni import echo_model, echo_plugins
+
+
+class Panic(BaseException):
+    """As of a library in another language."""
+
+
+def opened(path: Path) -> tuple[Omni, Client]:
+    before = set(clients._OPEN)
+    omni = Omni(echo_model(path), device="cpu", plugins=echo_plugins())
+    (client,) = clients._OPEN - before
+    return omni, client
+
+
+def break_downloads(client: Client, error: BaseException) -> None:
+    def close() -> None:
+        raise error
+
+    client._downloads.close = close  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(RuntimeError("stuck"), RuntimeError), (Panic("stuck"), StageError)], ids=["error", "panic"]
+)
+def test_the_rest_is_closed(tmp_path: Path, error: BaseException, told: type[Exception]) -> None:
+    omni, client = opened(tmp_path)
+    break_downloads(client, error)
+    with pytest.raises(told, match="stuck"):
+        omni.close()
+    assert client._engine._stopped.is_set()
+    assert client._requests._closed
+    omni.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+def test_at_the_end_of_the_interpreter_one_models_error_leaves_no_other_open(
+    tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [opened(tmp_path / name) for name in ("a", "b", "c")]
+    monkeypatch.setattr(clients, "_OPEN", {client for _, client in pairs})
+
+    close = Client.close
+    tried: list[Client] = []
+
+    def failing(self: Client) -> None:
+        tried.append(self)
+        close(self)
+        if len(tried) == 1:
+            raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "close", failing)
+        clients._close_all()
+    assert all(client._engine._stopped.is_set() for _, client in pairs)
+    assert [record.getMessage() for record in caplog.records] == ["a model was not closed as it should be"]
