@@ -207,7 +207,7 @@ def test_what_no_token_can_go_on_with_is_refused():
 BAD: dict[str, tuple[StructuredOutput, str, str]] = {
     "no JSON": (StructuredOutput(json='{"type'), "json", "EOF while parsing"),
     "no schema": (StructuredOutput(json={"type": "thing"}), "json", "Invalid type: thing"),
-    "unknown keyword": (StructuredOutput(json="{"), "json", 'Unimplemented keys: ["not"]'),
+    "unknown keyword": (StructuredOutput(json={"not": {}}), "json", 'Unimplemented keys: ["not"]'),
     "no JSON value": (StructuredOutput(json={"const": object()}), "json", "not JSON serializable"),
     "regex": (StructuredOutput(regex="a("), "regex", "unclosed group"),
     "look-ahead": (StructuredOutput(regex="a(?=b)"), "regex", "look-around"),
