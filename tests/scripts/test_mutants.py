@@ -12,6 +12,8 @@ from mutants.generate import faults_of, mutated, sample
 from mutants.report import print_report, read_equivalent
 from mutants.verdicts import Verdict, Verdicts, is_settled
 
+from support.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 CODE = '''
 def allows(count):
@@ -63,7 +65,7 @@ def _run(tiny: Path, *arguments: str) -> tuple[int, dict[str, str | None], str]:
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     report = tiny / "build/mutants/verdicts.json"

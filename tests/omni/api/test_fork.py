@@ -19,6 +19,7 @@ from omni.api.owner import adapt_to_fork
 from omni.errors import ForkError
 from support.echo_omni import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
+from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 pytestmark = [
@@ -40,7 +41,7 @@ def omni(model: Path) -> Iterator[Omni]:
         assert omni.generate("the parent lives", stream=False).text == "the parent lives"
 
 
-def in_child(action: Callable[[], object], seconds: float = 30.0) -> str:
+def in_child(action: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> str:
     """What a forked child says: `"fine"`, or its traceback. Fails if it does not end."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -164,7 +165,11 @@ _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status), omni.generate("hello", stream=False).text)
 """
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "7 hello\n", "")
 
@@ -188,7 +193,11 @@ _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
 """
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "7\n", "")
 

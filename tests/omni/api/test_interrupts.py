@@ -15,6 +15,7 @@ from support.echo_family import GATES
 from support.echo_omni import echo_model, echo_plugins, eventually
 from support.fake_graph import FakeGraph
 from support.interrupts import Interrupter, everywhere
+from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 PLACES = ("/omni/api/", "/omni/engine/engine.py")
@@ -105,7 +106,7 @@ def test_a_close_that_waits_heeds_ctrl_c_and_goes_on(model: Path) -> None:
     gate, real = threading.Event(), engine.close
 
     def slow() -> None:
-        gate.wait(30)
+        gate.wait(PATIENCE_SECONDS)
         real()
 
     engine.close = slow  # type: ignore[method-assign]
@@ -123,7 +124,7 @@ def test_a_close_that_waits_heeds_ctrl_c_and_goes_on(model: Path) -> None:
     closer.join(0.1)
     assert closer.is_alive(), "the second close waits for what the first began"
     gate.set()
-    closer.join(10)
+    closer.join(PATIENCE_SECONDS)
     assert not closer.is_alive()
     assert omni.idle
 

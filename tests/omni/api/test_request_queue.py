@@ -19,6 +19,7 @@ from omni.frontend.base import Chat, ImagePart, Prepared
 from omni.payload import Payload
 from support.echo_family import EchoFrontend
 from support.echo_omni import echo_model, echo_plugins, eventually
+from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 PICTURE = np.zeros((4, 5, 3), np.uint8)
@@ -36,7 +37,7 @@ class Slow(EchoFrontend):
         text = "".join(part.text for part in parts if not isinstance(part, ImagePart))
         PREPARED.append(text)
         if any(isinstance(part, ImagePart) for part in parts):
-            assert (STUCK if text == "stuck" else OPEN).wait(30)
+            assert (STUCK if text == "stuck" else OPEN).wait(PATIENCE_SECONDS)
         return super().prepare(chat)
 
 
@@ -328,7 +329,7 @@ def test_floods_and_cancellations_leave_nothing(model: Path, seed: int) -> None:
         for thread in askers:
             thread.start()
         for thread in askers:
-            thread.join(60)
+            thread.join(PATIENCE_SECONDS)
         assert not any(thread.is_alive() for thread in askers)
         assert not wrong
         assert len(ends) == 150

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from omni.cli import app
 from support.echo_omni import echo_model
 from support.echo_program import environment, program, wait_for_handlers
+from support.patience import PATIENCE_SECONDS
 
 Process = subprocess.Popen[bytes]
 Start = Callable[..., Process]
@@ -67,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def end(process: Process, code: int = 130, line: bytes = b"interrupted\n") -> None:
-    _, told = process.communicate(timeout=90)
+    _, told = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, told) == (code, line)
 
 
@@ -182,7 +183,7 @@ def test_a_reader_that_stopped_reading_keeps_nobody(start: Start, model: str) ->
         wait_for_handlers(process, signal.SIGTERM)
         time.sleep(3)
         process.send_signal(signal.SIGINT)
-        assert process.wait(90) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
 
 
 @pytest.mark.parametrize("last", ["atexit.register(interrupt)", "threading.Thread(target=interrupt_later).start()"])
@@ -207,7 +208,7 @@ def test_a_signal_that_is_ignored_stays_ignored(start: Start) -> None:
     before = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     stub = STUB.format(code=RAISE + "print('hello')")
     process = start(program(before=before + stub), "run", "model", "hello")
-    assert process.communicate(timeout=90) == (b"hello\n", b"")
+    assert process.communicate(timeout=PATIENCE_SECONDS) == (b"hello\n", b"")
     assert process.returncode == 0
 
 

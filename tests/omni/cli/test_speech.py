@@ -19,6 +19,7 @@ from support.echo_plugin import POINT
 from support.echo_program import environment, program
 from support.entry_points import own_entry_points
 from support.full_disk import no_file_over
+from support.patience import PATIENCE_SECONDS
 
 ENDLESS = ("--max-tokens", "1000000000")
 
@@ -192,7 +193,7 @@ def test_a_wav_comes_while_it_is_made(tmp_path: Path, model: str) -> None:
     with process.stdout:
         assert len(process.stdout.read(44 + 2 * SAMPLES * 5)) == 44 + 2 * SAMPLES * 5
     # Its reader has heard enough, and knows.
-    assert process.wait(90) == 1
+    assert process.wait(PATIENCE_SECONDS) == 1
     assert set((tmp_path / "told").read_bytes().strip()) <= set(b"hello")
 
 

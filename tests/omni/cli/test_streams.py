@@ -9,6 +9,7 @@ import soundfile
 from support.echo_family import RATE, SAMPLES
 from support.echo_omni import echo_model
 from support.echo_program import environment, program
+from support.patience import PATIENCE_SECONDS
 
 Ran = subprocess.CompletedProcess[bytes]
 FULL = "error: standard output: cannot be written (No space left on device); send it where there is room\n"
@@ -23,7 +24,7 @@ def run(folder: Path, redirections: str, *arguments: str) -> Ran:
     """Through a shell, which opens and closes streams as it does for users."""
     shell = ["sh", "-c", f'"$@" {redirections}', "sh"]
     command = [*shell, *program(), *arguments]
-    return subprocess.run(command, capture_output=True, cwd=folder, env=environment(), timeout=90)
+    return subprocess.run(command, capture_output=True, cwd=folder, env=environment(), timeout=PATIENCE_SECONDS)
 
 
 def answer(folder: Path, redirections: str, model: str, *arguments: str) -> Ran:
@@ -48,7 +49,7 @@ def test_nothing_else_takes_the_place_of_a_closed_one(tmp_path: Path) -> None:
     show = "import os\nos.write(9, ' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3)).encode())\n"
     places = program(at="omni.cli.process", code=show)
     shell = ["sh", "-c", '"$@" 9>places <&- >&- 2>&-', "sh"]
-    ran = subprocess.run([*shell, *places, "--version"], cwd=tmp_path, env=environment(), timeout=90)
+    ran = subprocess.run([*shell, *places, "--version"], cwd=tmp_path, env=environment(), timeout=PATIENCE_SECONDS)
     assert ran.returncode == 0
     assert (tmp_path / "places").read_text() == "/dev/null /dev/null /dev/null"
 

@@ -16,6 +16,7 @@ import pytest
 from omni.errors import InputError, OmniError, StageError
 from omni.media import Downloads, MediaOptions
 from omni.media import http as media_http
+from support.patience import PATIENCE_SECONDS
 from support.web import CERTIFICATE, OK, Page, Visit, Web, content, redirect, serve
 
 CONTENT = bytes(range(256)) * 64
@@ -64,7 +65,7 @@ def options(**settings: Any) -> MediaOptions:
 def fetch(url: str, **settings: Any) -> bytes:
     downloads = Downloads(options(**settings))
     try:
-        return downloads.fetch(url, "here").result(60)
+        return downloads.fetch(url, "here").result(PATIENCE_SECONDS)
     finally:
         downloads.close()
 
@@ -180,7 +181,7 @@ def test_one_deadline_over_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_others_go_on_beside_slow_ones(web: Web) -> None:
     downloads = Downloads(options(download_seconds=600.0))
     slow = [downloads.fetch(web.url("/drips-its-header"), "here") for _ in range(20)]
-    assert downloads.fetch(web.url("/file"), "here").result(60) == CONTENT
+    assert downloads.fetch(web.url("/file"), "here").result(PATIENCE_SECONDS) == CONTENT
     assert not any(each.done() for each in slow)
     downloads.close()
 
@@ -194,7 +195,7 @@ def test_names_that_hang_leave_room(monkeypatch: pytest.MonkeyPatch, web: Web) -
     assert len(asked) == 3
     over.set()
     last = downloads.fetch(web.url("/file"), "here")
-    assert last.result(60) == CONTENT
+    assert last.result(PATIENCE_SECONDS) == CONTENT
     downloads.close()
 
 
@@ -210,7 +211,7 @@ def test_so_many_at_once(web: Web) -> None:
         waiting = [downloads.fetch(other.url("/held"), "here") for _ in range(6)]
         other.wait_for(2)
         release.set()
-        assert [each.result(60) for each in waiting] == [b"x"] * 6
+        assert [each.result(PATIENCE_SECONDS) for each in waiting] == [b"x"] * 6
         assert other.most == 2
         downloads.close()
 
@@ -219,7 +220,7 @@ def test_waiting_for_its_turn_is_not_counted(web: Web) -> None:
     """Each has its own deadline: those before it cost it nothing of it."""
     downloads = Downloads(options(download_seconds=0.3, max_downloads=1))
     slow = [downloads.fetch(web.url("/silent"), "here") for _ in range(4)]
-    assert downloads.fetch(web.url("/file"), "here").result(60) == CONTENT
+    assert downloads.fetch(web.url("/file"), "here").result(PATIENCE_SECONDS) == CONTENT
     assert all(each.done() for each in slow)
     downloads.close()
 
@@ -230,7 +231,7 @@ def test_cancelling_ends_the_connection() -> None:
         future = downloads.fetch(web.url("/silent"), "here")
         web.wait_for(1)
         assert future.cancel()
-        assert web.left.acquire(timeout=30)
+        assert web.left.acquire(timeout=PATIENCE_SECONDS)
         with pytest.raises(CancelledError):
             future.result()
         downloads.close()
@@ -246,7 +247,7 @@ def test_closing_ends_everything_and_waits_for_nobody(monkeypatch: pytest.Monkey
         downloads.close()
         # At once: the error is there, whatever the loop is busy with.
         assert all(isinstance(future.exception(0), StageError) for future in futures)
-        assert web.left.acquire(timeout=30)
+        assert web.left.acquire(timeout=PATIENCE_SECONDS)
         downloads.close()
         assert isinstance(downloads.fetch(web.url("/drip"), "here").exception(0), StageError)
     over.set()
@@ -315,7 +316,11 @@ def test_the_interpreter_ends_at_once() -> None:
         print("over", flush=True)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, env=os.environ
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=os.environ,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 

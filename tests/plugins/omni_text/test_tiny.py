@@ -22,6 +22,7 @@ from omni_text.tiny import write_tiny
 from support.echo_program import environment, program
 from support.entry_points import own_entry_points
 from support.full_disk import no_file_over
+from support.patience import PATIENCE_SECONDS
 
 QUESTIONS = ["hello world", "what is a circle?", "The blue square, and the green one.", "who are you, and how many?"]
 TOKENS = 40
@@ -126,7 +127,7 @@ def test_an_interrupted_run_has_its_timeline(tmp_path: Path) -> None:
         try:
             assert process.stdout.read(20)
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=90)
+            _, told = process.communicate(timeout=PATIENCE_SECONDS)
         finally:
             process.kill()
     assert (process.returncode, told) == (130, b"interrupted\n")
