@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from omni.errors import InputError, OmniError, quoted, said, shortened
+from omni.errors import InputError, OmniError, check_unicode, quoted, said, shortened
 from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams, StructuredOutput
 
@@ -128,11 +128,7 @@ def _check_text(text: object, field: str, remedy: str) -> None:
         raise InputError(field, f"is a {type(text).__name__}", remedy)
     if len(text) > _LONGEST_TEXT:
         raise InputError(field, f"is {len(text):,} characters long", f"use at most {_LONGEST_TEXT:,}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        problem = f"is no valid Unicode: {error.reason} at {error.start}"
-        raise InputError(field, problem, "remove lone surrogates") from error
+    check_unicode(text, field)
 
 
 def _whole(value: object, field: str, low: int, high: int, remedy: str) -> int:
