@@ -163,7 +163,7 @@ def test_a_bad_checkpoint(model: Path, how: str) -> None:
         load(model)
     assert caught.value.field.startswith(field or str(model))
     assert words in str(caught.value)
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:

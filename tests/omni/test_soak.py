@@ -64,7 +64,8 @@ async def soak() -> Record:
         record = await Traffic(omni, SECONDS, 2, per_frame, less).run(CALLERS, SAMPLES)
         seconds = time.monotonic() - start
         await asyncio.to_thread(assert_freed, omni)
-        assert (threads(), open_files()) == before
+        assert threads() <= before[0]
+        assert open_files() <= before[1]
         assert records()["pinned slots"] == 0
         counters = {stage: dict(counts) for stage, counts in omni.counters().items()}
         write_summary(record, seconds, counters)

@@ -356,12 +356,13 @@ def test_planted_fault_a_shifted_sample_is_heard(released: Pair) -> None:
     assert released.error(shifted, released.whole(codes)) > 1
 
 
-def _tensor_bytes() -> int:
+def _storages() -> set[int]:
+    """Addresses of all tensors' memory."""
     gc.collect()
     found = (obj for obj in gc.get_objects() if type(obj) in (Tensor, torch.nn.Parameter))
     # Other tests may have left sparse ones, which have no storage.
     tensors = (tensor for tensor in found if tensor.layout == torch.strided)
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 def test_nothing_outlives_a_chunk_but_the_state(exact: Pair) -> None:
@@ -369,11 +370,12 @@ def test_nothing_outlives_a_chunk_but_the_state(exact: Pair) -> None:
     state = model.new_state(1)
     addresses = state.carried_RW.data_ptr(), state.frames_R.data_ptr()
     _decode(model, codes[:, :, :10], state, rows, True)
-    before = _tensor_bytes()
+    before = _storages()
     for piece in codes[:, :, 10:].split(10, dim=2):
         _decode(model, piece, state, rows, False)
     del piece
-    assert _tensor_bytes() == before
+    # What other tests have left may go meanwhile.
+    assert _storages() <= before
     assert (state.carried_RW.data_ptr(), state.frames_R.data_ptr()) == addresses
 
 
