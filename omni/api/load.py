@@ -62,7 +62,7 @@ def load(
     frontend = build_frontend(plan.pipeline, checkpoint)
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
     if options.load_format == "auto":
-        check_shapes(plan, checkpoint, options)
+        check_shapes(plan, checkpoint, plugins, options)
     engine = build_engine(plan, checkpoint, plugins, opened, options)
     return Loaded(plan.pipeline, frontend, front, options, compiler, engine)
 

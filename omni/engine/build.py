@@ -15,7 +15,7 @@ from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
 from omni.engine.configure import configure
-from omni.engine.connect import open_connector
+from omni.engine.connect import choose_connector, open_connector
 from omni.engine.engine import Engine
 from omni.engine.memory import Budget, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
@@ -129,9 +129,11 @@ def load_stages(
     return loaded
 
 
-def check_shapes(plan: Plan, checkpoint: Checkpoint, options: EngineOptions) -> None:
+def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions) -> None:
     """Raises CheckpointError for weights that are not of the stages' shapes, before any memory is taken: a width that is wrong in
-    config.json may ask for more than there is."""
+    config.json may ask for more than there is. Before that PluginError, if a connector is not installed: that needs no weights."""
+    for edge in plan.pipeline.edges:
+        plugins.connectors[choose_connector(edge).name]
     assert options.dtype is not None, "the caller chose it for the device"
     try:
         load_stages(plan, checkpoint, MetaDevice(), options.dtype, options.load_format)
