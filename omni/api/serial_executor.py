@@ -38,7 +38,7 @@ class SerialExecutor:
         self._work.put(work)
 
     def ask(self, work: Callable[[], object]) -> None:
-        """Has `work` called, by whom ever is left to do it. Does not wait."""
+        """Has `work` called, by this thread if the executor's has ended. Does not wait."""
         self._work.put(work)
         if self._ended.is_set():
             # The thread may have looked for the last time before this came.
