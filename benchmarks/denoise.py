@@ -20,10 +20,10 @@ import torch
 from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni.checkpoint import Checkpoint, resolve
-from omni.chunks import AudioChunk
 from omni.device import COMPLETED, Device, SyncPoint, may_sync, open_device
 from omni.engine import resolve_pipeline
 from omni.frames import CodeFrames
+from omni.outputs import AudioChunk
 from omni.payload import Payload
 from omni.plugin.manager import load_plugins
 from omni.sampling_params import SamplingParams

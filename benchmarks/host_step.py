@@ -191,7 +191,7 @@ def engine_with(rows: int, length: int, steps: int, sampling: SamplingParams = _
     orchestrator = Orchestrator(pipeline, {"decode": worker}, {}, {}, device.stream("transfer"), Admission(rows, 0))
     engine = Engine(device, orchestrator, {"decode": worker}, {}, {})
     # Rows that are admitted early decode while the others' prompts run: one prompt of this length a step at the least.
-    asked = {"decode": SamplingParams(max_tokens=steps + rows + 32).over(sampling)}
+    asked = {"decode": SamplingParams(max_tokens=steps + rows + 32).with_defaults(sampling)}
     for index in range(rows):
         inputs = {"decode": [Payload(prompt_of(length))]}
         engine.submit(EngineRequest(str(index), frozenset({"text"}), inputs, sampling=asked), lambda _: None)

@@ -21,7 +21,7 @@ class LogitsEdit:
     bias: NDArray[np.float32] | None = None
 
 
-class Guide(Protocol):
+class HostLogitsProcessor(Protocol):
     """Steers one request's tokens by what it has said so far. Its row waits for each of its tokens; no other row does.
 
     Called by one thread at a time, but not always by the same.
@@ -57,7 +57,7 @@ class HostRules:
     """One request's rules at one stage. They have state: each request, and each sample of it, has its own."""
 
     stops: StopMatcher | None = None
-    guides: tuple[Guide, ...] = ()
+    host_processors: tuple[HostLogitsProcessor, ...] = ()
 
 
 NO_RULES = HostRules()

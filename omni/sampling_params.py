@@ -99,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if count == -1:
                 msgspec.structs.force_setattr(self, name, 0)
 
-    def over(self, defaults: "SamplingParams") -> "SamplingParams":
+    def with_defaults(self, defaults: "SamplingParams") -> "SamplingParams":
         """These parameters, with `defaults` where a field is None."""
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return msgspec.structs.replace(defaults, **given)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni.device import COMPLETED, Bucket, Device, Uploader, declare_buckets
+from omni.device import COMPLETED, Device, PhaseCategory, Uploader, declare_categories
 from omni.payload import PageSlice
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, StageContext, StageUsage, release
 
@@ -117,7 +117,7 @@ def gather_rows(pages: Tensor, slots_n: Tensor, places_n: Tensor, out_CW: Tensor
     out_CW.index_copy_(0, places_n, pages.flatten(0, 1).index_select(0, slots_n))
 
 
-declare_buckets({"gather_rows": Bucket.PAYLOAD})
+declare_categories({"gather_rows": PhaseCategory.PAYLOAD})
 
 
 class GatherKind:

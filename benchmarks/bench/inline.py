@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.device import TimedDevice
 from bench.steps import StepRecorder
-from omni.device import Bucket, Launch, Span, Uploader, declare_buckets
+from omni.device import Launch, PhaseCategory, Span, Uploader, declare_categories
 from omni_ar.run.runner import Runner
 from omni_ar.run.state import LENGTH, RowState
 from omni_ar.run.step import SampledStep, StepContext
@@ -142,6 +142,10 @@ def read_frames(state: RowState, rows_R: Tensor, block_size: int, pages: Tensor,
     torch.index_select(pages.flatten(0, 1), 0, block_R * block_size + at_R % block_size, out=out_RG)
 
 
-declare_buckets(
-    {"copy_payload": Bucket.COPIES, "gather_prompts": Bucket.PAYLOAD, "read_frames": Bucket.PAYLOAD},
+declare_categories(
+    {
+        "copy_payload": PhaseCategory.COPIES,
+        "gather_prompts": PhaseCategory.PAYLOAD,
+        "read_frames": PhaseCategory.PAYLOAD,
+    },
 )

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
 from omni.api.ticket import Event, Started
-from omni.chunks import AudioChunk, LogprobChunk, TokenChunk
-from omni.engine import OutputChunk, RequestFailed, RequestFinished, StageFinished
+from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, StageError
 from omni.frontend.base import TextDecoder
+from omni.outputs import AudioChunk, GeneratedTokens, TokenLogprobs
 
 
 class Reply:
@@ -54,14 +54,14 @@ class Reply:
                 self._after_stop = event.after_stop
                 self._times.started(event.taken, at)
                 return None
-            case OutputChunk(modality="text", meta=TokenChunk() as tokens) if self._decoder is not None:
+            case StageOutput(modality="text", meta=GeneratedTokens() as tokens) if self._decoder is not None:
                 self._times.token(at)
                 return self._give_text(self._read(self._decoder, tokens.ids))
-            case OutputChunk(modality="text", meta=LogprobChunk() as logprobs):
+            case StageOutput(modality="text", meta=TokenLogprobs() as logprobs):
                 return self._give_logprobs(logprobs)
-            case OutputChunk(meta=AudioChunk() as audio):
+            case StageOutput(meta=AudioChunk() as audio):
                 return self._give_audio(at, audio)
-            case OutputChunk():
+            case StageOutput():
                 problem = f"{event.modality} as a {type(event.meta).__name__} cannot be given to a user"
                 raise StageError("frontend", "taking an output", problem)
             case StageFinished():
@@ -109,7 +109,7 @@ class Reply:
             self._texts.append(text)
         return self._output(text=text) if text else None
 
-    def _give_logprobs(self, chunk: LogprobChunk) -> Output:
+    def _give_logprobs(self, chunk: TokenLogprobs) -> Output:
         given = _token_logprobs(chunk)
         if self._keep:
             (self._prompt_logprobs if chunk.prompt else self._logprobs).extend(given)
@@ -139,7 +139,7 @@ class Reply:
         return Usage(self._prompt_tokens, {name: s.counts["tokens"] for name, s in stages if "tokens" in s.counts})
 
 
-def _token_logprobs(chunk: LogprobChunk) -> tuple[TokenLogprob, ...]:
+def _token_logprobs(chunk: TokenLogprobs) -> tuple[TokenLogprob, ...]:
     rows = zip(chunk.ids.tolist(), chunk.logprobs.tolist(), chunk.ranks.tolist(), strict=True)
     return tuple(
         TokenLogprob(ids[0], values[0], rank, dict(zip(ids[1:], values[1:], strict=True))) for ids, values, rank in rows

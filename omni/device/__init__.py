@@ -2,7 +2,7 @@
 
 from omni.device.allocations import AllocationCount
 from omni.device.base import COMPLETED, Device, Event, Graph, Launch, Phase, SharedMemory, Stream
-from omni.device.bucket import Bucket, bucket_of, declare_buckets
+from omni.device.category import PhaseCategory, category_of, declare_categories
 from omni.device.download import Downloader, SharedRing
 from omni.device.host_work import HostTask, HostWorker
 from omni.device.observer import DeviceTimer, LaunchObserver, ObservedStream, Stamp
@@ -15,7 +15,6 @@ from omni.device.upload import Span, Upload, Uploader
 __all__ = [
     "COMPLETED",
     "AllocationCount",
-    "Bucket",
     "Device",
     "DeviceTimer",
     "Downloader",
@@ -29,6 +28,7 @@ __all__ = [
     "LaunchObserver",
     "ObservedStream",
     "Phase",
+    "PhaseCategory",
     "SharedMemory",
     "SharedRing",
     "Span",
@@ -39,8 +39,8 @@ __all__ = [
     "SyncPoint",
     "Upload",
     "Uploader",
-    "bucket_of",
-    "declare_buckets",
+    "category_of",
+    "declare_categories",
     "host_waits",
     "may_sync",
     "name_device",

@@ -22,11 +22,11 @@ from omni.engine.ranked import Ranked
 from omni.engine.request import (
     EngineOutput,
     EngineRequest,
-    OutputChunk,
     RequestFailed,
     RequestFinished,
     Sink,
     StageFinished,
+    StageOutput,
 )
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "EngineOutput",
     "EngineRequest",
     "Held",
-    "OutputChunk",
     "Overloaded",
     "Plan",
     "Ranked",
@@ -46,6 +45,7 @@ __all__ = [
     "Sink",
     "StageFinished",
     "StageMemory",
+    "StageOutput",
     "build_engine",
     "check_formats",
     "check_pipeline",

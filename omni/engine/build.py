@@ -24,7 +24,7 @@ from omni.errors import CheckpointError, ConfigError, OmniError, shortened
 from omni.pipeline import Pipeline, validate
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
-from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, room_for
+from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors
 from omni.timeline.file import TimelineFile
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def load_stages(
         for stage in plan.pipeline.order():
             own = _DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
-            with room_for(stage.name, "weights and buffers", device), _built(stage.name):
+            with memory_errors(stage.name, "weights and buffers", device), _built(stage.name):
                 loaded[stage.name] = plan.kinds[stage.name].load(context)
     # Zeroed buffers and random weights were written on the default stream, which the stages' streams do not wait for.
     with may_sync(SyncPoint.LOAD):
@@ -169,7 +169,7 @@ def build_engine(
     workers: dict[str, StageWorker] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
-            with room_for(name, f"{memory[name].pages} pages", device):
+            with memory_errors(name, f"{memory[name].pages} pages", device):
                 workers[name] = stage.start(memory[name].pages)
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
@@ -199,6 +199,6 @@ def measure_stages(loaded: Mapping[str, LoadedStage], device: Device) -> dict[st
     working: dict[str, int] = {}
     with torch.inference_mode():
         for name, stage in loaded.items():
-            with room_for(name, "the largest step", device):
+            with memory_errors(name, "the largest step", device):
                 working[name] = stage.measure()
     return working

@@ -11,7 +11,7 @@ from omni.engine.credit import Credit, Valve
 from omni.engine.live import Live
 from omni.engine.outlet import Outlet
 from omni.engine.ranked import Rank
-from omni.engine.request import EngineRequest, OutputChunk, RequestFailed, RequestFinished, Sink, StageFinished
+from omni.engine.request import EngineRequest, RequestFailed, RequestFinished, Sink, StageFinished, StageOutput
 from omni.engine.route import Route
 from omni.errors import InputError, OmniError, StageError, said
 from omni.pipeline import FRONTEND, Edge, Pipeline
@@ -208,7 +208,7 @@ class Orchestrator:
         if not produced.payload.tensors:
             for output in self._pipeline.outputs:
                 if output.stage == stage and output.modality in live.request.modalities:
-                    live.outlet.give(OutputChunk(output.modality, produced.payload.meta))
+                    live.outlet.give(StageOutput(output.modality, produced.payload.meta))
 
     def _finish(self, live: Live, stage: str, done: Done) -> None:
         live.running.discard(stage)

@@ -32,8 +32,8 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputChunk:
-    """A piece of a wanted output. meta: `TokenChunk`, `LogprobChunk`, `AudioChunk` or what the stage's kind defines."""
+class StageOutput:
+    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or what the stage's kind defines."""
 
     modality: str
     meta: msgspec.Struct
@@ -64,6 +64,6 @@ class RequestFailed:
     error: OmniError
 
 
-EngineOutput = OutputChunk | StageFinished | RequestFinished | RequestFailed
+EngineOutput = StageOutput | StageFinished | RequestFinished | RequestFailed
 Sink = Callable[[EngineOutput], None]
 """Takes a request's outputs on the engine's thread; must be brief. If it raises, its request is given up."""

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Bucket, Device, Downloader, HostSlot, Stream, declare_buckets
+from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, declare_categories
 from omni.frames.request import RequestT
 
 MAX_IN_FLIGHT = 2
 """Batches whose samples the host has not read: one runs, one is queued; rows that become ready meanwhile share the next."""
 
-declare_buckets({"download_samples": Bucket.COPIES})
+declare_categories({"download_samples": PhaseCategory.COPIES})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Bucket, Device, Stream, Uploader, declare_buckets
+from omni.device import Device, PhaseCategory, Stream, Uploader, declare_categories
 from omni.frames.arrival import Arrival
 from omni.frames.request import FrameRequest, RequestT
 from omni.payload import PageSlice
@@ -27,7 +27,7 @@ _RING = 4
 _KNOWN = 0
 """In place of an object's id."""
 
-declare_buckets({"gather_frames": Bucket.PAYLOAD, "store_frames": Bucket.PAYLOAD})
+declare_categories({"gather_frames": PhaseCategory.PAYLOAD, "store_frames": PhaseCategory.PAYLOAD})
 
 
 @dataclass(frozen=True, slots=True)

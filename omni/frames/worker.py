@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from omni.chunks import AudioChunk
 from omni.device import COMPLETED, Device
 from omni.errors import StageError
 from omni.frames.arrival import Arrival, read_arrival
@@ -13,6 +12,7 @@ from omni.frames.request import RequestT
 from omni.frames.rows import RowQueue
 from omni.frames.samples import SampleBatch, SampleRing
 from omni.frames.store import FrameStore
+from omni.outputs import AudioChunk
 from omni.payload import Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage, release
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from omni.errors import ConfigError, InputError, check_unicode
-from omni.frontend.grammar import Grammar, GrammarCompiler, GrammarGuide
+from omni.frontend.grammar import Grammar, GrammarCompiler, GrammarMatcher
 from omni.frontend.stops import StopStrings, StopTexts, stopped_text
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
@@ -51,8 +51,8 @@ class CompiledSampling:
         stops = None
         if self._stops is not None and self._vocabulary is not None:
             stops = StopStrings(self._stops, self._vocabulary, self._min_tokens)
-        guides = (GrammarGuide(self._form.grammar, self._form.ends, self._form.field),) if self._form else ()
-        return {self._stage: HostRules(stops, guides)} if stops or guides else {}
+        host_processors = (GrammarMatcher(self._form.grammar, self._form.ends, self._form.field),) if self._form else ()
+        return {self._stage: HostRules(stops, host_processors)} if stops or host_processors else {}
 
     def after_stop(self, held: Sequence[int]) -> str:
         """The text of `held`, the tokens in which a stop string ended the text, from that string on."""
@@ -148,7 +148,7 @@ class SamplingCompiler:
             return CompiledSampling(sampling)
         defaults = self._defaults.get(stage, SamplingParams())
         asked = sampling.get(stage, SamplingParams())
-        params = asked.over(defaults)
+        params = asked.with_defaults(defaults)
         if not (params.stop or params.bad_words or params.structured):
             return CompiledSampling(sampling)
         field = fields.get(stage, f"{stage}.sampling")
@@ -166,7 +166,7 @@ class SamplingCompiler:
         asked = {name: sampling.get(name, SamplingParams()) for name in self._defaults}
         return {
             name: msgspec.structs.replace(params, seed=secrets.randbits(63))
-            if params.over(self._defaults[name]).seed is None
+            if params.with_defaults(self._defaults[name]).seed is None
             else params
             for name, params in asked.items()
         }

@@ -2,14 +2,14 @@
 
 from omni.stage.base import LoadedStage, StageContext, StageKind, StageUsage, StageWorker
 from omni.stage.build import build_model
+from omni.stage.dry_run import dry_run
 from omni.stage.footprint import Footprint, module_bytes
 from omni.stage.lease import Hold, Lease, lend
 from omni.stage.loaded import PlainStage
 from omni.stage.measured import MeasuredStage
+from omni.stage.memory_errors import memory_errors
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
 from omni.stage.progress import capture_progress
-from omni.stage.rehearsal import rehearse
-from omni.stage.room import room_for
 from omni.stage.worker import MailboxWorker, release
 
 __all__ = [
@@ -37,9 +37,9 @@ __all__ = [
     "StageWorker",
     "build_model",
     "capture_progress",
+    "dry_run",
     "lend",
+    "memory_errors",
     "module_bytes",
-    "rehearse",
     "release",
-    "room_for",
 ]

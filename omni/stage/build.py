@@ -6,7 +6,7 @@ from typing import TypeVar, cast
 from omni.errors import ConfigError
 from omni.plugin import locate
 from omni.stage.base import StageContext
-from omni.stage.room import room_for
+from omni.stage.memory_errors import memory_errors
 
 ModelT = TypeVar("ModelT")
 
@@ -19,7 +19,7 @@ def build_model(context: StageContext, expected: type[ModelT]) -> ModelT:
     stage = context.stage
     field = f"pipeline.stages.{stage.name}.model"
     build = cast(Callable[[StageContext], object], locate(stage.model, field))
-    with room_for(stage.name, "the weights", context.device):
+    with memory_errors(stage.name, "the weights", context.device):
         model = build(context)
     if not isinstance(model, expected):
         wanted = f"{expected.__module__}.{expected.__name__}"

@@ -10,8 +10,8 @@ from torch import nn
 from omni.device import AllocationCount
 from omni.stage.base import StageContext, StageWorker
 from omni.stage.footprint import Footprint, module_bytes
+from omni.stage.memory_errors import memory_errors
 from omni.stage.progress import capture_progress
-from omni.stage.room import room_for
 
 
 class CapturingWorker(StageWorker, Protocol):
@@ -80,4 +80,4 @@ class MeasuredStage(ABC, Generic[WorkerT]):
         return self._worker
 
     def _room_for(self, what: str) -> AbstractContextManager[None]:
-        return room_for(self._context.stage.name, what, self._context.device, self.memory_options)
+        return memory_errors(self._context.stage.name, what, self._context.device, self.memory_options)

@@ -87,7 +87,7 @@ class _Threads:
 
 def _phase(number: int, span: PhaseSpan, threads: _Threads) -> Iterator[_Event]:
     host, run = threads.host(span.stage), threads.run(span.stage, span.lane)
-    told: dict[str, object] = {"id": number, "bucket": span.bucket.value}
+    told: dict[str, object] = {"id": number, "category": span.category.value}
     if span.step is not None:
         told["step"] = span.step
     yield _slice(span.phase, LAUNCH, span.launched, host, told)

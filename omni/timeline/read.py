@@ -7,7 +7,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.errors import InputError
 from omni.timeline.export import FORMAT, LAUNCH, RUN, WORK
 from omni.timeline.trace import HostSpan, Interval, PhaseSpan, Trace
@@ -47,7 +47,7 @@ class _Name(msgspec.Struct, frozen=True):
 
 class _Phase(msgspec.Struct, frozen=True):
     id: int
-    bucket: Bucket
+    category: PhaseCategory
     step: int | None = None
 
 
@@ -109,7 +109,7 @@ class _Reader:
             run_place, run = by_id[told.id]
             stage, lane = self._stage(run_place, run), self._lane(run_place, run)
             launched, ran = _interval(event), _interval(run)
-            phases.append(PhaseSpan(stage, lane, event.name, told.bucket, told.step, launched, ran))
+            phases.append(PhaseSpan(stage, lane, event.name, told.category, told.step, launched, ran))
         return tuple(sorted(phases, key=lambda span: span.launched.start))
 
     def _host(self, place: str, event: _Event) -> HostSpan:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
 
 ROWS, PREFILL = "decodes", "prefill"
@@ -39,7 +39,7 @@ class Step:
     @property
     def token_point(self) -> int | None:
         """When the tokens were there, on the device. None if the step has none."""
-        return next((span.ran.start for span in self.phases if span.bucket is Bucket.TOKEN_POINT), None)
+        return next((span.ran.start for span in self.phases if span.category is PhaseCategory.TOKEN_POINT), None)
 
 
 def steps_of(trace: Trace, stage: str) -> tuple[Step, ...]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from omni.device import Device, bucket_of
+from omni.device import Device, category_of
 from omni.timeline.clock import DeviceClock, Fit
 from omni.timeline.recorder import Ran, Recorder
 from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
@@ -80,8 +80,8 @@ class Timeline:
         start = max(fit.host(ran.start) - zero, ends.get(launched.stream, 0))
         end = ends[launched.stream] = max(fit.host(ran.end) - zero, start)
         took = Interval(launched.began - zero, launched.ended - zero)
-        bucket = bucket_of(launched.phase)
-        return PhaseSpan(stage, lane, launched.phase, bucket, launched.step, took, Interval(start, end))
+        category = category_of(launched.phase)
+        return PhaseSpan(stage, lane, launched.phase, category, launched.step, took, Interval(start, end))
 
     def _place(self, stream: str) -> tuple[str, str]:
         """Stage and lane of a stream."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 
 MAIN = "main"
 """The lane of a stage's own stream. Others are called after what follows the stage's name in theirs: `copy`, `payload`."""
@@ -34,7 +34,7 @@ class PhaseSpan:
     stage: str
     lane: str
     phase: str
-    bucket: Bucket
+    category: PhaseCategory
     step: int | None
     launched: Interval
     ran: Interval

@@ -3,8 +3,8 @@
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.sampling_params import SamplingParams
+from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
 from omni_ar.options import ArOptions
-from omni_ar.published import published_code_sampling, published_sampling
 from omni_csm.config import CsmConfig, read_config
 from omni_encoder.options import EncoderOptions
 from omni_vocoder.options import VocoderOptions
@@ -64,5 +64,5 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 def _sampling(checkpoint: Checkpoint, config: CsmConfig) -> SamplingParams:
     """As published. A frame ends a sound, not a code, so no id stops."""
     generation = {"max_new_tokens": _MOST_FRAMES} | checkpoint.generation_config
-    published = published_sampling(generation | {"eos_token_id": None}, None, config.vocab_size)
-    return published_code_sampling(generation, _DEPTH).over(published)
+    published = sampling_defaults(generation | {"eos_token_id": None}, None, config.vocab_size)
+    return code_sampling_defaults(generation, _DEPTH).with_defaults(published)

@@ -3,8 +3,8 @@
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.sampling_params import SamplingParams
+from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
-from omni_ar.published import published_sampling
 from omni_diffusion.options import DiffusionOptions
 from omni_encoder.options import EncoderOptions
 from omni_qwen2_5_omni.config import OmniConfig, read_config
@@ -71,8 +71,8 @@ def _thinker_sampling(checkpoint: Checkpoint, vocab_size: int) -> SamplingParams
     for path, table in (("thinker_config", thinker), ("thinker_config.text_config", thinker.get("text_config", {}))):
         if table.get("eos_token_id"):
             field = f"config.json: {path}.eos_token_id"
-            return published_sampling(others, table["eos_token_id"], vocab_size, eos_field=field)
-    return published_sampling(generation, _END, vocab_size, eos_field="config.json: thinker_config.eos_token_id")
+            return sampling_defaults(others, table["eos_token_id"], vocab_size, eos_field=field)
+    return sampling_defaults(generation, _END, vocab_size, eos_field="config.json: thinker_config.eos_token_id")
 
 
 def _talker_sampling(config: OmniConfig) -> SamplingParams:

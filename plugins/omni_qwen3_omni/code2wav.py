@@ -18,7 +18,7 @@ from omni_vocoder.layers import (
     convnext_upsampling,
     snake_decoder,
 )
-from omni_vocoder.state import Chunk
+from omni_vocoder.state import StreamChunk
 from omni_vocoder.streaming import StreamingVocoder
 
 
@@ -46,7 +46,7 @@ class Code2Wav(StreamingVocoder):
         self.upsample = convnext_upsampling(self.layout, width, ratios)
         self.decoder = snake_decoder(self.layout, width, config["decoder_dim"], rates)
 
-    def waveform(self, codes_BGN: Tensor, chunk: Chunk) -> Tensor:
+    def waveform(self, codes_BGN: Tensor, chunk: StreamChunk) -> Tensor:
         signal_BCT = self.pre_transformer(self._embed(codes_BGN), chunk).transpose(1, 2)
         wav_B1S: Tensor = self.decoder(self.upsample(signal_BCT, chunk), chunk)
         return wav_B1S

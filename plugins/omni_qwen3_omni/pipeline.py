@@ -3,8 +3,8 @@
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.sampling_params import SamplingParams
+from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
-from omni_ar.published import published_sampling
 from omni_encoder.options import EncoderOptions
 from omni_qwen3_omni.config import TalkerConfig, read_config
 from omni_vocoder.options import VocoderOptions
@@ -25,7 +25,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             kind="ar",
             model=f"{_HERE}.thinker:build",
             options=ArOptions(
-                sampling=published_sampling(
+                sampling=sampling_defaults(
                     checkpoint.generation_config | _MOST_TOKENS, config.im_end, config.thinker_vocab_size
                 )
             ),

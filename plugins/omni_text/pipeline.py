@@ -2,8 +2,8 @@
 
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Output, Pipeline, Stage
+from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
-from omni_ar.published import published_sampling
 from omni_text.config import read_config
 
 
@@ -11,7 +11,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     """One autoregressive stage, `text`."""
     config = read_config(checkpoint)  # a config that cannot be served is refused before any weight is read
     ends = checkpoint.config.get("eos_token_id")
-    sampling = published_sampling(checkpoint.generation_config, ends, config.vocab_size)
+    sampling = sampling_defaults(checkpoint.generation_config, ends, config.vocab_size)
     stage = Stage(name="text", kind="ar", model="omni_text.model:build", options=ArOptions(sampling=sampling))
     return Pipeline(
         family="text",

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from omni.chunks import TokenChunk
 from omni.encoded import Encoded
 from omni.frames import CodeFrames
+from omni.outputs import GeneratedTokens
 from omni.payload import Payload
 from omni_ar.inputs import Segment, TokenCodes
 
@@ -56,7 +56,7 @@ class TokensToCodes:
         pass
 
     def push(self, payload: Payload) -> Sequence[Payload]:
-        assert isinstance(payload.meta, TokenChunk)
+        assert isinstance(payload.meta, GeneratedTokens)
         ids = payload.meta.ids[:-1] if payload.meta.ends else payload.meta.ids
         if not ids:
             return ()

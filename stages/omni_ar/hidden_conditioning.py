@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from omni.chunks import TokenChunk
+from omni.outputs import GeneratedTokens
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenHidden
 
@@ -31,7 +31,7 @@ class HiddenConditioning:
     """Feeds the speaker one row per step.
 
     The first token's is part of the prompt, and each later step hears one. The last token is not heard, an end id or not: `eos` is,
-    in its place. With fewer than two tokens there is nothing to say. Where a stop string or a guide ends the text, all that was
+    in its place. With fewer than two tokens there is nothing to say. Where a stop string or a grammar ends the text, all that was
     given out is heard: the last token is one that nobody gets.
     """
 
@@ -53,7 +53,7 @@ class HiddenConditioning:
             case TokenHidden():
                 step = StepInputs(columns=np.array([[self._args.none]]))
                 return (Payload(step, {"rows": payload.tensors["hidden"]}),)
-            case TokenChunk():
+            case GeneratedTokens():
                 return ()
             case other:
                 raise TypeError(f"conditioning by hidden states reads no {type(other).__name__}")

@@ -1,4 +1,4 @@
-"""What an autoregressive stage takes and gives, besides `omni.chunks.TokenChunk`."""
+"""What an autoregressive stage takes and gives, besides `omni.outputs.GeneratedTokens`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -131,7 +131,7 @@ class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
 
     index: which generated token, from 0. The hidden state is that of the position the token was sampled from: of token 0 the last
     position of the prompt, of token i that of token i - 1. So it is given out with token i - 1: also where a stop string ends the
-    text and token i is withheld, or a guide does and nobody gets a token i.
+    text and token i is withheld, or a grammar does and nobody gets a token i.
     """
 
     index: int

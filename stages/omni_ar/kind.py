@@ -1,13 +1,13 @@
 """Stage kind `"ar"`."""
 
-from omni.device import declare_buckets
+from omni.device import declare_categories
 from omni.stage import StageContext, build_model
-from omni_ar.buckets import BUCKETS
+from omni_ar.categories import CATEGORIES
 from omni_ar.loaded import LoadedAr
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 
-declare_buckets(BUCKETS)
+declare_categories(CATEGORIES)
 
 
 class ArStageKind:

@@ -7,7 +7,7 @@ from itertools import islice
 from omni.batch_sizes import captured_lengths, captured_sizes
 from omni.device import AllocationCount
 from omni.errors import ConfigError
-from omni.stage import Footprint, StageContext, capture_progress, module_bytes, room_for
+from omni.stage import Footprint, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
 from omni_ar.options import GREEDY, ArOptions
@@ -61,7 +61,7 @@ class LoadedAr:
         """Raises ConfigError for a number of blocks that is hardly meant: no request of default length could run. With more than
         `_HARDLY_ANY`, those that ask for fewer tokens are what the user has in mind."""
         chosen, size, length = self._options.num_blocks, self._limits.block_size, self._limits.max_model_len
-        most = self._options.sampling.over(GREEDY).max_tokens
+        most = self._options.sampling.with_defaults(GREEDY).max_tokens
         assert most is not None
         tokens = 1 + min(most, length - 1)
         if chosen is not None and chosen <= _HARDLY_ANY and chosen * size < tokens:
@@ -140,7 +140,7 @@ class LoadedAr:
         return runner
 
     def _room_for(self, what: str, *options: str) -> AbstractContextManager[None]:
-        return room_for(self._context.stage.name, what, self._context.device, options)
+        return memory_errors(self._context.stage.name, what, self._context.device, options)
 
     def _new_worker(self, pages: int) -> ArWorker:
         shape, name = self._model.shape, self._context.stage.name

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.chunks import TokenChunk
+from omni.outputs import GeneratedTokens
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs
 
@@ -46,7 +46,7 @@ class TextConditioning:
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         match payload.meta:
-            case TokenChunk(ids=ids, ends=ends):
+            case GeneratedTokens(ids=ids, ends=ends):
                 self._ids += ids
                 self._ended = ends
                 return self._known()

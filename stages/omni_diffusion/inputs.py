@@ -1,4 +1,4 @@
-"""What a diffusion stage takes besides `omni.frames.CodeFrames`. It gives `omni.chunks.AudioChunk`."""
+"""What a diffusion stage takes besides `omni.frames.CodeFrames`. It gives `omni.outputs.AudioChunk`."""
 
 import msgspec
 

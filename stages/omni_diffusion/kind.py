@@ -1,13 +1,13 @@
 """Stage kind `"diffusion"`."""
 
-from omni.device import declare_buckets
+from omni.device import declare_categories
 from omni.stage import StageContext, build_model
-from omni_diffusion.buckets import BUCKETS
+from omni_diffusion.categories import CATEGORIES
 from omni_diffusion.loaded import LoadedDiffusion
 from omni_diffusion.model import DiffusionModel
 from omni_diffusion.options import DiffusionOptions
 
-declare_buckets(BUCKETS)
+declare_categories(CATEGORIES)
 
 
 class DiffusionStageKind:

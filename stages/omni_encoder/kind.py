@@ -1,13 +1,13 @@
 """Stage kind `"encoder"`."""
 
-from omni.device import declare_buckets
+from omni.device import declare_categories
 from omni.stage import StageContext, build_model
-from omni_encoder.buckets import BUCKETS
+from omni_encoder.categories import CATEGORIES
 from omni_encoder.loaded import LoadedEncoder
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 
-declare_buckets(BUCKETS)
+declare_categories(CATEGORIES)
 
 
 class EncoderStageKind:

@@ -6,7 +6,7 @@ from functools import partial
 from omni.device import COMPLETED
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
-from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, rehearse
+from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, dry_run
 from omni_encoder.inputs import MediaItem
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
@@ -30,7 +30,7 @@ class LoadedEncoder(MeasuredStage[EncoderWorker]):
         super().__init__(context, model, new_worker, lengths, options.cache_bytes + options.held_bytes)
 
     def largest_batches(self) -> Callable[[EncoderWorker], None]:
-        return partial(rehearse, self._context.stage.name, device=self._context.device, messages=self._largest_batch())
+        return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._largest_batch())
 
     def _largest_batch(self) -> list[Inbound]:
         """A request whose items fill one batch."""

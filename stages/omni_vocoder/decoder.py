@@ -10,7 +10,7 @@ from omni.batch_graphs import BatchGraphs
 from omni.device import Device, Launch, Span, Stream, Uploader
 from omni.frames import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
 from omni_vocoder.chunks import ChunkSizes
-from omni_vocoder.graphs import Captured, Chunk
+from omni_vocoder.graphs import Captured, ChunkShape
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.request import VocoderRequest
 
@@ -24,7 +24,7 @@ class PreparedStep:
     """
 
     requests: tuple[VocoderRequest, ...]
-    chunk: Chunk
+    chunk: ChunkShape
     padded: int | None
     rows_B: Tensor
     places_BN: Tensor
@@ -52,7 +52,7 @@ class Decoder:
         self._samples = samples
         self._state = model.new_state(rows + 1)
         self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
-        self._chunks = (Chunk(sizes.first, True), Chunk(sizes.later, False))
+        self._chunks = (ChunkShape(sizes.first, True), ChunkShape(sizes.later, False))
         self._graphs = BatchGraphs[Captured](stream.name, "chunks of other sizes, at the end of requests,")
 
     def capture(self, sizes: Iterable[int]) -> None:
@@ -75,7 +75,7 @@ class Decoder:
 
     def prepare(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
         """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. May be tried again if it fails."""
-        count, chunk = len(requests), Chunk(frames, first)
+        count, chunk = len(requests), ChunkShape(frames, first)
         padded = self._graphs.padded((chunk, 0), count)
         rows, places = np.full(padded or count, self._null_row), np.zeros((padded or count, frames), np.int64)
         rows[:count] = [request.row for request in requests]
@@ -94,7 +94,7 @@ class Decoder:
             self._device.enqueue(self._stream, [self._decode(chunk, prepared.rows_B, prepared.places_BN, turn)])
         return self._samples.send(prepared.requests, self._model.samples(chunk.frames, chunk.first))
 
-    def _decode(self, chunk: Chunk, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
+    def _decode(self, chunk: ChunkShape, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
         wav_BS = self._samples.buffer(turn, rows_B.shape[0], self._model.samples(chunk.frames, chunk.first))
         ring_RCG = self._store.ring_RCG
         return Launch.of(decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, chunk.first, wav_BS)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkShape:
     """What chunks must have in common to share a step: their frames, and whether they are the first of their requests."""
 
     frames: int
     first: bool
 
 
-Captured = tuple[Chunk, int]
+Captured = tuple[ChunkShape, int]
 """A chunk, and which of the output buffers it writes."""

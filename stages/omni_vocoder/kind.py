@@ -1,13 +1,13 @@
 """Stage kind `"vocoder"`."""
 
-from omni.device import declare_buckets
+from omni.device import declare_categories
 from omni.stage import StageContext, build_model
-from omni_vocoder.buckets import BUCKETS
+from omni_vocoder.categories import CATEGORIES
 from omni_vocoder.loaded import LoadedVocoder
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
 
-declare_buckets(BUCKETS)
+declare_categories(CATEGORIES)
 
 
 class VocoderStageKind:

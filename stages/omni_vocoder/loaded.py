@@ -11,7 +11,7 @@ from omni.device import COMPLETED
 from omni.frames import CodeFrames
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
-from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, rehearse
+from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, dry_run
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
@@ -34,7 +34,7 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
         super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
 
     def largest_batches(self) -> Callable[[VocoderWorker], None]:
-        return partial(rehearse, self._context.stage.name, device=self._context.device, messages=self._all_rows())
+        return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._all_rows())
 
     def _all_rows(self) -> list[Inbound]:
         """A request for each row, with the frames of a first chunk and a later one: rows in step share their chunks."""

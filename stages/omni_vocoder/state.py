@@ -65,21 +65,23 @@ class StreamState:
         self.carried_RW.index_fill_(0, rows_B, 0)
         self.frames_R.index_fill_(0, rows_B, 0)
 
-    def load(self, rows_B: Tensor, first: bool) -> "Chunk":
+    def load(self, rows_B: Tensor, first: bool) -> "StreamChunk":
         """A private copy of the rows. first: these are their streams' first frames: a blank one, whatever the rows held."""
         if first:
             rows = rows_B.shape[0]
-            return Chunk(self.carried_RW.new_zeros(rows, self.carried_RW.shape[1]), self.frames_R.new_zeros(rows), True)
-        return Chunk(self.carried_RW.index_select(0, rows_B), self.frames_R.index_select(0, rows_B), False)
+            return StreamChunk(
+                self.carried_RW.new_zeros(rows, self.carried_RW.shape[1]), self.frames_R.new_zeros(rows), True
+            )
+        return StreamChunk(self.carried_RW.index_select(0, rows_B), self.frames_R.index_select(0, rows_B), False)
 
-    def store(self, rows_B: Tensor, chunk: "Chunk", frames: int) -> None:
+    def store(self, rows_B: Tensor, chunk: "StreamChunk", frames: int) -> None:
         """Back into the rows, `frames` frames later."""
         self.carried_RW.index_copy_(0, rows_B, chunk.carried_BW)
         self.frames_R.index_copy_(0, rows_B, chunk.frames_B + frames)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StreamChunk:
     """The state of the B rows of one call, rewritten layer by layer. frames_B: frames before it. first: as told to `load`."""
 
     carried_BW: Tensor

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from omni_vocoder.layers import UpsamplingRates
 from omni_vocoder.model import VocoderModel
-from omni_vocoder.state import Chunk, StateLayout, StreamState
+from omni_vocoder.state import StateLayout, StreamChunk, StreamState
 
 
 class StreamingVocoder(VocoderModel[StreamState]):
@@ -27,7 +27,7 @@ class StreamingVocoder(VocoderModel[StreamState]):
         self._sample_rate = sample_rate
 
     @abstractmethod
-    def waveform(self, codes_BGN: Tensor, chunk: Chunk) -> Tensor:
+    def waveform(self, codes_BGN: Tensor, chunk: StreamChunk) -> Tensor:
         """Samples `[B, 1, S]` of the next N frames, int64 codes: as many as `samples` says, of no bounded height."""
 
     @property

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from omni import AsyncOmni, CheckpointError, InputError, Omni, SamplingParams
 from omni.checkpoint import Checkpoint
-from omni.engine import OutputChunk, RequestFinished
+from omni.engine import RequestFinished, StageOutput
 from omni.tiny import write_json
 from support.entry_points import REPOSITORY
 from support.plain_speech import PlainSpeech
@@ -64,7 +64,7 @@ def test_the_tutorial_runs_on_a_simulated_device(folder: Path) -> None:
     (code,) = (block for block in blocks if "SimulatedDevice(" in block)
     names: dict[str, Any] = {"folder": folder, "plugins": plugins()}
     exec(code, names)
-    assert sum(isinstance(output, OutputChunk) for output in names["outputs"]) > 1
+    assert sum(isinstance(output, StageOutput) for output in names["outputs"]) > 1
     assert isinstance(names["outputs"][-1], RequestFinished)
 
 

@@ -130,12 +130,12 @@ def test_what_cannot_be_is_refused_at_submission(omni: Omni, processors: dict[st
     assert omni.idle
 
 
-def test_the_guide_gives_ids_that_made_a_run(plugins: Plugins):
+def test_the_processor_gives_ids_that_made_a_run(plugins: Plugins):
     make = locate(plugins.processors["no_repeat"].processor, "processor")
     assert callable(make)
-    guide = make().open({"size": 2}, 256)
+    processor = make().open({"size": 2}, 256)
     for token in (1, 2, 1, 3, 1):
-        assert guide.push(token) is False
-    edit = guide.edit()
+        assert processor.push(token) is False
+    edit = processor.edit()
     assert edit.ids.tolist() == [2, 3]
     assert np.isneginf(edit.bias).all()

@@ -8,7 +8,7 @@ from types import FrameType
 import pytest
 import torch
 
-from omni.engine import EngineOutput, EngineRequest, OutputChunk, RequestFailed, RequestFinished, StageFinished
+from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, OverloadedError
 from omni.payload import Payload
 from support.fake_graph import FakeGraph, Note, Recorder, host
@@ -193,7 +193,7 @@ class Rude:
             raise RuntimeError("the pipe is broken")
 
 
-@pytest.mark.parametrize("hated", [OutputChunk, StageFinished, RequestFinished, RequestFailed])
+@pytest.mark.parametrize("hated", [StageOutput, StageFinished, RequestFinished, RequestFailed])
 def test_a_sink_that_raises_ends_its_own_request_and_nothing_else(
     hated: type[EngineOutput], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,7 @@ from support.patience import PATIENCE_SECONDS
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
 OFFERED = {
     "omni_ar": {
-        *("options", "published", "inputs", "model", "layers", "loading", "processors"),
+        *("options", "generation_config", "inputs", "model", "layers", "loading", "processors"),
         *("adapters", "hidden_conditioning", "text_conditioning"),
     },
     "omni_diffusion": {"options", "inputs", "model", "layers"},

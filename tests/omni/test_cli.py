@@ -137,7 +137,7 @@ def test_settings_reach_every_sampling_parameter(model: str) -> None:
     given = [argument for name, value in settings.items() for argument in ("--set", f"writer.sampling.{name}={value}")]
     result = call("run", model, "hello", *given, "--modalities", "text", "--device", "cpu")
     assert (result.exit_code, result.stdout) == (0, "hel\n"), result.output
-    assert len(OPENED[0].rules.guides) == 1
+    assert len(OPENED[0].rules.host_processors) == 1
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_sink(bench: tuple[OmniEngine, Faults], monkeypatch: pytest.MonkeyPatc
     engine, chance = bench[0], random.Random(5)
     assert failures(engine.run(CHATS, ARRIVALS)) == []
     counts = faults.seen.copy()
-    assert {what for _, what in counts} == {"OutputChunk", "StageFinished", "RequestFinished"}
+    assert {what for _, what in counts} == {"StageOutput", "StageFinished", "RequestFinished"}
 
     for place, count in sorted(counts.items()):
         for _ in range(2):

@@ -12,7 +12,7 @@ from omni.device import Graph, Launch, Stream
 from omni.device.cpu import CpuDevice, CpuStream
 from omni.engine import load_stages, resolve_pipeline
 from omni.errors import ConfigError
-from omni.stage import room_for
+from omni.stage import memory_errors
 from support.reference import tiny_checkpoint
 from support.tiny_omni import tiny_plugins
 from support.tiny_qwen2_5_omni import tiny_folder
@@ -146,12 +146,12 @@ def test_what_the_kind_says_counts() -> None:
     device = CpuDevice()
     with (
         pytest.raises(ConfigError, match=r"the rows of stage 'a'; lower a\.rows, or"),
-        room_for("a", "weights and buffers", device),
-        room_for("a", "the rows", device, ("rows",)),
+        memory_errors("a", "weights and buffers", device),
+        memory_errors("a", "the rows", device, ("rows",)),
     ):
         raise MemoryError
 
 
 def test_other_errors_are_left_alone() -> None:
-    with pytest.raises(RuntimeError, match="a bug"), room_for("a", "the rows", CpuDevice()):
+    with pytest.raises(RuntimeError, match="a bug"), memory_errors("a", "the rows", CpuDevice()):
         raise RuntimeError("a bug")

@@ -8,7 +8,7 @@ from omni.device.cpu import CpuDevice
 from omni.errors import OmniError, StageError
 from omni.pipeline import Stage
 from omni.sampling_params import SamplingParams
-from omni.stage import Open, StageContext, rehearse
+from omni.stage import Open, StageContext, dry_run
 from omni_encoder.loaded import LoadedEncoder
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
@@ -99,8 +99,8 @@ def test_a_request_that_fails_or_never_ends_ends_the_measuring() -> None:
     opened = [Open("a", SamplingParams(), frozenset())]
     silent = FakeWorker()
     with pytest.raises(StageError, match=r"'it' failed while measuring its memory: .* do not come to an end"):
-        rehearse("it", silent, CpuDevice(), opened)
+        dry_run("it", silent, CpuDevice(), opened)
     failing, error = FakeWorker(), OmniError("broken")
     failing.fail("a", error)
     with pytest.raises(OmniError, match="broken"):
-        rehearse("it", failing, CpuDevice(), opened)
+        dry_run("it", failing, CpuDevice(), opened)

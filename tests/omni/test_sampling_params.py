@@ -23,7 +23,7 @@ AS_WRITTEN: dict[str, Any] = {"stop": "a", "bad_words": "x", "top_k": -1, "code_
         lambda: SamplingParams(**AS_WRITTEN),
         lambda: msgspec.convert(AS_WRITTEN, SamplingParams),
         lambda: msgspec.structs.replace(SamplingParams(), **AS_WRITTEN),
-        lambda: SamplingParams().over(SamplingParams(**AS_WRITTEN)),
+        lambda: SamplingParams().with_defaults(SamplingParams(**AS_WRITTEN)),
         lambda: pickle.loads(pickle.dumps(SamplingParams(**AS_WRITTEN))),
         lambda: copy.deepcopy(SamplingParams(**AS_WRITTEN)),
     ],

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from omni.batch_sizes import captured_lengths, captured_sizes
-from omni.chunks import TokenChunk
 from omni.connector import Ref
 from omni.device import COMPLETED, Device, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import OmniError
+from omni.outputs import GeneratedTokens
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
@@ -183,7 +183,7 @@ class ArWorkerDriver(StageDriver):
 
     def tokens(self, request_id: str) -> list[int]:
         metas = [produced.payload.meta for produced in self.produced.get(request_id, [])]
-        return [i for meta in metas if isinstance(meta, TokenChunk) for i in meta.ids]
+        return [i for meta in metas if isinstance(meta, GeneratedTokens) for i in meta.ids]
 
     def frames(self, request_id: str) -> list[list[int]]:
         """Gathered code frames."""

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from omni.checkpoint import Checkpoint
-from omni.chunks import AudioChunk, LogprobChunk, TokenChunk
 from omni.device import COMPLETED
 from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Prepared, TextDecoder, TextPart
 from omni.frontend.vocabulary import Vocabulary
+from omni.outputs import AudioChunk, GeneratedTokens, TokenLogprobs
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.rules import HostRules, StopVerdict
@@ -207,7 +207,7 @@ class EchoWorker(MailboxWorker[_Echo]):
 
     def _give(self, request: _Echo, count: int) -> None:
         for token in request.held[:count]:
-            self.outbox.append(Produced(request.id, Payload(TokenChunk(ids=(token,))), COMPLETED))
+            self.outbox.append(Produced(request.id, Payload(GeneratedTokens(ids=(token,))), COMPLETED))
         del request.held[:count]
 
     def _score(self, request: _Echo, index: int) -> None:
@@ -215,7 +215,7 @@ class EchoWorker(MailboxWorker[_Echo]):
         if top is not None:
             ids = np.array([[request.ids[index % len(request.ids)], *range(top)]])
             scores = np.array([[-index, *(-i for i in range(top))]], np.float32)
-            chunk = LogprobChunk(first=index, ids=ids, logprobs=scores, ranks=np.array([index + 1]))
+            chunk = TokenLogprobs(first=index, ids=ids, logprobs=scores, ranks=np.array([index + 1]))
             self.outbox.append(Produced(request.id, Payload(chunk), COMPLETED, for_user=True))
 
     def check(self, sampling: SamplingParams, field: str) -> None:
@@ -243,7 +243,7 @@ class ToneWorker(MailboxWorker[list[str]]):
         return [message.request_id]
 
     def feed(self, request: list[str], message: Feed) -> None:
-        assert isinstance(message.payload.meta, TokenChunk)
+        assert isinstance(message.payload.meta, GeneratedTokens)
         for token in message.payload.meta.ids:
             samples = np.full(SAMPLES, pitch(chr(token)), np.float32)
             samples.flags.writeable = False

@@ -10,7 +10,7 @@ from omni.adapter import Adapter, AdapterFactory, PassThrough
 from omni.connector import Connector, Ref
 from omni.device import Event, Stream
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine, EngineOutput, EngineRequest, OutputChunk, RequestFailed, RequestFinished, StageFinished
+from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
 from omni.payload import PageSlice, Payload
@@ -78,7 +78,7 @@ class Recorder:
     @property
     def chunks(self) -> list[tuple[str, int]]:
         """Modality and number of every chunk."""
-        return [(o.modality, o.meta.number) for o in self.outputs if isinstance(o, OutputChunk)]
+        return [(o.modality, o.meta.number) for o in self.outputs if isinstance(o, StageOutput)]
 
     @property
     def finished(self) -> list[str]:

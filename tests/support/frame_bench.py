@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.chunks import AudioChunk
 from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event
 from omni.frames import CodeFrames, FrameModel
+from omni.outputs import AudioChunk
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, StageWorker
 from support.stage_driver import StageDriver

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.chunks import AudioChunk, LogprobChunk, TokenChunk
-from omni.engine import EngineOutput, OutputChunk, RequestFailed, RequestFinished, StageFinished
+from omni.engine import EngineOutput, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError
+from omni.outputs import AudioChunk, GeneratedTokens, TokenLogprobs
 from support.hidden_reading import Reading
 from support.tap import CodesChunk
 
@@ -32,7 +32,7 @@ class Heard:
     def take(self, output: EngineOutput) -> None:
         assert not self.over, f"{output} after the last message"
         match output:
-            case OutputChunk(modality=modality, meta=meta):
+            case StageOutput(modality=modality, meta=meta):
                 self._take_chunk(modality, meta)
             case StageFinished(stage=stage):
                 self.exact[f"end of {stage}"] = [output.reason]
@@ -60,7 +60,7 @@ class Heard:
 
     def _take_chunk(self, modality: str, meta: object) -> None:
         match meta:
-            case TokenChunk(ids=ids):
+            case GeneratedTokens(ids=ids):
                 self.exact.setdefault(modality, []).extend(ids)
             case CodesChunk(codes=codes):
                 self.exact.setdefault(modality, []).append(codes)
@@ -70,7 +70,7 @@ class Heard:
                 kind = f"{modality} of the {'prompt' if prompt else 'tokens'}"
                 self.exact.setdefault(kind, []).append(index)
                 self.near.setdefault(kind, []).append(np.array(numbers, np.float32))
-            case LogprobChunk(prompt=prompt, logprobs=logprobs):
+            case TokenLogprobs(prompt=prompt, logprobs=logprobs):
                 kind = f"{modality} logprobs of the {'prompt' if prompt else 'tokens'}"
                 self.near.setdefault(kind, []).append(logprobs.reshape(-1))
             case other:

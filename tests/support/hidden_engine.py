@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from omni.checkpoint import Checkpoint
-from omni.chunks import TokenChunk
 from omni.config import Layer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
@@ -18,15 +17,16 @@ from omni.engine import (
     EngineOptions,
     EngineOutput,
     EngineRequest,
-    OutputChunk,
     Plan,
     RequestFailed,
     RequestFinished,
     StageFinished,
+    StageOutput,
     build_engine,
     resolve_pipeline,
 )
 from omni.errors import OmniError, StageError
+from omni.outputs import GeneratedTokens
 from omni.payload import Payload
 from omni.sampling_params import SamplingParams
 from omni.testing.simulation import SimulatedDevice, Simulation
@@ -62,10 +62,10 @@ class HiddenResult:
     def take(self, output: EngineOutput) -> None:
         assert not self.over, f"{output} after the last message"
         match output:
-            case OutputChunk(modality=modality, meta=meta):
+            case StageOutput(modality=modality, meta=meta):
                 self.log.append(modality)
                 match meta:
-                    case TokenChunk(ids=ids):
+                    case GeneratedTokens(ids=ids):
                         self.tokens += ids
                     case Reading():
                         self.readings.setdefault(modality, []).append(meta)
@@ -125,7 +125,7 @@ class HiddenEngine:
         result = HiddenResult()
 
         def take(output: EngineOutput) -> None:
-            if isinstance(output, OutputChunk):
+            if isinstance(output, StageOutput):
                 self.log.append((request_id, output.modality))
             result.take(output)
 

@@ -1,4 +1,4 @@
-"""Rules of the host by token ids alone: a guide with a memory, and ends that take two tokens."""
+"""Rules of the host by token ids alone: a host processor with a memory, and ends that take two tokens."""
 
 import numpy as np
 

@@ -1,18 +1,18 @@
 """Traces whose every time is known."""
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.timeline import MAIN, HostSpan, Interval, PhaseSpan, Trace
 
 PHASES = (
-    ("prepare_decodes", Bucket.PREPROCESS, 10_000),
-    ("embed_inputs", Bucket.PREPROCESS, 5_000),
-    ("run_forward", Bucket.FORWARD, 700_000),
-    ("compute_logits", Bucket.LOGITS, 60_000),
-    ("sample_rows", Bucket.SAMPLE, 30_000),
-    ("accept_tokens", Bucket.SAMPLE, 10_000),
-    ("hand_tokens_over", Bucket.TOKEN_POINT, 0),
-    ("copy_scores", Bucket.SCORES, 4_000),
-    ("post_update", Bucket.POSTPROCESS, 8_000),
+    ("prepare_decodes", PhaseCategory.PREPROCESS, 10_000),
+    ("embed_inputs", PhaseCategory.PREPROCESS, 5_000),
+    ("run_forward", PhaseCategory.FORWARD, 700_000),
+    ("compute_logits", PhaseCategory.LOGITS, 60_000),
+    ("sample_rows", PhaseCategory.SAMPLE, 30_000),
+    ("accept_tokens", PhaseCategory.SAMPLE, 10_000),
+    ("hand_tokens_over", PhaseCategory.TOKEN_POINT, 0),
+    ("copy_scores", PhaseCategory.SCORES, 4_000),
+    ("post_update", PhaseCategory.POSTPROCESS, 8_000),
 )
 """Of a step, with what each takes. `copy_scores` is on a stream of its own, from `COPY_LATE` after the token point."""
 COPY_LATE = 2_000
@@ -27,13 +27,13 @@ def made_step(
 ) -> tuple[list[PhaseSpan], list[HostSpan]]:
     """A step whose first launch is at `launch`, and whose phases run without a break from `run`."""
     phases, at, began = [], run, launch
-    for name, bucket, length in PHASES:
+    for name, category, length in PHASES:
         launched = Interval(launch, launch + LAUNCH)
-        if bucket is Bucket.SCORES:
+        if category is PhaseCategory.SCORES:
             ran = Interval(at + COPY_LATE, at + COPY_LATE + length)
-            phases.append(PhaseSpan(stage, "scores", name, bucket, number, launched, ran))
+            phases.append(PhaseSpan(stage, "scores", name, category, number, launched, ran))
         else:
-            phases.append(PhaseSpan(stage, MAIN, name, bucket, number, launched, Interval(at, at + length)))
+            phases.append(PhaseSpan(stage, MAIN, name, category, number, launched, Interval(at, at + length)))
             at += length
         launch += 2 * LAUNCH
     half = began + 6 * LAUNCH

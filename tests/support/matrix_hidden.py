@@ -75,14 +75,14 @@ class HiddenFamily(Family):
         """All tokens that the long way gives: everything recomputed for each, by transformers' processors."""
         compiled = self.compiled(asked)
         params = compiled.sampling[WRITER]
-        guides = compiled.rules().get(WRITER, NO_RULES).guides
-        rules = AsAsked(params, len(self.ids[prompt]), guides)
+        host_processors = compiled.rules().get(WRITER, NO_RULES).host_processors
+        rules = AsAsked(params, len(self.ids[prompt]), host_processors)
         ids = list(self.ids[prompt])
         with torch.inference_mode():
             while len(ids) < len(self.ids[prompt]) + (params.max_tokens or 0):
                 logits_V: Tensor = self.model.head @ self.model.whole(ids)[-1]
                 ids.append(int(rules(torch.tensor([ids]), logits_V[None].clone()).argmax()))
-                over = [guide.push(ids[-1]) for guide in guides]
+                over = [processor.push(ids[-1]) for processor in host_processors]
                 if any(over) or ids[-1] in (params.stop_token_ids or ()):
                     break
         return ids[len(self.ids[prompt]) :]

@@ -97,9 +97,9 @@ class OmniFamily(Family):
     def answer(self, asked: str, prompt: int) -> Answer:
         """What transformers makes of it, stop strings aside."""
         compiled = self.compiled(asked)
-        params = {stage: compiled.sampling[stage].over(self._defaults(stage)) for stage in self.stages}
-        guides = compiled.rules().get("thinker", NO_RULES).guides
-        thinker = arguments(params["thinker"], self._prepared[prompt].prompt_tokens, guides)
+        params = {stage: compiled.sampling[stage].with_defaults(self._defaults(stage)) for stage in self.stages}
+        host_processors = compiled.rules().get("thinker", NO_RULES).host_processors
+        thinker = arguments(params["thinker"], self._prepared[prompt].prompt_tokens, host_processors)
         # The talker is fed embeddings: all ids that its processors see are generated ones.
         talker = {**arguments(params["talker"], 0), "repetition_penalty": 1.0}
         given = {f"thinker_{name}": value for name, value in thinker.items()}

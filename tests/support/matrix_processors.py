@@ -6,7 +6,7 @@ import numpy as np
 
 from omni.hookspecs import hookimpl
 from omni.plugin.entries import LogitsProcessorEntry
-from omni.rules import Guide, LogitsEdit
+from omni.rules import HostLogitsProcessor, LogitsEdit
 from omni_ar.processors import HistoryProcessor
 
 
@@ -30,7 +30,7 @@ class Unrepeated:
 
 
 class NoRepeat(HistoryProcessor):
-    def open(self, args: Mapping[str, object], vocab_size: int) -> Guide:
+    def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
         size = args["size"]
         assert isinstance(size, int)
         return Unrepeated(size)

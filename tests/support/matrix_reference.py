@@ -1,6 +1,6 @@
 """What transformers makes of the matrix's parameters: its own processors and warpers, and behind them the engine's noise.
 
-What a host says of a text (a form, a processor with history) comes between, as transformers has it or from a guide of its own.
+What a host says of a text (a grammar, a processor with history) comes between, as transformers has it or from our own code.
 
 Shape legend: V vocabulary, W words of 64 ids.
 """
@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from omni.frontend.vocabulary import Vocabulary
-from omni.rules import Guide
+from omni.rules import HostLogitsProcessor
 from omni.sampling_params import SamplingParams
 from omni_ar.options import GREEDY
 from omni_ar.sampling import gumbel
@@ -34,18 +34,24 @@ class AsAsked(LogitsProcessor):
     params: in ids, of the request over its stage's own. start: ids that stand before the first generated one.
     """
 
-    def __init__(self, params: SamplingParams, start: int, guides: Sequence[Guide] = (), sample_index: int = 0) -> None:
-        self._params = params.over(GREEDY)
+    def __init__(
+        self,
+        params: SamplingParams,
+        start: int,
+        host_processors: Sequence[HostLogitsProcessor] = (),
+        sample_index: int = 0,
+    ) -> None:
+        self._params = params.with_defaults(GREEDY)
         self._start = start
-        self._guides = guides
+        self._processors = host_processors
         self._sample_index = torch.tensor([sample_index])
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         params, ids = self._params, input_ids[0].tolist()
         outputs = ids[self._start :]
         logits_V = reference_logits(scores[0], params, ids[: self._start], outputs)
-        for guide in self._guides:
-            allowed_W = guide.edit().allowed
+        for processor in self._processors:
+            allowed_W = processor.edit().allowed
             assert allowed_W is not None
             logits_V[~_bits(allowed_W, len(logits_V))] = -torch.inf
         for args in (params.processors or {}).values():
@@ -60,26 +66,26 @@ class AsAsked(LogitsProcessor):
 
 
 class Complete(StoppingCriteria):
-    """Tells the guides what was said, and ends where one of them does."""
+    """Tells the host processors what was said, and ends where one of them does."""
 
-    def __init__(self, guides: Sequence[Guide]) -> None:
-        self._guides = guides
+    def __init__(self, host_processors: Sequence[HostLogitsProcessor]) -> None:
+        self._processors = host_processors
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        over = [guide.push(int(input_ids[0, -1])) for guide in self._guides]
+        over = [processor.push(int(input_ids[0, -1])) for processor in self._processors]
         return torch.tensor([any(over)])
 
 
 def arguments(
-    params: SamplingParams, start: int, guides: Sequence[Guide] = (), sample_index: int = 0
+    params: SamplingParams, start: int, host_processors: Sequence[HostLogitsProcessor] = (), sample_index: int = 0
 ) -> Mapping[str, Any]:
     """Of `generate`, but for what ends it by ids."""
     assert params.max_tokens is not None
     return {
         "max_new_tokens": params.max_tokens,
         "do_sample": False,
-        "logits_processor": LogitsProcessorList([AsAsked(params, start, guides, sample_index)]),
-        "stopping_criteria": StoppingCriteriaList([Complete(guides)] if guides else []),
+        "logits_processor": LogitsProcessorList([AsAsked(params, start, host_processors, sample_index)]),
+        "stopping_criteria": StoppingCriteriaList([Complete(host_processors)] if host_processors else []),
     }
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.chunks import AudioChunk, LogprobChunk, TokenChunk
-from omni.engine import EngineOutput, OutputChunk, RequestFailed, RequestFinished, StageFinished
+from omni.engine import EngineOutput, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, StageError
+from omni.outputs import AudioChunk, GeneratedTokens, TokenLogprobs
 from support.hidden_reading import Reading
 from support.tap import CodesChunk
 
@@ -49,7 +49,7 @@ class Told:
     def take(self, output: EngineOutput) -> None:
         assert not self.over, f"{output} after the last message"
         match output:
-            case OutputChunk(modality=modality, meta=meta):
+            case StageOutput(modality=modality, meta=meta):
                 self._take_chunk(modality, meta)
             case StageFinished(stage=stage, reason=reason, held=held, counts=counts):
                 self.exact[f"end of {stage}"] = [(reason, held, counts.get("tokens"))]
@@ -80,7 +80,7 @@ class Told:
 
     def _take_chunk(self, modality: str, meta: object) -> None:
         match meta:
-            case TokenChunk(ids=ids):
+            case GeneratedTokens(ids=ids):
                 self._add(modality, ids)
             case CodesChunk(codes=codes):
                 self._add(modality, [codes])
@@ -90,7 +90,7 @@ class Told:
                 name = f"{modality} of the {'prompt' if prompt else 'tokens'}"
                 self._add(name, [index])
                 self.near.setdefault(name, []).append(np.array(numbers, np.float32))
-            case LogprobChunk(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=ranks_n, prompt=prompt):
+            case TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=ranks_n, prompt=prompt):
                 name = f"logprobs of the {'prompt' if prompt else 'tokens'}"
                 rows = zip(range(first, first + len(ranks_n)), ids_nk.tolist(), ranks_n.tolist(), strict=True)
                 self._add(name, [(place, tuple(ids), rank) for place, ids, rank in rows])

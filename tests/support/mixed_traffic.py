@@ -61,11 +61,11 @@ class Played:
     ticks: int
 
 
-HAPPENS = frozenset({"joins", "aborts", "pauses and resumes", "stalls", "guided", "scored", "ran ahead"})
+HAPPENS = frozenset({"joins", "aborts", "pauses and resumes", "stalls", "constrained", "scored", "ran ahead"})
 """What is counted besides the stages' own totals.
 
-joins, aborts, stalls: while others are there. pauses and resumes: of producers, for slow consumers. guided: requests that wait for
-their rules, in each round. scored: log-probabilities. ran ahead: rounds with several steps of a stage in flight.
+joins, aborts, stalls: while others are there. pauses and resumes: of producers, for slow consumers. constrained: requests that
+wait for their host processors, in each round. scored: log-probabilities. ran ahead: rounds with several steps of a stage in flight.
 """
 
 
@@ -144,7 +144,7 @@ class _Scene:
         moved = self._engine.tick()
         for usage in self._engine.usage().values():
             self.happened["ran ahead"] += usage.get("steps", 0) > 1
-            self.happened["guided"] += usage.get("guides", 0)
+            self.happened["constrained"] += usage.get("host_processors", 0)
         return moved
 
     def total(self) -> Counter[str]:

@@ -129,7 +129,7 @@ class HiddenWorld:
 
     def _rules(self, content: int) -> Mapping[str, HostRules]:
         if content % 4 == 3:
-            return {WRITER: HostRules(guides=(NothingTwice(self._VOCAB, most=10),))}
+            return {WRITER: HostRules(host_processors=(NothingTwice(self._VOCAB, most=10),))}
         if content % 4 == 2:
             return {WRITER: HostRules(stops=TwoInARow(frozenset(range(0, self._VOCAB, 2))))}
         return {}

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from omni.api.load import build_frontend
 from omni.checkpoint import Checkpoint
-from omni.chunks import AudioChunk, TokenChunk
 from omni.config import Layer
 from omni.device import Device, open_device
 from omni.engine import (
@@ -22,17 +21,18 @@ from omni.engine import (
     EngineOptions,
     EngineOutput,
     EngineRequest,
-    OutputChunk,
     Plan,
     RequestFailed,
     RequestFinished,
     StageFinished,
+    StageOutput,
     build_engine,
     check_pipeline,
     resolve_pipeline,
 )
 from omni.errors import OmniError, StageError
 from omni.frontend.base import Chat
+from omni.outputs import AudioChunk, GeneratedTokens
 from omni.plugin.manager import Plugins, load_plugins
 from support.patience import PATIENCE_SECONDS
 from support.tap import CodesChunk, with_tap
@@ -93,7 +93,7 @@ class Result:
     def take(self, output: EngineOutput) -> None:
         assert not self.over, f"{output} after the last message"
         match output:
-            case OutputChunk(modality=modality, meta=meta):
+            case StageOutput(modality=modality, meta=meta):
                 self.log.append(modality)
                 self._take_chunk(meta)
             case StageFinished():
@@ -106,7 +106,7 @@ class Result:
 
     def _take_chunk(self, meta: object) -> None:
         match meta:
-            case TokenChunk(ids=ids):
+            case GeneratedTokens(ids=ids):
                 self.ids += ids
             case AudioChunk(samples=samples):
                 self.chunks.append(samples)

@@ -17,7 +17,7 @@ from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import MAX_STARTS, Limits
-from omni_ar.run.plan import Chunk, StepPlan
+from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.status import RowStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Written, snapshot
@@ -163,20 +163,20 @@ class PaperRunner:
             )
             self._demand(chunk.replay or end <= chunk.request.length, f"a chunk of two kinds of {chunk.request.id}")
 
-    def _place(self, request: ArRequest, plan: StepPlan, chunk: Chunk | None) -> None:
+    def _place(self, request: ArRequest, plan: StepPlan, chunk: PrefillChunk | None) -> None:
         """What the device knows of a row's blocks."""
         held = request.held_table
         if chunk is not None and chunk.first:
             self._demand(not request.in_flight, f"{request.id} starts again while tokens of it are in flight")
             self._rows[request.row_index] = PaperRow(held.blocks.tolist(), list(request.outputs))
         table = self._rows[request.row_index].table
-        for growth in plan.grown:
-            if growth.request is request:
-                self._demand(len(table) == growth.index, f"a gap in the table of {request.id}")
-                table.append(int(held.ids[growth.index]))
+        for new in plan.new_blocks:
+            if new.request is request:
+                self._demand(len(table) == new.index, f"a gap in the table of {request.id}")
+                table.append(int(held.ids[new.index]))
         self._demand(table == held.blocks.tolist(), f"{request.id}: the device's table")
 
-    def _fill(self, request: ArRequest, chunk: Chunk | None) -> None:
+    def _fill(self, request: ArRequest, chunk: PrefillChunk | None) -> None:
         if not self._rows[request.row_index].active:
             return
         size, table = self._limits.block_size, request.held_table

@@ -45,9 +45,13 @@ def chat(
     """A greedy request; `voice` None asks for text only. Parts that stand alone make one user turn."""
     parts = [turn for turn in turns if not isinstance(turn, Message)]
     messages = [turn for turn in turns if isinstance(turn, Message)] or [says("user", *parts)]
-    sampling = {"thinker": (thinker or SamplingParams()).over(SamplingParams(temperature=0.0, max_tokens=max_text))}
+    sampling = {
+        "thinker": (thinker or SamplingParams()).with_defaults(SamplingParams(temperature=0.0, max_tokens=max_text))
+    }
     if voice is not None:
-        sampling["talker"] = (talker or SamplingParams()).over(SamplingParams(temperature=0.0, max_tokens=max_codes))
+        sampling["talker"] = (talker or SamplingParams()).with_defaults(
+            SamplingParams(temperature=0.0, max_tokens=max_codes)
+        )
     return Chat(tuple(messages), TEXT if voice is None else SPEECH, voice, sampling)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.chunks import LogprobChunk
 from omni.device import open_device
+from omni.outputs import TokenLogprobs
 from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
@@ -74,6 +74,6 @@ class Scorer:
 
     def _scores(self, name: str, of_prompt: bool = False) -> Scores:
         metas = [produced.payload.meta for produced in self._driver.produced[name]]
-        chunks = [meta for meta in metas if isinstance(meta, LogprobChunk) and meta.prompt == of_prompt]
+        chunks = [meta for meta in metas if isinstance(meta, TokenLogprobs) and meta.prompt == of_prompt]
         chunks.sort(key=lambda chunk: chunk.first)
         return np.concatenate([np.empty(0, np.float32), *(chunk.logprobs[:, 0] for chunk in chunks)])

@@ -7,7 +7,6 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from omni.checkpoint import Checkpoint
-from omni.chunks import TokenChunk
 from omni.config import Layer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
@@ -16,13 +15,14 @@ from omni.engine import (
     EngineOptions,
     EngineOutput,
     EngineRequest,
-    OutputChunk,
     RequestFailed,
     StageFinished,
+    StageOutput,
     build_engine,
     resolve_pipeline,
 )
 from omni.errors import StageError
+from omni.outputs import GeneratedTokens
 from omni.payload import Payload
 from omni.plugin.manager import load_plugins
 from omni.sampling_params import SamplingParams
@@ -65,8 +65,8 @@ class TextRecorder:
         self.reason = ""
 
     def __call__(self, output: EngineOutput) -> None:
-        if isinstance(output, OutputChunk):
-            assert isinstance(output.meta, TokenChunk)
+        if isinstance(output, StageOutput):
+            assert isinstance(output.meta, GeneratedTokens)
             self.tokens.extend(output.meta.ids)
         elif isinstance(output, StageFinished):
             self.reason = output.reason

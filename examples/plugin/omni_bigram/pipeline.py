@@ -2,12 +2,12 @@
 
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Output, Pipeline, Stage
+from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
-from omni_ar.published import published_sampling
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
-    options = ArOptions(sampling=published_sampling(checkpoint.generation_config, None, vocab_size=256))
+    options = ArOptions(sampling=sampling_defaults(checkpoint.generation_config, None, vocab_size=256))
     return Pipeline(
         family="bigram",
         stages=(Stage(name="writer", kind="ar", model="omni_bigram.model:build", options=options),),

@@ -1,6 +1,6 @@
 """Structured outputs: from the form that a text must have to a mask over the vocabulary for each token."""
 
 from omni.frontend.grammar.compiler import GrammarCompiler
-from omni.frontend.grammar.guide import Grammar, GrammarGuide
+from omni.frontend.grammar.matcher import Grammar, GrammarMatcher
 
-__all__ = ["Grammar", "GrammarCompiler", "GrammarGuide"]
+__all__ = ["Grammar", "GrammarCompiler", "GrammarMatcher"]

@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from omni.errors import InputError, check_unicode, shortened
 from omni.frontend.grammar.forms import form_of, grammar_text
-from omni.frontend.grammar.guide import Grammar
+from omni.frontend.grammar.matcher import Grammar
 from omni.frontend.grammar.tokens import constraint_tokens
 from omni.frontend.vocabulary import Vocabulary
 from omni.sampling_params import StructuredOutput

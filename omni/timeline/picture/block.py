@@ -1,6 +1,6 @@
 """A stage's lanes: what the host does for it above, what its streams run below."""
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.timeline.busy import Busy
 from omni.timeline.picture import palette
 from omni.timeline.picture.layout import LEFT, Scale, duration
@@ -24,7 +24,7 @@ class Block:
         self._stage = stage
         self._shown = shown = scale.shown
         self._scale = scale
-        own = [span for span in trace.phases if span.stage == stage and span.bucket is not Bucket.TOKEN_POINT]
+        own = [span for span in trace.phases if span.stage == stage and span.category is not PhaseCategory.TOKEN_POINT]
         self._launched = [span for span in own if span.launched.overlaps(shown)]
         self._ran = [span for span in own if span.ran.overlaps(shown)]
         self._host = [span for span in trace.host if span.stage == stage and span.took.overlaps(shown)]
@@ -89,13 +89,13 @@ class Block:
         self._name_lane("host launches", launches, _LAUNCHES)
         for phase in self._launched:
             tip = f"launch of {self._tip_of(phase)}"
-            self._box(phase.launched, launches, _LAUNCHES, palette.BUCKETS[phase.bucket], phase.phase, tip)
+            self._box(phase.launched, launches, _LAUNCHES, palette.CATEGORIES[phase.category], phase.phase, tip)
 
     def _draw_lane(self, lane: str, y: float, height: float) -> None:
         self._name_lane("device" if lane == MAIN else f"device: {lane}", y, height)
         for span in self._ran:
             if span.lane == lane:
-                fill = palette.BUCKETS[span.bucket]
+                fill = palette.CATEGORIES[span.category]
                 self._box(span.ran, y, height, fill, span.phase, self._tip_of(span))
 
     def _draw_gap(self, gap: Interval, y: float) -> None:
@@ -163,7 +163,7 @@ class Block:
         step = f", step {span.step}" if span.step is not None else ""
         late = duration(max(0, span.ran.start - span.launched.start))
         runs = f"runs {duration(span.ran.length)}, {late} after its launch"
-        return f"{span.phase} ({span.bucket.value}{step}): {runs}; the launch takes {duration(span.launched.length)}"
+        return f"{span.phase} ({span.category.value}{step}): {runs}; the launch takes {duration(span.launched.length)}"
 
 
 def _label(span: HostSpan) -> str:

@@ -38,8 +38,10 @@ def scene_of(panels: Sequence[tuple[str, Trace, Window]]) -> Scene:
     """The drawing. A picture's width is the longest of the windows."""
     scene = Scene(_WIDTH)
     longest = max(window.shown.length for _, _, window in panels)
-    buckets = {span.bucket for _, trace, window in panels for span in trace.phases if span.ran.overlaps(window.shown)}
-    header(scene, buckets)
+    categories = {
+        span.category for _, trace, window in panels for span in trace.phases if span.ran.overlaps(window.shown)
+    }
+    header(scene, categories)
     for title, trace, window in panels:
         scale = Scale.of(window.shown, longest, _WIDTH)
         panel(scene, title, trace, window, scale)

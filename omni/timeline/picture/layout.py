@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.timeline.picture import palette
 from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
 from omni.timeline.trace import Interval
@@ -11,7 +11,7 @@ from omni.timeline.trace import Interval
 LEFT = 128
 """Pixels beside the lanes, for their names."""
 _RIGHT = 16
-_TOKEN_POINT = Bucket.TOKEN_POINT.value
+_TOKEN_POINT = PhaseCategory.TOKEN_POINT.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,16 @@ def duration(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e3:.2f} us"
 
 
-def header(scene: Scene, buckets: set[Bucket]) -> None:
+def header(scene: Scene, categories: set[PhaseCategory]) -> None:
     """The legend, in as many lines as it takes."""
     gap = "the stage's stream has nothing to run"
     x, y = 12.0, 20.0
-    for name in (*(bucket.value for bucket in palette.BUCKETS if bucket in buckets), _TOKEN_POINT, gap, "host work"):
+    for name in (
+        *(category.value for category in palette.CATEGORIES if category in categories),
+        _TOKEN_POINT,
+        gap,
+        "host work",
+    ):
         width = 32 + text_width(name) + 16
         if x + width > scene.width:
             x, y = 12.0, y + 22
@@ -62,7 +67,9 @@ def header(scene: Scene, buckets: set[Bucket]) -> None:
         elif name == gap:
             scene.add(Box(x, y - 7, 26, 14, palette.GAP, palette.GAP_EDGE, hatched=True))
         else:
-            scene.add(Box(x, y - 7, 26, 14, palette.HOST if name == "host work" else palette.BUCKETS[Bucket(name)]))
+            scene.add(
+                Box(x, y - 7, 26, 14, palette.HOST if name == "host work" else palette.CATEGORIES[PhaseCategory(name)])
+            )
         scene.add(Text(x + 32, y, name))
         x += width
     scene.height = y + 18

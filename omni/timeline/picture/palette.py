@@ -1,6 +1,6 @@
 """Colours. Buckets are told apart by hue and by lightness."""
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 
 INK = "#222222"
 FAINT = "#8a8a8a"
@@ -12,17 +12,17 @@ BAND = "#fdf1ef"
 POINT = "#111111"
 
 # The token point is no box, but a triangle.
-BUCKETS = {
-    Bucket.PREPROCESS: "#8fb8de",
-    Bucket.FORWARD: "#2f5d9b",
-    Bucket.LOGITS: "#1b998b",
-    Bucket.SAMPLE: "#7fb069",
-    Bucket.CODES: "#7b4bb3",
-    Bucket.POSTPROCESS: "#c98bbd",
-    Bucket.PAYLOAD: "#ef8a3c",
-    Bucket.SCORES: "#9a6b4f",
-    Bucket.COPIES: "#a9b0b8",
-    Bucket.OTHER: "#6b6b6b",
+CATEGORIES = {
+    PhaseCategory.PREPROCESS: "#8fb8de",
+    PhaseCategory.FORWARD: "#2f5d9b",
+    PhaseCategory.LOGITS: "#1b998b",
+    PhaseCategory.SAMPLE: "#7fb069",
+    PhaseCategory.CODES: "#7b4bb3",
+    PhaseCategory.POSTPROCESS: "#c98bbd",
+    PhaseCategory.PAYLOAD: "#ef8a3c",
+    PhaseCategory.SCORES: "#9a6b4f",
+    PhaseCategory.COPIES: "#a9b0b8",
+    PhaseCategory.OTHER: "#6b6b6b",
 }
 
 

@@ -12,11 +12,11 @@ from omni.timeline.trace import MAIN, PhaseSpan, Trace
 
 
 class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """phase: None for all that the bucket holds. launch: on the host. run: on the device."""
+    """phase: None for all that the category holds. launch: on the host. run: on the device."""
 
     stage: str
     lane: str
-    bucket: str
+    category: str
     phase: str | None
     launch: Spread
     run: Spread
@@ -41,7 +41,7 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """span: from the first launch to the end of the last run. error: by which launches and runs may be shifted against each other.
 
-    phases: of each stage and lane, those of each bucket and then the bucket as a whole if it holds several.
+    phases: of each stage and lane, those of each category and then the category as a whole if it holds several.
     """
 
     device: str
@@ -79,8 +79,8 @@ def _phases(trace: Trace) -> Iterable[PhaseReport]:
     for stage in trace.stages:
         for lane in trace.lanes(stage):
             spans = [span for span in trace.phases if (span.stage, span.lane) == (stage, lane)]
-            for bucket in dict.fromkeys(span.bucket for span in spans):
-                inside = [span for span in spans if span.bucket is bucket]
+            for category in dict.fromkeys(span.category for span in spans):
+                inside = [span for span in spans if span.category is category]
                 names = list(dict.fromkeys(span.phase for span in inside))
                 for name in names:
                     yield _phase(stage, lane, name, [span for span in inside if span.phase == name])
@@ -93,8 +93,8 @@ def _phase(stage: str, lane: str, phase: str | None, spans: list[PhaseSpan]) -> 
     run = Spread.of([span.ran.length for span in spans])
     assert launch is not None
     assert run is not None
-    bucket = spans[0].bucket.value
-    return PhaseReport(stage=stage, lane=lane, bucket=bucket, phase=phase, launch=launch, run=run)
+    category = spans[0].category.value
+    return PhaseReport(stage=stage, lane=lane, category=category, phase=phase, launch=launch, run=run)
 
 
 def _lanes(trace: Trace) -> Iterable[LaneReport]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.timeline.busy import Busy
 from omni.timeline.report.spread import Spread
 from omni.timeline.steps import Step, decode_pairs, steps_of
@@ -20,8 +20,8 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
 
     behind_token: on the device, from the token point of one to the start of the next: what the next one waits for besides tokens.
 
-    Inside one: waits: nothing of the stage's stream ran, because the host was late. buckets: its time on the stage's stream by
-    bucket.
+    Inside one: waits: nothing of the stage's stream ran, because the host was late. categories: its time on the stage's stream by
+    category.
     """
 
     stage: str
@@ -32,7 +32,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     launch_period: Spread | None
     waits: Spread | None
     behind_token: Spread | None
-    buckets: dict[str, Spread]
+    categories: dict[str, Spread]
 
 
 def decoding_of(trace: Trace, stage: str) -> Decoding | None:
@@ -52,7 +52,7 @@ def decoding_of(trace: Trace, stage: str) -> Decoding | None:
         launch_period=Spread.of([two.launched.start - one.launched.start for one, two in pairs]),
         waits=Spread.of([sum(gap.length for gap in main.gaps(step.ran)) for step in decodes]),
         behind_token=Spread.of([two.ran.start - at for one, two in pairs if (at := one.token_point) is not None]),
-        buckets=_buckets(decodes),
+        categories=_categories(decodes),
     )
 
 
@@ -63,15 +63,15 @@ def _idle(main: Busy, one: Step, two: Step) -> int:
     return sum(gap.length for gap in main.gaps(Interval(one.ran.end, two.ran.start)))
 
 
-def _buckets(steps: Sequence[Step]) -> dict[str, Spread]:
-    taken: dict[Bucket, list[int]] = {}
+def _categories(steps: Sequence[Step]) -> dict[str, Spread]:
+    taken: dict[PhaseCategory, list[int]] = {}
     for step in steps:
-        sums: dict[Bucket, int] = {}
+        sums: dict[PhaseCategory, int] = {}
         for span in step.phases:
-            if span.bucket is Bucket.TOKEN_POINT:
+            if span.category is PhaseCategory.TOKEN_POINT:
                 continue  # a moment
-            sums[span.bucket] = sums.get(span.bucket, 0) + span.ran.length
-        for bucket, length in sums.items():
-            taken.setdefault(bucket, []).append(length)
-    spreads = {bucket.value: Spread.of(taken[bucket]) for bucket in Bucket if bucket in taken}
+            sums[span.category] = sums.get(span.category, 0) + span.ran.length
+        for category, length in sums.items():
+            taken.setdefault(category, []).append(length)
+    spreads = {category.value: Spread.of(taken[category]) for category in PhaseCategory if category in taken}
     return {name: spread for name, spread in spreads.items() if spread is not None}

@@ -35,7 +35,7 @@ def _decoding(decoding: Decoding) -> Iterator[str]:
         ("token point to the next step", decoding.behind_token),
         ("host, first launch to first launch", decoding.launch_period),
         ("host, last launch to next launch", decoding.launch_gap),
-        *((f"  {name}", spread) for name, spread in decoding.buckets.items()),
+        *((f"  {name}", spread) for name, spread in decoding.categories.items()),
     ]
     yield ""
     yield from _table(
@@ -50,11 +50,11 @@ def _phases(phases: Sequence[PhaseReport]) -> Iterator[str]:
         name = one.phase if one.phase is not None else "together"
         total = f"{one.run.total / 1000:.2f}"
         launch = _three(one.launch)
-        rows.append((one.stage, one.lane, one.bucket, name, str(one.run.count), *_three(one.run), total, *launch))
+        rows.append((one.stage, one.lane, one.category, name, str(one.run.count), *_three(one.run), total, *launch))
     yield ""
     ran = (f"run {name}" for name in _PERCENTILES)
     launched = (f"launch {name}" for name in _PERCENTILES)
-    yield from _table(("stage", "stream", "bucket", "phase", "count", *ran, "total ms", *launched), rows, words=4)
+    yield from _table(("stage", "stream", "category", "phase", "count", *ran, "total ms", *launched), rows, words=4)
 
 
 def _host(report: Report) -> Iterator[str]:

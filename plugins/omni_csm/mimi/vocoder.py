@@ -10,7 +10,7 @@ from omni.stage import StageContext
 from omni_csm.config import PER_FRAME, SAMPLE_RATE, read_config
 from omni_csm.mimi.codec import load, streaming, transformer
 from omni_vocoder.layers import CausalTransposedConv, UpsamplingRates, WindowShape
-from omni_vocoder.state import Chunk
+from omni_vocoder.state import StreamChunk
 from omni_vocoder.streaming import StreamingVocoder
 
 
@@ -31,7 +31,7 @@ class Vocoder(StreamingVocoder):
         self.decoder_transformer = transformer(self.layout, config, window)
         self.decoder = nn.ModuleDict({"layers": streaming(self.layout, hf.MimiDecoder(config).layers)})
 
-    def waveform(self, codes_BGN: Tensor, chunk: Chunk) -> Tensor:
+    def waveform(self, codes_BGN: Tensor, chunk: StreamChunk) -> Tensor:
         latents_BDN = self.quantizer.decode(codes_BGN.clamp(max=self._last_code))
         x_BTD = self.upsample(latents_BDN, chunk).transpose(1, 2)
         x_BDT = self.decoder_transformer(x_BTD, chunk).transpose(1, 2)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from omni.rules import Guide
+from omni.rules import HostLogitsProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class HistoryProcessor(ABC):
     """Changes logits on the host, from the tokens a request has generated. Its rows wait for each token; no others do."""
 
     @abstractmethod
-    def open(self, args: Mapping[str, object], vocab_size: int) -> Guide:
-        """A guide for one request. Brief, in any thread; also called just to check the arguments.
+    def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
+        """A host processor for one request. Brief, in any thread; also called just to check the arguments.
 
         Raises InputError naming the argument that is wrong; whatever else it raises is told as one.
         """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni.errors import ConfigError, InputError, OmniError, PluginError
 from omni.plugin import LogitsProcessorEntry, locate
-from omni.rules import Guide
+from omni.rules import HostLogitsProcessor
 from omni_ar.processors.base import HistoryProcessor, LogitsProcessor, ProcessedRows
 
 Asked = Mapping[str, Mapping[str, object]]
@@ -91,11 +91,11 @@ class ProcessorRegistry:
         asked = asked or {}
         return {p.name: p.pack(asked[p.name], self._vocab_size) for p in self.on_device if p.name in asked}
 
-    def guides(self, asked: Asked | None) -> tuple[Guide, ...]:
-        """A new guide for each of the others, in the order of their names. For what `check` accepted."""
+    def host_processors(self, asked: Asked | None) -> tuple[HostLogitsProcessor, ...]:
+        """A new host processor for each of the others, in the order of their names. For what `check` accepted."""
         return tuple(self._open(name, asked[name]) for name in self._history if name in asked) if asked else ()
 
-    def _open(self, name: str, args: Mapping[str, object]) -> Guide:
+    def _open(self, name: str, args: Mapping[str, object]) -> HostLogitsProcessor:
         with _naming(name):
             return self._history[name].open(args, self._vocab_size)
 

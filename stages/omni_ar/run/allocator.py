@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from omni_ar.run.blocks import BlockPool, BlockTable, PrefixKeys, Reclaimer, Spiller
-from omni_ar.run.plan import Chunk, Growth, StepPlan
+from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import RowTable
 
@@ -88,7 +88,7 @@ class Allocator:
         request.row = request.row or self._rows.allocate()
         request.table = BlockTable.of(request.id, shared + self._pool.allocate(need), self._max_blocks)
         request.computed = len(shared) * self._size
-        request.published = len(shared)
+        request.cached_blocks = len(shared)
         if not request.outputs and not request.started:
             request.started = True
             request.cached_tokens = request.computed
@@ -96,7 +96,7 @@ class Allocator:
             self.counters.cached_tokens += request.computed
         return True
 
-    def grow(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[Growth, ...] | None:
+    def grow(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[NewBlock, ...] | None:
         """Blocks for the request's next decode step. None if there is no room."""
         table = request.held_table
         if request.computed + 1 + self._ahead <= table.count * self._size:
@@ -104,23 +104,23 @@ class Allocator:
         if not self._make_room(1, victims, 0):
             return None
         table.append(self._pool.allocate(1)[0])
-        return (Growth(request, table.count - 1),)
+        return (NewBlock(request, table.count - 1),)
 
-    def grow_ahead(self, requests: Sequence[ArRequest]) -> list[Growth]:
+    def grow_ahead(self, requests: Sequence[ArRequest]) -> list[NewBlock]:
         """A block before it is needed for those that would want one soon, if that takes nothing from anybody.
 
         Growing is the only thing that a steady decode step must upload: together, rows do it once in many steps.
         """
-        grown: list[Growth] = []
+        new_blocks: list[NewBlock] = []
         if self._pool.blank < 2 * len(requests):
-            return grown
+            return new_blocks
         for request in requests:
             table = request.held_table
             soon = min(request.computed + self._size, request.length + request.max_tokens)
             if self.blocks_for(soon) > table.count:
                 table.append(self._pool.allocate(1)[0])
-                grown.append(Growth(request, table.count - 1))
-        return grown
+                new_blocks.append(NewBlock(request, table.count - 1))
+        return new_blocks
 
     def evict(self, request: ArRequest) -> bool:
         """Takes the request's blocks away; it will run again from its beginning. Returns False if that is not possible now.
@@ -149,7 +149,7 @@ class Allocator:
             self._note_hidden(chunk)
         if self._prefix_cache:
             for request in plan.requests:
-                if request.computed // self._size <= request.published:
+                if request.computed // self._size <= request.cached_blocks:
                     continue  # no block more than before, as in most steps
                 try:
                     self._publish(request)
@@ -190,7 +190,7 @@ class Allocator:
         self.failures += [(owner, MOVING, error) for owner, error in failures]
         return moved
 
-    def _note_hidden(self, chunk: Chunk) -> None:
+    def _note_hidden(self, chunk: PrefillChunk) -> None:
         request = chunk.request
         if not request.wants_hidden:
             return
@@ -202,9 +202,9 @@ class Allocator:
 
     def _publish(self, request: ArRequest) -> None:
         full = min(request.computed, request.length + len(request.outputs)) // self._size
-        if full <= request.published:
+        if full <= request.cached_blocks:
             return
         keys = self._keys(request).first(full, request.outputs)
-        for index in range(request.published, len(keys)):
-            self._pool.publish(int(request.held_table.ids[index]), keys[index])
-        request.published = full
+        for index in range(request.cached_blocks, len(keys)):
+            self._pool.cache(int(request.held_table.ids[index]), keys[index])
+        request.cached_blocks = full

@@ -16,7 +16,7 @@ from omni_ar.run.limits import Limits, step_words
 from omni_ar.run.pack import segments_in
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import Embedded
-from omni_ar.run.plan import Room, StepPlan
+from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.state import ChunkBuffers
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class ChunkGraphs:
         self._dtype = dtype
         self._read = model.shape.forward_segments
         self._sizes = BatchSizes(name, unit="chunk tokens", option="graph_chunk_sizes")
-        self._captured: dict[Room, CapturedForward] = {}
+        self._captured: dict[PaddedShape, CapturedForward] = {}
         self._buffers: ChunkBuffers | None = None
         self._told: set[str] = set()
 
@@ -66,24 +66,24 @@ class ChunkGraphs:
         """Captures both batches of a size. The largest first: what they read and write is then allocated once."""
         buffers = self._buffers_for(self._limits.rows + tokens)
         for rows in (self._limits.rows, 0):
-            room = Room(rows, tokens, self._limits.captured_chunks)
+            padded_shape = PaddedShape(rows, tokens, self._limits.captured_chunks)
             name = f"{self._name}-{'mixed' if rows else 'prompts'}-{tokens}"
-            graph = self._device.capture(self._stream, name, self._forward.captured(room, buffers, pages))
-            self._captured[room] = CapturedForward(graph, buffers)
+            graph = self._device.capture(self._stream, name, self._forward.captured(padded_shape, buffers, pages))
+            self._captured[padded_shape] = CapturedForward(graph, buffers)
         self._sizes.add(tokens)
 
-    def room(self, plan: StepPlan) -> Room | None:
+    def padded_shape(self, plan: StepPlan) -> PaddedShape | None:
         """Of the captured batch that stands for a step with chunks; None if none does: it runs uncaptured."""
         if not self._captured or not self._fits(plan):
             return None
         tokens = self._sizes.padded(plan.chunk_tokens)
         if tokens is None:
             return None
-        return Room(self._limits.rows if plan.decodes else 0, tokens, self._limits.captured_chunks)
+        return PaddedShape(self._limits.rows if plan.decodes else 0, tokens, self._limits.captured_chunks)
 
     def launch(self, step: ChunkStep, pages: Pages) -> None:
-        """Inputs and forward of a step whose room is one that `room` gave."""
-        captured = self._captured[step.room]
+        """Inputs and forward of a step whose room is one that `padded_shape` gave."""
+        captured = self._captured[step.padded_shape]
         self._device.enqueue(self._stream, self._forward.fill(step, captured.buffers, pages))
         self._device.replay(self._stream, captured.graph)
         self._device.enqueue(self._stream, [self._forward.keep(step, captured.buffers)])

@@ -27,7 +27,7 @@ from omni_ar.run.phases import (
     restore_frames,
     run_forward,
 )
-from omni_ar.run.plan import Chunk, Room, StepPlan
+from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
 from omni_ar.run.state import ChunkBuffers, RowState, StepBuffers, next_width
 from omni_ar.run.step import PromptScores
 
@@ -42,7 +42,7 @@ class ChunkStep:
     plan: StepPlan
     packed: PackedStep
     chunks: PackedChunks
-    room: Room
+    padded_shape: PaddedShape
     view: View
     scores: PromptScores | None
 
@@ -74,10 +74,10 @@ class Forward:
         """Of a batch that only decodes. Its launches depend on nothing else, so they can be captured. blocks: how many of a row's
         table may be in use."""
         count, embedded = rows_R.shape[0], Embedded()
-        room, sink = Room(count, 0, 0), None
-        if pages.hidden is not None and self._emits(room):
+        padded_shape, sink = PaddedShape(count, 0, 0), None
+        if pages.hidden is not None and self._emits(padded_shape):
             sink = PayloadSink(pages.hidden, self._buffers.slots_T[:count])
-        batch = self._batch(self._metadata(room, blocks), pages, sink)
+        batch = self._batch(self._metadata(padded_shape, blocks), pages, sink)
         kept = Kept(None, self._buffers.hidden[:count])
         return [
             self._prepare(rows_R, blocks),
@@ -90,33 +90,33 @@ class Forward:
         plan, chunks, view, embedded = step.plan, step.chunks, step.view, Embedded()
         blocks = self.decode_blocks(plan) if plan.decodes else 0
         segments = _placed(chunks, view)
-        metadata = self._metadata(step.room, blocks, self._prefill_rows(plan), view(chunks.rows))
-        sink = self._payload(step.room, pages) if self._emits(step.room) or chunks.payload else None
-        prompt_start = step.room.decodes + chunks.replayed
+        metadata = self._metadata(step.padded_shape, blocks, self._prefill_rows(plan), view(chunks.rows))
+        sink = self._payload(step.padded_shape, pages) if self._emits(step.padded_shape) or chunks.payload else None
+        prompt_start = step.padded_shape.decodes + chunks.replayed
         batch = self._batch(metadata, pages, sink, prompt_start, segments)
         return [
             *self._inputs(step, segments, blocks, embedded, pages),
             Launch.of(run_forward, self._model, embedded, batch, self._kept(step)),
         ]
 
-    def captured(self, room: Room, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
+    def captured(self, padded_shape: PaddedShape, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         """The forward alone, of a batch with chunks that only the device knows, to be captured: `fill` comes before it, and `keep`
         behind it."""
-        total = room.total
-        metadata = self._metadata(room, self._limits.max_blocks, rows_P4=buffers.rows_P4)
-        batch = self._batch(metadata, pages, self._payload(room, pages))
+        total = padded_shape.total
+        metadata = self._metadata(padded_shape, self._limits.max_blocks, rows_P4=buffers.rows_P4)
+        batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
         embedded, kept = Embedded(buffers.inputs_TD[:total]), Kept(None, buffers.outputs_TD[:total])
         return [Launch.of(run_forward, self._model, embedded, batch, kept)]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         """What a captured forward reads."""
-        embedded = Embedded(buffers.inputs_TD[: step.room.total])
+        embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
         segments = _placed(step.chunks, step.view)
         return self._inputs(step, segments, self._limits.max_blocks, embedded, pages, buffers.rows_P4)
 
     def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> Launch:
         """What is needed of what a captured forward has left."""
-        return Launch.of(keep_hidden, buffers.outputs_TD[: step.room.total], self._kept(step))
+        return Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], self._kept(step))
 
     def decode_blocks(self, plan: StepPlan) -> int:
         """How many blocks of the decoding rows' tables may be in use."""
@@ -143,20 +143,20 @@ class Forward:
     ) -> list[Launch]:
         """Places and embeds a batch with chunks, its padding included. rows_P4: where the chunks are to be known, if not only where
         they were uploaded to."""
-        chunks, room, view, buffers = step.chunks, step.room, step.view, self._buffers
-        targets, uploaded = [buffers.places_AT[:, room.decodes : room.total]], [view(chunks.places)]
+        chunks, padded_shape, view, buffers = step.chunks, step.padded_shape, step.view, self._buffers
+        targets, uploaded = [buffers.places_AT[:, padded_shape.decodes : padded_shape.total]], [view(chunks.places)]
         if rows_P4 is not None:
             targets.append(rows_P4)
             uploaded.append(view(chunks.rows))
         launches: list[Launch] = []
         nexts: list[NextInputs] = []
-        if room.decodes:
+        if padded_shape.decodes:
             launches.append(self._prepare(view(chunks.decodes), blocks))
             nexts.append(self.nexts(view(step.packed.steps)))
         launches.append(Launch.of(place_chunks, targets, uploaded))
-        if room.decodes and pages.hidden is not None:
-            slots_R = buffers.slots_T[: room.decodes] if self._emits(room) else None
-            launches.append(Launch.of(place_payload, buffers.payload_slots_T[: room.decodes], slots_R))
+        if padded_shape.decodes and pages.hidden is not None:
+            slots_R = buffers.slots_T[: padded_shape.decodes] if self._emits(padded_shape) else None
+            launches.append(Launch.of(place_payload, buffers.payload_slots_T[: padded_shape.decodes], slots_R))
         if chunks.replayed:
             replayed, restore = self._replay(step, pages)
             nexts.append(replayed)
@@ -176,11 +176,15 @@ class Forward:
         return Launch.of(prepare_decodes, self._state, rows_R, self._limits.block_size, self._buffers, blocks)
 
     def _metadata(
-        self, room: Room, blocks: int, prefills: tuple[PrefillRow, ...] = (), rows_P4: Tensor | None = None
+        self,
+        padded_shape: PaddedShape,
+        blocks: int,
+        prefills: tuple[PrefillRow, ...] = (),
+        rows_P4: Tensor | None = None,
     ) -> AttentionMetadata:
-        buffers, decodes = self._buffers, room.decodes
+        buffers, decodes = self._buffers, padded_shape.decodes
         return AttentionMetadata(
-            slots_T=buffers.slots_T[: room.total],
+            slots_T=buffers.slots_T[: padded_shape.total],
             num_decode=decodes,
             decode_block_table_RM=buffers.table_NM[:decodes, :blocks],
             decode_lengths_R=buffers.lengths_N[:decodes],
@@ -201,14 +205,16 @@ class Forward:
         positions_PT = self._buffers.positions_PT[:, : metadata.slots_T.shape[0]]
         return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, segments, sink)
 
-    def _emits(self, room: Room) -> bool:
+    def _emits(self, padded_shape: PaddedShape) -> bool:
         """Whether hidden states of the batch's decode rows are needed elsewhere."""
-        return room.decodes > 0 and self._model.shape.emits_tokens
+        return padded_shape.decodes > 0 and self._model.shape.emits_tokens
 
-    def _payload(self, room: Room, pages: Pages) -> PayloadSink | None:
+    def _payload(self, padded_shape: PaddedShape, pages: Pages) -> PayloadSink | None:
         """Of a batch with chunks."""
         return (
-            PayloadSink(pages.hidden, self._buffers.payload_slots_T[: room.total]) if pages.hidden is not None else None
+            PayloadSink(pages.hidden, self._buffers.payload_slots_T[: padded_shape.total])
+            if pages.hidden is not None
+            else None
         )
 
     def _replay(self, step: ChunkStep, pages: Pages) -> tuple[NextInputs, list[Launch]]:
@@ -218,7 +224,7 @@ class Forward:
         launches: list[Launch] = []
         if pages.codes is not None:
             saved = [_saved(chunk) for chunk in step.plan.replays]
-            first = step.room.decodes
+            first = step.padded_shape.decodes
             slots_n = self._buffers.slots_T[first : first + count]
             launches.append(Launch.of(restore_frames, model, saved, slots_n, pages.codes, codes_nD))
         return NextInputs(view(chunks.ids), view(chunks.steps), codes_nD), launches
@@ -243,7 +249,7 @@ def _placed_segment(packed: PackedSegment, view: View) -> PlacedSegment:
     return PlacedSegment(packed.name, view(packed.tokens), tensors)
 
 
-def _saved(chunk: Chunk) -> Tensor:
+def _saved(chunk: PrefillChunk) -> Tensor:
     """The frames of the generated tokens that a replay runs, `[n, G]`."""
     saved = chunk.request.saved_codes
     assert saved is not None

@@ -6,7 +6,7 @@ from omni_ar.run.request import ArRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """Tokens `start` to `start + length` of a request that is not decoding yet.
 
     first: its row's state is set up. last: the chunk reaches the newest token, so the step samples the next one.
@@ -22,7 +22,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class NewBlock:
     """A block was added to a decoding request's table, at `index`."""
 
     request: ArRequest
@@ -35,8 +35,8 @@ class StepPlan:
 
     step: int
     decodes: tuple[ArRequest, ...]
-    chunks: tuple[Chunk, ...] = ()
-    grown: tuple[Growth, ...] = ()
+    chunks: tuple[PrefillChunk, ...] = ()
+    new_blocks: tuple[NewBlock, ...] = ()
 
     @property
     def chunk_tokens(self) -> int:
@@ -53,17 +53,17 @@ class StepPlan:
         return self.decodes + tuple(chunk.request for chunk in self.chunks if chunk.last)
 
     @property
-    def replays(self) -> tuple[Chunk, ...]:
+    def replays(self) -> tuple[PrefillChunk, ...]:
         return tuple(chunk for chunk in self.chunks if chunk.replay)
 
     @property
-    def prompts(self) -> tuple[Chunk, ...]:
+    def prompts(self) -> tuple[PrefillChunk, ...]:
         return tuple(chunk for chunk in self.chunks if not chunk.replay)
 
     @property
-    def room(self) -> "Room":
+    def padded_shape(self) -> "PaddedShape":
         """As much as the step needs."""
-        return Room(len(self.decodes), self.chunk_tokens, len(self.chunks))
+        return PaddedShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
 
     @property
     def starts(self) -> tuple[ArRequest, ...]:
@@ -72,7 +72,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PaddedShape:
     """What a batch with chunks is laid out for: rows that decode, then tokens of chunks, of so many chunks. Of each there may be
     more than a step needs; what is left is padding."""
 

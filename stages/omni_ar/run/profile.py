@@ -10,7 +10,7 @@ from omni_ar.model import ArShape
 from omni_ar.options import GREEDY
 from omni_ar.run.blocks import NULL_BLOCK, BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits, step_words
-from omni_ar.run.plan import Chunk, StepPlan
+from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row
 from omni_ar.run.runner import Runner
@@ -29,7 +29,7 @@ _EVERYTHING = SamplingParams(
     suppress_token_ids=(0,),
     bad_words_ids=((0, 0),),
     logprobs=MAX_LOGPROBS,
-).over(GREEDY)
+).with_defaults(GREEDY)
 """Everything that sampling can be asked for, but what is proportional to nothing that is large."""
 
 _SCORED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
@@ -46,7 +46,7 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
     # A chunk with context needs a mask, which a whole prompt does not.
     longest = max(limits.max_model_len - 2, 1)
     decodes = list(requests)
-    chunks: list[Chunk] = []
+    chunks: list[PrefillChunk] = []
     left = limits.max_num_batched_tokens
     while left > 0 and decodes and len(chunks) < MAX_STARTS:
         chunks.append(_last_chunk(decodes.pop(), min(left, longest)))
@@ -64,8 +64,8 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
                 handoff.host.release()
 
 
-def _last_chunk(request: ArRequest, length: int) -> Chunk:
-    return Chunk(request, request.length - length, length, first=True, last=True, replay=False)
+def _last_chunk(request: ArRequest, length: int) -> PrefillChunk:
+    return PrefillChunk(request, request.length - length, length, first=True, last=True, replay=False)
 
 
 def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams) -> ArRequest:

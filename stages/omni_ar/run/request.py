@@ -11,7 +11,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Event
 from omni.errors import InputError
 from omni.payload import PageSlice
-from omni.rules import Guide, LogitsEdit, StopMatcher
+from omni.rules import HostLogitsProcessor, LogitsEdit, StopMatcher
 from omni.sampling_params import SamplingParams
 from omni.stage import Feed, Lease, Produced
 from omni_ar.inputs import Prompt, StepInputs
@@ -84,11 +84,11 @@ class ArRequest:
     params: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of the logits processors that it uses on the device."""
     stops: StopMatcher | None = None
-    guides: tuple[Guide, ...] = ()
+    host_processors: tuple[HostLogitsProcessor, ...] = ()
     edit: LogitsEdit | None = None
-    """Of a guided request: what is to be done to the logits of its next token; None while that is not known."""
+    """Of a constrained request: what is to be done to the logits of its next token; None while that is not known."""
     closing: bool = False
-    """Its guides are through: one more step gives the hidden state of its last token, and no token."""
+    """Its host processors are through: one more step gives the hidden state of its last token, and no token."""
     prompt: Prompt | None = None
     segments: dict[tuple[str, int], ReadySegment] = field(default_factory=dict)
     """Kept to the end: a preempted request runs its prompt again."""
@@ -112,7 +112,7 @@ class ArRequest:
     row: Row | None = None
     table: BlockTable | None = None
     keys: PrefixKeys | None = None
-    published: int = 0
+    cached_blocks: int = 0
     """Blocks at the table's beginning that are in the prefix cache, or were offered to it."""
     started: bool = False
     """Whether it ever ran."""
@@ -171,9 +171,9 @@ class ArRequest:
         return self.scheduled - len(self.outputs)
 
     @property
-    def guided(self) -> bool:
+    def constrained(self) -> bool:
         """Whether each token depends on what the host says about the ones before."""
-        return bool(self.guides)
+        return bool(self.host_processors)
 
     @property
     def wants_scores(self) -> bool:
@@ -216,7 +216,7 @@ class ArRequest:
         """Whether the step after the newest token could run: below the limit, and conditioned if the model wants that."""
         if self.lost or self.scheduled >= self.max_tokens:
             return False
-        if self.guides and (self.unread or self.edit is None):
+        if self.host_processors and (self.unread or self.edit is None):
             return False
         return not conditioned or self.step_pad is not None or self.scheduled - 1 < len(self.steps)
 
@@ -236,7 +236,7 @@ class ArRequest:
         """Nothing of the request is in memory any more: it will run from the beginning, up to its newest confirmed token."""
         self.table = None
         self.row_ready = False
-        self.computed = self.published = 0
+        self.computed = self.cached_blocks = 0
         self.scheduled = len(self.outputs)
         self.target = self.length + self.scheduled
 

@@ -45,7 +45,7 @@ def check_defaults(own: SamplingParams, field: str, vocab_size: int) -> None:
 
 
 def _resolved(asked: SamplingParams, own: SamplingParams) -> SamplingParams:
-    sampling = asked.over(own).over(GREEDY)
+    sampling = asked.with_defaults(own).with_defaults(GREEDY)
     greedy = sampling.temperature == 0 and asked.code_temperature is None
     least, most = sampling.min_tokens or 0, sampling.max_tokens
     return msgspec.structs.replace(

@@ -17,7 +17,7 @@ from omni_ar.run.limits import Limits, step_words
 from omni_ar.run.pack import PackedChunks, PackedStarts, PackedStep, captured_spans, pack_step, scored_positions
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
-from omni_ar.run.plan import Room, StepPlan
+from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
 from omni_ar.run.state import RowState, StepBuffers
@@ -138,17 +138,17 @@ class Runner:
         self._scorer.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
         padded = self._graphs.padded(len(rows))
-        room = self._chunk_graphs.room(plan) if plan.chunks else None
-        packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded, room)
+        padded_shape = self._chunk_graphs.padded_shape(plan) if plan.chunks else None
+        packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded, padded_shape)
         view, launch = self._uploader.view, self.device.launch
         if packed.starts is not None:
             self._start(packed.starts)
-        if packed.grown is not None:
-            launch(self.stream, extend_tables, self._state.block_table, view(packed.grown))
+        if packed.new_blocks is not None:
+            launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
         scores = self._prompt_scores(plan, packed.chunks)
         if packed.chunks is not None:
-            step = ChunkStep(plan, packed, packed.chunks, room or plan.room, view, scores)
-            if room is not None:
+            step = ChunkStep(plan, packed, packed.chunks, padded_shape or plan.padded_shape, view, scores)
+            if padded_shape is not None:
                 self._chunk_graphs.launch(step, self.pages)
             else:
                 self.device.enqueue(self.stream, self._forward.chunks(step, self.pages))
@@ -185,17 +185,17 @@ class Runner:
         return SampledStep(context.rows, tokens, PayloadHandoff(hidden, codes), scores, end)
 
     def _pack(
-        self, plan: StepPlan, rows: tuple[int, ...], padded: int | None, room: Room | None
+        self, plan: StepPlan, rows: tuple[int, ...], padded: int | None, padded_shape: PaddedShape | None
     ) -> tuple[PackedStep, SamplingFlags]:
         """Uploads what the step needs from the host."""
         edited = any(request.edit is not None for request in plan.sampled)
-        changed = bool(plan.chunks or plan.grown or edited or self._model.shape.conditioned)
+        changed = bool(plan.chunks or plan.new_blocks or edited or self._model.shape.conditioned)
         steady = self._steady
         if steady is not None and steady.rows == rows and not changed:
             return steady.packed, steady.flags  # same rows as the step before: nothing to copy
         upload = self._uploader.begin()
         try:
-            packed = pack_step(upload, plan, self._limits, self._model.shape, self._processors, padded, room)
+            packed = pack_step(upload, plan, self._limits, self._model.shape, self._processors, padded, padded_shape)
         except Exception:
             self._uploader.cancel(upload)
             raise

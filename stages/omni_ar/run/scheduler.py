@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from omni.errors import InputError
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.limits import MAX_STARTS, Limits
-from omni_ar.run.plan import Chunk, Growth, StepPlan
+from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.waiting import WaitingQueue
 
@@ -61,7 +61,7 @@ class Scheduler:
         self._enqueue(request)
 
     def wake(self, request: ArRequest) -> None:
-        """What the request waited for (conditioning, a consumer, its tokens, its guides) may have come."""
+        """What the request waited for (conditioning, a consumer, its tokens, its host processors) may have come."""
         if request in self._parked:
             self._parked.discard(request)
             self._enqueue(request)
@@ -125,35 +125,35 @@ class Scheduler:
         self._allocator.launched(plan)
 
     def _compose(self, alone: ArRequest | None) -> StepPlan | None:
-        decodes, grown = self._decodes(alone)
+        decodes, new_blocks = self._decodes(alone)
         budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
         chunks = list(self._chunks(alone, budget))
         if not decodes and not chunks:
             return None
         chunks.sort(key=lambda chunk: not chunk.replay)
         self._steps += 1
-        return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(grown))
+        return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks))
 
-    def _decodes(self, alone: ArRequest | None) -> tuple[list[ArRequest], list[Growth]]:
+    def _decodes(self, alone: ArRequest | None) -> tuple[list[ArRequest], list[NewBlock]]:
         decodes: list[ArRequest] = []
-        grown: list[Growth] = []
+        new_blocks: list[NewBlock] = []
         for request in tuple(self._running):
             if not request.decoding or not self._may_run(request, alone) or not request.can_step(self._conditioned):
                 continue
             if self._lag > 1 and request.in_flight and self._steps + 1 < request.newest_step + self._lag:
                 continue  # its newest token is not there yet
-            growth = self._allocator.grow(request, ())
-            if growth is None:
-                growth = self._allocator.grow(request, self._victims(request))
+            new = self._allocator.grow(request, ())
+            if new is None:
+                new = self._allocator.grow(request, self._victims(request))
                 self._sweep()
-            if growth is not None:
+            if new is not None:
                 decodes.append(request)
-                grown += growth
-        if grown:
-            grown += self._allocator.grow_ahead(decodes)
-        return decodes, grown
+                new_blocks += new
+        if new_blocks:
+            new_blocks += self._allocator.grow_ahead(decodes)
+        return decodes, new_blocks
 
-    def _chunks(self, alone: ArRequest | None, tokens: int) -> Iterator[Chunk]:
+    def _chunks(self, alone: ArRequest | None, tokens: int) -> Iterator[PrefillChunk]:
         """Chunks of at most `tokens` in all: of requests that have begun, then of those that can."""
         budget = _Budget(tokens, self._limits.scored_tokens)
         for request in tuple(self._running):
@@ -262,7 +262,7 @@ class _Budget:
         """Tokens of the request that may still join."""
         return min(self._tokens, self._scored) if request.scores_prompt else self._tokens
 
-    def take(self, request: ArRequest) -> Chunk:
+    def take(self, request: ArRequest) -> PrefillChunk:
         """The request's next chunk. Something must be left for it."""
         chunk = _next_chunk(request, self.left(request))
         self._tokens -= chunk.length
@@ -270,9 +270,9 @@ class _Budget:
         return chunk
 
 
-def _next_chunk(request: ArRequest, budget: int) -> Chunk:
+def _next_chunk(request: ArRequest, budget: int) -> PrefillChunk:
     replay = request.computed >= request.length
     end = min(request.target if replay else request.length, request.computed + budget)
     length = end - request.computed
     first, last = not request.row_ready, end == request.target
-    return Chunk(request, request.computed, length, first, last, replay)
+    return PrefillChunk(request, request.computed, length, first, last, replay)

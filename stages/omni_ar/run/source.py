@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, SharedRing, Stream
-from omni_ar.buckets import HAND_OVER
+from omni_ar.categories import HAND_OVER
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits

@@ -15,9 +15,9 @@ from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
 from omni_ar.run.conditioning import StepIntake
-from omni_ar.run.confirm import Confirmer
-from omni_ar.run.guides import GuideDesk
+from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
+from omni_ar.run.output_processor import OutputProcessor
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.resolve import check_sampling, resolve_sampling
@@ -45,7 +45,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._runner = runner
         self._shape = shape
         self._limits = limits
-        self._defaults = options.sampling.over(GREEDY)
+        self._defaults = options.sampling.with_defaults(GREEDY)
         self._processors = processors or ProcessorRegistry({}, shape.vocab_size)
         self._opened = itertools.count()
         self._rows = RowTable(limits.rows)
@@ -66,10 +66,12 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
         self._steps_in = StepIntake(name, runner.device, runner.stream, runner.conditioning, shape, limits)
         self._segments = SegmentIntake(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
-        self._desk = GuideDesk(runner.device.host_worker(f"{name}-guides"), shape.vocab_size)
-        self._confirmer = Confirmer(
+        self._host_processors = HostProcessorExecutor(
+            runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size
+        )
+        self._confirmer = OutputProcessor(
             self._rows,
-            self._desk,
+            self._host_processors,
             self.outbox,
             self,
             block_size=limits.block_size,
@@ -86,7 +88,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             "leases": self._steps_in.waiting,
             "steps": self._confirmer.unread,
             "scores": self._confirmer.unread_scores,
-            "guides": self._desk.waiting,
+            "host_processors": self._host_processors.waiting,
             "spilled": self._reclaimer.spilled,
         }
 
@@ -112,7 +114,7 @@ class ArWorker(MailboxWorker[ArRequest]):
     def close(self) -> None:
         super().close()
         self._confirmer.clear()
-        self._desk.close()
+        self._host_processors.close()
         self._reclaimer.clear()
 
     @property
@@ -138,12 +140,12 @@ class ArWorker(MailboxWorker[ArRequest]):
             message.sample_index,
             self._processors.params(sampling.processors),
             message.rules.stops,
-            (*message.rules.guides, *self._processors.guides(sampling.processors)),
+            (*message.rules.host_processors, *self._processors.host_processors(sampling.processors)),
             # Of several producers one may not have begun, and must not wait there for what another request holds up here.
             awaits_step=self._shape.step_width > 0 and len(message.inputs) > 1,
         )
-        if request.guided:
-            self._desk.ask(request)
+        if request.constrained:
+            self._host_processors.ask(request)
         return request
 
     def _check_scores(self, sampling: SamplingParams, field: str) -> None:
@@ -205,7 +207,7 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def drop(self, request: ArRequest) -> None:
         self._scheduler.remove(request)
-        self._desk.forget(request)
+        self._host_processors.forget(request)
         for confirmed in request.held:
             for message in confirmed.messages:
                 message.hold.seal()  # it goes to nobody
@@ -266,7 +268,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         return bool(taken or failed)
 
     def _hear_guides(self) -> bool:
-        answers = self._desk.poll()
+        answers = self._host_processors.poll()
         for request, answer in answers:
             if isinstance(answer, Exception):
                 self._fail_live(request, "steering its tokens", answer)

@@ -13,4 +13,4 @@ MAX_BAD_WORD_LENGTH = 16
 """Tokens of a bad word."""
 
 MAX_EDITED_IDS = 1024
-"""Ids to which the guides of a request add something before one token; what they rule out by mask is not counted."""
+"""Ids to which the host processors of a request add something before one token; what they rule out by mask is not counted."""

@@ -1,4 +1,4 @@
-"""What guides do to the logits of one step: packed on the host, applied on the device."""
+"""What host processors do to the logits of one step: packed on the host, applied on the device."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -46,7 +46,8 @@ def edit_words(vocab: int, rows: int) -> int:
 
 
 def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
-    """The edits of a request's guides for one token as one: what all of them allow, each id once, with the sum of what is added.
+    """The edits of a request's host processors for one token as one: what all of them allow, each id once, with the sum of what is
+    added.
 
     Raises ValueError for an edit that `LogitsEdit` does not allow, or that names more than MAX_EDITED_IDS ids.
     """
@@ -113,7 +114,7 @@ def _stacked(masks: Sequence[NDArray[np.int64]], words: int) -> NDArray[np.int64
 
 
 def apply_edits(logits_RV: Tensor, edits: StepEdits) -> Tensor:
-    """Adds what guides add and makes impossible what they do not allow."""
+    """Adds what host processors add and makes impossible what they do not allow."""
     if edits.pair_places_p.shape[0]:
         bias_p = edits.pair_bias_p.view(torch.float64).to(logits_RV.dtype)
         at_p = edits.pair_places_p * logits_RV.shape[1] + edits.pair_ids_p

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from omni.checkpoint.checks import Section
-from omni_vocoder.state import Chunk, StateLayout
+from omni_vocoder.state import StateLayout, StreamChunk
 
 _MOST_WINDOW = 2**16
 
@@ -66,7 +66,7 @@ class Sight:
     visible: Tensor
 
     @classmethod
-    def of(cls, shape: WindowShape, hidden_BTD: Tensor, chunk: Chunk | None) -> "Sight":
+    def of(cls, shape: WindowShape, hidden_BTD: Tensor, chunk: StreamChunk | None) -> "Sight":
         """A query sees its own key and the P before it, none before the stream."""
         device, count = hidden_BTD.device, hidden_BTD.shape[1]
         past, before_B = 0, torch.zeros(1, dtype=torch.int64, device=device)
@@ -99,7 +99,7 @@ class WindowAttention(nn.Module):
         self.past_keys = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
         self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
 
-    def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: Chunk | None) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape. chunk: None if these are all the positions there are."""
         query_BHTE = sight.rotate(self._heads(self.q_proj(hidden_BTD)))
         keys = sight.rotate(self._heads(self.k_proj(hidden_BTD)))

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from omni_vocoder.layers.stream_layer import StreamLayer
-from omni_vocoder.state import Chunk, StateLayout
+from omni_vocoder.state import StateLayout, StreamChunk
 
 
 class CausalConv(StreamLayer):
@@ -22,7 +22,7 @@ class CausalConv(StreamLayer):
         )
         self.pad_mode = pad_mode
 
-    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+    def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
         """`[B, inputs, T]` to `[B, outputs, ceil(T / stride)]`."""
         count = signal_BCT.shape[2]
         if count == 0:
@@ -47,7 +47,7 @@ class CausalTransposedConv(StreamLayer):
         self.conv = conv
         self.past = layout.reserve(conv.in_channels, -(-conv.kernel_size[0] // conv.stride[0]) - 1, time=1)
 
-    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+    def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
         """`[B, inputs, T]` to `[B, outputs, T * stride]`; at the beginning of a signal, less the padding."""
         count, stride, cut = signal_BCT.shape[2], self.conv.stride[0], int(self.conv.padding[0])
         joined_BCT = signal_BCT if chunk is None else chunk.extend(self.past, signal_BCT)

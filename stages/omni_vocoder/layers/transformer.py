@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from omni_vocoder.layers.attention import Sight, WindowAttention, WindowShape
-from omni_vocoder.state import Chunk, StateLayout
+from omni_vocoder.state import StateLayout, StreamChunk
 
 
 class RMSNorm(nn.Module):
@@ -63,7 +63,7 @@ class WindowLayer(nn.Module):
         self.mlp = mlp()
         self.mlp_layer_scale = LayerScale(shape.width)
 
-    def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: Chunk | None) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
         mixed_BTD = self.self_attn(self.input_layernorm(hidden_BTD), sight, chunk)
         hidden_BTD = hidden_BTD + self.self_attn_layer_scale(mixed_BTD)
         refined_BTD: Tensor = self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(hidden_BTD)))
@@ -88,7 +88,7 @@ class WindowTransformer(nn.Module):
         self.layers = nn.ModuleList(WindowLayer(layout, shape, norm, mlp) for _ in range(num_layers))
         self.norm = norm() if final_norm else nn.Identity()
 
-    def forward(self, hidden_BTD: Tensor, chunk: Chunk | None) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, chunk: StreamChunk | None) -> Tensor:
         """`[B, T, D]` to the same shape, T a multiple of `per_frame`. chunk: None if these are all the positions there are."""
         sight = Sight.of(self.shape, hidden_BTD, chunk)
         for layer in self.layers:

@@ -9,7 +9,7 @@ from torch.nn.functional import gelu
 from omni_vocoder.layers.activation import SnakeBeta
 from omni_vocoder.layers.conv import CausalConv, CausalTransposedConv
 from omni_vocoder.layers.stream_layer import Serial, StreamLayer
-from omni_vocoder.state import Chunk, StateLayout
+from omni_vocoder.state import StateLayout, StreamChunk
 
 _DILATIONS = (1, 3, 9)
 
@@ -25,7 +25,7 @@ class ConvNeXtBlock(StreamLayer):
         self.pwconv2 = nn.Linear(4 * channels, channels)
         self.gamma = nn.Parameter(torch.ones(channels))
 
-    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+    def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
         mixed_BTC = self.norm(self.dwconv(signal_BCT, chunk).transpose(1, 2))
         branch_BTC: Tensor = self.gamma * self.pwconv2(gelu(self.pwconv1(mixed_BTC)))
         return signal_BCT + branch_BTC.transpose(1, 2)
@@ -41,7 +41,7 @@ class SnakeUnit(StreamLayer):
         self.act2 = SnakeBeta(channels)
         self.conv2 = CausalConv(layout, nn.Conv1d(channels, channels, 1))
 
-    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+    def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
         branch_BCT: Tensor = self.conv2(self.act2(self.conv1(self.act1(signal_BCT), chunk)), chunk)
         return branch_BCT + signal_BCT
 
@@ -63,7 +63,7 @@ class SnakeUpsampling(StreamLayer):
             ]
         )
 
-    def forward(self, signal_BCT: Tensor, chunk: Chunk | None) -> Tensor:
+    def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
         output_BCT: Tensor = self.block(signal_BCT, chunk)
         return output_BCT
 

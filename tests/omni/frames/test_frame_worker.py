@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from omni.chunks import AudioChunk
 from omni.device.cpu import CpuDevice
 from omni.frames import CodeFrames
+from omni.outputs import AudioChunk
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard

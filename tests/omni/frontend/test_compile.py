@@ -15,7 +15,7 @@ BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), lambda text: 
 
 
 def compiler(vocabulary: Vocabulary | None = BYTES, **defaults: object) -> SamplingCompiler:
-    own = SamplingParams(stop_token_ids=(END,), **defaults).over(GREEDY)  # type: ignore[arg-type]
+    own = SamplingParams(stop_token_ids=(END,), **defaults).with_defaults(GREEDY)  # type: ignore[arg-type]
     stages = (
         Stage(name="writer", kind="ar", model="m:m", options=ArOptions(sampling=own)),
         Stage(name="talker", kind="ar", model="m:m", options=ArOptions()),
@@ -48,8 +48,8 @@ def test_each_sample_has_rules_of_its_own():
     assert second.stops is not None
     assert [first.stops.push(97), first.stops.push(98)] == [StopVerdict(1, False), StopVerdict(2, True)]
     assert second.stops.push(98) == StopVerdict(0, False)
-    assert [first.guides[0].push(97), first.guides[0].push(98)] == [False, True]
-    assert second.guides[0].push(97) is False
+    assert [first.host_processors[0].push(97), first.host_processors[0].push(98)] == [False, True]
+    assert second.host_processors[0].push(97) is False
     assert compiled.after_stop([120, 97, 98, 121]) == ""  # it ended in the last token
     assert compiled.after_stop([120, 97, 98]) == "ab"
 
@@ -58,7 +58,7 @@ def test_a_stages_own_settings_are_texts_too():
     own = compiler(stop=("x",), bad_words=("y",), structured=StructuredOutput(choice=("a",)))
     compiled = own.compile({}, {})
     assert compiled.rules()["writer"].stops is not None
-    assert len(compiled.rules()["writer"].guides) == 1
+    assert len(compiled.rules()["writer"].host_processors) == 1
     assert compiled.sampling["writer"].bad_words_ids == ((121,), (32, 121))
     asked = {"writer": SamplingParams(stop=(), bad_words=())}
     compiled = own.compile(asked, {"writer": "sampling"})
@@ -72,8 +72,8 @@ def test_a_stages_own_settings_are_texts_too():
 )
 def test_the_ids_that_end_a_structured_text(fields: dict[str, object], ends: set[int]):
     asked = SamplingParams(structured=StructuredOutput(regex="a*"), **fields)  # type: ignore[arg-type]
-    guide = compiler().compile({"writer": asked}, {"writer": "sampling"}).rules()["writer"].guides[0]
-    allowed = guide.edit().allowed
+    processor = compiler().compile({"writer": asked}, {"writer": "sampling"}).rules()["writer"].host_processors[0]
+    allowed = processor.edit().allowed
     assert allowed is not None
     assert {i for i in range(64 * len(allowed)) if int(allowed[i // 64]) >> i % 64 & 1} == {97, *ends}
 

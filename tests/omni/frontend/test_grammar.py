@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from omni.errors import InputError
-from omni.frontend.grammar import GrammarCompiler, GrammarGuide
+from omni.frontend.grammar import GrammarCompiler, GrammarMatcher
 from omni.frontend.grammar.compiler import KEPT_BYTES, LONGEST_FORM, compiled_bytes
 from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.vocabulary import Vocabulary
@@ -62,12 +62,12 @@ def ids_in(mask: Sequence[int]) -> list[int]:
     return [64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if bits >> bit & 1]
 
 
-def walk(guide: GrammarGuide, vocabulary: Vocabulary, ends: Sequence[int], seed: int) -> str | None:
+def walk(matcher: GrammarMatcher, vocabulary: Vocabulary, ends: Sequence[int], seed: int) -> str | None:
     """A text of random allowed tokens, some of which end it; None if it did not end."""
     dice = random.Random(seed)
     said = b""
     for _ in range(400):
-        allowed = guide.edit().allowed
+        allowed = matcher.edit().allowed
         assert allowed is not None
         choices = ids_in(allowed.tolist())
         ending = [i for i in choices if i in ends]
@@ -75,7 +75,7 @@ def walk(guide: GrammarGuide, vocabulary: Vocabulary, ends: Sequence[int], seed:
         if token not in ends:
             assert vocabulary.written(token), "a token that writes nothing"
             said += vocabulary.written(token)
-        over = guide.push(token)
+        over = matcher.push(token)
         assert over or token not in ends
         if over:
             return said.decode()
@@ -124,7 +124,7 @@ def test_every_text_has_the_form(tiny: tuple[Vocabulary, int], compiler: Grammar
     structured, has_form = FORMS[form]
     vocabulary, end = tiny
     grammar = compiler.compile(structured, "structured")
-    texts = [walk(GrammarGuide(grammar, [end], "structured"), vocabulary, [end], seed) for seed in range(80)]
+    texts = [walk(GrammarMatcher(grammar, [end], "structured"), vocabulary, [end], seed) for seed in range(80)]
     whole = [text for text in texts if text is not None]
     assert len(whole) > 40
     assert len(set(whole)) > 4
@@ -137,7 +137,7 @@ def test_every_text_has_the_form_whatever_make_the_tokenizer(make: str, form: st
     structured, has_form = FORMS[form]
     end = MAKES[make]().convert_tokens_to_ids("<|end|>")
     grammar = GrammarCompiler(vocabulary_of(make)).compile(structured, "structured")
-    texts = [walk(GrammarGuide(grammar, [end], "structured"), vocabulary_of(make), [end], seed) for seed in range(20)]
+    texts = [walk(GrammarMatcher(grammar, [end], "structured"), vocabulary_of(make), [end], seed) for seed in range(20)]
     assert sum(text is not None for text in texts) > 4
     assert [text for text in texts if text is not None and not has_form(text)] == []
 
@@ -145,7 +145,7 @@ def test_every_text_has_the_form_whatever_make_the_tokenizer(make: str, form: st
 def test_what_a_form_forces_is_allowed_in_the_tokens_of_a_text():
     for make in ("byte level", "byte fallback"):
         grammar = GrammarCompiler(vocabulary_of(make)).compile(StructuredOutput(json={"type": "object"}), "structured")
-        allowed = GrammarGuide(grammar, [], "structured").edit().allowed
+        allowed = GrammarMatcher(grammar, [], "structured").edit().allowed
         assert allowed is not None
         assert {vocabulary_of(make).written(token)[:1] for token in ids_in(allowed.tolist())} == {b"{"}
 
@@ -154,19 +154,19 @@ def test_every_choice_is_possible(tiny: tuple[Vocabulary, int], compiler: Gramma
     vocabulary, end = tiny
     grammar = compiler.compile(StructuredOutput(choice=CHOICES), "structured")
     for choice in CHOICES:
-        guide = GrammarGuide(grammar, [end], "structured")
+        matcher = GrammarMatcher(grammar, [end], "structured")
         for token in vocabulary.encode(choice):
-            allowed = guide.edit().allowed
+            allowed = matcher.edit().allowed
             assert allowed is not None
             assert token in ids_in(allowed.tolist())
-            guide.push(token)
+            matcher.push(token)
 
 
 def said(compiler: GrammarCompiler, regex: str, text: str, ends: Sequence[int]) -> tuple[list[int], bool]:
     """What may follow a text over single bytes, and whether nothing can."""
-    guide = GrammarGuide(compiler.compile(StructuredOutput(regex=regex), "structured"), ends, "structured")
-    over = [guide.push(byte) for byte in text.encode()]
-    allowed = guide.edit().allowed
+    matcher = GrammarMatcher(compiler.compile(StructuredOutput(regex=regex), "structured"), ends, "structured")
+    over = [matcher.push(byte) for byte in text.encode()]
+    allowed = matcher.edit().allowed
     assert allowed is not None
     return ids_in(allowed.tolist()), bool(over) and over[-1]
 
@@ -187,21 +187,21 @@ def test_ends_are_allowed_exactly_where_the_text_may_end():
 
 
 def test_a_mask_has_the_words_of_the_vocabulary():
-    guide = GrammarGuide(bytes_compiler().compile(StructuredOutput(regex="a"), "structured"), [0], "structured")
-    allowed = guide.edit().allowed
+    matcher = GrammarMatcher(bytes_compiler().compile(StructuredOutput(regex="a"), "structured"), [0], "structured")
+    allowed = matcher.edit().allowed
     assert allowed is not None
     assert (allowed.dtype, allowed.shape) == ("int64", (4,))
 
 
 def test_what_no_token_can_go_on_with_is_refused():
     only_a = GrammarCompiler(Vocabulary((b"a",), lambda text: [0]))
-    guide = GrammarGuide(only_a.compile(StructuredOutput(regex="ab"), "structured"), [], "structured")
+    matcher = GrammarMatcher(only_a.compile(StructuredOutput(regex="ab"), "structured"), [], "structured")
     with pytest.raises(InputError, match="structured: no token of the vocabulary"):
-        guide.push(0)
+        matcher.push(0)
     nothing = only_a.compile(StructuredOutput(regex=""), "structured")
     with pytest.raises(InputError, match="structured: no token of the vocabulary"):
-        GrammarGuide(nothing, [], "structured").edit()
-    assert GrammarGuide(nothing, [5], "structured").edit().allowed is not None
+        GrammarMatcher(nothing, [], "structured").edit()
+    assert GrammarMatcher(nothing, [5], "structured").edit().allowed is not None
 
 
 BAD: dict[str, tuple[StructuredOutput, str, str]] = {
@@ -349,7 +349,7 @@ def test_requests_of_one_form_do_not_disturb_each_other(tiny: tuple[Vocabulary, 
     grammar = compiler.compile(StructuredOutput(json=SCHEMA), "structured")
 
     def one(seed: int) -> str | None:
-        return walk(GrammarGuide(grammar, [end], "structured"), vocabulary, [end], seed)
+        return walk(GrammarMatcher(grammar, [end], "structured"), vocabulary, [end], seed)
 
     alone = [one(seed) for seed in range(24)]
     with ThreadPoolExecutor(6) as pool:

@@ -16,9 +16,9 @@ MANY = {"hidden": 260, "codec": 140, "listener": 60, "omni": 40}
 """Seeds by world: 500 in all."""
 LACKS = {
     "hidden": set(),
-    "codec": {"guided", "scored"},
-    "listener": {"guided", "scored"},
-    "omni": {"guided", "pauses and resumes"},
+    "codec": {"constrained", "scored"},
+    "listener": {"constrained", "scored"},
+    "omni": {"constrained", "pauses and resumes"},
 }
 """Events that a world's requests do not bring about."""
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from omni.checkpoint import Checkpoint
 from omni.cli import app
-from omni.device import Bucket, Device
+from omni.device import Device, PhaseCategory
 from omni.device.cpu import CpuDevice
 from omni.engine import EngineOptions, build_engine, resolve_pipeline
 from omni.engine.engine import Engine
@@ -57,7 +57,7 @@ def test_an_engine_writes_what_its_stages_launched(folder: Path, tmp_path: Path)
     assert trace.stages == ("text", "engine")
     assert set(trace.lanes("text")) == {"main"}
     assert [span.phase for span in trace.phases].count("hand_tokens_over") == 6
-    assert Bucket.OTHER not in {span.bucket for span in trace.phases}, "every phase says what it is for"
+    assert PhaseCategory.OTHER not in {span.category for span in trace.phases}, "every phase says what it is for"
     assert all(span.step is not None for span in trace.phases)
     (decoding,) = make_report(trace).decoding
     assert decoding.steps == 5

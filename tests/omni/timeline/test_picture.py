@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image, ImageColor
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.errors import InputError
 from omni.timeline import HostSpan, Trace
 from omni.timeline.picture import draw, palette, window_of
@@ -60,8 +60,8 @@ def test_the_legend_has_what_is_drawn_and_no_more():
 
 
 def test_every_bucket_has_a_colour_of_its_own():
-    assert set(palette.BUCKETS) == set(Bucket) - {Bucket.TOKEN_POINT}
-    assert len(set(palette.BUCKETS.values())) == len(palette.BUCKETS)
+    assert set(palette.CATEGORIES) == set(PhaseCategory) - {PhaseCategory.TOKEN_POINT}
+    assert len(set(palette.CATEGORIES.values())) == len(palette.CATEGORIES)
 
 
 def test_a_png_shows_phases_and_gaps_and_is_the_same_every_time(tmp_path: Path):
@@ -74,7 +74,7 @@ def test_a_png_shows_phases_and_gaps_and_is_the_same_every_time(tmp_path: Path):
     colours = image.getcolors(1 << 20)
     assert colours is not None
     area = {colour: count for count, colour in colours}
-    forward, gap = (ImageColor.getrgb(name) for name in (palette.BUCKETS[Bucket.FORWARD], palette.GAP))
+    forward, gap = (ImageColor.getrgb(name) for name in (palette.CATEGORIES[PhaseCategory.FORWARD], palette.GAP))
     pixels = 2 * 2 * 40 * 1256 / window.shown.length  # of a nanosecond of the main lane
     assert area[forward] == pytest.approx(2 * 700_000 * pixels, rel=0.05)
     assert area[gap] > 0.5 * 90_000 * pixels, "stripes and a border take the rest"

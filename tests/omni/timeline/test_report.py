@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.timeline import MAIN, Interval, PhaseSpan, Trace
 from omni.timeline.busy import Busy
 from omni.timeline.report import make_report, report_lines
@@ -24,8 +24,8 @@ def decoding(trace: Trace) -> Decoding:
     return one
 
 
-def phase_of(trace: Trace, name: str | None, bucket: str) -> PhaseReport:
-    (one,) = (one for one in make_report(trace).phases if (one.phase, one.bucket) == (name, bucket))
+def phase_of(trace: Trace, name: str | None, category: str) -> PhaseReport:
+    (one,) = (one for one in make_report(trace).phases if (one.phase, one.category) == (name, category))
     return one
 
 
@@ -61,7 +61,7 @@ def test_what_runs_between_steps_is_no_idle_time():
     trace = made_trace((20_000,))
     end = steps_of(trace, "thinker")[0].ran.end
     took = Interval(end + 1_000, end + 7_000)
-    gather = PhaseSpan("thinker", MAIN, "gather_segment", Bucket.PAYLOAD, None, took, took)
+    gather = PhaseSpan("thinker", MAIN, "gather_segment", PhaseCategory.PAYLOAD, None, took, took)
     idle = decoding(replace(trace, phases=(*trace.phases, gather))).idle
     assert idle is not None
     assert idle.p50 == 14.0
@@ -81,15 +81,15 @@ def test_a_wait_inside_a_step_is_told_apart():
 
 
 def test_buckets_of_a_step_are_sums_of_its_phases():
-    buckets = decoding(made_trace(GAPS)).buckets
-    assert {name: spread.p50 for name, spread in buckets.items()} == {
+    categories = decoding(made_trace(GAPS)).categories
+    assert {name: spread.p50 for name, spread in categories.items()} == {
         "preprocess": 15.0,
         "forward": 700.0,
         "logits": 60.0,
         "sample": 40.0,
         "postprocess": 8.0,
     }
-    assert all(spread.count == 5 for spread in buckets.values())
+    assert all(spread.count == 5 for spread in categories.values())
 
 
 def test_phases_and_buckets_that_hold_several():
@@ -106,7 +106,7 @@ def test_the_next_step_waits_for_what_is_behind_the_token_point():
     one = decoding(made_trace((5_000, 5_000)))
     assert one.behind_token is not None
     assert (one.behind_token.count, one.behind_token.p99) == (2, 8.0 + 5.0), "post_update, and the gap"
-    assert "token point" not in one.buckets, "a moment takes no time"
+    assert "token point" not in one.categories, "a moment takes no time"
 
 
 def test_host_time_of_both_halves_of_a_step():
@@ -130,7 +130,7 @@ def test_how_much_of_another_stream_is_behind_the_main_one():
 
 def span_on(lane: str, launch: int, run: int, length: int = 5) -> PhaseSpan:
     launched = Interval(launch, launch + 1)
-    return PhaseSpan("s", lane, f"p{launch}", Bucket.OTHER, None, launched, Interval(run, run + length))
+    return PhaseSpan("s", lane, f"p{launch}", PhaseCategory.OTHER, None, launched, Interval(run, run + length))
 
 
 def test_launches_that_look_out_of_order_are_no_bug():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni.device import Bucket, Device, Launch, SyncCheck, open_device, sync_guard
+from omni.device import Device, Launch, PhaseCategory, SyncCheck, open_device, sync_guard
 from omni.device.cuda import CudaStream
 from omni.timeline import Timeline, Trace
 from omni.timeline.report import make_report
@@ -198,8 +198,12 @@ def test_a_decode_loop_is_recorded_whole_and_nothing_waits(folder: Path, device:
     assert (trace.dropped, trace.unfinished) == (0, 0)
     assert in_stream_order(trace)
     assert all(span.ran.start >= span.launched.start for span in trace.phases)
-    assert {span.bucket for span in trace.phases} >= {Bucket.PREPROCESS, Bucket.FORWARD, Bucket.SAMPLE}
-    assert Bucket.OTHER not in {span.bucket for span in trace.phases}
+    assert {span.category for span in trace.phases} >= {
+        PhaseCategory.PREPROCESS,
+        PhaseCategory.FORWARD,
+        PhaseCategory.SAMPLE,
+    }
+    assert PhaseCategory.OTHER not in {span.category for span in trace.phases}
     (decoding,) = make_report(trace).decoding
     assert decoding.steps >= 39
     assert decoding.idle is not None

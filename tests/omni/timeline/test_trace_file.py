@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.device import Bucket
+from omni.device import PhaseCategory
 from omni.errors import InputError
 from omni.timeline import MAIN, HostSpan, Interval, PhaseSpan, Trace, read_trace, write_trace
 from support.made_trace import made_trace
@@ -104,7 +104,7 @@ def traces(draw: st.DrawFn) -> Trace:
         stage=names,
         lane=st.sampled_from([MAIN, "copy", "payload"]),
         phase=st.text(min_size=1, max_size=8),
-        bucket=st.sampled_from(Bucket),
+        category=st.sampled_from(PhaseCategory),
         step=st.none() | st.integers(0, 9),
         launched=intervals(),
         ran=intervals(),
@@ -151,7 +151,7 @@ def test_a_bad_file_is_told_with_its_name_and_the_field(tmp_path: Path):
         spoil(fresh(), *event, "pid", value=99): rf"traceEvents\[{first}\].pid is 99",
         spoil(fresh(), *event, "tid", value=99): rf"traceEvents\[{first}\].tid is 99",
         spoil(fresh(), *event, "args", "id", value=99): r"args.id is 0, and no slice of category 'run' has it",
-        spoil(fresh(), *event, "args", "bucket", value="soup"): rf"traceEvents\[{first}\].args.bucket is wrong",
+        spoil(fresh(), *event, "args", "category", value="soup"): rf"traceEvents\[{first}\].args.category is wrong",
         spoil(fresh(), "traceEvents", value=[]): "traceEvents holds no phases",
     }
     for content, told in cases.items():

@@ -29,7 +29,7 @@ CHATS = [
         max_text=14,
         max_codes=40,
         thinker=SamplingParams(temperature=0.0),
-        talker=SamplingParams(seed=100 + number).over(sampling),
+        talker=SamplingParams(seed=100 + number).with_defaults(sampling),
     )
     for number, (parts, sampling) in enumerate(zip(MEDIA, ASKED, strict=True))
 ]
@@ -63,7 +63,7 @@ def test_sampled_codes_are_those_of_transformers(shape: str) -> None:
     for asked, result in zip(CHATS, results, strict=True):
         if result.error is not None:
             raise result.error
-        ids, codes = spoken(folder, asked, asked.sampling["talker"].over(PUBLISHED))
+        ids, codes = spoken(folder, asked, asked.sampling["talker"].with_defaults(PUBLISHED))
         assert result.ids == ids
         assert [frame[0] for frame in result.frames] == codes
     assert len({tuple(frame[0] for frame in result.frames) for result in results}) == len(CHATS)

@@ -42,9 +42,9 @@ def test_alone_it_says_what_transformers_says(family: TextFamily, model: PreTrai
     for prompt, ids in enumerate(family.ids):
         told = family.alone(asked, prompt)
         compiled = family.compiled(asked)
-        params = compiled.sampling["text"].over(family.defaults)
-        guides = compiled.rules().get("text", NO_RULES).guides
-        tokens = generated(model, ids, params.stop_token_ids or (), arguments(params, len(ids), guides))
+        params = compiled.sampling["text"].with_defaults(family.defaults)
+        host_processors = compiled.rules().get("text", NO_RULES).host_processors
+        tokens = generated(model, ids, params.stop_token_ids or (), arguments(params, len(ids), host_processors))
         stops = family.sets[asked]["text"].stop or ()
         given, held = cut(tokens, stops, family.vocabulary)
         assert (told.tokens, list(told.end("text")[1])) == (given, held)

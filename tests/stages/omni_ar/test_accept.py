@@ -27,7 +27,7 @@ VOCAB = 13
 STOPS = (3, 7)
 ROWS = 6
 MODEL = SmallText(vocab=VOCAB)
-PENALIZED = [SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5).over(GREEDY)]
+PENALIZED = [SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5).with_defaults(GREEDY)]
 
 
 @dataclass

@@ -50,9 +50,9 @@ TestRows = Rows.TestCase
 def test_slots_are_what_laying_the_blocks_end_to_end_gives(size: int, blocks: list[int], data: st.DataObject):
     laid = [block * size + offset for block in blocks for offset in range(size)]
     positions = data.draw(st.lists(st.integers(0, len(laid) - 1)))
-    grown = data.draw(st.integers(0, len(blocks)))
-    table = BlockTable.of("r", blocks[:grown], max_blocks=8)
-    for block in blocks[grown:]:
+    held = data.draw(st.integers(0, len(blocks)))
+    table = BlockTable.of("r", blocks[:held], max_blocks=8)
+    for block in blocks[held:]:
         table.append(block)
     slots = table.slots(np.array(positions, np.int64), size)
     assert slots.tolist() == [laid[position] for position in positions]

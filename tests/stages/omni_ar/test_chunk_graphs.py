@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni.chunks import LogprobChunk
 from omni.device import Device
+from omni.outputs import TokenLogprobs
 from omni.payload import Payload
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.inputs import Segment, SegmentSlot, TokenHidden
@@ -108,7 +108,7 @@ def test_chunks_few_blocks_and_shared_prefixes(late: bool, budget: int, blocks: 
 def logprobs(driver: ArDriver, name: str) -> Tensor:
     """Of all tokens, those of the prompt first."""
     metas = [produced.payload.meta for produced in driver.produced[name]]
-    chunks = [meta for meta in metas if isinstance(meta, LogprobChunk)]
+    chunks = [meta for meta in metas if isinstance(meta, TokenLogprobs)]
     ordered = sorted(chunks, key=lambda chunk: (not chunk.prompt, chunk.first))
     return torch.from_numpy(np.concatenate([chunk.logprobs for chunk in ordered]))
 

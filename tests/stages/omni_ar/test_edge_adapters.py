@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from omni.chunks import TokenChunk
 from omni.encoded import Encoded
 from omni.frames import CodeFrames
+from omni.outputs import GeneratedTokens
 from omni.payload import PageSlice, Payload
 from omni_ar.adapters import EncodedToSegment, FramesToCodes, TokensToCodes, audio_segments, image_segments
 from omni_ar.inputs import Segment, TokenCodes
@@ -28,7 +28,7 @@ def test_media_fill_the_segment_of_their_index(factory: Callable[[None], Encoded
 def test_frames_pass_on_as_codes_and_their_ids_do_not() -> None:
     adapter, pages = FramesToCodes(None), PageSlice(torch.zeros(2, 4, 8, dtype=torch.int64), np.arange(1))
 
-    assert adapter.push(Payload(TokenChunk(ids=(4,)))) == ()
+    assert adapter.push(Payload(GeneratedTokens(ids=(4,)))) == ()
     (payload,) = adapter.push(Payload(TokenCodes(), {"codes": pages}))
 
     assert payload.meta == CodeFrames(count=1)
@@ -38,13 +38,13 @@ def test_frames_pass_on_as_codes_and_their_ids_do_not() -> None:
 
 def test_codes_go_on_without_the_one_that_ends_them() -> None:
     adapter = TokensToCodes(None)
-    (frames,) = adapter.push(Payload(TokenChunk(ids=(5, 6), ends=False)))
+    (frames,) = adapter.push(Payload(GeneratedTokens(ids=(5, 6), ends=False)))
     assert isinstance(frames.meta, CodeFrames)
     assert frames.meta.codes is not None
     assert (frames.meta.count, frames.meta.codes.tolist(), frames.tensors) == (2, [[5], [6]], {})
-    (last,) = adapter.push(Payload(TokenChunk(ids=(9, 40), ends=True)))
+    (last,) = adapter.push(Payload(GeneratedTokens(ids=(9, 40), ends=True)))
     assert isinstance(last.meta, CodeFrames)
     assert last.meta.codes is not None
     assert last.meta.codes.tolist() == [[9]]
-    assert not adapter.push(Payload(TokenChunk(ids=(40,), ends=True)))
+    assert not adapter.push(Payload(GeneratedTokens(ids=(40,), ends=True)))
     assert not adapter.finish("stop")

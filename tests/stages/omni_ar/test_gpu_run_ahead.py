@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from omni.chunks import LogprobChunk
 from omni.device import open_device
+from omni.outputs import TokenLogprobs
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
@@ -91,7 +91,7 @@ def _hidden(driver: ArDriver, name: str) -> list[torch.Tensor]:
 
 def _scores(driver: ArDriver, name: str, of_prompt: bool) -> dict[int, tuple[list[int], np.ndarray]]:
     metas = [produced.payload.meta for produced in driver.produced[name]]
-    chunks = [meta for meta in metas if isinstance(meta, LogprobChunk) and meta.prompt == of_prompt]
+    chunks = [meta for meta in metas if isinstance(meta, TokenLogprobs) and meta.prompt == of_prompt]
     return {c.first + row: (c.ids[row].tolist(), c.logprobs[row]) for c in chunks for row in range(len(c.ids))}
 
 

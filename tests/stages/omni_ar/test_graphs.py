@@ -12,7 +12,7 @@ from omni.payload import Payload
 from omni.rules import HostRules
 from omni.sampling_params import SamplingParams
 from omni.stage import Open
-from omni_ar.buckets import HAND_OVER
+from omni_ar.categories import HAND_OVER
 from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
@@ -87,7 +87,7 @@ def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured(cap
     device = CountingDevice()
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=2, block_size=4), captured=True)
     device.launches.clear()
-    rules, params = HostRules(guides=(NothingTwice(61, most=6),)), SamplingParams(max_tokens=6)
+    rules, params = HostRules(host_processors=(NothingTwice(61, most=6),)), SamplingParams(max_tokens=6)
     driver.worker.inbox.append(Open("0", params, frozenset({SOURCE}), rules=rules))
     driver.feed_host("0", Payload(plain_prompt(PROMPTS[1])))
     driver.end("0")

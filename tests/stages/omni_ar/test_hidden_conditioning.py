@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni.chunks import TokenChunk
+from omni.outputs import GeneratedTokens
 from omni.payload import Payload
 from omni_ar.hidden_conditioning import HeardPrompt, HiddenConditioning
 from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenCodes, TokenHidden
@@ -29,7 +29,7 @@ def test_the_speaker_begins_with_the_first_token_that_was_heard() -> None:
     everything = {"hidden": torch.zeros(3, 4)}
     (segment,) = adapter.push(Payload(PromptHidden(), everything))
     assert (segment.meta, segment.tensors) == (Segment(name="hidden", index=0), everything)
-    assert not adapter.push(Payload(TokenChunk(ids=(3,), ends=False)))
+    assert not adapter.push(Payload(GeneratedTokens(ids=(3,), ends=False)))
     # Of the prompt's last position: that is in the segment above.
     assert not adapter.push(hidden(0))
     prompt, first = adapter.push(hidden(1))

@@ -86,7 +86,7 @@ class Pool(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(sorted(self.writable) or sorted(self.users)))
         if block not in self.writable and block not in self.block_of.values():
             return  # it was published once and something richer took its place: its user does not offer it again
-        self.pool.publish(block, key)
+        self.pool.cache(block, key)
         if block not in self.writable:
             return
         self.writable.discard(block)
@@ -136,7 +136,7 @@ def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
     pool = BlockPool(3)
     blocks = pool.allocate(3)
     for block, key in zip(blocks, KEYS, strict=False):
-        pool.publish(block, key)
+        pool.cache(block, key)
     pool.release(blocks)
     pool.release(pool.allocate(1))
     assert pool.match(KEYS[:3], [0, 0, 0]) == blocks[:2]
@@ -146,12 +146,12 @@ def test_a_richer_block_takes_a_poorer_one_s_place_and_its_readers_keep_theirs()
     pool = BlockPool(2)
     (poor,) = pool.allocate(1)
     pool.store(poor, 0b01)
-    pool.publish(poor, KEYS[0])
+    pool.cache(poor, KEYS[0])
     assert pool.match(KEYS[:1], [0b11]) == [], "what a consumer needs is not there: a miss"
     assert pool.match(KEYS[:1], [0b01]) == [poor]
     (rich,) = pool.allocate(1)
     pool.store(rich, 0b11)
-    pool.publish(rich, KEYS[0])
+    pool.cache(rich, KEYS[0])
     assert pool.match(KEYS[:1], [0b11]) == [rich]
     assert pool.available == 0, "the poorer one is still in use"
     pool.release([poor])
@@ -162,11 +162,11 @@ def test_a_richer_block_takes_a_poorer_one_s_place_and_its_readers_keep_theirs()
 def test_a_poorer_block_that_nobody_uses_is_free_once_a_richer_one_has_its_place():
     pool = BlockPool(3)
     (poor,) = pool.allocate(1)
-    pool.publish(poor, KEYS[0])
+    pool.cache(poor, KEYS[0])
     pool.release([poor])
     (rich,) = pool.allocate(1)
     pool.store(rich, 1)
-    pool.publish(rich, KEYS[0])
+    pool.cache(rich, KEYS[0])
     assert pool.cached == 1
     assert sorted(pool.allocate(2)) == sorted({1, 2, 3} - {rich})
     assert pool.evictions == 0

@@ -134,10 +134,10 @@ def test_those_on_the_device_are_in_the_order_of_their_names(registry: Processor
 
 def test_each_request_has_a_guide_of_its_own(registry: ProcessorRegistry):
     asked: Mapping[str, Mapping[str, object]] = {"count": {"a": 1}, "add": {"by": 1.0}}
-    (first,), (second,) = registry.guides(asked), registry.guides(asked)
+    (first,), (second,) = registry.host_processors(asked), registry.host_processors(asked)
     first.push(3)
     assert (first.tokens, second.tokens) == ([3], [])
-    assert registry.guides({"add": {"by": 1.0}}) == registry.guides(None) == ()
+    assert registry.host_processors({"add": {"by": 1.0}}) == registry.host_processors(None) == ()
 
 
 REFUSED: dict[str, tuple[dict[str, dict[str, object]], str]] = {

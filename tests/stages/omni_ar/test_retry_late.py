@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni.chunks import LogprobChunk
 from omni.connector import Ref
 from omni.device.cpu import CpuDevice
 from omni.errors import StageError
+from omni.outputs import TokenLogprobs
 from omni.payload import PageSlice, Payload
 from omni.sampling_params import SamplingParams
 from omni.stage import Failed, Open
@@ -85,7 +85,7 @@ class Readers(ArDriver):
     def scores(self, name: str) -> list[tuple[bool, int, list[list[int]]]]:
         """Whether of the prompt, the first token's index, and the likeliest ids, of each chunk of log-probabilities."""
         metas = [produced.payload.meta for produced in self.produced.get(name, [])]
-        return [(meta.prompt, meta.first, meta.ids.tolist()) for meta in metas if isinstance(meta, LogprobChunk)]
+        return [(meta.prompt, meta.first, meta.ids.tolist()) for meta in metas if isinstance(meta, TokenLogprobs)]
 
     @property
     def over(self) -> bool:

@@ -18,7 +18,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.pack import pack_step
-from omni_ar.run.plan import Chunk, StepPlan
+from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row
 from omni_ar.run.runner import Runner
@@ -150,16 +150,18 @@ def running(row: int, length: int, computed: int, outputs: int, edit: LogitsEdit
     )
 
 
-@pytest.mark.parametrize("guided", [(0, 2, 4), (4,), (2,), (0,)])
-def test_a_guide_s_mask_and_biases_are_placed_by_the_rows_that_are_sampled(guided: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("constrained", [(0, 2, 4), (4,), (2,), (0,)])
+def test_a_host_processor_s_mask_and_biases_are_placed_by_the_rows_that_are_sampled(
+    constrained: tuple[int, ...],
+) -> None:
     """In the step are rows that decode, chunks that do not reach their prompt's end, for which nothing is sampled, and others."""
     edits = {
-        row: LogitsEdit(np.array([1 << row]), np.array([row]), np.array([0.5 + row], np.float32)) for row in guided
+        row: LogitsEdit(np.array([1 << row]), np.array([row]), np.array([0.5 + row], np.float32)) for row in constrained
     }
     decodes = tuple(running(row, 4, 5, 2, edits.get(row)) for row in (0, 1))
     ends = {2: True, 3: False, 4: True}
     chunks = [
-        Chunk(running(row, 6, 0, 0, edits.get(row)), 0, 6 if last else 4, first=True, last=last, replay=False)
+        PrefillChunk(running(row, 6, 0, 0, edits.get(row)), 0, 6 if last else 4, first=True, last=last, replay=False)
         for row, last in ((3, False), *((row, last) for row, last in ends.items() if last))
     ]
     plan = StepPlan(1, decodes, tuple(chunks))
@@ -172,11 +174,11 @@ def test_a_guide_s_mask_and_biases_are_placed_by_the_rows_that_are_sampled(guide
     uploader.launch(upload)
     assert packed.edits is not None
     rows_R, edited = uploader.view(packed.rows), packed.edits
-    assert rows_R[uploader.view(edited.places_g)].tolist() == list(guided)
-    assert uploader.view(edited.masks_gW)[:, 0].tolist() == [1 << row for row in guided]
-    assert rows_R[uploader.view(edited.pair_places_p)].tolist() == list(guided)
-    assert uploader.view(edited.pair_ids_p).tolist() == list(guided)
-    assert uploader.view(edited.pair_bias_p).view(torch.float64).tolist() == [0.5 + row for row in guided]
+    assert rows_R[uploader.view(edited.places_g)].tolist() == list(constrained)
+    assert uploader.view(edited.masks_gW)[:, 0].tolist() == [1 << row for row in constrained]
+    assert rows_R[uploader.view(edited.pair_places_p)].tolist() == list(constrained)
+    assert uploader.view(edited.pair_ids_p).tolist() == list(constrained)
+    assert uploader.view(edited.pair_bias_p).view(torch.float64).tolist() == [0.5 + row for row in constrained]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.chunks import TokenChunk
+from omni.outputs import GeneratedTokens
 from omni.payload import PageSlice, Payload
 from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenCodes
 from omni_ar.text_conditioning import SpokenPrompt, TextConditioning
@@ -56,7 +56,7 @@ def test_thinker_to_talker(chunks: list[list[int]], lead: list[int], end: str) -
     for place, chunk in enumerate(chunks, 1):
         known += chunk
         ends = end == "end id" and place == len(chunks)
-        for payload in adapter.push(Payload(TokenChunk(ids=tuple(chunk), ends=ends))):
+        for payload in adapter.push(Payload(GeneratedTokens(ids=tuple(chunk), ends=ends))):
             heard.take(payload)
         spoken = [int(prompt.columns[0, -1]) for prompt in heard.prompts] + heard.steps
         assert spoken == ([] if len(known) < 2 else known[:-1])
@@ -84,7 +84,7 @@ def test_the_last_token_is_spoken_only_if_the_text_was_ended_from_outside(
     reason: str, ends: bool, steps: list[list[int]]
 ) -> None:
     adapter = TextConditioning(_args([]))
-    adapter.push(Payload(TokenChunk(ids=(1, 2, 3), ends=ends)))
+    adapter.push(Payload(GeneratedTokens(ids=(1, 2, 3), ends=ends)))
 
     metas = [payload.meta for payload in adapter.finish(reason)]
 

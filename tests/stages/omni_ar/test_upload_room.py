@@ -15,7 +15,7 @@ from omni_ar.processors import LogitsProcessor, NamedProcessor, ProcessedRows
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits, step_words
 from omni_ar.run.pack import pack_step
-from omni_ar.run.plan import Chunk, Growth, StepPlan
+from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row
 from omni_ar.sampling import StartingRow, edit_words, merge_edits, pack_edits, pack_sampling, start_words
@@ -149,7 +149,7 @@ def request(row: int, shape: ArShape, limits: Limits, length: int, outputs: int)
 @pytest.mark.parametrize(("rows", "budget"), [(1, 95), (MAX_STARTS, 400), (MAX_STARTS + 5, 800), (20, 8)])
 @pytest.mark.parametrize("replayed", [False, True])
 def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: bool) -> None:
-    """As many rows start as may, with everything, and all others decode, get a block and are guided."""
+    """As many rows start as may, with everything, and all others decode, get a block and are constrained."""
     shape = shape_of(columns)
     options = ArOptions(max_num_seqs=rows, max_num_batched_tokens=budget, block_size=1)
     limits = Limits.of("text", options, shape, PROCESSORS)
@@ -160,11 +160,13 @@ def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: b
     for row in range(starts):
         if replayed:  # what goes before is in the prefix cache
             one = request(row, shape, limits, 1, LENGTH - 2)
-            chunks.append(Chunk(one, one.target - length, length, first=True, last=True, replay=True))
+            chunks.append(PrefillChunk(one, one.target - length, length, first=True, last=True, replay=True))
         else:
-            chunks.append(Chunk(request(row, shape, limits, length, 0), 0, length, first=True, last=True, replay=False))
-    grown = [Growth(one, place) for one in decodes for place in (0, 1)][: rows + len(decodes)]
-    plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(grown))
+            chunks.append(
+                PrefillChunk(request(row, shape, limits, length, 0), 0, length, first=True, last=True, replay=False)
+            )
+    new_blocks = [NewBlock(one, place) for one in decodes for place in (0, 1)][: rows + len(decodes)]
+    plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
     upload = upload_of(limits.upload_words)
     pack_step(upload, plan, limits, shape, PROCESSORS, padded=rows)
     needed = upload.size

@@ -1,4 +1,4 @@
-"""What the worker does about sampling: log-probabilities, guides, stop strings, emitted hidden states; on late devices too."""
+"""What the worker does about sampling: log-probabilities, host processors, stop strings, emitted hidden states."""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from omni.chunks import LogprobChunk
 from omni.device import Device, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
+from omni.outputs import TokenLogprobs
 from omni.payload import Payload
 from omni.rules import HostRules, LogitsEdit, StopVerdict
 from omni.sampling_params import SamplingParams
@@ -44,9 +44,9 @@ def ask_with(driver: ArDriver, name: str, prompt: Sequence[int], rules: HostRule
     driver.end(name)
 
 
-def chunks(driver: ArDriver, name: str) -> list[LogprobChunk]:
+def chunks(driver: ArDriver, name: str) -> list[TokenLogprobs]:
     metas = [produced.payload.meta for produced in driver.produced[name]]
-    return [meta for meta in metas if isinstance(meta, LogprobChunk)]
+    return [meta for meta in metas if isinstance(meta, TokenLogprobs)]
 
 
 def expected_logprobs(tokens: Sequence[int]) -> torch.Tensor:
@@ -156,42 +156,44 @@ def alternating(prompt: Sequence[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_guided_requests_wait_for_their_tokens_and_others_do_not(kind: str):
+def test_processord_requests_wait_for_their_tokens_and_others_do_not(kind: str):
     driver = ahead_driver(kind, num_blocks=10)
-    guide = Alternating(7)
-    ask_with(driver, "guided", PROMPTS[0], HostRules(guides=(guide,)), max_tokens=TOKENS)
+    processor = Alternating(7)
+    ask_with(driver, "constrained", PROMPTS[0], HostRules(host_processors=(processor,)), max_tokens=TOKENS)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
-    ask_with(driver, "both", PROMPTS[2], HostRules(guides=(Alternating(50), Alternating(4))), max_tokens=TOKENS)
+    ask_with(
+        driver, "both", PROMPTS[2], HostRules(host_processors=(Alternating(50), Alternating(4))), max_tokens=TOKENS
+    )
     settle(driver)
-    assert driver.tokens("guided") == alternating(PROMPTS[0], 7) == guide.heard
+    assert driver.tokens("constrained") == alternating(PROMPTS[0], 7) == processor.heard
     assert driver.tokens("both") == alternating(PROMPTS[2], 4)
     assert driver.tokens("plain") == greedy(MODEL, PROMPTS[1], TOKENS)
     assert {name: driver.done(name).reason for name in driver.ends} == {
-        "guided": "stop",
+        "constrained": "stop",
         "both": "stop",
         "plain": "length",
     }
 
 
-def test_a_guide_that_ends_a_request_gives_out_what_was_held_back():
+def test_a_processor_that_ends_a_request_gives_out_what_was_held_back():
     driver = ahead_driver()
     made = alternating(PROMPTS[0], 5)
-    rules = HostRules(stops=StopAtIds([*made[-2:], 60]), guides=(Alternating(5),))
-    ask_with(driver, "guided", PROMPTS[0], rules, max_tokens=TOKENS)
+    rules = HostRules(stops=StopAtIds([*made[-2:], 60]), host_processors=(Alternating(5),))
+    ask_with(driver, "constrained", PROMPTS[0], rules, max_tokens=TOKENS)
     settle(driver)
-    assert driver.tokens("guided") == made
-    assert driver.done("guided").held == ()
+    assert driver.tokens("constrained") == made
+    assert driver.done("constrained").held == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("little", [False, True])
-def test_the_last_token_that_a_guide_allows_has_its_hidden_state_too(kind: str, little: bool):
+def test_the_last_token_that_a_processor_allows_has_its_hidden_state_too(kind: str, little: bool):
     """One more step gives it, also of a request that is preempted, and no token."""
     counts = (9, 1, 6)
     options = {"num_blocks": max(map(len, PROMPTS)) + 10, "block_size": 1} if little else {}
     driver = ahead_driver(kind, model=EMITTING, **options)
     for index, (prompt, count) in enumerate(zip(PROMPTS, counts, strict=True)):
-        rules = HostRules(guides=(Alternating(count),))
+        rules = HostRules(host_processors=(Alternating(count),))
         ask_with(driver, str(index), prompt, rules, max_tokens=count + 1, logprobs=0)
         driver.tick()
     settle(driver)
@@ -208,15 +210,15 @@ def test_the_last_token_that_a_guide_allows_has_its_hidden_state_too(kind: str, 
 
 
 @pytest.mark.parametrize(
-    "fault", [ValueError("a guide's fault"), SystemExit("a guide's fault")], ids=["error", "panic"]
+    "fault", [ValueError("a processor's fault"), SystemExit("a processor's fault")], ids=["error", "panic"]
 )
-def test_a_guide_that_fails_fails_its_request_alone(fault: BaseException):
+def test_a_processor_that_fails_fails_its_request_alone(fault: BaseException):
     driver = ahead_driver()
-    ask_with(driver, "guided", PROMPTS[0], HostRules(guides=(Broken(fault),)), max_tokens=TOKENS)
+    ask_with(driver, "constrained", PROMPTS[0], HostRules(host_processors=(Broken(fault),)), max_tokens=TOKENS)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
     settle(driver)
-    assert "steering its tokens" in str(driver.error("guided"))
-    assert f"{type(fault).__name__}: a guide's fault" in str(driver.error("guided"))
+    assert "steering its tokens" in str(driver.error("constrained"))
+    assert f"{type(fault).__name__}: a processor's fault" in str(driver.error("constrained"))
     assert driver.tokens("plain") == greedy(MODEL, PROMPTS[1], TOKENS)
 
 
@@ -224,7 +226,7 @@ def test_a_guide_that_fails_fails_its_request_alone(fault: BaseException):
 def test_a_request_that_may_say_nothing_fails_and_harms_nobody(kind: str):
     driver = ahead_driver(kind)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
-    ask_with(driver, "mute", PROMPTS[0], HostRules(guides=(Nothing(),)), max_tokens=TOKENS)
+    ask_with(driver, "mute", PROMPTS[0], HostRules(host_processors=(Nothing(),)), max_tokens=TOKENS)
     settle(driver)
     error = driver.error("mute")
     assert isinstance(error, InputError)
@@ -359,7 +361,7 @@ class Failing(CpuDevice):
 
 
 def settle(driver: ArDriver) -> None:
-    """Until every request is over: guides answer in a thread of their own."""
+    """Until every request is over: host processors answer in a thread of their own."""
     for _ in range(100_000):
         with torch.inference_mode():
             driver.device.synchronize()

@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 
 from omni.checkpoint import Checkpoint
-from omni.chunks import AudioChunk
 from omni.device import Device, SyncCheck, sync_guard
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
@@ -17,15 +16,16 @@ from omni.engine import (
     EngineOptions,
     EngineOutput,
     EngineRequest,
-    OutputChunk,
     RequestFailed,
     RequestFinished,
     StageFinished,
+    StageOutput,
     build_engine,
     check_pipeline,
 )
 from omni.errors import ConfigError, OmniError
 from omni.frames import CodeFrames
+from omni.outputs import AudioChunk
 from omni.payload import Payload
 from omni.pipeline import Pipeline
 from omni.sampling_params import SamplingParams
@@ -75,7 +75,7 @@ class Listener:
 
     def expect(self, name: str, codes: NDArray[np.int64], seed: int, voice: int = 1) -> None:
         chunks = [
-            o.meta.samples for o in self.heard[name] if isinstance(o, OutputChunk) and isinstance(o.meta, AudioChunk)
+            o.meta.samples for o in self.heard[name] if isinstance(o, StageOutput) and isinstance(o.meta, AudioChunk)
         ]
         latents_TM = painted(codes, voice, drawn(seed, len(codes)), spans(len(codes), OPTIONS))
         whole = heard(latents_TM, Painter().context)

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.chunks import AudioChunk
 from omni.device.cpu import CpuDevice
 from omni.frames import CodeFrames
+from omni.outputs import AudioChunk
 from omni.payload import PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard

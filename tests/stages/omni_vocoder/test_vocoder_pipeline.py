@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from omni.checkpoint import Checkpoint
-from omni.chunks import AudioChunk
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
@@ -16,14 +15,15 @@ from omni.engine import (
     EngineOptions,
     EngineOutput,
     EngineRequest,
-    OutputChunk,
     RequestFailed,
     RequestFinished,
     StageFinished,
+    StageOutput,
     build_engine,
     check_pipeline,
 )
 from omni.errors import ConfigError, OmniError
+from omni.outputs import AudioChunk
 from omni.payload import Payload
 from omni.pipeline import Pipeline
 from omni.testing import LaunchGuard
@@ -64,7 +64,7 @@ class Listener:
     def expect(self, name: str, codes: list[list[int]]) -> None:
         """The whole wave of the codes, then the ends."""
         chunks = [
-            o.meta.samples for o in self.heard[name] if isinstance(o, OutputChunk) and isinstance(o.meta, AudioChunk)
+            o.meta.samples for o in self.heard[name] if isinstance(o, StageOutput) and isinstance(o.meta, AudioChunk)
         ]
         whole = whole_wave(WaveMaker(), (np.array(codes) + 1).tolist())
         np.testing.assert_allclose(np.concatenate(chunks), whole, rtol=1e-6)

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from omni.rules import Guide, LogitsEdit
+from omni.rules import HostLogitsProcessor, LogitsEdit
 from omni_ar.processors import HistoryProcessor
 
 
@@ -38,5 +38,5 @@ class NoRepeatGuide:
 
 
 class NoRepeat(HistoryProcessor):
-    def open(self, args: Mapping[str, object], vocab_size: int) -> Guide:
+    def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
         return NoRepeatGuide(msgspec.convert(args, NoRepeatArgs).size)

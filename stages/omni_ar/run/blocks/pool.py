@@ -88,7 +88,7 @@ class BlockPool:
         """Payload was written at these offsets (as bits) of a block in use."""
         self._stored[block] |= offsets
 
-    def publish(self, block: int, key: BlockKey) -> None:
+    def cache(self, block: int, key: BlockKey) -> None:
         """A block in use is full and will not be written again: others may share it. Of two blocks with one key, the one that
         holds more payload stays."""
         known = self._block_of.get(key)

@@ -10,7 +10,7 @@ from omni.device import Span, Upload
 from omni_ar.inputs import Prompt, SegmentSlot
 from omni_ar.model import ArShape
 from omni_ar.run.limits import Limits, step_words
-from omni_ar.run.plan import Chunk, Room, StepPlan
+from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, ReadySegment
 
 
@@ -48,22 +48,24 @@ class PackedChunks:
     scored_ids: Span
 
 
-def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, limits: Limits, room: Room) -> PackedChunks:
+def pack_chunks(
+    upload: Upload, plan: StepPlan, shape: ArShape, limits: Limits, padded_shape: PaddedShape
+) -> PackedChunks:
     chunks, prompts = plan.chunks, plan.prompts
     replays = [(chunk.request, index) for chunk in plan.replays for index in _outputs(chunk)]
     # Where each chunk begins in the batch.
-    starts = room.decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
+    starts = padded_shape.decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
     ends = [int(end) for chunk, end in zip(chunks, starts[1:], strict=True) if chunk.last]
     scored = [(chunk, scored_positions(chunk), start) for chunk, start in zip(chunks, starts[:-1], strict=True)]
-    decodes = np.full(room.decodes, limits.null_row)
+    decodes = np.full(padded_shape.decodes, limits.null_row)
     decodes[: len(plan.decodes)] = [request.row_index for request in plan.decodes]
-    rows = np.zeros((room.chunks, 4), np.int64)
+    rows = np.zeros((padded_shape.chunks, 4), np.int64)
     rows[: len(chunks)] = [
         (c.request.row_index, start, c.length, c.start) for c, start in zip(chunks, starts[:-1], strict=True)
     ]
     # Padding is at position 0, and writes to the null block.
-    places = np.zeros((shape.position_axes + 2, room.tokens), np.int64)
-    for chunk, start in zip(chunks, starts[:-1] - room.decodes, strict=True):
+    places = np.zeros((shape.position_axes + 2, padded_shape.tokens), np.int64)
+    for chunk, start in zip(chunks, starts[:-1] - padded_shape.decodes, strict=True):
         _place(places[:, start : start + chunk.length], chunk, shape.emits_tokens, limits.block_size)
     return PackedChunks(
         replayed=len(replays),
@@ -81,7 +83,7 @@ def pack_chunks(upload: Upload, plan: StepPlan, shape: ArShape, limits: Limits, 
     )
 
 
-def scored_positions(chunk: Chunk) -> NDArray[np.int64]:
+def scored_positions(chunk: PrefillChunk) -> NDArray[np.int64]:
     """Positions of the chunk whose next token is of the prompt too, and to be scored."""
     request = chunk.request
     if chunk.replay or request.sampling.prompt_logprobs is None:
@@ -103,7 +105,7 @@ def pack_steps(
     return words
 
 
-def _pack_segments(upload: Upload, prompts: Sequence[Chunk]) -> Iterator[PackedSegment]:
+def _pack_segments(upload: Upload, prompts: Sequence[PrefillChunk]) -> Iterator[PackedSegment]:
     start = 0
     for chunk in prompts:
         for slot, rows in segments_in(chunk):
@@ -113,7 +115,7 @@ def _pack_segments(upload: Upload, prompts: Sequence[Chunk]) -> Iterator[PackedS
         start += chunk.length
 
 
-def segments_in(chunk: Chunk) -> Iterator[tuple[SegmentSlot, slice]]:
+def segments_in(chunk: PrefillChunk) -> Iterator[tuple[SegmentSlot, slice]]:
     """Segments that stand in a prompt's chunk, each with the part that does."""
     for slot in _prompt(chunk).segments:
         first, last = np.searchsorted(slot.positions, (chunk.start, chunk.start + chunk.length)).tolist()
@@ -121,7 +123,7 @@ def segments_in(chunk: Chunk) -> Iterator[tuple[SegmentSlot, slice]]:
             yield slot, slice(first, last)
 
 
-def _place(places_AT: NDArray[np.int64], chunk: Chunk, emits_tokens: bool, block_size: int) -> None:
+def _place(places_AT: NDArray[np.int64], chunk: PrefillChunk, emits_tokens: bool, block_size: int) -> None:
     """Positions, KV slots and payload slots of a chunk's tokens."""
     places_AT[:-2] = _positions(chunk)
     table, tokens = chunk.request.held_table, np.arange(chunk.start, chunk.start + chunk.length)
@@ -130,13 +132,13 @@ def _place(places_AT: NDArray[np.int64], chunk: Chunk, emits_tokens: bool, block
     places_AT[-1, needed] = places_AT[-2, needed]
 
 
-def _outputs(chunk: Chunk) -> range:
+def _outputs(chunk: PrefillChunk) -> range:
     """Which generated tokens a replay runs."""
     first = chunk.start - chunk.request.length
     return range(first, first + chunk.length)
 
 
-def _positions(chunk: Chunk) -> NDArray[np.int64]:
+def _positions(chunk: PrefillChunk) -> NDArray[np.int64]:
     """Rotary positions `[P, length]`."""
     prompt = _prompt(chunk)
     if not chunk.replay:
@@ -145,14 +147,14 @@ def _positions(chunk: Chunk) -> NDArray[np.int64]:
     return np.broadcast_to(after, (len(prompt.positions), chunk.length))
 
 
-def _columns(prompts: Sequence[Chunk], count: int) -> NDArray[np.int64]:
+def _columns(prompts: Sequence[PrefillChunk], count: int) -> NDArray[np.int64]:
     parts = [np.empty((count, 0), np.int64)]
     for chunk in prompts:
         parts.append(_prompt(chunk).columns[:, chunk.start : chunk.start + chunk.length])
     return np.concatenate(parts, axis=1)
 
 
-def _needed(chunk: Chunk, emits_tokens: bool) -> NDArray[np.int64]:
+def _needed(chunk: PrefillChunk, emits_tokens: bool) -> NDArray[np.int64]:
     """Positions of the chunk whose hidden states a consumer needs."""
     end = chunk.start + chunk.length
     newest = np.array([end - 1] if emits_tokens and chunk.last else [], np.int64)
@@ -163,6 +165,6 @@ def _needed(chunk: Chunk, emits_tokens: bool) -> NDArray[np.int64]:
     return np.union1d(positions[first:last], newest)
 
 
-def _prompt(chunk: Chunk) -> Prompt:
+def _prompt(chunk: PrefillChunk) -> Prompt:
     assert chunk.request.prompt is not None
     return chunk.request.prompt

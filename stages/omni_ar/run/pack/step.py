@@ -12,7 +12,7 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack.chunks import PackedChunks, pack_chunks, pack_steps
 from omni_ar.run.pack.starts import PackedStarts, pack_starts
-from omni_ar.run.plan import Room, StepPlan
+from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.sampling import PackedEdits, pack_edits
 
 
@@ -22,21 +22,21 @@ class PackedStep:
     decode, `step_words` each, `[X, R]`. Of a batch that is padded to B rows these are the beginning of `captured_spans`, whatever
     else is in the upload; in a step with chunks, which replays no captured decode, rows and advance are.
 
-    grown: of blocks added to tables, place in the flattened block table and block, `[2, k]`; None if there are none.
-    edits: what guides do to the logits; None if no row is guided.
+    new_blocks: of blocks added to tables, place in the flattened block table and block, `[2, k]`; None if there are none.
+    edits: what host processors do to the logits; None if no row is constrained.
     """
 
     rows: Span
     advance: Span
     steps: Span
-    grown: Span | None
+    new_blocks: Span | None
     starts: PackedStarts | None
     chunks: PackedChunks | None
     edits: PackedEdits | None
 
     def repeated(self) -> "PackedStep":
         """What a batch of decodes uses again if it stays the same: its rows. Blocks that were added and edits were for once."""
-        return replace(self, grown=None, edits=None)
+        return replace(self, new_blocks=None, edits=None)
 
 
 def captured_spans(rows: int, words: int) -> tuple[Span, Span, Span]:
@@ -52,25 +52,25 @@ def pack_step(
     shape: ArShape,
     processors: Sequence[NamedProcessor],
     padded: int | None = None,
-    room: Room | None = None,
+    padded_shape: PaddedShape | None = None,
 ) -> PackedStep:
     """Fills `upload`. processors: those that the stage has. padded: rows of the batch, null rows included; None for no padding.
-    room: of a batch with chunks; None for as much as it needs."""
-    room = room or plan.room
+    padded_shape: of a batch with chunks; None for as much as it needs."""
+    padded_shape = padded_shape or plan.padded_shape
     sampled = plan.sampled
     size = len(sampled) if padded is None else padded
     rows, advance = np.full(size, limits.null_row), np.ones(size, np.int64)
     rows[: len(sampled)] = [request.row_index for request in sampled]
     advance[len(plan.decodes) : len(sampled)] = [chunk.request.target for chunk in plan.chunks if chunk.last]
     inputs = [(request, request.scheduled - 1) for request in plan.decodes]
-    width = room.decodes if plan.chunks else size if padded else len(inputs)
+    width = padded_shape.decodes if plan.chunks else size if padded else len(inputs)
     return PackedStep(
         _first(upload.add(rows), len(sampled)),
         _first(upload.add(advance), len(sampled)),
         upload.add(pack_steps(inputs, shape, limits, width)),
-        upload.add(_growth(plan, limits.max_blocks)) if plan.grown else None,
+        upload.add(_pack_new_blocks(plan, limits.max_blocks)) if plan.new_blocks else None,
         pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
-        pack_chunks(upload, plan, shape, limits, room) if plan.chunks else None,
+        pack_chunks(upload, plan, shape, limits, padded_shape) if plan.chunks else None,
         _pack_edits(upload, plan, shape),
     )
 
@@ -84,7 +84,7 @@ def _pack_edits(upload: Upload, plan: StepPlan, shape: ArShape) -> PackedEdits |
     return pack_edits(upload, edits, shape.vocab_size) if edits else None
 
 
-def _growth(plan: StepPlan, max_blocks: int) -> NDArray[np.int64]:
-    places = [growth.request.row_index * max_blocks + growth.index for growth in plan.grown]
-    blocks = [growth.request.held_table.ids[growth.index] for growth in plan.grown]
+def _pack_new_blocks(plan: StepPlan, max_blocks: int) -> NDArray[np.int64]:
+    places = [new.request.row_index * max_blocks + new.index for new in plan.new_blocks]
+    blocks = [new.request.held_table.ids[new.index] for new in plan.new_blocks]
     return np.array([places, blocks], np.int64)

@@ -2,15 +2,15 @@
 
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni_ar.generation_config import sampling_defaults
 from omni_ar.options import ArOptions
-from omni_ar.published import published_sampling
 from omni_vocoder.options import VocoderOptions
 from plain_tts.config import read_config
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     config = read_config(checkpoint)
-    sampling = published_sampling(checkpoint.generation_config, config.codec_eos, config.codebook_size + 1)
+    sampling = sampling_defaults(checkpoint.generation_config, config.codec_eos, config.codebook_size + 1)
     talker = Stage(name="talker", kind="ar", model="plain_tts.talker:build", options=ArOptions(sampling=sampling))
     # Nothing looks ahead, so a few frames can be heard at once.
     chunks = VocoderOptions(first_chunk_frames=2, chunk_frames=8)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from omni.stage import StageContext
 from omni_ar.loading import load_weights
 from omni_vocoder.layers import CausalConv, CausalTransposedConv, Residual, Serial, UpsamplingRates
-from omni_vocoder.state import Chunk
+from omni_vocoder.state import StreamChunk
 from omni_vocoder.streaming import StreamingVocoder
 from plain_tts.config import TtsConfig, read_config
 
@@ -26,7 +26,7 @@ class Vocoder(StreamingVocoder):
             layers += [nn.ELU(), CausalTransposedConv(layout, up), Residual(branch, nn.Identity())]
         self.layers = Serial([*layers, nn.ELU(), CausalConv(layout, nn.Conv1d(width, 1, 7))])
 
-    def waveform(self, codes_BGN: Tensor, chunk: Chunk) -> Tensor:
+    def waveform(self, codes_BGN: Tensor, chunk: StreamChunk) -> Tensor:
         # A request may go on after the id that ends speech, which has no sound.
         known_BGN = codes_BGN.clamp(max=self._last_code)
         embedded = [table(known_BGN[:, group]) for group, table in enumerate(self.tables)]

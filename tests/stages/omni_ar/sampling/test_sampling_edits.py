@@ -1,4 +1,4 @@
-"""Edits by guides: bits, sums, and what is refused before it reaches the device."""
+"""Edits by host_processors: bits, sums, and what is refused before it reaches the device."""
 
 import numpy as np
 import pytest

@@ -21,11 +21,11 @@ from omni_vocoder.layers import (
     WindowShape,
     WindowTransformer,
 )
-from omni_vocoder.state import Chunk, StateLayout, StreamState
+from omni_vocoder.state import StateLayout, StreamChunk, StreamState
 
 WIDTH = 6
 SIZES = ([1] * 12, [3, 1, 8], [12])
-Layer = Callable[[Tensor, Chunk | None], Tensor]
+Layer = Callable[[Tensor, StreamChunk | None], Tensor]
 
 
 def lively(module: nn.Module) -> nn.Module:

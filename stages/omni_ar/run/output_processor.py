@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.chunks import LogprobChunk, TokenChunk
 from omni.device import COMPLETED
 from omni.errors import InputError
+from omni.outputs import GeneratedTokens, TokenLogprobs
 from omni.payload import PageSlice, Payload
 from omni.rules import StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.run.blocks import BlockTable, Lent
-from omni_ar.run.guides import GuideDesk
+from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, Confirmed
 from omni_ar.run.rows import RowTable
 from omni_ar.run.state import IMPOSSIBLE
@@ -54,7 +54,7 @@ class _Scored(msgspec.Struct, frozen=True):
     index: int
 
 
-class Confirmer:
+class OutputProcessor:
     """Reads the handoffs of launched steps in order, and gives out what is certain.
 
     A token's payload is lent as soon as the token is confirmed, whether or not it is written: its own event says that, and only its
@@ -64,7 +64,7 @@ class Confirmer:
     def __init__(
         self,
         rows: RowTable,
-        desk: GuideDesk,
+        host_processors: HostProcessorExecutor,
         outbox: deque[Outbound],
         ender: Ender,
         *,
@@ -76,7 +76,7 @@ class Confirmer:
         self.unread_scores = 0
         """Launched steps whose log-probabilities are unread."""
         self._rows = rows
-        self._desk = desk
+        self._host_processors = host_processors
         self._outbox = outbox
         self._ender = ender
         self._size = block_size
@@ -175,7 +175,7 @@ class Confirmer:
             self._outbox.append(self._prompt_hidden(scheduled, payload.hidden))
         for place, token in enumerate(ids, 1):
             ends = status is RowStatus.STOPPED and place == len(ids)
-            messages = [Produced(request.id, Payload(TokenChunk(ids=(token,), ends=ends)), COMPLETED)]
+            messages = [Produced(request.id, Payload(GeneratedTokens(ids=(token,), ends=ends)), COMPLETED)]
             if self._emits_tokens and payload.hidden is not None:
                 # It is of the token before, and goes with that one: this one may be withheld.
                 before = request.held[-1].messages if request.held else self._outbox
@@ -192,8 +192,8 @@ class Confirmer:
         if status.over:
             self.give_out(request)
             self._ender.end_request(request, status.reason)
-        elif request.guides:
-            self._desk.ask(request, ids)
+        elif request.host_processors:
+            self._host_processors.ask(request, ids)
 
     def _hold(self, request: ArRequest, verdict: StopVerdict, confirmed: Confirmed) -> bool:
         """Gives out what cannot be part of a stop string any more. Returns whether one is complete, which ends the request."""
@@ -256,7 +256,7 @@ class Confirmer:
         return request.row is not None and self._rows.current(request.row)
 
 
-def _for_user(request: ArRequest, chunk: LogprobChunk) -> Produced:
+def _for_user(request: ArRequest, chunk: TokenLogprobs) -> Produced:
     return Produced(request.id, Payload(chunk), COMPLETED, for_user=True)
 
 
@@ -267,13 +267,13 @@ class _Known(NamedTuple):
     logprobs_nk: NDArray[np.float32]
     ranks_n: NDArray[np.int64]
 
-    def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> LogprobChunk:
+    def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> TokenLogprobs:
         """Of `count` tokens, with `asked` of the likeliest ids each."""
         part, width = slice(start, start + count), 1 + asked
         ids_nk, logprobs_nk = self.ids_nk[part], self.logprobs_nk[part]
         if width < ids_nk.shape[1]:
             ids_nk, logprobs_nk = ids_nk[:, :width], logprobs_nk[:, :width]
-        return LogprobChunk(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
+        return TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
 
 
 def _read(words: NDArray[np.int64], count: int) -> _Known:

@@ -67,7 +67,7 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
 
 
-def published_sampling(
+def sampling_defaults(
     generation: Mapping[str, Any], eos: object, vocab_size: int, *, eos_field: str = "config.json: eos_token_id"
 ) -> SamplingParams:
     """Defaults as a checkpoint's generation_config.json has them. eos: the end ids if that file names none, which stand in
@@ -98,7 +98,7 @@ def published_sampling(
         # An end may be named among them, and stays one.
         bad_words_ids=tuple(word for word in file.bad_words_ids if word not in {(end,) for end in ends}),
     )
-    published = heeded.over(GREEDY)
+    published = heeded.with_defaults(GREEDY)
     _check(published, ends_field=eos_field)
     words = (token for word in published.bad_words_ids or () for token in word)
     for field, ids in (
@@ -114,10 +114,10 @@ def published_sampling(
     return published
 
 
-def published_code_sampling(generation: Mapping[str, Any], prefix: str) -> SamplingParams:
+def code_sampling_defaults(generation: Mapping[str, Any], prefix: str) -> SamplingParams:
     """How the codes of a frame after the first are drawn, and nothing else: of the fields whose names begin with `prefix`.
 
-    Logs and raises what `published_sampling` does.
+    Logs and raises what `sampling_defaults` does.
     """
     own = {name.removeprefix(prefix): value for name, value in generation.items() if name.startswith(prefix)}
     told = _told(own)

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Generated token ids, in order, each sent once, confirmed.
 
     ends: the last of them is one that ends the text (an end id), and no part of what it says.
@@ -15,7 +15,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     ends: bool = False
 
 
-class LogprobChunk(msgspec.Struct, frozen=True, kw_only=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of consecutive tokens, as the model gives them: before penalties, temperature and the like.
 
     first: index of the first of them among the generated tokens, or among the prompt's if `prompt`.

@@ -1,10 +1,10 @@
-"""Asks the guides of requests what may come next, beside the engine's thread."""
+"""Asks the host processors of requests what may come next, beside the engine's thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni.device import HostTask, HostWorker
-from omni.rules import Guide, LogitsEdit
+from omni.rules import HostLogitsProcessor, LogitsEdit
 from omni_ar.run.request import ArRequest
 from omni_ar.sampling import merge_edits
 
@@ -17,8 +17,8 @@ class Answer:
     over: bool
 
 
-class GuideDesk:
-    """A guided request waits until its guides have answered for its newest token; nobody else does."""
+class HostProcessorExecutor:
+    """A constrained request waits until its host processors have answered for its newest token; nobody else does."""
 
     def __init__(self, worker: HostWorker, vocab: int) -> None:
         self._worker = worker
@@ -30,9 +30,9 @@ class GuideDesk:
         return len(self._asked)
 
     def ask(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
-        """Tells the request's guides of its newest tokens. One question at a time: it runs no step meanwhile."""
-        guides, news = request.guides, tuple(tokens)
-        self._asked[request] = self._worker.submit(lambda: _answer(guides, news, self._vocab))
+        """Tells the request's host_processors of its newest tokens. One question at a time: it runs no step meanwhile."""
+        host_processors, news = request.host_processors, tuple(tokens)
+        self._asked[request] = self._worker.submit(lambda: _answer(host_processors, news, self._vocab))
 
     def forget(self, request: ArRequest) -> None:
         """Its answer is of no use to anybody."""
@@ -41,7 +41,7 @@ class GuideDesk:
             task.cancel()
 
     def poll(self) -> list[tuple[ArRequest, Answer | Exception]]:
-        """Answers that have come, and what guides raised."""
+        """Answers that have come, and what host processors raised."""
         come = [request for request, task in self._asked.items() if task.done()]
         return [(request, _result(self._asked.pop(request))) for request in come]
 
@@ -53,7 +53,7 @@ class GuideDesk:
 def _result(task: HostTask[Answer]) -> Answer | Exception:
     try:
         return task.result()
-    except Exception as error:  # a guide may be anybody's code: its request fails, and no other
+    except Exception as error:  # a host processor may be anybody's code: its request fails, and no other
         return error
     except BaseException as error:  # a library's panic; it happened in another thread and says nothing about this one
         failure = RuntimeError(f"{type(error).__name__}: {error}")
@@ -61,9 +61,11 @@ def _result(task: HostTask[Answer]) -> Answer | Exception:
         return failure
 
 
-def _answer(guides: Sequence[Guide], tokens: Sequence[int], vocab: int) -> Answer:
+def _answer(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[int], vocab: int) -> Answer:
     over = False
     for token in tokens:
-        for guide in guides:
-            over |= guide.push(token)  # each hears of every token, whatever the others say
-    return Answer(LogitsEdit() if over else merge_edits([guide.edit() for guide in guides], vocab), over)
+        for processor in host_processors:
+            over |= processor.push(token)  # each hears of every token, whatever the others say
+    return Answer(
+        LogitsEdit() if over else merge_edits([processor.edit() for processor in host_processors], vocab), over
+    )

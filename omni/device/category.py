@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 
-class Bucket(Enum):
+class PhaseCategory(Enum):
     """The value is the name in reports."""
 
     PREPROCESS = "preprocess"
@@ -24,32 +24,32 @@ class Bucket(Enum):
     OTHER = "other"
 
 
-_declared: dict[str, Bucket] = {}
+_declared: dict[str, PhaseCategory] = {}
 
 
-def declare_buckets(buckets: Mapping[str, Bucket]) -> None:
+def declare_categories(categories: Mapping[str, PhaseCategory]) -> None:
     """Says what phases are for, by name, for whoever launches them: at import. Names are shared by all stages.
 
     Raises ValueError for a name that stands for something else already.
     """
-    for phase, bucket in buckets.items():
-        known = _declared.setdefault(phase, bucket)
-        if known is not bucket:
-            problem = f"is declared {bucket.value!r} and {known.value!r}"
+    for phase, category in categories.items():
+        known = _declared.setdefault(phase, category)
+        if known is not category:
+            problem = f"is declared {category.value!r} and {known.value!r}"
             raise ValueError(f"phase {phase!r} {problem}; give one of the two phases another name")
 
 
-def bucket_of(phase: str) -> Bucket:
+def category_of(phase: str) -> PhaseCategory:
     """What a phase was declared to be for; `OTHER` for those that nobody declared."""
-    return _declared.get(phase, Bucket.OTHER)
+    return _declared.get(phase, PhaseCategory.OTHER)
 
 
-declare_buckets(
+declare_categories(
     {
-        "copy_upload": Bucket.COPIES,
-        "copy_weight": Bucket.COPIES,
-        "copy_window": Bucket.COPIES,
-        "copy_piece": Bucket.PAYLOAD,
-        "gather_piece": Bucket.PAYLOAD,
+        "copy_upload": PhaseCategory.COPIES,
+        "copy_weight": PhaseCategory.COPIES,
+        "copy_window": PhaseCategory.COPIES,
+        "copy_piece": PhaseCategory.PAYLOAD,
+        "gather_piece": PhaseCategory.PAYLOAD,
     }
 )

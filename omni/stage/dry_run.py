@@ -8,7 +8,7 @@ from omni.stage.base import StageWorker
 from omni.stage.messages import Done, Failed, Inbound, Open, Produced
 
 
-def rehearse(name: str, worker: StageWorker, device: Device, messages: Sequence[Inbound]) -> None:
+def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[Inbound]) -> None:
     """Gives `messages` to the worker of stage `name` and drives it until the requests that they open are over.
 
     Waits for the device after every tick: for start-up only. Raises what a request failed with, and StageError if one is not

@@ -11,15 +11,15 @@ import omni_ar.kind
 import omni_diffusion.kind
 import omni_encoder.kind
 import omni_vocoder.kind
-from omni.device import Bucket, bucket_of, declare_buckets
-from omni_ar.buckets import HAND_OVER
+from omni.device import PhaseCategory, category_of, declare_categories
+from omni_ar.categories import HAND_OVER
 from support.entry_points import REPOSITORY
 
 DECLARED = {
-    "stages/omni_ar": omni_ar.kind.BUCKETS,
-    "stages/omni_diffusion": omni_diffusion.kind.BUCKETS,
-    "stages/omni_encoder": omni_encoder.kind.BUCKETS,
-    "stages/omni_vocoder": omni_vocoder.kind.BUCKETS,
+    "stages/omni_ar": omni_ar.kind.CATEGORIES,
+    "stages/omni_diffusion": omni_diffusion.kind.CATEGORIES,
+    "stages/omni_encoder": omni_encoder.kind.CATEGORIES,
+    "stages/omni_vocoder": omni_vocoder.kind.CATEGORIES,
 }
 """By folder. Importing them declares."""
 MOMENTS = {HAND_OVER}
@@ -73,7 +73,10 @@ def shared(found: Mapping[str, set[str]]) -> set[str]:
     clashes = set()
     for name, files in found.items():
         stages = {
-            stage for file in files for stage, buckets in DECLARED.items() if file.startswith(stage) and name in buckets
+            stage
+            for file in files
+            for stage, categories in DECLARED.items()
+            if file.startswith(stage) and name in categories
         }
         if len(files) > 1 and len(stages) < len(files):
             clashes.add(name)
@@ -83,7 +86,7 @@ def shared(found: Mapping[str, set[str]]) -> set[str]:
 def test_every_phase_has_a_bucket():
     found = phases()
     assert {"run_forward", "copy_scores", "decode_frames", "copy_upload", "gather_segment", "copy_window"} <= set(found)
-    assert {name for name in found if bucket_of(name) is Bucket.OTHER} == set()
+    assert {name for name in found if category_of(name) is PhaseCategory.OTHER} == set()
 
 
 def test_no_name_is_two_phases():
@@ -107,9 +110,9 @@ def test_what_is_declared_is_there(stage: str):
 
 
 def test_a_name_cannot_stand_for_two_buckets():
-    declare_buckets({"test_only_phase": Bucket.SCORES})
-    declare_buckets({"test_only_phase": Bucket.SCORES})
+    declare_categories({"test_only_phase": PhaseCategory.SCORES})
+    declare_categories({"test_only_phase": PhaseCategory.SCORES})
     with pytest.raises(ValueError, match="give one of the two phases another name"):
-        declare_buckets({"test_only_phase": Bucket.COPIES})
-    assert bucket_of("test_only_phase") is Bucket.SCORES
-    assert bucket_of("nobody declared this") is Bucket.OTHER
+        declare_categories({"test_only_phase": PhaseCategory.COPIES})
+    assert category_of("test_only_phase") is PhaseCategory.SCORES
+    assert category_of("nobody declared this") is PhaseCategory.OTHER

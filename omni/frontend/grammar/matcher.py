@@ -26,8 +26,9 @@ class Grammar:
         return self._matcher.deep_copy()
 
 
-class GrammarGuide:
-    """Allows one request the tokens that its form allows (a `Guide`), and the ids that end its text where the text may end.
+class GrammarMatcher:
+    """Allows one request the tokens that its grammar allows, and the ids that end its text where the text may end: a
+    `HostLogitsProcessor`.
 
     ends: the ids that end generation; also where they write something. field: what to name in errors.
     """

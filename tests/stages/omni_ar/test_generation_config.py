@@ -11,8 +11,8 @@ from transformers import GenerationConfig
 
 from omni.errors import CheckpointError, ConfigError
 from omni.sampling_params import SamplingParams
+from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
 from omni_ar.options import GREEDY
-from omni_ar.published import published_code_sampling, published_sampling
 from support.sampling_reference import reference_warp
 from support.text_reference import PROMPTS, TOKENS, TextReference
 from support.tiny_text import VOCAB, TextEngine
@@ -94,24 +94,24 @@ def test_what_is_drawn_from_is_what_transformers_draws_from(
     config, _ = reference.model._prepare_generation_config(GenerationConfig.from_dict(SAMPLED | generation))
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     expected = reference.model._get_logits_processor(config, 3)(torch.tensor([[1, 2, 3]]), logits)
-    published = published_sampling(SAMPLED | generation, None, VOCAB)
+    published = sampling_defaults(SAMPLED | generation, None, VOCAB)
     assert torch.equal(reference_warp(logits[0], published), expected[0])
 
 
 def test_without_sampling_nothing_is_drawn() -> None:
-    published = published_sampling({"temperature": 0.7, "min_p": 0.3, "top_k": 5, "top_p": 0.5}, None, VOCAB)
+    published = sampling_defaults({"temperature": 0.7, "min_p": 0.3, "top_k": 5, "top_p": 0.5}, None, VOCAB)
     assert published == GREEDY
 
 
 def test_stop_strings_are_texts_that_end() -> None:
     for stops in ("end", ["end"]):
-        assert published_sampling({"stop_strings": stops}, None, VOCAB).stop == ("end",)
+        assert sampling_defaults({"stop_strings": stops}, None, VOCAB).stop == ("end",)
 
 
 def warnings(generation: dict[str, Any], caplog: pytest.LogCaptureFixture, end: int | None = 3) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        published_sampling(generation, end, VOCAB)
+        sampling_defaults(generation, end, VOCAB)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -169,18 +169,18 @@ def test_what_changes_nothing_is_not_told(generation: dict[str, Any], caplog: py
 )
 def test_what_is_no_parameter_is_named_as_in_the_file(generation: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {message}"):
-        published_sampling(generation, 3, VOCAB)
+        sampling_defaults(generation, 3, VOCAB)
 
 
 def test_codes_have_draws_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
     generation = {"do_sample": False, "deep_do_sample": True, "deep_temperature": 0.8, "deep_top_p": 0.7}
     expected = SamplingParams(code_temperature=0.8, code_top_k=50, code_top_p=0.7)
-    assert published_code_sampling(generation, "deep_") == expected
+    assert code_sampling_defaults(generation, "deep_") == expected
     assert caplog.text == ""
-    assert published_code_sampling(generation | {"deep_min_p": 0.1, "deep_max_new_tokens": 3}, "deep_") == expected
+    assert code_sampling_defaults(generation | {"deep_min_p": 0.1, "deep_max_new_tokens": 3}, "deep_") == expected
     assert caplog.text.rstrip().endswith("transformers': deep_min_p = 0.1")
     with pytest.raises(CheckpointError, match=r"^generation_config\.json: deep_top_p: 2\.0 is out of range"):
-        published_code_sampling(generation | {"deep_top_p": 2.0}, "deep_")
+        code_sampling_defaults(generation | {"deep_top_p": 2.0}, "deep_")
 
 
 def test_few_tokens_may_be_asked_for_where_more_are_published(reference: TextReference, tmp_path: Path) -> None:
@@ -201,4 +201,4 @@ def test_what_a_stage_has_no_room_for_is_refused_at_the_start(reference: TextRef
 )
 def test_a_wrong_end_is_named_where_it_stands(end: object, problem: str) -> None:
     with pytest.raises(CheckpointError, match=f"^config.json: eos_token_id: .*{problem}"):
-        published_sampling({}, end, VOCAB)
+        sampling_defaults({}, end, VOCAB)

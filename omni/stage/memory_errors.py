@@ -10,7 +10,7 @@ from omni.errors import ConfigError
 
 
 @contextmanager
-def room_for(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
+def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
     """Raises ConfigError where the device has no memory for `what`, and where a phase cannot be captured. One inside another has
     the say: a kind knows more than who asks it to load.
 

@@ -1,0 +1,34 @@
+"""What the phases of an autoregressive stage are for: how a timeline groups them."""
+
+from omni.device import PhaseCategory
+
+HAND_OVER = "hand_tokens_over"
+"""The moment at which a step's tokens are there: what `Device.moment` tells of it."""
+
+CATEGORIES = {
+    "start_rows": PhaseCategory.PREPROCESS,
+    "extend_tables": PhaseCategory.PREPROCESS,
+    "prepare_decodes": PhaseCategory.PREPROCESS,
+    "place_chunks": PhaseCategory.PREPROCESS,
+    "restore_frames": PhaseCategory.PREPROCESS,
+    "set_null_rows": PhaseCategory.PREPROCESS,
+    "set_counter": PhaseCategory.PREPROCESS,
+    "embed_inputs": PhaseCategory.PREPROCESS,
+    "place_payload": PhaseCategory.PREPROCESS,
+    "run_forward": PhaseCategory.FORWARD,
+    "keep_hidden": PhaseCategory.FORWARD,
+    "compute_logits": PhaseCategory.LOGITS,
+    "sample_rows": PhaseCategory.SAMPLE,
+    "accept_tokens": PhaseCategory.SAMPLE,
+    HAND_OVER: PhaseCategory.TOKEN_POINT,
+    "predict_codes": PhaseCategory.CODES,
+    "post_update": PhaseCategory.POSTPROCESS,
+    "gather_segment": PhaseCategory.PAYLOAD,
+    "copy_segment": PhaseCategory.PAYLOAD,
+    "gather_step_rows": PhaseCategory.PAYLOAD,
+    "store_step_rows": PhaseCategory.PAYLOAD,
+    "copy_rows": PhaseCategory.PAYLOAD,
+    "score_tokens": PhaseCategory.SCORES,
+    "score_prompt": PhaseCategory.SCORES,
+    "copy_scores": PhaseCategory.SCORES,
+}
