@@ -22,16 +22,15 @@ from bench.report import environment, print_facts, print_table, write_json
 from omni.checkpoint import Checkpoint, resolve
 from omni.device import COMPLETED, Device, SyncPoint, may_sync, open_device
 from omni.engine import resolve_pipeline
-from omni.frames import CodeFrames
-from omni.outputs import AudioChunk
-from omni.payload import Payload
+from omni.payload import AudioChunk, Payload
 from omni.plugin.manager import load_plugins
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Done, Ended, Failed, Feed, Open, Produced, StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.kind import DiffusionStageKind
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.worker import DiffusionWorker
+from omni_frames import CodeFrames
 
 ROUNDS = 3
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

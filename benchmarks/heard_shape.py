@@ -13,7 +13,7 @@ import msgspec
 import torch
 from transformers import Qwen2_5OmniConfig
 
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from omni_qwen2_5_omni.tiny import write_tiny
 
 _VOICES = {"Chelsie": 151_872, "Ethan": 151_873}

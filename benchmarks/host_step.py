@@ -38,7 +38,7 @@ from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
 from omni.payload import Payload
 from omni.pipeline import Output, Pipeline, Stage
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Abort, Ended, Feed, Open, Produced
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.inputs import Prompt

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bench.arguments import need_cuda
 from bench.replay import H200_BANDWIDTH, replayed_seconds
 from bench.report import environment, print_facts
-from omni.kernel_choice import plain_torch
+from omni.device.kernel_choice import plain_torch
 from omni_ar.attention import AttentionMetadata, KVCache
 from omni_ar.kernels.fetch import nothing_fetched
 from omni_ar.kernels.norm import residual_sum

@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.arguments import at_least, output_file
 from omni.device.cpu import CpuDevice
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions

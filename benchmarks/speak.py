@@ -24,7 +24,7 @@ from transformers import CsmConfig
 from bench.arguments import at_least, device_here, output_file, positive_int
 from bench.report import environment, print_facts, print_table, write_json
 from omni import Omni, SamplingParams
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from omni_csm.tiny import write_tiny
 
 _SECONDS = 3.0

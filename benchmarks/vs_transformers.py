@@ -39,7 +39,7 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from bench.arguments import output_file, positive_int
 from hundred_million import SHAPE
 from omni import Omni, SamplingParams
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from omni_qwen3_omni.tiny import write_tiny
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         StageError,
     )
     from omni.hookspecs import hookimpl
-    from omni.sampling_params import SamplingParams, StructuredOutput
+    from omni.sampling import SamplingParams, StructuredOutput
 
 __all__ = [
     "AsyncOmni",
@@ -63,7 +63,7 @@ _HOMES = {
         "StageError",
     ),
     "omni.hookspecs": ("hookimpl",),
-    "omni.sampling_params": ("SamplingParams", "StructuredOutput"),
+    "omni.sampling": ("SamplingParams", "StructuredOutput"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -23,7 +23,7 @@ from omni.engine import (
 from omni.errors import OmniError
 from omni.payload import Payload
 from omni.pipeline import Pipeline
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.run.runner import Runner
 from omni_ar.run.worker import ArWorker
 

@@ -22,7 +22,7 @@ from bench.pipelines import (
 from bench.traffic import drawn, random_prompt
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.inputs import Prompt, SegmentSlot
 from omni_ar.text_conditioning import SpokenPrompt
 from omni_qwen3_omni.config import OmniConfig, read_config

@@ -7,7 +7,7 @@ import torch
 
 from bench.kernel_cases import Buffers, Call, Case
 from bench.kernel_shapes import Sizes
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.options import GREEDY
 from omni_ar.run.resolve import resolve_sampling
 from omni_ar.sampling import SamplingState, draw, flags_of, sample

@@ -16,7 +16,7 @@ from bench.steps import Step, Times, times_of
 from bench.traffic import drawn, random_prompt, same_text
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_qwen3_omni.config import read_config
 
 _BLOCK = 16

@@ -3,7 +3,7 @@
 import numpy as np
 
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.model import ArShape
 

@@ -25,7 +25,7 @@ from triton.runtime.errors import OutOfResources
 
 from bench.arguments import need_cuda, output_file, positive_int
 from bench.replay import H200_BANDWIDTH, replayed_seconds
-from omni.kernel_choice import plain_torch
+from omni.device.kernel_choice import plain_torch
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import reference
 from omni_ar.kernels.moe.combine import combine

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.arguments import need_cuda, output_folder
 from bench.replay import H200_BANDWIDTH, replayed_seconds
-from omni.kernel_choice import plain_torch
+from omni.device.kernel_choice import plain_torch
 from omni_ar.kernels.sampling import kernel
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingState, draw, needs, sample

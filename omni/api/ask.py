@@ -11,7 +11,7 @@ import msgspec
 
 from omni.errors import InputError, OmniError, check_unicode, quoted, said, shortened
 from omni.pipeline import Pipeline
-from omni.sampling_params import SamplingParams, StructuredOutput
+from omni.sampling import SamplingParams, StructuredOutput
 
 Messages: TypeAlias = str | Sequence[Mapping[str, object]]
 """One chat: a list of messages (`omni.frontend.messages`), or a string, the user's only message."""

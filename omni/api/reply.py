@@ -13,7 +13,7 @@ from omni.api.ticket import Event, Started
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, StageError
 from omni.frontend.base import TextDecoder
-from omni.outputs import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
 
 
 class Reply:

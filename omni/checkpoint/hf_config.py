@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from omni.errors import CheckpointError, shortened
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 
 _FIELD = re.compile(r"Validation error for field '([^']+)'")
 

@@ -13,10 +13,10 @@ from omni.cli.interrupt import unwinding
 from omni.cli.options import Choices
 from omni.cli.speech import STDOUT, Speech, descriptor_of, numbered, speech_to
 from omni.errors import InputError, OmniError
-from omni.files import real, why_not
 from omni.pipeline import Pipeline
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.timeline.file import REMEDY
+from omni.utils.files import real, why_not
 
 _DEFAULT_OUT = "out.wav"
 """Where speech goes that nobody gave a file for."""

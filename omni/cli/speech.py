@@ -16,9 +16,9 @@ import torch
 
 from omni.cli.streams import is_closed
 from omni.errors import InputError
-from omni.files import is_special, why_not
 from omni.media import save_wav
 from omni.timeline.file import REMEDY
+from omni.utils.files import is_special, why_not
 
 STDOUT = 1
 _NAMES = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": 2}

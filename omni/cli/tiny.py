@@ -7,9 +7,9 @@ import typer
 
 from omni.cli.interrupt import unwinding
 from omni.errors import ConfigError
-from omni.files import filling
 from omni.plugin import ModelFamily, locate
 from omni.plugin.manager import Plugins, load_plugins
+from omni.utils.files import filling
 
 _DISTRIBUTION = "omni-stages"
 _ROOM = 4 * 2**20

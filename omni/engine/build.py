@@ -8,7 +8,6 @@ from typing import cast
 
 import torch
 
-from omni.adapter import AdapterFactory
 from omni.checkpoint import Checkpoint
 from omni.config import Layer, Setting
 from omni.device import Device, SyncPoint, may_sync
@@ -22,6 +21,7 @@ from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Arrival, Orchestrator
 from omni.errors import CheckpointError, ConfigError, OmniError, shortened
 from omni.pipeline import Pipeline, validate
+from omni.pipeline.adapter import AdapterFactory
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
 from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory_errors

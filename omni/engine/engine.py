@@ -15,7 +15,7 @@ from omni.engine.orchestrator import Orchestrator
 from omni.engine.outlet import Outlet
 from omni.engine.request import EngineRequest, RequestFailed, Sink
 from omni.errors import OmniError, StageError, said
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
 from omni.timeline.file import TimelineFile
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from omni.adapter import AdapterFactory
 from omni.connector import Connector
 from omni.device import COMPLETED, Stream
 from omni.engine.admission import Admission
@@ -15,8 +14,8 @@ from omni.engine.request import EngineRequest, RequestFailed, RequestFinished, S
 from omni.engine.route import Route
 from omni.errors import InputError, OmniError, StageError, said
 from omni.pipeline import FRONTEND, Edge, Pipeline
-from omni.rules import NO_RULES
-from omni.sampling_params import SamplingParams
+from omni.pipeline.adapter import AdapterFactory
+from omni.sampling import NO_RULES, SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
 
 

@@ -7,8 +7,7 @@ import msgspec
 
 from omni.errors import OmniError
 from omni.payload import Payload
-from omni.rules import HostRules
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostRules, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
-from omni.adapter import Adapter
 from omni.connector import Connector, Pending, Received, Ref
 from omni.device import COMPLETED, Stream
 from omni.engine.credit import Credit
 from omni.errors import OmniError, known
 from omni.pipeline import Edge
+from omni.pipeline.adapter import Adapter
 from omni.stage import Ended, Feed, Produced, StageWorker, lend
 
 _log = logging.getLogger(__name__)

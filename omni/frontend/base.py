@@ -16,7 +16,7 @@ from PIL import Image
 from omni.frontend.encoding.limit import PromptLimit
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 
 Role = Literal["system", "user", "assistant"]
 ControlTokensIn = Literal["text", "tokens"]

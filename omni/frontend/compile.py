@@ -12,8 +12,7 @@ from omni.frontend.grammar import Grammar, GrammarCompiler, GrammarMatcher
 from omni.frontend.stops import StopStrings, StopTexts, stopped_text
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
-from omni.rules import HostRules
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostRules, SamplingParams
 
 _MOST_STOP_BYTES = 4096
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from omni.frontend.vocabulary import Vocabulary
-from omni.rules import StopVerdict
+from omni.sampling import StopVerdict
 
 
 class StopTexts:

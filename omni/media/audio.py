@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted, shortened
-from omni.files import is_special, reason, replacing
 from omni.media.options import MediaOptions
 from omni.media.samples import Samples, check_length, check_rate, check_samples, check_shape, to_mono
 from omni.media.source import Downloaded, Location, check_location, decode_base64, open_location
+from omni.utils.files import is_special, reason, replacing
 
 AudioSource = Location | bytes | Mapping[str, str] | Samples | tuple[Samples, int]
 """A path, URL or data URI; a file's bytes; `{"data": base64, "format": "wav"}`; samples `[n]` or `[channels, n]`, alone

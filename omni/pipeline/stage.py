@@ -41,7 +41,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     producer: str
     consumer: str
-    adapter: str = "omni.adapter:PassThrough"
+    adapter: str = "omni.pipeline.adapter:PassThrough"
     keyed: bool = False
     credit: int = 64
     memory: Memory = "device"

@@ -12,7 +12,7 @@ from omni.checkpoint import Checkpoint
 from omni.device import Device
 from omni.pipeline.stage import Stage
 from omni.plugin import LogitsProcessorEntry
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage.footprint import Footprint
 from omni.stage.messages import Inbound, Outbound
 

@@ -7,8 +7,7 @@ import msgspec
 from omni.device import Event
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
-from omni.rules import NO_RULES, HostRules
-from omni.sampling_params import SamplingParams
+from omni.sampling import NO_RULES, HostRules, SamplingParams
 from omni.stage.lease import Hold, Lease
 
 

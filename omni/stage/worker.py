@@ -9,7 +9,7 @@ import msgspec
 
 from omni.device import COMPLETED, Event
 from omni.errors import InputError, OmniError, known
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
 
 RequestT = TypeVar("RequestT")

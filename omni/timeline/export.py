@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import msgspec
 
 from omni.errors import InputError
-from omni.files import PathLike, replacing
 from omni.timeline.steps import steps_of
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
+from omni.utils.files import PathLike, replacing
 
 FORMAT = "omni timeline 2"
 HOST = "host"

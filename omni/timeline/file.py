@@ -4,9 +4,9 @@ import logging
 
 from omni.device import Device
 from omni.errors import ConfigError
-from omni.files import why_not
 from omni.timeline.export import write_trace
 from omni.timeline.timeline import Timeline
+from omni.utils.files import why_not
 
 REMEDY = "give the name of a file in a folder that can be written"
 

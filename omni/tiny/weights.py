@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from omni.quiet import quiet
 from omni.tiny.chat import WORDS
+from omni.utils.quiet import quiet
 
 _PEAK = 0.5
 _NEVER = 0.1

@@ -2,7 +2,7 @@
 
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Edge, Output, Pipeline, Stage
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
 from omni_ar.options import ArOptions
 from omni_csm.config import CsmConfig, read_config

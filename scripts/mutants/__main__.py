@@ -15,7 +15,7 @@ from .report import print_report, read_equivalent
 from .server import Server, Settings
 from .verdicts import Verdicts, is_settled
 
-FOLDERS = ["stages/omni_ar/run", "omni/device", "omni/engine", "omni/frames", "omni/testing/simulation"]
+FOLDERS = ["stages/omni_ar/run", "omni/device", "omni/engine", "stages/omni_frames", "omni/testing/simulation"]
 # What they run needs a GPU, and a process that has one cannot be forked: `pytest -m gpu` is there for them.
 WITHOUT = ["omni/device/cuda.py", "omni/device/cuda_timer.py"]
 TESTS = ["tests/omni", "tests/connectors", "tests/stages", "tests/plugins"]

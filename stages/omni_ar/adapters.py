@@ -5,11 +5,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from omni.encoded import Encoded
-from omni.frames import CodeFrames
-from omni.outputs import GeneratedTokens
-from omni.payload import Payload
+from omni.payload import Encoded, GeneratedTokens, Payload
 from omni_ar.inputs import Segment, TokenCodes
+from omni_frames import CodeFrames
 
 
 class EncodedToSegment:

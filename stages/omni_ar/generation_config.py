@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from omni.errors import CheckpointError, InputError
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.options import GREEDY
 
 _log = logging.getLogger(__name__)

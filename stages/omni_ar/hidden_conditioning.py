@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from omni.outputs import GeneratedTokens
-from omni.payload import Payload
+from omni.payload import GeneratedTokens, Payload
 from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenHidden
 
 

@@ -1,4 +1,4 @@
-"""What an autoregressive stage takes and gives, besides `omni.outputs.GeneratedTokens`."""
+"""What an autoregressive stage takes and gives, besides `omni.payload.GeneratedTokens`."""
 
 from collections.abc import Mapping, Sequence
 

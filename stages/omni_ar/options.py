@@ -6,7 +6,7 @@ import msgspec
 
 from omni.batch_sizes import check_sizes
 from omni.errors import InputError
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 
 GREEDY = SamplingParams(
     max_tokens=1024,

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni.outputs import GeneratedTokens
-from omni.payload import Payload
+from omni.payload import GeneratedTokens, Payload
 from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs
 
 

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from omni.batch_graphs import BatchGraphs
 from omni.device import Device, Launch, Span, Stream, Uploader
-from omni.frames import FrameStore
 from omni_diffusion.model import DiffusionModel, StateT, Windows
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Window, WindowSizes
+from omni_frames import FrameStore
 
 MOST_BEGUN = 2
 """Windows of one launch: to draw the noise of one takes the host a fifth of a millisecond, and other stages wait meanwhile."""

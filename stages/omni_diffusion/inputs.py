@@ -1,4 +1,4 @@
-"""What a diffusion stage takes besides `omni.frames.CodeFrames`. It gives `omni.outputs.AudioChunk`."""
+"""What a diffusion stage takes besides `omni_frames.CodeFrames`. It gives `omni.payload.AudioChunk`."""
 
 import msgspec
 

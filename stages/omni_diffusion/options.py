@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from omni.batch_sizes import check_sizes
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 
 _MOST = 2**12
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from omni.batch_graphs import BatchGraphs
 from omni.device import Device, Launch, Span, Stream, Uploader
-from omni.frames import MAX_IN_FLIGHT, SampleBatch, SampleRing
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.windows import Piece, WindowSizes
+from omni_frames import MAX_IN_FLIGHT, SampleBatch, SampleRing
 
 _UPLOADS = 4
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from omni.frames import FrameRequest
 from omni_diffusion.noise import Noise
 from omni_diffusion.windows import Piece, Window, WindowSizes
+from omni_frames import FrameRequest
 
 
 @dataclass(slots=True, eq=False)

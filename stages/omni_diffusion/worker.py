@@ -5,8 +5,7 @@ from collections.abc import Iterable
 
 from omni.device import Device
 from omni.errors import InputError, StageError
-from omni.frames import Arrival, FrameWorker, together
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Feed, Open, StageUsage
 from omni_diffusion.denoiser import MOST_BEGUN, Denoiser
 from omni_diffusion.inputs import Voice
@@ -17,6 +16,7 @@ from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.voice import check_voice, noise_given
 from omni_diffusion.windows import Piece, WindowSizes
+from omni_frames import Arrival, FrameWorker, together
 
 
 class DiffusionWorker(FrameWorker[DiffusionRequest]):

@@ -1,12 +1,11 @@
-"""What an encoder stage takes. It gives `omni.encoded.Encoded`."""
+"""What an encoder stage takes. It gives `omni.payload.Encoded`."""
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from omni.encoded import Encoded
 from omni.frontend.media import Media
-from omni.payload import Payload
+from omni.payload import Encoded, Payload
 
 __all__ = ["Encoded", "MediaItem", "media_items"]
 

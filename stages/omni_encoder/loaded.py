@@ -5,7 +5,7 @@ from functools import partial
 
 from omni.device import COMPLETED
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, dry_run
 from omni_encoder.inputs import MediaItem
 from omni_encoder.model import EncoderModel

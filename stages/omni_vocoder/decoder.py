@@ -8,7 +8,7 @@ from torch import Tensor
 
 from omni.batch_graphs import BatchGraphs
 from omni.device import Device, Launch, Span, Stream, Uploader
-from omni.frames import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
+from omni_frames import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.graphs import Captured, ChunkShape
 from omni_vocoder.model import StateT, VocoderModel

@@ -8,10 +8,10 @@ import torch
 
 from omni.batch_sizes import captured_sizes
 from omni.device import COMPLETED
-from omni.frames import CodeFrames
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, dry_run
+from omni_frames import CodeFrames
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from omni.frames import FrameRequest
+from omni_frames import FrameRequest
 from omni_vocoder.chunks import ChunkSizes
 
 

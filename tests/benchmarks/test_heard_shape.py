@@ -9,7 +9,7 @@ from torch import nn
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni.checkpoint import Checkpoint
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from omni_qwen2_5_omni.config import read_config
 from omni_qwen2_5_omni.talker import Talker
 from omni_qwen2_5_omni.thinker import Thinker

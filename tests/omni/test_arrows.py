@@ -24,6 +24,8 @@ OFFERED = {
 }
 """What plugins use of a kind: options, inputs, the model contract, what models are made of and read with, what feeds a stage. The
 rest is kernels and what runs the stage."""
+SHARED = "omni_frames"
+"""What stage kinds that take code frames share: no kind itself."""
 PLUGINS = [ROOTS["plugins"], REPOSITORY / "examples", REPOSITORY / "tests" / "examples" / "plain_tts"]
 """Those that authors copy keep to it as well."""
 FAMILIES = [path.parent.name.removeprefix("omni_") for path in sorted((REPOSITORY / "plugins").glob("*/plugin.py"))]
@@ -70,7 +72,7 @@ def package_of(path: Path, root: str) -> str:
 def allowed(root: str, package: str) -> set[str]:
     return {
         "omni": {"omni"},
-        "stages": {"omni", package},
+        "stages": {"omni", package, SHARED},
         "connectors": {"omni", package},
         "plugins": {"omni", package, *OFFERED},
     }[root]

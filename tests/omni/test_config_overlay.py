@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omni.config import Layer, Setting, overlay, parse_override
 from omni.errors import ConfigError
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.options import GREEDY, ArOptions
 
 

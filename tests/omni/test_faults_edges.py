@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni.adapter import Adapter, AdapterFactory
 from omni.connector import Received
 from omni.engine import EngineOutput, Plan
 from omni.payload import Payload
+from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni_local.connector import LocalConnector, LocalPending
 from support.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
 from support.faults import Faults, planted

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni.files import filling, is_special, replacing, why_not
+from omni.utils.files import filling, is_special, replacing, why_not
 from support.full_disk import no_file_over
 
 

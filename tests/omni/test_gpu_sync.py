@@ -10,7 +10,7 @@ import pytest
 from omni.device import Device, SyncCheck, open_device, sync_guard
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.ar_driver import plain_prompt
 from support.csm_reference import speak, tiny_csm, turn
 from support.no_synchronization import no_synchronization

@@ -7,7 +7,7 @@ from omni.checkpoint import Checkpoint
 from omni.device.cpu import CpuDevice
 from omni.errors import OmniError, StageError
 from omni.pipeline import Stage
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Open, StageContext, dry_run
 from omni_encoder.loaded import LoadedEncoder
 from omni_encoder.model import EncoderModel, SampleItem

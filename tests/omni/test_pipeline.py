@@ -162,8 +162,8 @@ def test_a_bad_import_path_is_found_before_anything_is_built(path: str, error: t
 
 def test_an_adapter_that_is_not_there_is_named():
     pipeline = graph(["a", "b"], [], {"text": "b"})
-    edge = Edge(producer="a", consumer="b", adapter="omni.adapter:PassThru")
-    with pytest.raises(ConfigError, match=r"pipeline.edges.a->b.adapter: omni.adapter has no 'PassThru'"):
+    edge = Edge(producer="a", consumer="b", adapter="omni.pipeline.adapter:PassThru")
+    with pytest.raises(ConfigError, match=r"pipeline.edges.a->b.adapter: omni.pipeline.adapter has no 'PassThru'"):
         check_pipeline(msgspec.structs.replace(pipeline, edges=(edge,)), load_plugins(own_entry_points("ar")))
 
 

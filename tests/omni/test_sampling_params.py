@@ -10,7 +10,7 @@ import pytest
 
 from omni.config import Layer, overlay
 from omni.errors import InputError
-from omni.sampling_params import SamplingParams, StructuredOutput
+from omni.sampling import SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
 
 AS_READ = SamplingParams(stop=("a",), bad_words=("x",), top_k=0, code_top_k=0)

@@ -12,7 +12,7 @@ from omni.device import Device, SyncCheck, open_device, sync_guard
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.errors import ConfigError, SyncError
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.layers.text_model import TextModel
 from support.ar_driver import plain_prompt
 from support.patience import PATIENCE_SECONDS

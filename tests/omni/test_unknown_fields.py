@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from omni.engine import EngineOptions
-from omni.sampling_params import SamplingParams, StructuredOutput
+from omni.sampling import SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
 from omni_diffusion.options import DiffusionOptions
 from omni_encoder.options import EncoderOptions

@@ -12,9 +12,8 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Device, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import OmniError
-from omni.outputs import GeneratedTokens
-from omni.payload import PageSlice, Payload
-from omni.sampling_params import SamplingParams
+from omni.payload import GeneratedTokens, PageSlice, Payload
+from omni.sampling import SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
 from omni_ar.attention import AttentionBackend, TorchPagedAttention
 from omni_ar.inputs import Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden

@@ -22,7 +22,7 @@ import torch
 from transformers import AutoConfig
 
 from omni import CheckpointError, ConfigError, Omni, SamplingParams
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from support.csm_reference import tiny_csm
 from support.reference import tiny_checkpoint
 from support.tiny_chat import write_chat_model

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from omni.checkpoint import Checkpoint
-from omni.frames import CodeFrames
 from omni.hookspecs import hookimpl
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
@@ -23,6 +22,7 @@ from omni.plugin.manager import Plugins, load_plugins
 from omni.stage import StageContext
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
+from omni_frames import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from support.entry_points import own_entry_points
 from support.frame_clerk import FrameClerkOptions

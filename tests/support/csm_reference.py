@@ -29,8 +29,8 @@ from transformers import (
 
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, Message, Part, TextPart
-from omni.quiet import quiet
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
+from omni.utils.quiet import quiet
 from omni_ar.sampling import gumbel
 from omni_csm.tiny import write_tiny
 from support.reference_chats import sound

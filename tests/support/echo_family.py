@@ -18,11 +18,9 @@ from omni.device import COMPLETED
 from omni.errors import InputError
 from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Prepared, TextDecoder, TextPart
 from omni.frontend.vocabulary import Vocabulary
-from omni.outputs import AudioChunk, GeneratedTokens, TokenLogprobs
-from omni.payload import Payload
+from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
 from omni.pipeline import Edge, Output, Pipeline, Stage
-from omni.rules import HostRules, StopVerdict
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 
 BREAK = "\x18"

@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import torch
 
-from omni.adapter import Adapter, AdapterFactory, PassThrough
 from omni.connector import Connector, Ref
 from omni.device import Event, Stream
 from omni.device.cpu import CpuDevice
@@ -15,6 +14,7 @@ from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.pipeline.adapter import Adapter, AdapterFactory, PassThrough
 from omni_local.connector import LocalConnector
 from support.fake_stage import FakeWorker
 

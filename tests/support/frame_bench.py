@@ -6,10 +6,9 @@ from numpy.typing import NDArray
 
 from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event
-from omni.frames import CodeFrames, FrameModel
-from omni.outputs import AudioChunk
-from omni.payload import PageSlice, Payload
+from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done, StageWorker
+from omni_frames import CodeFrames, FrameModel
 from support.stage_driver import StageDriver
 
 POISON = 999

@@ -8,7 +8,7 @@ import torch
 
 from omni.checkpoint import fill_dummy
 from omni.checkpoint.dummy import default_init
-from omni.kernel_choice import plain_torch
+from omni.device.kernel_choice import plain_torch
 from omni_ar.layers import DecoderConfig
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel

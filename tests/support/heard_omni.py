@@ -14,7 +14,7 @@ import torch
 from omni.engine import EngineRequest
 from omni.frontend.base import Chat
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.close_calls import WatchedCpu
 from support.omni_compare import Expected
 from support.omni_engine import OmniEngine

@@ -26,9 +26,8 @@ from omni.engine import (
     resolve_pipeline,
 )
 from omni.errors import OmniError, StageError
-from omni.outputs import GeneratedTokens
-from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.payload import GeneratedTokens, Payload
+from omni.sampling import SamplingParams
 from omni.testing.simulation import SimulatedDevice, Simulation
 from support.ar_driver import plain_prompt
 from support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of

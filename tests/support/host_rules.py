@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from omni.rules import LogitsEdit, StopVerdict
+from omni.sampling import LogitsEdit, StopVerdict
 
 
 class NothingTwice:

@@ -21,8 +21,7 @@ from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.plugin.entries import ModelFamily
 from omni.plugin.manager import Plugins, load_plugins
-from omni.rules import HostRules
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostRules, SamplingParams
 from omni.stage import StageContext
 from omni_ar.inputs import Prompt, StepInputs, TokenHidden
 from omni_ar.options import ArOptions

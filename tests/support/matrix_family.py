@@ -12,7 +12,7 @@ from omni.engine import Engine, EngineRequest
 from omni.frontend.compile import CompiledSampling, SamplingCompiler
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.options import ArOptions
 from support.matrix_axes import BLOCK
 from support.matrix_sets import text_sets

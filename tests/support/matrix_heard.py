@@ -8,7 +8,7 @@ from omni.device import Device
 from omni.engine import Engine, EngineRequest
 from omni.frontend.compile import CompiledSampling
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.heard_omni import NOISE_TM, SHAPES, answer
 from support.matrix_omni import SPOKEN, TALKER_SETS, OmniFamily
 from support.matrix_sets import TOKENS

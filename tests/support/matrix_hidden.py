@@ -20,7 +20,7 @@ from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, reso
 from omni.frontend.compile import CompiledSampling
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
-from omni.rules import NO_RULES
+from omni.sampling import NO_RULES
 from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
 from support.hidden_family import CLERK, READER, WRITER, model_of, write_checkpoint

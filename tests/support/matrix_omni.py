@@ -15,8 +15,7 @@ from omni.device import Device
 from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, check_pipeline, resolve_pipeline
 from omni.frontend.base import Chat, Prepared
 from omni.frontend.compile import CompiledSampling
-from omni.rules import NO_RULES
-from omni.sampling_params import SamplingParams
+from omni.sampling import NO_RULES, SamplingParams
 from omni_ar.hidden_conditioning import HeardPrompt
 from omni_ar.options import ArOptions
 from omni_ar.text_conditioning import SpokenPrompt

@@ -6,7 +6,7 @@ import numpy as np
 
 from omni.hookspecs import hookimpl
 from omni.plugin.entries import LogitsProcessorEntry
-from omni.rules import HostLogitsProcessor, LogitsEdit
+from omni.sampling import HostLogitsProcessor, LogitsEdit
 from omni_ar.processors import HistoryProcessor
 
 

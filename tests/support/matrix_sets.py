@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from omni.frontend.vocabulary import Vocabulary
-from omni.sampling_params import SamplingParams, StructuredOutput
+from omni.sampling import SamplingParams, StructuredOutput
 
 TOKENS = 16
 FORM_TOKENS = 36

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from omni.engine import EngineOutput, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, StageError
-from omni.outputs import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
 from support.hidden_reading import Reading
 from support.tap import CodesChunk
 

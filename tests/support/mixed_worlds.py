@@ -15,8 +15,7 @@ from omni.device import Device
 from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, resolve_pipeline
 from omni.frontend.base import Chat
 from omni.payload import Payload
-from omni.rules import HostRules
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostRules, SamplingParams
 from omni_ar.inputs import StepInputs
 from support.ar_driver import plain_prompt
 from support.codec_family import SPEAKER, codec_plugins

@@ -32,7 +32,7 @@ from omni.engine import (
 )
 from omni.errors import OmniError, StageError
 from omni.frontend.base import Chat
-from omni.outputs import AudioChunk, GeneratedTokens
+from omni.payload import AudioChunk, GeneratedTokens
 from omni.plugin.manager import Plugins, load_plugins
 from support.patience import PATIENCE_SECONDS
 from support.tap import CodesChunk, with_tap

@@ -3,7 +3,7 @@
 from typing import Any
 
 from omni.frontend.base import Chat
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.reference import sizes
 from support.reference_chats import chat, picture, says, sound
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from omni.frontend.base import Chat, Message, TextPart
 from omni.plugin import locate
 from omni.plugin.manager import Plugins, load_plugins
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 from support.omni_engine import Result
 from support.plain_speech import Speech

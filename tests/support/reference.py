@@ -22,7 +22,7 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, ImagePart, Part, TextPart
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from omni_qwen3_omni.tiny import write_tiny
 from support.omni_processor import load_processor
 from support.reference_chats import text_only

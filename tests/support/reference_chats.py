@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPart
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 
 SPEECH_RATE = 16000
 SPEECH = frozenset({"text", "audio"})

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from omni.frontend.base import Chat
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.sampling import gumbel
 
 Generate = Callable[..., Any]

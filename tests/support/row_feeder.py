@@ -13,7 +13,7 @@ from torch import Tensor
 from omni.connector import Ref
 from omni.device import COMPLETED, Event
 from omni.payload import PageSlice, Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Feed, Open, lend
 from omni_ar.inputs import StepInputs
 from support.ar_driver import TEXT, ArDriver, plain_prompt

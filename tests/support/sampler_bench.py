@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from omni.device import Uploader, open_device
-from omni.rules import LogitsEdit
-from omni.sampling_params import SamplingParams
+from omni.sampling import LogitsEdit, SamplingParams
 from omni_ar.options import GREEDY
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.resolve import resolve_sampling

@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 
 
 def reference_logits(logits_V: Tensor, p: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event, Stream
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Pause, Produced, Resume, StageWorker, lend
 from omni_local.connector import LocalConnector
 

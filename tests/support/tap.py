@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import COMPLETED, Device, Event
-from omni.frames import CodeFrames
 from omni.hookspecs import hookimpl
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Output, Pipeline, Stage
 from omni.plugin.entries import StageKindEntry
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage, release
+from omni_frames import CodeFrames
 
 
 class CodesChunk(msgspec.Struct, frozen=True, kw_only=True):

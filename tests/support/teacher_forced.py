@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni.device import open_device
-from omni.outputs import TokenLogprobs
+from omni.payload import TokenLogprobs
 from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions

@@ -22,8 +22,8 @@ from omni.checkpoint import Checkpoint
 from omni.device.cpu import CpuDevice
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPart
 from omni.pipeline import Stage
-from omni.quiet import quiet
 from omni.stage import StageContext
+from omni.utils.quiet import quiet
 from omni_ar.options import ArOptions
 from omni_qwen2_5_omni.frontend import build
 from omni_qwen2_5_omni.tiny import write_tiny

@@ -22,10 +22,9 @@ from omni.engine import (
     resolve_pipeline,
 )
 from omni.errors import StageError
-from omni.outputs import GeneratedTokens
-from omni.payload import Payload
+from omni.payload import GeneratedTokens, Payload
 from omni.plugin.manager import load_plugins
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
 

@@ -6,7 +6,6 @@ from importlib.metadata import EntryPoint
 import torch
 from torch import Tensor
 
-from omni.frames import CodeFrames
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.plugin.manager import Plugins, load_plugins
@@ -15,6 +14,7 @@ from omni_encoder.inputs import Encoded
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan, EncoderInput
+from omni_frames import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from support.wavemaker import WaveMaker
 

@@ -11,7 +11,7 @@ from omni.frontend.grammar.forms import form_of, grammar_text
 from omni.frontend.grammar.matcher import Grammar
 from omni.frontend.grammar.tokens import constraint_tokens
 from omni.frontend.vocabulary import Vocabulary
-from omni.sampling_params import StructuredOutput
+from omni.sampling import StructuredOutput
 
 LONGEST_FORM = 2**18
 """Bytes of a form, as JSON where it is given as a dict or as texts. Compiling so many takes seconds."""

@@ -5,7 +5,7 @@ import re
 
 from llguidance import LLMatcher, grammar_from
 
-from omni.sampling_params import StructuredOutput
+from omni.sampling import StructuredOutput
 
 # As much as a pretty-printed document needs. Without a bound, a model that likes spaces would go on with them forever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,40}"

@@ -7,7 +7,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from omni.errors import InputError, shortened
-from omni.rules import LogitsEdit
+from omni.sampling import LogitsEdit
 
 
 class Grammar:

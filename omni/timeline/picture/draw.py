@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omni.errors import InputError
-from omni.files import replacing
 from omni.timeline.picture.html import write_html
 from omni.timeline.picture.layout import Scale, header, ruler
 from omni.timeline.picture.panel import panel
@@ -13,6 +12,7 @@ from omni.timeline.picture.png import write_png
 from omni.timeline.picture.scene import Scene
 from omni.timeline.picture.window import Window
 from omni.timeline.trace import Trace
+from omni.utils.files import replacing
 
 _WIDTH = 1400
 _WRITERS = {".png": write_png, ".html": write_html}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from omni.rules import HostLogitsProcessor
+from omni.sampling import HostLogitsProcessor
 
 
 @dataclass(frozen=True, slots=True)

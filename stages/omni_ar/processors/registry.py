@@ -10,7 +10,7 @@ from torch import Tensor
 
 from omni.errors import ConfigError, InputError, OmniError, PluginError
 from omni.plugin import LogitsProcessorEntry, locate
-from omni.rules import HostLogitsProcessor
+from omni.sampling import HostLogitsProcessor
 from omni_ar.processors.base import HistoryProcessor, LogitsProcessor, ProcessedRows
 
 Asked = Mapping[str, Mapping[str, object]]

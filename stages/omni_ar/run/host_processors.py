@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni.device import HostTask, HostWorker
-from omni.rules import HostLogitsProcessor, LogitsEdit
+from omni.sampling import HostLogitsProcessor, LogitsEdit
 from omni_ar.run.request import ArRequest
 from omni_ar.sampling import merge_edits
 

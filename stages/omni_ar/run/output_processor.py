@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from omni.device import COMPLETED
 from omni.errors import InputError
-from omni.outputs import GeneratedTokens, TokenLogprobs
-from omni.payload import PageSlice, Payload
-from omni.rules import StopVerdict
+from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
+from omni.sampling import StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.run.blocks import BlockTable, Lent

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from omni.device import SyncPoint, may_sync
-from omni.sampling_params import MAX_LOGPROBS, SamplingParams
+from omni.sampling import MAX_LOGPROBS, SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.options import GREEDY

@@ -11,8 +11,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Event
 from omni.errors import InputError
 from omni.payload import PageSlice
-from omni.rules import HostLogitsProcessor, LogitsEdit, StopMatcher
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopMatcher
 from omni.stage import Feed, Lease, Produced
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.run.blocks import BlockTable, PrefixKeys

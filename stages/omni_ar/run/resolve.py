@@ -5,7 +5,7 @@ import secrets
 import msgspec
 
 from omni.errors import ConfigError, InputError
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.options import GREEDY
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from omni.device import Device, SharedMemory
-from omni.sampling_params import MAX_LOGPROBS
+from omni.sampling import MAX_LOGPROBS
 from omni_ar.model import ArModel, ArShape, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits

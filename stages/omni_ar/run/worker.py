@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
-from omni.rules import LogitsEdit
-from omni.sampling_params import SamplingParams
+from omni.sampling import LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage, release
 from omni_ar.inputs import Prompt, Segment, StepInputs
 from omni_ar.model import ArShape

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Span, Upload
-from omni.rules import LogitsEdit
+from omni.sampling import LogitsEdit
 from omni_ar.sampling.bits import bit_words, unpack_bits
 from omni_ar.sampling.bounds import MAX_EDITED_IDS
 from omni_ar.sampling.rules import NO_CHANCE

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.sampling.needs import (
     BAD_WORDS,
     BIAS,

@@ -3,7 +3,7 @@
 `SamplingFlags` says the same of a batch, to the host.
 """
 
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 
 RANDOM, TOP_K, TOP_P, MIN_P = 1, 2, 4, 8
 REPETITION, PENALTY, BIAS, FORBIDDEN, BAD_WORDS, MIN_TOKENS = 16, 32, 64, 128, 256, 512

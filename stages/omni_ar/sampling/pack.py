@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import Upload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling.bits import bit_words, pack_bits
 from omni_ar.sampling.bounds import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.sampling import fused_draw, fused_sample
 from omni_ar.processors import NamedProcessor, ProcessedRows
 from omni_ar.sampling import rules

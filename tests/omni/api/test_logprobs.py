@@ -9,7 +9,7 @@ from omni import Omni, SamplingParams
 from omni.api.reply import Reply
 from omni.api.results import TokenLogprob
 from omni.engine import StageFinished, StageOutput
-from omni.outputs import GeneratedTokens, TokenLogprobs
+from omni.payload import GeneratedTokens, TokenLogprobs
 from support.echo_family import CharacterDecoder
 from support.echo_omni import echo_model, echo_plugins
 

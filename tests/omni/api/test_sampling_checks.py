@@ -8,7 +8,7 @@ import pytest
 
 from omni import AsyncOmni, InputError, Omni, SamplingParams
 from omni.errors import ConfigError
-from omni.sampling_params import StructuredOutput
+from omni.sampling import StructuredOutput
 from support.echo_omni import echo_model, echo_plugins
 
 

@@ -6,8 +6,7 @@ from omni.errors import InputError
 from omni.frontend.compile import SamplingCompiler
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Output, Pipeline, Stage
-from omni.rules import StopVerdict
-from omni.sampling_params import SamplingParams, StructuredOutput
+from omni.sampling import SamplingParams, StopVerdict, StructuredOutput
 from omni_ar.options import GREEDY, ArOptions
 
 END = 256

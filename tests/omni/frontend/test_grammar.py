@@ -20,7 +20,7 @@ from omni.frontend.grammar import GrammarCompiler, GrammarMatcher
 from omni.frontend.grammar.compiler import KEPT_BYTES, LONGEST_FORM, compiled_bytes
 from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.vocabulary import Vocabulary
-from omni.sampling_params import StructuredOutput
+from omni.sampling import StructuredOutput
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
 from support.interrupts import everywhere
 from support.patience import PATIENCE_SECONDS

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from omni.frontend.stops import StopStrings, StopTexts, stopped_text
 from omni.frontend.vocabulary import Vocabulary
-from omni.rules import StopVerdict
+from omni.sampling import StopVerdict
 
 
 def run(stops: Sequence[str], tokens: Sequence[bytes], min_tokens: int = 0) -> list[StopVerdict]:

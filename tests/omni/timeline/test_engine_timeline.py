@@ -15,7 +15,7 @@ from omni.engine.engine import Engine
 from omni.errors import ConfigError
 from omni.payload import Payload
 from omni.plugin.manager import load_plugins
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.timeline import read_trace, write_trace
 from omni.timeline.report import make_report
 from support.ar_driver import plain_prompt

@@ -10,7 +10,7 @@ from transformers import CsmConfig as HfConfig
 
 from omni.checkpoint import Checkpoint
 from omni.errors import CheckpointError
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from omni_csm.config import read_config
 from omni_csm.pipeline import pipeline
 from support.csm_reference import tiny_csm

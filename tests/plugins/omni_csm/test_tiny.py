@@ -15,7 +15,7 @@ from omni import Omni, SamplingParams
 from omni.cli import app
 from omni.errors import ConfigError, InputError
 from omni.plugin.manager import load_plugins
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from omni_csm.tiny import write_tiny
 from support.csm_reference import csm_reference_of, speak, tiny_csm, turn
 from support.entry_points import own_entry_points

@@ -11,7 +11,7 @@ from transformers import Qwen2_5OmniForConditionalGeneration
 from omni.checkpoint import Checkpoint
 from omni.engine import resolve_pipeline
 from omni.errors import CheckpointError
-from omni.quiet import quiet
+from omni.utils.quiet import quiet
 from omni_ar.options import ArOptions
 from support.tiny_omni import tiny_plugins
 from support.tiny_qwen2_5_omni import tiny_folder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni.frontend.base import Chat
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.heard_omni import SHAPES, WHOLE, HeardEngine
 from support.reference_chats import chat, picture, sound
 from support.reference_noise import sampled_with

@@ -6,7 +6,7 @@ And by themselves: the same seed gives the same answer in any company, another s
 import pytest
 
 from omni.frontend.base import Chat
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.omni_engine import OmniEngine
 from support.reference import Reference, reference_of, tiny_checkpoint
 from support.reference_chats import chat, picture, sound, with_sampling

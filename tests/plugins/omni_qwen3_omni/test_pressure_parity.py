@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omni.frontend.base import Chat
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from support.omni_engine import OmniEngine
 from support.parity_cases import CASES, MIXED, VOICES
 from support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from omni.rules import NO_RULES
+from omni.sampling import NO_RULES
 from support.matrix_axes import Cell, covering, pairs, product
 from support.matrix_reference import arguments, cut, generated
 from support.matrix_run import Ask, LateDevice, play, run_cell

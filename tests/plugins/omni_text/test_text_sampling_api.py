@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from omni import InputError, Omni, SamplingParams
-from omni.sampling_params import StructuredOutput
+from omni.sampling import StructuredOutput
 from support.tiny_chat import END, write_chat_model
 
 QUESTIONS = ["What is a circle?", "The blue square and the green one", "Hello there, hello world, how are you?"]

@@ -16,8 +16,8 @@ from omni import Omni, SamplingParams
 from omni.cli import app
 from omni.errors import ConfigError
 from omni.plugin.manager import load_plugins
-from omni.quiet import quiet
 from omni.timeline import read_trace
+from omni.utils.quiet import quiet
 from omni_text.tiny import write_tiny
 from support.echo_program import environment, program
 from support.entry_points import own_entry_points

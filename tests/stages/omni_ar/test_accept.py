@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.options import GREEDY, ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update

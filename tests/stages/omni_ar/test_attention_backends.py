@@ -13,9 +13,9 @@ import torch
 
 from omni.device import open_device
 from omni.device.cpu import CpuDevice
+from omni.device.kernel_choice import plain_torch
 from omni.device.meta import MetaDevice
 from omni.errors import ConfigError
-from omni.kernel_choice import plain_torch
 from omni_ar.attention import TorchPagedAttention, TritonPagedAttention
 from omni_ar.attention.flash_attention import FlashAttention
 from omni_ar.attention.flashinfer import FlashInferAttention

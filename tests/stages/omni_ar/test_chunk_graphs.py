@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from omni.device import Device
-from omni.outputs import TokenLogprobs
-from omni.payload import Payload
+from omni.payload import Payload, TokenLogprobs
 from omni_ar.attention import TorchPagedAttention
 from omni_ar.inputs import Segment, SegmentSlot, TokenHidden
 from omni_ar.model import ArShape, Batch, PromptTokens

@@ -12,8 +12,7 @@ from omni.device import Device, SyncCheck, open_device, sync_guard
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOptions, build_engine, resolve_pipeline
 from omni.errors import StageError
-from omni.rules import HostRules
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice, Simulation
 from support.full_float32 import full_float32
 from support.heard import Heard

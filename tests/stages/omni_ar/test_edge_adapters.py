@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from omni.encoded import Encoded
-from omni.frames import CodeFrames
-from omni.outputs import GeneratedTokens
-from omni.payload import PageSlice, Payload
+from omni.payload import Encoded, GeneratedTokens, PageSlice, Payload
 from omni_ar.adapters import EncodedToSegment, FramesToCodes, TokensToCodes, audio_segments, image_segments
 from omni_ar.inputs import Segment, TokenCodes
+from omni_frames import CodeFrames
 
 
 @pytest.mark.parametrize(("factory", "name"), [(audio_segments, "audio"), (image_segments, "image")])

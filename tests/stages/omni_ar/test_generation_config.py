@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from omni.errors import CheckpointError, ConfigError
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
 from omni_ar.options import GREEDY
 from support.sampling_reference import reference_warp

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni.device import open_device
-from omni.outputs import TokenLogprobs
+from omni.payload import TokenLogprobs
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt

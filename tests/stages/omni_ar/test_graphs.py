@@ -9,8 +9,7 @@ import torch
 from omni.device import Event, Graph, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.payload import Payload
-from omni.rules import HostRules
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostRules, SamplingParams
 from omni.stage import Open
 from omni_ar.categories import HAND_OVER
 from omni_ar.model import FrameEnd

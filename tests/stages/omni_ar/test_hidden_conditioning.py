@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni.outputs import GeneratedTokens
-from omni.payload import Payload
+from omni.payload import GeneratedTokens, Payload
 from omni_ar.hidden_conditioning import HeardPrompt, HiddenConditioning
 from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenCodes, TokenHidden
 

@@ -19,7 +19,7 @@ import msgspec
 from omni.errors import InputError
 from omni.hookspecs import hookimpl
 from omni.plugin import LogitsProcessorEntry
-from omni.rules import LogitsEdit
+from omni.sampling import LogitsEdit
 from omni_ar.processors import HistoryProcessor, LogitsProcessor
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from omni.errors import InputError
-from omni.sampling_params import SamplingParams, StructuredOutput
+from omni.sampling import SamplingParams, StructuredOutput
 from omni_ar.options import GREEDY
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.resolve import check_sampling, resolve_sampling

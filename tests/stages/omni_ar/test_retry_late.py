@@ -15,9 +15,8 @@ from torch import Tensor
 from omni.connector import Ref
 from omni.device.cpu import CpuDevice
 from omni.errors import StageError
-from omni.outputs import TokenLogprobs
-from omni.payload import PageSlice, Payload
-from omni.sampling_params import SamplingParams
+from omni.payload import PageSlice, Payload, TokenLogprobs
+from omni.sampling import SamplingParams
 from omni.stage import Failed, Open
 from omni.testing import Simulation
 from omni_ar.inputs import Segment, SegmentSlot

@@ -10,7 +10,7 @@ import torch
 from omni.device import COMPLETED, Event, Phase, Stream, Uploader
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice, Payload
-from omni.rules import LogitsEdit
+from omni.sampling import LogitsEdit
 from omni.stage import Feed
 from omni_ar.inputs import Segment, TokenCodes, TokenHidden
 from omni_ar.model import Codes, DrawCode

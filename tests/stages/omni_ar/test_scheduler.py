@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller

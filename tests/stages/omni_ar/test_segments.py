@@ -11,7 +11,7 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Uploader
 from omni.errors import InputError
 from omni.payload import PageSlice, Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Feed, lend
 from omni.testing import SimulatedDevice
 from omni_ar.inputs import Prompt, Segment, SegmentSlot

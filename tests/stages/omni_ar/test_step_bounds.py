@@ -10,7 +10,7 @@ from omni.device.base import LaunchList
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni_ar.inputs import Segment, SegmentSlot
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from omni.payload import Payload
-from omni.rules import HostRules, StopVerdict
-from omni.sampling_params import SamplingParams
+from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage import Open
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt

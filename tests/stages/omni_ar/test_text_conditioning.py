@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.outputs import GeneratedTokens
-from omni.payload import PageSlice, Payload
+from omni.payload import GeneratedTokens, PageSlice, Payload
 from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenCodes
 from omni_ar.text_conditioning import SpokenPrompt, TextConditioning
 

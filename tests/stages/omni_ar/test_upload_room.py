@@ -6,8 +6,7 @@ from torch import Tensor
 
 from omni.device import Upload, Uploader
 from omni.device.cpu import CpuDevice
-from omni.rules import LogitsEdit
-from omni.sampling_params import MAX_LOGPROBS
+from omni.sampling import MAX_LOGPROBS, LogitsEdit
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions

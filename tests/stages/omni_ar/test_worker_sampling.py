@@ -10,10 +10,8 @@ import torch
 from omni.device import Device, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.outputs import TokenLogprobs
-from omni.payload import Payload
-from omni.rules import HostRules, LogitsEdit, StopVerdict
-from omni.sampling_params import SamplingParams
+from omni.payload import Payload, TokenLogprobs
+from omni.sampling import HostRules, LogitsEdit, SamplingParams, StopVerdict
 from omni.stage import Done, Open
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions

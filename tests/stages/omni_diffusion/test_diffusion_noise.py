@@ -6,7 +6,7 @@ import pytest
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.payload import Payload
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import Failed, Open
 from omni_diffusion.inputs import Voice
 from omni_diffusion.noise import Noise

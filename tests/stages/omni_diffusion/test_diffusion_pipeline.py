@@ -24,14 +24,13 @@ from omni.engine import (
     check_pipeline,
 )
 from omni.errors import ConfigError, OmniError
-from omni.frames import CodeFrames
-from omni.outputs import AudioChunk
-from omni.payload import Payload
+from omni.payload import AudioChunk, Payload
 from omni.pipeline import Pipeline
-from omni.sampling_params import SamplingParams
+from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.loaded import LoadedDiffusion
+from omni_frames import CodeFrames
 from support.diffusion_bench import drawn
 from support.frame_bench import random_codes
 from support.paint_pipeline import OPTIONS, PAINT, paint_pipeline, paint_plugins

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
-from omni.frames import CodeFrames
-from omni.outputs import AudioChunk
-from omni.payload import PageSlice, Payload
+from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_diffusion.inputs import Voice
+from omni_frames import CodeFrames
 from support.diffusion_bench import Bench, noise_of
 from support.frame_bench import POISON, frames, random_codes
 from support.painter import BLOCK, REPEATS, STEPS, VOICES, Painter, Span, spans

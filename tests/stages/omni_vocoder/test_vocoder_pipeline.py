@@ -23,8 +23,7 @@ from omni.engine import (
     check_pipeline,
 )
 from omni.errors import ConfigError, OmniError
-from omni.outputs import AudioChunk
-from omni.payload import Payload
+from omni.payload import AudioChunk, Payload
 from omni.pipeline import Pipeline
 from omni.testing import LaunchGuard
 from omni_encoder.inputs import MediaItem

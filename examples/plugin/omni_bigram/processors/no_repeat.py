@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from omni.rules import HostLogitsProcessor, LogitsEdit
+from omni.sampling import HostLogitsProcessor, LogitsEdit
 from omni_ar.processors import HistoryProcessor
 
 

@@ -6,7 +6,7 @@ heads, K key and value heads, D head width.
 
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.attention import reference
 from omni_ar.kernels.attention.settings import decode_settings, prefill_settings
 

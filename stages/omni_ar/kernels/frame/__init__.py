@@ -6,7 +6,7 @@ X = (H + 2K) W.
 
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.frame import reference
 from omni_ar.kernels.rope import HeadNorms
 

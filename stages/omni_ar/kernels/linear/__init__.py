@@ -8,7 +8,7 @@ Shape legend: T rows, D inputs, N outputs.
 
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.linear import reference
 from omni_ar.kernels.linear.settings import TiledSettings, settings
 from omni_ar.kernels.norm import add_rms_norm, rms_norm

@@ -7,7 +7,7 @@ Shape legend: T tokens, D width, E experts, K experts per token, I intermediate 
 
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.moe import reference
 from omni_ar.kernels.moe.experts import Experts, Norm, SharedExpert
 from omni_ar.kernels.moe.reference import route

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.norm import reference
 
 __all__ = ["add_rms_norm", "residual_sum", "rms_norm"]

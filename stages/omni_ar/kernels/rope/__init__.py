@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.rope import reference
 
 __all__ = ["HeadNorms", "qk_norm_rope_write", "rotary_table"]

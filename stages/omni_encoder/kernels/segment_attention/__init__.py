@@ -5,7 +5,7 @@ Shape legend: S positions of the batch, H heads, W width of a head.
 
 from torch import Tensor
 
-from omni.kernel_choice import runs_kernel
+from omni.device.kernel_choice import runs_kernel
 from omni_encoder.kernels.segment_attention import reference
 
 __all__ = ["attend_segments"]

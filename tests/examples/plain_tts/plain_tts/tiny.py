@@ -9,8 +9,8 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3Model
 
 from omni.checkpoint import Checkpoint
-from omni.quiet import quiet
 from omni.tiny import byte_tokenizer, decoder_settings, fill, scale_peak, write_json
+from omni.utils.quiet import quiet
 from plain_tts.config import read_config
 from plain_tts.vocoder import Vocoder
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from omni.kernel_choice import plain_torch
+from omni.device.kernel_choice import plain_torch
 from omni_ar.kernels.linear import norm_linear, reference, streamed, tiled
 from omni_ar.kernels.linear.settings import StreamedSettings, TiledSettings
 from support.exact import DTYPES, HERE, drawn, served

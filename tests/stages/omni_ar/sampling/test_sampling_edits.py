@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni.rules import LogitsEdit
+from omni.sampling import LogitsEdit
 from omni_ar.sampling import MAX_EDITED_IDS, bit_words, edit_words, merge_edits, pack_bits, unpack_bits
 from support.sampler_bench import SamplerBench, resolved, starting
 

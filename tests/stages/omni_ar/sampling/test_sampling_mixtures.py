@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni.rules import LogitsEdit
+from omni.sampling import LogitsEdit
 from omni_ar.sampling import EVERYTHING, flags_of, gumbel, needs, pack_bits, sample
 from support.sampler_bench import SamplerBench, resolved, starting
 from support.sampling_reference import reference_logits, reference_warp

@@ -4,7 +4,7 @@ from bisect import insort
 from collections.abc import Sequence
 from typing import Generic
 
-from omni.frames.request import RequestT
+from omni_frames.request import RequestT
 
 
 class RowQueue(Generic[RequestT]):

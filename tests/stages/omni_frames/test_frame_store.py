@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from omni.device import COMPLETED
-from omni.frames.arrival import Arrival
-from omni.frames.request import FrameRequest
-from omni.frames.store import FrameStore
 from omni.stage import Feed
+from omni_frames.arrival import Arrival
+from omni_frames.request import FrameRequest
+from omni_frames.store import FrameStore
 from support.frame_bench import frames
 from support.queued_device import QueuedDevice
 

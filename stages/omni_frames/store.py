@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, PhaseCategory, Stream, Uploader, declare_categories
-from omni.frames.arrival import Arrival
-from omni.frames.request import FrameRequest, RequestT
 from omni.payload import PageSlice
+from omni_frames.arrival import Arrival
+from omni_frames.request import FrameRequest, RequestT
 
 _RING = 4
 _KNOWN = 0

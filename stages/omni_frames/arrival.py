@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import COMPLETED, Event
-from omni.frames.inputs import CodeFrames
 from omni.payload import PageSlice
 from omni.stage import Feed, release
+from omni_frames.inputs import CodeFrames
 
 
 @dataclass(slots=True, eq=False)

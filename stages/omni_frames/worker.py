@@ -7,14 +7,13 @@ from typing import Protocol
 
 from omni.device import COMPLETED, Device
 from omni.errors import StageError
-from omni.frames.arrival import Arrival, read_arrival
-from omni.frames.request import RequestT
-from omni.frames.rows import RowQueue
-from omni.frames.samples import SampleBatch, SampleRing
-from omni.frames.store import FrameStore
-from omni.outputs import AudioChunk
-from omni.payload import Payload
+from omni.payload import AudioChunk, Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage, release
+from omni_frames.arrival import Arrival, read_arrival
+from omni_frames.request import RequestT
+from omni_frames.rows import RowQueue
+from omni_frames.samples import SampleBatch, SampleRing
+from omni_frames.store import FrameStore
 
 
 class FrameModel(Protocol):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, declare_categories
-from omni.frames.request import RequestT
+from omni_frames.request import RequestT
 
 MAX_IN_FLIGHT = 2
 """Batches whose samples the host has not read: one runs, one is queued; rows that become ready meanwhile share the next."""

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from omni.frames.arrival import Arrival
+from omni_frames.arrival import Arrival
 
 
 @dataclass(slots=True, eq=False)

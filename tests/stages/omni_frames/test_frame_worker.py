@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from omni.device.cpu import CpuDevice
-from omni.frames import CodeFrames
-from omni.outputs import AudioChunk
-from omni.payload import PageSlice, Payload
+from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
+from omni_frames import CodeFrames
 from support.adder import Bench
 from support.faults import FaultyDevice
 from support.frame_bench import POISON, frames, random_codes

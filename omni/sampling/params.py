@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from omni.errors import InputError, check_unicode, quoted
-from omni.named_fields import NamedFields
+from omni.utils.named_fields import NamedFields
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=NamedFields):

@@ -1,0 +1,7 @@
+"""What travels on edges: tensors that stay where they were made, and small structs that describe them."""
+
+from omni.payload.encoded import Encoded
+from omni.payload.outputs import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.payload.payload import PageSlice, Payload
+
+__all__ = ["AudioChunk", "Encoded", "GeneratedTokens", "PageSlice", "Payload", "TokenLogprobs"]
