@@ -1,4 +1,4 @@
-"""Cases of what a decode step does with its rows' words: a launch each."""
+"""Cases of what a decode step does with its rows' fields: a launch each."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, 
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update, prepare_decodes
-from omni_ar.run.state import ACTIVE, LENGTH, LIMIT, RowState, StepBuffers
+from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.sampling import EVERYTHING
 
 _BLOCK = 16
@@ -136,7 +136,7 @@ def _made(model: ArModel, sizes: Sizes, rows: int, b: Buffers) -> tuple[RowState
     options = ArOptions(max_num_seqs=rows, max_model_len=_longest(sizes))
     limits, device = Limits.of("bench", options, model.shape), open_device(b.device.type)
     state = RowState.allocate(device, model, limits, b.dtype)
-    state.words[:, LENGTH], state.words[:, ACTIVE], state.words[:, LIMIT] = sizes.length, 1, 2**40
+    state.columns.length[:], state.columns.active[:], state.columns.limit[:] = sizes.length, 1, 2**40
     state.block_table.copy_(torch.arange(state.block_table.numel()).view_as(state.block_table))
     state.sampling.stop_ids.fill_(-1)
     step = StepBuffers.allocate(device, model, limits, b.dtype)

@@ -21,7 +21,7 @@ from omni.payload import PageSlice
 from omni.stage import Feed, release
 from omni_ar.inputs import StepInputs
 from omni_ar.model import ArShape
-from omni_ar.run.limits import Limits, step_words
+from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.request import ArRequest, StepArrival
 
 _RING = 4
@@ -67,9 +67,7 @@ class StepIntake:
         self._waiting[request] = None
         inputs.check(len(self._shape.step_columns))
         self._check_rows(arrival)
-        if arrival.rows is not None or inputs.pad is not None:
-            request.awaits_step = False
-        if message.lease is not None and not request.queued:
+        if message.lease is not None and not request.prompt_ready:
             # Its prompt, or a segment of it, may come from a producer that must not be paused until then.
             message.lease.take()
         if arrival.rows is None and len(request.step_arrivals) == 1:
@@ -134,8 +132,8 @@ class StepIntake:
         return [_Copy(request, arrival.rows, places_n)]
 
     def _words(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`[n, step_words]`, of steps without rows."""
-        words_nX = np.full((columns_Sn.shape[1], step_words(self._shape)), self._limits.null_place)
+        """`[n, step_fields]`, of steps without rows."""
+        words_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_place)
         words_nX[:, : len(columns_Sn)] = columns_Sn.T
         return words_nX
 

@@ -52,8 +52,8 @@ class TokenSource(Protocol):
         host has read."""
         ...
 
-    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
-        """Called after `begin`, for rows that the step sets up: their `RowState.words`, and what sampling is to know of them.
+    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
+        """Called after `begin`, for rows that the step sets up: their `RowState.fields`, and what sampling is to know of them.
 
         `start_rows` has been launched here; whoever samples elsewhere sends this there. The tensors are valid as in
         `Uploader.view`.
@@ -121,7 +121,7 @@ class LocalTokens:
     def begin(self, step: int) -> None:
         self._handoffs.begin()
 
-    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
+    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
         pass
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
@@ -144,7 +144,7 @@ class LocalTokens:
         if context.edits is not None or context.flags.processors:
             if not self._told:
                 self._told = True
-                _log.warning("%s: sampling with logits processors or by a form runs uncaptured", self._name)
+                _log.warning("%s: sampling with logits processors or a grammar runs uncaptured", self._name)
             return None
         return self._graphs.get(context.padded)
 

@@ -11,13 +11,14 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from omni.device import Device, SharedMemory
 from omni.sampling import MAX_LOGPROBS
+from omni_ar.kernels.row_fields import ROW_FIELDS, RowFields
 from omni_ar.model import ArModel, ArShape, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
@@ -26,23 +27,16 @@ from omni_ar.sampling import SamplingState
 IMPOSSIBLE = -1
 """The id of a row for which no id was possible."""
 
-LAST, LENGTH, DELTA, OUTPUTS, LIMIT, ACTIVE, GENERATION, COUNTED = range(8)
-"""Columns of `RowState.words`."""
-
-COLUMNS = 8
-"""Columns there are."""
-
-SCORE_WORDS = 1 + 2 * (1 + MAX_LOGPROBS)
-"""int64 words of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
+SCORE_FIELDS = 1 + 2 * (1 + MAX_LOGPROBS)
+"""int64 fields of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowState:
     """Per-row state; the first dimension is the row, N in all, the null row last. K ids of a row, E width of step rows.
 
-    words: int64 `[N, 8]`, so that a phase gathers all it needs of its rows at once. By column: the newest token, tokens in the KV
-    cache, rotary position minus length, generated tokens, how many there may be, whether the row still runs, its generation,
-    whether its newest step gave it a token.
+    fields: int64 `[N, F]`, the `RowFields` of each row, so that a phase gathers all it needs of its rows at once. columns: views
+    `[N]` of them, one for each field.
     next_codes: the codes' part of the next input embedding.
     conditioning: `[places, E]`, the device rows that condition each row's steps, `Limits.step_places` for a row; the last is
     zeros, for steps that none conditions. They are a request's own to its end: run again, it finds them here.
@@ -51,13 +45,17 @@ class RowState:
     counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
     """
 
-    words: Tensor
+    fields: Tensor
     block_table: Tensor
     next_codes: Tensor
     conditioning: Tensor
     handoff: SharedMemory
     counter: Tensor
     sampling: SamplingState
+    columns: RowFields[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", RowFields(*self.fields.unbind(1)))
 
     @classmethod
     def allocate(
@@ -70,7 +68,7 @@ class RowState:
     ) -> "RowState":
         rows = limits.null_row + 1
         return cls(
-            words=device.zeros((rows, COLUMNS), torch.int64),
+            fields=device.zeros((rows, ROW_FIELDS), torch.int64),
             block_table=device.zeros((rows, limits.max_blocks), torch.int64),
             next_codes=device.zeros((rows, next_width(model)), dtype),
             conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
@@ -78,10 +76,6 @@ class RowState:
             counter=device.zeros((1,), torch.int64),
             sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),
         )
-
-    def column(self, index: int) -> Tensor:
-        """One of `words`, a view `[N]`."""
-        return self.words[:, index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +85,7 @@ class StepBuffers:
     places_AT: int64 `[P + 2, tokens]`: each token's positions, its KV slot and its payload slot, so that one copy places it.
     accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, of the sampled
     rows. scored_TD: of prompt tokens to be scored.
-    scores: int64 `[ring, N + scored tokens, SCORE_WORDS]`.
+    scores: int64 `[ring, N + scored tokens, SCORE_FIELDS]`.
     """
 
     ids_N: Tensor
@@ -109,20 +103,20 @@ class StepBuffers:
     def allocate(cls, device: Device, model: ArModel, limits: Limits, dtype: torch.dtype) -> "StepBuffers":
         shape, rows, tokens = model.shape, limits.rows, limits.step_tokens
 
-        def words(*size: int) -> Tensor:
+        def integers(*size: int) -> Tensor:
             return device.zeros(size, torch.int64)
 
         return cls(
-            ids_N=words(rows),
-            lengths_N=words(rows),
-            table_NM=words(rows, limits.max_blocks),
-            places_AT=words(shape.position_axes + 2, tokens),
+            ids_N=integers(rows),
+            lengths_N=integers(rows),
+            table_NM=integers(rows, limits.max_blocks),
+            places_AT=integers(shape.position_axes + 2, tokens),
             hidden=device.zeros((rows, shape.hidden_width), dtype),
             scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
             logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),
             codes_ND=device.zeros((rows, next_width(model)), dtype),
-            accepted_NW=words(rows, 2 + limits.step_ids),
-            scores=words(limits.ring, rows + limits.scored_tokens, SCORE_WORDS),
+            accepted_NW=integers(rows, 2 + limits.step_ids),
+            scores=integers(limits.ring, rows + limits.scored_tokens, SCORE_FIELDS),
         )
 
     @property

@@ -93,7 +93,7 @@ def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured(cap
     with caplog.at_level(logging.WARNING):
         while not driver.ends:
             driver.tick()
-    said = ["ar: sampling with logits processors or by a form runs uncaptured"]
+    said = ["ar: sampling with logits processors or a grammar runs uncaptured"]
     assert [record.getMessage() for record in caplog.records] == said
     assert len(driver.tokens("0")) == 6
     assert device.replays["ar-decode-1"] == 5

@@ -1,6 +1,6 @@
-"""What a decode step does besides computing: a handful of words per row, in one launch for each phase.
+"""What a decode step does besides computing: a handful of fields per row, in one launch for each phase.
 
-`omni_ar.run.phases` says what these do to the state. Shape legend: R rows of the batch, W handoff words, G code groups, D width.
+`omni_ar.run.phases` says what these do to the state. Shape legend: R rows of the batch, W handoff fields, G code groups, D width.
 """
 
 from typing import TYPE_CHECKING
