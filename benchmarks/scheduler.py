@@ -56,7 +56,7 @@ class Case:
         self.blocks = BlockPool(rows * limits.max_blocks)
         self.row_table = RowTable(limits.rows)
         spiller = Spiller(device, device.stream("decode"), limits.max_model_len)
-        reclaimer = Reclaimer(self.row_table, self.blocks, spiller)
+        reclaimer = Reclaimer(self.blocks, spiller)
         allocator = Allocator(
             self.row_table,
             self.blocks,

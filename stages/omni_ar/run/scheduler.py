@@ -26,19 +26,23 @@ class Scheduler:
         self._conditioned = conditioned
         self._lag = lag
         self._can_score = True
-        self._requests: dict[RequestStatus, list[ArRequest]] = {
-            status: []
-            for status in (
-                RequestStatus.WAITING,
-                RequestStatus.PREEMPTED,
-                RequestStatus.BLOCKED,
-                RequestStatus.RUNNING,
-                RequestStatus.ISOLATING,
-                RequestStatus.ISOLATED,
-                RequestStatus.RUNNING_ALONE,
-            )
+        self._waiting: list[ArRequest] = []
+        self._preempted: list[ArRequest] = []
+        self._blocked: list[ArRequest] = []
+        self._running: list[ArRequest] = []
+        self._isolating: list[ArRequest] = []
+        self._isolated: list[ArRequest] = []
+        self._running_alone: list[ArRequest] = []
+        self._requests = {
+            RequestStatus.WAITING: self._waiting,
+            RequestStatus.PREEMPTED: self._preempted,
+            RequestStatus.BLOCKED: self._blocked,
+            RequestStatus.RUNNING: self._running,
+            RequestStatus.ISOLATING: self._isolating,
+            RequestStatus.ISOLATED: self._isolated,
+            RequestStatus.RUNNING_ALONE: self._running_alone,
         }
-        """The requests of each status that is scheduled, the lowest rank first."""
+        """The requests of each status, the lowest rank first. `_move` alone changes these lists."""
         self._ran_alone = False
         """Whether the last step was of an isolated request."""
         self._steps = 0
@@ -86,13 +90,13 @@ class Scheduler:
         """The next step; None if nothing can run. can_score: whether it may compute log-probabilities; else requests that want some
         wait."""
         if can_score and not self._can_score:
-            for request in [request for request in self._in(RequestStatus.BLOCKED) if request.wants_scores]:
+            for request in [request for request in self._blocked if request.wants_scores]:
                 self.unblock(request)
         self._can_score = can_score
-        for request in tuple(self._in(RequestStatus.ISOLATING)):
+        for request in tuple(self._isolating):
             if self._allocator.preempt(request):
                 self._move(request, self._status_after_preemption(request))
-        isolated = sorted((*self._in(RequestStatus.ISOLATED), *self._in(RequestStatus.RUNNING_ALONE)), key=_rank)
+        isolated = sorted((*self._isolated, *self._running_alone), key=_rank)
         ready = [request for request in isolated if self._can_start(request)]
         # Isolated requests and the others take turns; a request that cannot use its turn leaves it to the next.
         turns = [None, *ready] if self._ran_alone else [*ready, None]
@@ -125,9 +129,6 @@ class Scheduler:
                     self._move(request, RequestStatus.RUNNING)
         self._allocator.launched(plan)
 
-    def _in(self, status: RequestStatus) -> list[ArRequest]:
-        return self._requests[status]
-
     def _move(self, request: ArRequest, status: RequestStatus) -> None:
         """Changes the request's status, and with it the list that it is in."""
         before = self._requests.get(request.status)
@@ -139,24 +140,27 @@ class Scheduler:
 
     def _compose(self, alone: ArRequest | None) -> StepPlan | None:
         """A step of one isolated request, or of all the others."""
-        decodes, new_blocks = self._decodes(alone)
+        running = self._runnable(alone)
+        decodes, new_blocks = self._decodes([request for request in running if request.decoding])
+        # A decode may have preempted some.
+        prefills = [request for request in running if request.table is not None and not request.decoding]
         budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
-        chunks = list(self._chunks(alone, budget))
+        chunks = list(self._chunks(prefills, alone, budget))
         if not decodes and not chunks:
             return None
         chunks.sort(key=lambda chunk: not chunk.replay)
         self._steps += 1
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks))
 
-    def _decodes(self, alone: ArRequest | None) -> tuple[list[ArRequest], list[NewBlock]]:
+    def _decodes(self, requests: Sequence[ArRequest]) -> tuple[list[ArRequest], list[NewBlock]]:
         decodes: list[ArRequest] = []
         new_blocks: list[NewBlock] = []
-        for request in self._running(alone):
-            # An earlier one may have preempted it: then it decodes no more.
-            if not request.decoding or not request.can_step(self._conditioned):
+        for request in requests:
+            # One before it may have preempted it.
+            if request.table is None or not request.can_step(self._conditioned):
                 continue
-            due = request.last_scheduled_step + self._lag
-            if self._lag > 1 and request.num_outputs_in_flight and self._steps + 1 < due:
+            due = self._lag == 1 or self._steps + 1 >= request.last_scheduled_step + self._lag
+            if not due and request.num_outputs_in_flight:
                 continue  # its newest token is not there yet
             new = self._allocator.extend(request, ())
             if new is None:
@@ -169,11 +173,11 @@ class Scheduler:
             new_blocks += self._allocator.extend_early(decodes)
         return decodes, new_blocks
 
-    def _chunks(self, alone: ArRequest | None, tokens: int) -> Iterator[PrefillChunk]:
-        """Chunks of at most `tokens` in all: of requests that have begun, then of those that can."""
+    def _chunks(self, prefills: Sequence[ArRequest], alone: ArRequest | None, tokens: int) -> Iterator[PrefillChunk]:
+        """Chunks of at most `tokens` in all: of requests that have begun, then of those that can start."""
         budget = _Budget(tokens, self._limits.scored_tokens)
-        for request in self._running(alone):
-            if not request.decoding and budget.left(request):
+        for request in prefills:
+            if budget.left(request):
                 yield budget.take(request, first=False)
         for _ in range(MAX_STARTS):
             started = None if budget.spent else self._start(alone)
@@ -205,9 +209,7 @@ class Scheduler:
 
     def _next_waiting(self) -> ArRequest | None:
         # Without a free row, requests that have theirs must not wait for those that have none.
-        queues = [self._in(RequestStatus.PREEMPTED)]
-        if self._allocator.rows_left:
-            queues.append(self._in(RequestStatus.WAITING))
+        queues = (self._preempted, self._waiting) if self._allocator.rows_left else (self._preempted,)
         while heads := [queue[0] for queue in queues if queue]:
             request = min(heads, key=_rank)
             if self._can_start(request):
@@ -217,29 +219,22 @@ class Scheduler:
 
     def _overtakes_isolated(self, request: ArRequest) -> bool:
         """Whether an isolated request of a lower rank waits for blocks, perhaps for these."""
-        return any(other.rank < request.rank and self._can_start(other) for other in self._in(RequestStatus.ISOLATED))
-
-    def _waits_for_scores(self, request: ArRequest) -> bool:
-        """Whether its step would compute log-probabilities, and there is no room for them now."""
-        return not self._can_score and request.wants_scores
+        return any(other.rank < request.rank and self._can_start(other) for other in self._isolated)
 
     def _can_start(self, request: ArRequest) -> bool:
         # The host reads the steps in flight of a preempted request first: it starts behind them, so no token comes twice.
-        ready = not request.paused and not request.steps_in_flight and not self._waits_for_scores(request)
-        return ready and request.can_step(self._conditioned)
+        if request.paused or request.steps_in_flight or (request.wants_scores and not self._can_score):
+            return False
+        return request.can_step(self._conditioned)
 
-    def _running(self, alone: ArRequest | None) -> Sequence[ArRequest]:
+    def _runnable(self, alone: ArRequest | None) -> list[ArRequest]:
         """The running requests that may be in the step."""
-        if alone is None:
-            running = self._in(RequestStatus.RUNNING)
-        else:
-            running = [alone] if alone.status is RequestStatus.RUNNING_ALONE else []
-        return [request for request in running if not request.paused and not self._waits_for_scores(request)]
+        running = self._running if alone is None else [alone] if alone.status is RequestStatus.RUNNING_ALONE else []
+        return [request for request in running if not request.paused and (self._can_score or not request.wants_scores)]
 
     def _holders(self) -> list[ArRequest]:
         """Requests that can be preempted, by rank."""
-        running, alone = self._in(RequestStatus.RUNNING), self._in(RequestStatus.RUNNING_ALONE)
-        return sorted((*running, *alone), key=_rank) if alone else running
+        return sorted((*self._running, *self._running_alone), key=_rank) if self._running_alone else self._running
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
         """Requests that give their blocks to this one, the first first."""
