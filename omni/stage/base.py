@@ -1,5 +1,6 @@
 """How a kind of stage runs."""
 
+import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,11 @@ class StageContext:
     load_format: str
     logits_processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     graphs: bool = False
+
+    @property
+    def dummy_seed(self) -> int:
+        """Of random weights: the same for a stage of the same name."""
+        return zlib.crc32(self.stage.name.encode())
 
 
 class StageWorker(Protocol):

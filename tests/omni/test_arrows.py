@@ -15,15 +15,15 @@ from support.patience import PATIENCE_SECONDS
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
 OFFERED = {
     "omni_ar": {
-        *("options", "generation_config", "inputs", "model", "layers", "loading", "processors"),
+        *("options", "generation_config", "inputs", "model", "layers", "processors"),
         *("adapters", "hidden_conditioning", "text_conditioning"),
     },
     "omni_diffusion": {"options", "inputs", "model", "layers"},
     "omni_encoder": {"options", "inputs", "model", "plan", "towers"},
     "omni_vocoder": {"options", "model", "state", "layers", "streaming"},
 }
-"""What plugins use of a kind: options, inputs, the model contract, what models are made of and read with, what feeds a stage. The
-rest is kernels and what runs the stage."""
+"""The modules of a kind that plugins may use: options, inputs, the model contract, building blocks of models, adapters that feed a
+stage. The others are kernels and the code that runs the stage."""
 SHARED = "omni_frames"
 """What stage kinds that take code frames share: no kind itself."""
 PLUGINS = [ROOTS["plugins"], REPOSITORY / "examples", REPOSITORY / "tests" / "examples" / "plain_tts"]
