@@ -7,6 +7,14 @@ from omni_vocoder.options import VocoderOptions
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """The properties that chunks of one step share: their frames, and whether they are the first of their requests."""
+
+    frames: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkSizes:
     """Frames of a request's first chunk and of each later one; `fewest` is what the model needs to begin at all."""
 

@@ -1,12 +1,12 @@
-"""Where the tokens come from that rows go on with."""
+"""Sources of the tokens that rows go on with."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, SharedRing, Stream
+from omni.graphs import CapturedGraphs
 from omni_ar.categories import HAND_OVER
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
@@ -15,8 +15,6 @@ from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sampl
 from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
-
-_log = logging.getLogger(__name__)
 
 
 class TokenSource(Protocol):
@@ -103,8 +101,7 @@ class LocalTokens:
         self._buffers = buffers
         self._drafts = limits.step_ids - 1
         self._processors = processors
-        self._graphs: dict[int, Graph] = {}
-        self._told = False
+        self._graphs = CapturedGraphs[None, Graph](name)
         # Its turns are those of `RowState.counter`, which the device counts by itself.
         self._handoffs = SharedRing(device, stream, state.handoff)
 
@@ -115,7 +112,7 @@ class LocalTokens:
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
         size = rows_B.shape[0]
         sampling = self._sampling(rows_B, advance_B, EVERYTHING, None)
-        self._graphs[size] = self._device.capture(self._stream, f"{self._name}-sample-{size}", sampling)
+        self._graphs.add(None, size, self._device.capture(self._stream, f"{self._name}-sample-{size}", sampling))
         self._set_counter()  # capturing may have run steps, or not
 
     def begin(self, step: int) -> None:
@@ -138,15 +135,14 @@ class LocalTokens:
         return TokenHandoff(host=sent.slot, ready=sent.ready, made=sent.made)
 
     def _captured(self, context: StepContext) -> Graph | None:
-        """What stands for the step, unless it is asked for what only some steps are: processors, edits."""
+        """None for a step with logits processors or edits, which few steps have."""
         if context.padded is None:
             return None
         if context.edits is not None or context.flags.processors:
-            if not self._told:
-                self._told = True
-                _log.warning("%s: sampling with logits processors or by a form runs uncaptured", self._name)
+            self._graphs.log_uncaptured("sampling steps with logits processors or structured outputs")
             return None
-        return self._graphs.get(context.padded)
+        captured = self._graphs.find(None, context.padded)
+        return captured.graph if captured is not None else None
 
     def _sampling(
         self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None
