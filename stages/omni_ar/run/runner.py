@@ -10,6 +10,7 @@ from torch import Tensor
 from omni.device import Device, Event, Graph, Launch, Stream, Uploader
 from omni.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.captured_chunks import CapturedChunks
@@ -21,7 +22,7 @@ from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, star
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
-from omni_ar.run.state import RowState, StepBuffers
+from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
@@ -62,8 +63,8 @@ class Runner:
         self._limits = limits
         self.dtype = dtype
         self._processors = processors
-        self._state = RowState.allocate(device, model, limits, dtype, processors)
-        self._buffers = StepBuffers.allocate(device, model, limits, dtype)
+        self._state = allocate_rows(device, model, limits, dtype, processors)
+        self._buffers = allocate_step_buffers(device, model, limits, dtype)
         self._forward = Forward(device, self.stream, model, backend, limits, dtype, self._state, self._buffers)
         self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
         self._captured_chunks = CapturedChunks(name, device, self.stream, model, self._forward, limits, dtype)

@@ -8,11 +8,11 @@ from torch import Tensor
 from omni.device import Device, Graph, Launch, SharedRing, Stream
 from omni.graphs import CapturedGraphs
 from omni_ar.categories import HAND_OVER
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, set_counter
-from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from omni_ar.kernels.step.state import LAST
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
-from omni_ar.run.state import LAST
 from omni_ar.run.step import StepContext
 from omni_vocoder.decoder import Decoder, PreparedStep
 from omni_vocoder.request import VocoderRequest

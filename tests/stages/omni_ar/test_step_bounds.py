@@ -11,12 +11,12 @@ from omni.errors import InputError
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni_ar.inputs import Segment, SegmentSlot
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.run import conditioning
 from omni_ar.run.limits import Limits
 from omni_ar.run.source import LocalTokens, TokenSource
-from omni_ar.run.state import RowState, StepBuffers
 from support.ar_driver import ArDriver, plain_prompt
 from support.counting_device import CountingDevice
 from support.listener_model import Listener, answered

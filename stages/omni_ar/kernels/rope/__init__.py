@@ -4,23 +4,14 @@ Shape legend: T tokens, P position axes, W head width, F = W / 2 frequencies, H 
 N blocks of B slots.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.rope import reference
+from omni_ar.kernels.rope.norms import HeadNorms
 
 __all__ = ["HeadNorms", "qk_norm_rope_write", "rotary_table"]
-
-
-class HeadNorms(NamedTuple):
-    """RMSNorm over each query and key head: weights `[W]`."""
-
-    query_W: Tensor
-    key_W: Tensor
-    eps: float
 
 
 def rotary_table(

@@ -3,8 +3,6 @@
 Shape legend: see the package; besides, h heads of one program.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -12,10 +10,8 @@ from torch import Tensor
 
 from omni_ar.kernels.fetch import fetch_ahead, fetch_bytes
 from omni_ar.kernels.overlap import overlaps
+from omni_ar.kernels.rope.norms import HeadNorms
 from omni_ar.kernels.rope.turned import turned
-
-if TYPE_CHECKING:
-    from omni_ar.kernels.rope import HeadNorms
 
 _TABLE_TOKENS = 4
 _HEADS = 4
@@ -85,7 +81,7 @@ def _rotary_table(
 
 def qk_norm_rope_write(
     qkv_TX: Tensor,
-    norms: "HeadNorms | None",
+    norms: HeadNorms | None,
     cos_TW: Tensor,
     sin_TW: Tensor,
     num_heads: int,
