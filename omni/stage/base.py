@@ -71,8 +71,8 @@ class StageWorker(Protocol):
     def usage(self) -> StageUsage: ...
 
     def counters(self) -> Mapping[str, int]:
-        """Totals since the start, by name (`frames`, `steps`, ...). They only grow. A kind that runs the parts of a failed batch
-        again counts that as `retries` (`MailboxWorker.retried`)."""
+        """Totals since the start, by name (`frames`, `steps`, ...). They only grow. `retries` counts failed batches whose parts ran
+        again (`MailboxWorker.retry_each`)."""
         ...
 
     def close(self) -> None:

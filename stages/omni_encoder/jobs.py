@@ -1,6 +1,6 @@
 """Which media items wait to be encoded, and which go together."""
 
-from omni.stage import release
+from omni.stage import release, together
 from omni_encoder.cache import ContentKey
 from omni_encoder.options import EncoderOptions
 from omni_encoder.request import EncoderRequest, Job, Taker
@@ -36,7 +36,7 @@ class JobQueue:
                 release(job.feed, job.after)
 
     def next_batch(self, up_to: tuple[int, int] | None = None) -> list[Job]:
-        """The first job whose features are there, and what may go with it. Empty if there is none.
+        """The first job whose features are there, and others that may share its batch. Empty if there is none.
 
         up_to: only jobs of this rank or a lower one.
         """
@@ -45,13 +45,8 @@ class JobQueue:
         waiting = [job for job in self._jobs.values() if not (job.launched or job.paused) and job.feed.arrived]
         if up_to is not None:
             waiting = [job for job in waiting if job.rank <= up_to]
-        for job in sorted(waiting, key=lambda job: job.rank):
-            if not batch:
-                batch.append(job)
-                length = job.item.length
-                if job.alone:
-                    break
-            elif not job.alone and self._fits(job, batch[0], length):
+        for job in together(sorted(waiting, key=lambda job: job.rank)):
+            if not batch or self._fits(job, batch[0], length):
                 batch.append(job)
                 length += job.item.length
             if len(batch) == self._options.max_batch_items:

@@ -53,7 +53,7 @@ class Job:
     takers: list[Taker] = field(default_factory=list)
     launched: bool = False
     alone: bool = False
-    """It was in a batch that failed: it runs by itself, so that only what is at fault fails."""
+    """Its batch failed, so its next one is its own (`omni.stage.together`)."""
     after: Event = COMPLETED
 
     @property

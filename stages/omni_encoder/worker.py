@@ -83,8 +83,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """batches: launched, of `encoded` items; cached: items that were known. retries: batches that failed and were run again, an
-        item at a time."""
+        """batches: launched, of `encoded` items; cached: items that were known. retries: failed batches whose items ran again,
+        each alone."""
         return {**self._totals, "retries": self.retries}
 
     def close(self) -> None:
@@ -186,14 +186,11 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         return True
 
     def _isolate(self, jobs: list[Job], error: Exception) -> None:
-        """Jobs of a failed batch run again, one by one; one that failed by itself fails its requests."""
         # Part of the work may have been enqueued before the error.
         end = self._device.record(self._stream)
-        again = [job for job in jobs if len(jobs) > 1 and job.takers]
-        if again:
-            self.retried(f"encoding a batch of {len(jobs)} items", error)
+        again = any(job.takers for job in jobs) and self.retry_each(jobs, "encoding media", error)
         for job in jobs:
-            if job in again:
+            if again and job.takers:
                 job.alone, job.launched, job.after = True, False, end
                 continue
             self._jobs.remove(job)

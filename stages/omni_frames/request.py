@@ -16,7 +16,7 @@ class FrameRequest:
     the next: late results of a record that is not `live` are dropped.
     start, buffered: where the row's frames begin in its ring, and how many are in it.
     paused: a consumer is behind: nothing of it begins.
-    alone: a batch that it was part of could not be prepared: the next is its own, so that only what is at fault fails.
+    alone: its last batch failed, so the next one is its own (`omni.stage.together`).
     done: frames that nothing is to be made of any more, but samples of some may be on their way.
     in_flight, samples: batches of it whose samples are not on the host yet, and how many came.
     """

@@ -75,7 +75,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """steps, frames, samples: launched. retries: batches that could not be launched and were tried again, one by one."""
+        """steps, frames, samples: launched. retries: failed batches whose requests ran again, each alone."""
         return {**self.totals, "retries": self.retries}
 
     def close(self) -> None:
@@ -130,11 +130,10 @@ class FrameWorker(MailboxWorker[RequestT]):
         self.totals["samples"] += batch.samples * len(batch.requests)
 
     def isolate(self, batch: Sequence[RequestT], doing: str, error: Exception) -> None:
-        """After a failure that can be tried again: each is, alone (`together`), and one that was alone fails."""
-        if len(batch) == 1:
+        """After a failure that can be tried again."""
+        if not self.retry_each(batch, doing, error):
             self.fail(batch[0].id, doing, error)
             return
-        self.retried(f"{doing} of {len(batch)} requests", error)
         for request in batch:
             request.alone = True
 
@@ -166,8 +165,3 @@ class FrameWorker(MailboxWorker[RequestT]):
     def _finish(self, request: RequestT) -> None:
         counts = {"frames": request.done, "samples": request.samples}
         self.finish(request.id, "stop" if request.done else "empty", counts)
-
-
-def together(requests: list[RequestT]) -> list[RequestT]:
-    """Those of `requests` that may share a batch: all, but one that is to go alone does."""
-    return next(([request] for request in requests if request.alone), requests)

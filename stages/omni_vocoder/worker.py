@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from omni.device import Device
-from omni.stage import Open
-from omni_frames import FrameWorker, together
+from omni.stage import Open, together
+from omni_frames import FrameWorker
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.decoder import Decoder
 from omni_vocoder.model import StateT, VocoderModel
