@@ -64,10 +64,10 @@ class SparseMoE(nn.Module, StackedWeights):
         y_TD, _ = self._mix(x_TD, None, None)
         return y_TD
 
-    def after(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of a residual stream to which `delta_TD` is still to be added: what comes of its norm, and the stream, both `[T, D]`.
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Adds `delta_TD` to the residual stream, then norm and experts: the output, and the stream, both `[T, D]`.
 
-        What is added may come in parts (`residual_sum`).
+        delta_TD may come in parts (`residual_sum`).
         """
         return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
 
