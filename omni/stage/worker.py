@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class MailboxWorker(ABC, Generic[RequestT]):
     """Dispatches the inbox to `open`, `feed`, `end`, `pause`, `resume` and `drop`, then calls `advance`.
 
-    Messages for a request that is gone (finished, failed or aborted here while they were under way) are let go of: their
-    leases are released.
+    Messages for a request that is gone (finished, failed or aborted here while they were under way) are dropped, and their
+    leases released.
     """
 
     def __init__(self, name: str) -> None:
@@ -79,12 +79,12 @@ class MailboxWorker(ABC, Generic[RequestT]):
         return self.advance() or moved
 
     def close(self) -> None:
-        """Drops every request. A worker that keeps anything besides frees that too. Idempotent."""
+        """Drops every request. A worker with other memory frees that too. Idempotent."""
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
 
     def finish(self, request_id: str, reason: str, counts: dict[str, int], held: tuple[int, ...] = ()) -> None:
-        """The request is done here: its record goes and the orchestrator is told."""
+        """The request is done here: its record goes, and the orchestrator gets `Done`."""
         self.drop(self.requests.pop(request_id))
         self.outbox.append(Done(request_id, reason, counts, held))
 

@@ -1,4 +1,4 @@
-"""Begins windows and takes rows' latents step by step from noise to what is rendered.
+"""Begins windows and denoises rows' latents, step by step.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
@@ -35,7 +35,7 @@ _ROW, _FRAMES = 0, 4
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step whose inputs are on their way to the device. Nothing of its rows is lost if it goes no further.
+    """A step whose inputs are on their way to the device. The rows' latents are unchanged until its launch.
 
     width: code frames of its windows. captured: the graph to replay; None for a step that runs uncaptured.
     packed_2B: int64, rows and their steps.
@@ -90,14 +90,14 @@ class Denoiser:
             self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
-        """The beginning of windows of nothing."""
+        """The beginning of null windows."""
         packed_BX = self._windows.view(Span(0, (count, self._columns)))
         null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
         self._device.enqueue(self._stream, [null])
         return [self._begin(packed_BX)]
 
     def null_step(self, count: int, width: int) -> list[Launch]:
-        """A step of rows of nothing."""
+        """A step of null rows."""
         packed_2B = self._steps.view(Span(0, (2, count)))
         self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
         return [self._step(packed_2B, width)]
@@ -136,7 +136,7 @@ class Denoiser:
         return PreparedStep(width, captured, packed_2B)
 
     def launch(self, prepared: PreparedStep) -> None:
-        """Enqueues the step, which moves the rows' latents on."""
+        """Enqueues the step."""
         if prepared.captured is not None:
             self._device.replay(self._stream, prepared.captured.graph)
         else:

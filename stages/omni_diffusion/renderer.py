@@ -1,4 +1,4 @@
-"""Keeps what was denoised, and renders it as far as it is surrounded.
+"""Keeps denoised latents, and renders those whose neighbours are there.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
@@ -68,7 +68,7 @@ class Renderer:
         self._graphs = CapturedGraphs[Piece, list[Graph]](stream.name, others=others)
 
     def capture(self, size: int) -> None:
-        """Captures the pieces of long streams for so many rows. At start, before there are requests."""
+        """Captures the pieces of long streams for `size` rows. At start, before there are requests."""
         for piece in self._sizes.usual_pieces():
             name = f"{self._stream.name}-{piece.fresh}-{piece.count}-latents-{size}"
             turns = range(MAX_IN_FLIGHT)
@@ -76,7 +76,7 @@ class Renderer:
             self._graphs.add(piece, size, graphs)
 
     def null_pieces(self, count: int, piece: Piece, turn: int = 0) -> list[Launch]:
-        """Pieces of rows of nothing."""
+        """Pieces of null rows."""
         packed_BX = self._upload.view(Span(0, (count, 2 * piece.fresh + piece.seen)))
         self._device.enqueue(self._stream, [Launch.of(set_null_piece, packed_BX)])
         return [self._render(piece, packed_BX, turn)]
@@ -87,7 +87,7 @@ class Renderer:
         return self._upload.ready and self._samples.ready
 
     def prepare(self, requests: Sequence[DiffusionRequest], piece: Piece) -> PreparedPieces:
-        """Enqueues where to find and to keep what is rendered of each. May be tried again if it fails."""
+        """Enqueues the places of each request's latents. May be tried again if it fails."""
         count = len(requests)
         captured = self._graphs.find(piece, count)
         packed = np.empty((captured.size if captured is not None else count, 2 * piece.fresh + piece.seen), np.int64)
@@ -99,7 +99,7 @@ class Renderer:
         return PreparedPieces(tuple(requests), piece, captured, packed_BX)
 
     def launch(self, prepared: PreparedPieces) -> SampleBatch[DiffusionRequest] | None:
-        """Enqueues keeping, rendering and the copy to the host; None if nothing is rendered. May be tried again if it fails."""
+        """Enqueues keeping, rendering and the copy to the host. None if nothing is rendered. May be tried again if it fails."""
         piece, turn = prepared.piece, self._samples.turn
         if prepared.captured is not None:
             self._device.replay(self._stream, prepared.captured.graph[turn])
@@ -125,7 +125,7 @@ class Renderer:
 
 
 def set_null_piece(packed_BX: Tensor) -> None:
-    """Before there are requests, any row is one of nothing."""
+    """Before there are requests, any row is a null row."""
     packed_BX.zero_()
 
 

@@ -51,7 +51,7 @@ class BatchEncoder:
     """Owns the stream, the captured batches and their inputs. Decides nothing."""
 
     def __init__(self, device: Device, stream: Stream, model: EncoderModel, lengths: Sequence[int] = ()) -> None:
-        """lengths: what is going to be captured."""
+        """lengths: to be captured."""
         self._device = device
         self._stream = stream
         self._model = model
@@ -70,7 +70,7 @@ class BatchEncoder:
             self._graphs.add(None, length, EncodeGraph(graph, outputs))
 
     def prepare(self, items: Sequence[Mapping[str, Tensor]]) -> PreparedBatch:
-        """Lays the batch out and begins to bring it to the device, unless another is on its way."""
+        """Lays the batch out and begins to send its inputs to the device."""
         captured, length = None, self._model.padded_length(items)
         if length is None:
             self._graphs.log_uncaptured("media that the model cannot pad")
@@ -83,7 +83,7 @@ class BatchEncoder:
         return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
 
     def send(self, batch: PreparedBatch) -> bool:
-        """Enqueues the copy of a piece of what is left of the batch's inputs. Returns whether it could."""
+        """Enqueues the copy of the next piece of the batch's inputs. Returns whether it could."""
         return self._uploader.advance(batch.transfer)
 
     def launch(self, batch: PreparedBatch) -> EncodedBatch:

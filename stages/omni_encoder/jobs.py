@@ -1,4 +1,4 @@
-"""Which media items wait to be encoded, and which go together."""
+"""Media items that wait to be encoded, and the batches of them."""
 
 from omni.stage import release, together
 from omni_encoder.cache import ContentKey
@@ -7,7 +7,7 @@ from omni_encoder.request import EncoderRequest, Job, Taker
 
 
 class JobQueue:
-    """Jobs by what they encode, by rank, then first come first served, until their outputs are there."""
+    """Jobs by content: served by rank, then in order of arrival, and kept until their outputs are there."""
 
     def __init__(self, options: EncoderOptions) -> None:
         self._options = options
@@ -28,7 +28,7 @@ class JobQueue:
         self._jobs[job.key] = job
 
     def leave(self, request: EncoderRequest) -> None:
-        """Takes the request out of every job. A job nobody waits for goes, unless it is on the device."""
+        """Takes the request out of every job. A job without requests goes, unless it is on the device."""
         for key, job in list(self._jobs.items()):
             job.takers = [taker for taker in job.takers if taker.request is not request]
             if not job.takers and not job.launched:

@@ -1,4 +1,4 @@
-"""The stage worker: takes media items, encodes each content once, gives the outputs to all who asked."""
+"""The stage worker: takes media items, encodes each content once, gives the outputs to all requests for it."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from omni_encoder.options import EncoderOptions
 from omni_encoder.request import EncoderRequest, Job, Taker
 
 _MAX_IN_FLIGHT = 2
-"""One batch runs, one is queued behind it; what comes meanwhile forms the next."""
+"""One batch runs, one is queued behind it; items that come meanwhile form the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         priority: int = 0,
         lengths: Sequence[int] = (),
     ) -> None:
-        """lengths: what `capture` is going to be given."""
+        """lengths: to be captured."""
         super().__init__(name)
         self._device = device
         self._stream = device.stream(name, priority=priority)
@@ -167,7 +167,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             self._isolate(jobs, error)
 
     def _send(self, sending: _Sending) -> bool:
-        """A piece a tick, and the encoding behind the last."""
+        """Sends a piece a tick, and launches the encoding after the last."""
         try:
             moved = self._encoder.send(sending.batch)
             if not sending.batch.transfer.over:

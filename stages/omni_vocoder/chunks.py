@@ -1,4 +1,4 @@
-"""How many frames go into a chunk."""
+"""Sizes of chunks."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class ChunkShape:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """Frames of a request's first chunk and of each later one; `fewest` is what the model needs to begin at all."""
+    """Frames of a request's first chunk and of each later one. fewest: the least that the model can begin with."""
 
     first: int
     later: int

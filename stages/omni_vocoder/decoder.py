@@ -16,7 +16,7 @@ from omni_vocoder.request import VocoderRequest
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A chunk of several rows whose inputs are on their way to the device. Nothing of their state is lost if it goes no further.
+    """A chunk of several rows whose inputs are on their way to the device. The rows' state is unchanged until its launch.
 
     captured: the graphs to replay, one for each output buffer; None for a step that runs uncaptured.
     rows_B, places_BN: int64, valid until the next preparation.
@@ -87,7 +87,7 @@ class Decoder:
         return PreparedStep(tuple(requests), chunk, captured, rows_B, places_BN)
 
     def launch(self, prepared: PreparedStep) -> SampleBatch[VocoderRequest]:
-        """Enqueues the decoding, which moves the rows' state on, and the copy of the samples. Changes no request."""
+        """Enqueues the decoding, which advances the rows' state, and the copy of the samples. Changes no request."""
         chunk, turn = prepared.chunk, self._samples.turn
         if prepared.captured is not None:
             self._device.replay(self._stream, prepared.captured.graph[turn])
@@ -102,7 +102,7 @@ class Decoder:
 
 
 def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
-    """Inputs of a batch of nothing."""
+    """Inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     places_BN.zero_()
 
@@ -120,10 +120,10 @@ def decode_frames(
     first: bool,
     wav_BS: Tensor,
 ) -> None:
-    """Writes the samples of a chunk of each row of a batch, and moves their state on.
+    """Writes the samples of a chunk of each row of a batch, and advances the rows' state.
 
     B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, frames that wait, `C` of each row. places_BN:
-    int64, where the chunks' frames are, in the ring seen as `[R * C, G]`. rows_B: int64, which rows of `state` these are.
+    int64, the chunks' frames in the ring seen as `[R * C, G]`. rows_B: int64, the rows of `state`.
     first: whether the chunks are the first of their requests. wav_BS: fp32, is written. Raises ValueError if the model gives
     another shape.
     """

@@ -1,4 +1,4 @@
-"""The stage worker: which rows are decoded together, and when."""
+"""The stage worker: forms batches of rows to decode."""
 
 from collections.abc import Iterable
 
@@ -42,7 +42,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return moved
 
     def _next_batch(self) -> list[VocoderRequest]:
-        """Rows whose next chunk has the same shape; first chunks go before later ones, for they are waited for."""
+        """Rows whose next chunk has the same shape. First chunks go before later ones: the user waits for them."""
         groups: dict[tuple[bool, int], list[VocoderRequest]] = {}
         ready = [request for request in self.rows.seated if not request.paused and request.next_chunk(self._sizes)]
         for request in together(ready):

@@ -25,7 +25,7 @@ class TokenSource(Protocol):
 
     @property
     def lag(self) -> int:
-        """How many steps after the one that a row was in it may be in one again: 1 if its token is there at once."""
+        """The least distance between two steps of a row: 1 if its token is there at once."""
         ...
 
     @property
@@ -51,32 +51,32 @@ class TokenSource(Protocol):
         ...
 
     def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
-        """Called after `begin`, for rows that the step sets up: their `RowState.words`, and what sampling is to know of them.
+        """Called after `begin`, for rows that the step sets up: their `RowState.words`, and their sampling state.
 
-        `start_rows` has been launched here; whoever samples elsewhere sends this there. The tensors are valid as in
+        `start_rows` has been launched here; a source that samples elsewhere sends this there. The tensors are valid as in
         `Uploader.view`.
         """
         ...
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
-        """Launches what makes the tokens of the step's rows from `context.hidden_RD`, or sends for them, and hands them over.
+        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands them over.
 
-        frames: launches what must come between the two, where frames have a say in what ends a request.
-        A row whose generation is not that of the step is to be left as it is.
+        frames: launches the work between the two, where frames can end a request.
+        A row whose generation is not that of the step stays as it is.
         """
         ...
 
     def forget(self) -> None:
-        """The newest step failed half-way: its rows start again, and tokens of it that are still to come are nobody's."""
+        """The newest step failed half-way: its rows start again, and its tokens that are still to come are dropped."""
         ...
 
 
 class LocalTokens:
-    """Samples here. `accept_tokens` writes the tokens into the host's memory itself, so the token point is but an event: nothing
-    that follows on the main stream is waited for, and a copy would cost the host three more calls a step.
+    """Samples here. `accept_tokens` writes the tokens into the host's memory itself, so the token point is an event: it waits for
+    nothing that follows on the main stream, and a copy would cost the host three more calls a step.
 
-    The rows' counts, `post_update`, come before it: the token is a few microseconds later for it, and the host, for which a graph
-    is dear whatever is in it, launches one for all.
+    The rows' counts, `post_update`, come before it: the token is a few microseconds later, but the host launches one graph for
+    all, and each graph costs it much, whatever is in it.
     """
 
     lag = 1

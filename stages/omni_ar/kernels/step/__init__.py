@@ -43,7 +43,7 @@ def post_update(
 
 
 def frame_inputs(state: RowState, rows_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row: its newest token, and which frame of its request that token begins. int64 `[R]` both."""
+    """Each row's newest token, and the number of the frame that it begins. int64 `[R]` both."""
     if not runs_kernel(rows_R):
         return reference.frame_inputs(state, rows_R)
     from omni_ar.kernels.step import kernel
@@ -54,7 +54,7 @@ def frame_inputs(state: RowState, rows_R: Tensor) -> tuple[Tensor, Tensor]:
 def place_frames(
     state: RowState, rows_R: Tensor, codes_RG: Tensor, next_RD: Tensor, block_size: int, code_pages: Tensor
 ) -> None:
-    """Puts frames into the page slots of their tokens, or of the null block if the step gave the row none, and what they add to the
+    """Puts frames into the page slots of their tokens, or of the null block if the step gave the row none, and their part of the
     next input into the state. code_pages: int64 `[blocks, block_size, G]`."""
     if not runs_kernel(rows_R):
         return reference.place_frames(state, rows_R, codes_RG, next_RD, block_size, code_pages)

@@ -1,4 +1,4 @@
-"""The device state that step kernels read and write: `omni_ar.run.state` allocates it."""
+"""The device state that step kernels read and write. `omni_ar.run.state` allocates it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ LAST, LENGTH, DELTA, OUTPUTS, LIMIT, ACTIVE, GENERATION, COUNTED = range(8)
 """Columns of `RowState.words`."""
 
 COLUMNS = 8
-"""Columns there are."""
+"""Number of columns."""
 
 
 @dataclass(frozen=True, slots=True)
