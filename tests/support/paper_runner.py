@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from omni_ar.run.status import RequestStatus
 from torch import Tensor
 
 from omni.device import Device, Event
 from omni_ar.inputs import Prompt
-from omni_ar.kernels.row_fields import RowStatus
+from omni_ar.kernels.step.status import RowStatus
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.run.status import RequestStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Written, snapshot
 from omni_ar.run.worker import ArWorker
 from support.ar_driver import ArWorkerDriver

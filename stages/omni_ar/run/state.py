@@ -1,4 +1,4 @@
-"""Device state of an autoregressive stage: the only truth about tokens, lengths and counts.
+"""Allocates the device state of an autoregressive stage: the only truth about tokens, lengths and counts.
 
 | buffer | written by | read by |
 |---|---|---|
@@ -11,14 +11,14 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from omni.device import Device, SharedMemory
+from omni.device import Device
 from omni.sampling import MAX_LOGPROBS
-from omni_ar.kernels.row_fields import ROW_FIELDS, RowFields
+from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
 from omni_ar.model import ArModel, ArShape, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
@@ -31,105 +31,43 @@ SCORE_FIELDS = 1 + 2 * (1 + MAX_LOGPROBS)
 """int64 fields of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowState:
-    """Per-row state; the first dimension is the row, N in all, the null row last. K ids of a row, E width of step rows.
-
-    fields: int64 `[N, F]`, the `RowFields` of each row, so that a phase gathers all it needs of its rows at once. columns: views
-    `[N]` of them, one for each field.
-    next_codes: the codes' part of the next input embedding.
-    conditioning: `[places, E]`, the device rows that condition each row's steps, `Limits.step_places` for a row; the last is
-    zeros, for steps that none conditions. They are a request's own to its end: run again, it finds them here.
-    handoff: int64 `[ring, N, 2 + K]`: `RowStatus`, how many tokens, and as many of the ids, of the steps in flight. In the host's
-    memory: what a step says there needs no copy.
-    counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
-    """
-
-    fields: Tensor
-    block_table: Tensor
-    next_codes: Tensor
-    conditioning: Tensor
-    handoff: SharedMemory
-    counter: Tensor
-    sampling: SamplingState
-    columns: RowFields[Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", RowFields(*self.fields.unbind(1)))
-
-    @classmethod
-    def allocate(
-        cls,
-        device: Device,
-        model: ArModel,
-        limits: Limits,
-        dtype: torch.dtype,
-        processors: Sequence[NamedProcessor] = (),
-    ) -> "RowState":
-        rows = limits.null_row + 1
-        return cls(
-            fields=device.zeros((rows, ROW_FIELDS), torch.int64),
-            block_table=device.zeros((rows, limits.max_blocks), torch.int64),
-            next_codes=device.zeros((rows, next_width(model)), dtype),
-            conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
-            handoff=device.shared((limits.ring, rows, 2 + limits.step_ids), torch.int64),
-            counter=device.zeros((1,), torch.int64),
-            sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),
-        )
+def allocate_rows(
+    device: Device,
+    model: ArModel,
+    limits: Limits,
+    dtype: torch.dtype,
+    processors: Sequence[NamedProcessor] = (),
+) -> RowState:
+    rows = limits.null_row + 1
+    return RowState(
+        fields=device.zeros((rows, ROW_FIELDS), torch.int64),
+        block_table=device.zeros((rows, limits.max_blocks), torch.int64),
+        next_codes=device.zeros((rows, next_width(model)), dtype),
+        conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
+        handoff=device.shared((limits.ring, rows, 2 + limits.step_ids), torch.int64),
+        counter=device.zeros((1,), torch.int64),
+        sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class StepBuffers:
-    """What phases of one step hand to each other. N rows, K ids of a row, P rotary axes, `tokens` the most that one step may have.
+def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype: torch.dtype) -> StepBuffers:
+    shape, rows, tokens = model.shape, limits.rows, limits.step_tokens
 
-    places_AT: int64 `[P + 2, tokens]`: each token's positions, its KV slot and its payload slot, so that one copy places it.
-    accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, of the sampled
-    rows. scored_TD: of prompt tokens to be scored.
-    scores: int64 `[ring, N + scored tokens, SCORE_FIELDS]`.
-    """
+    def integers(*size: int) -> Tensor:
+        return device.zeros(size, torch.int64)
 
-    ids_N: Tensor
-    lengths_N: Tensor
-    table_NM: Tensor
-    places_AT: Tensor
-    hidden: Tensor
-    scored_TD: Tensor
-    logits_NV: Tensor
-    codes_ND: Tensor
-    accepted_NW: Tensor
-    scores: Tensor
-
-    @classmethod
-    def allocate(cls, device: Device, model: ArModel, limits: Limits, dtype: torch.dtype) -> "StepBuffers":
-        shape, rows, tokens = model.shape, limits.rows, limits.step_tokens
-
-        def integers(*size: int) -> Tensor:
-            return device.zeros(size, torch.int64)
-
-        return cls(
-            ids_N=integers(rows),
-            lengths_N=integers(rows),
-            table_NM=integers(rows, limits.max_blocks),
-            places_AT=integers(shape.position_axes + 2, tokens),
-            hidden=device.zeros((rows, shape.hidden_width), dtype),
-            scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
-            logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),
-            codes_ND=device.zeros((rows, next_width(model)), dtype),
-            accepted_NW=integers(rows, 2 + limits.step_ids),
-            scores=integers(limits.ring, rows + limits.scored_tokens, SCORE_FIELDS),
-        )
-
-    @property
-    def positions_PT(self) -> Tensor:
-        return self.places_AT[:-2]
-
-    @property
-    def slots_T(self) -> Tensor:
-        return self.places_AT[-2]
-
-    @property
-    def payload_slots_T(self) -> Tensor:
-        return self.places_AT[-1]
+    return StepBuffers(
+        ids_N=integers(rows),
+        lengths_N=integers(rows),
+        table_NM=integers(rows, limits.max_blocks),
+        places_AT=integers(shape.position_axes + 2, tokens),
+        hidden=device.zeros((rows, shape.hidden_width), dtype),
+        scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
+        logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),
+        codes_ND=device.zeros((rows, next_width(model)), dtype),
+        accepted_NW=integers(rows, 2 + limits.step_ids),
+        scores=integers(limits.ring, rows + limits.scored_tokens, SCORE_FIELDS),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def poison(runner: Runner, unused_id: int | None) -> None:
         state.columns.last[null_row] = unused_id
     buffers.hidden.fill_(NAN)
     buffers.codes_ND.fill_(NAN)
-    chunks = runner._chunk_graphs._buffers
+    chunks = runner._captured_chunks._buffers
     assert chunks is not None
     for between in (chunks.inputs_TD, chunks.outputs_TD):
         between.fill_(NAN)

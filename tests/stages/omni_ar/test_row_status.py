@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_ar.kernels.row_fields import RowStatus
+from omni_ar.kernels.step.status import RowStatus
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import triton.language as tl
 
-from omni_ar.kernels.row_fields import FIELD_INDEX, ROW_FIELDS, RowStatus
+from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS
+from omni_ar.kernels.step.status import RowStatus
 
 LAST = tl.constexpr(FIELD_INDEX.last)
 LENGTH = tl.constexpr(FIELD_INDEX.length)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omni.device import Span, Upload
-from omni_ar.kernels.row_fields import RowFields
+from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.request import ArRequest

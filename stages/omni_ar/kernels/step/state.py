@@ -1,0 +1,95 @@
+"""The device state that step kernels read and write. `omni_ar.run.state` allocates it."""
+
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from omni.device import SharedMemory
+from omni_ar.sampling.state import SamplingState
+
+T = TypeVar("T")
+
+
+class RowFields(NamedTuple, Generic[T]):
+    """One row of `RowState.fields`, or a column of each: this order is the order of the columns.
+
+    last: the newest token. length: tokens in the KV cache. delta: rotary position minus length. outputs: generated tokens.
+    limit: the most of them. active: whether the row still runs. generation: `Row.generation` of its owner. counted: whether its
+    newest step gave it a token.
+    """
+
+    last: T
+    length: T
+    delta: T
+    outputs: T
+    limit: T
+    active: T
+    generation: T
+    counted: T
+
+
+ROW_FIELDS = len(RowFields._fields)
+FIELD_INDEX = RowFields(*range(ROW_FIELDS))
+"""The column of each field."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """Per-row state; the first dimension is the row, N in all, the null row last. K ids of a row, E width of step rows.
+
+    fields: int64 `[N, F]`, the `RowFields` of each row, so that a phase gathers all it needs of its rows at once. columns: views
+    `[N]` of them, one for each field.
+    next_codes: the codes' part of the next input embedding.
+    conditioning: `[places, E]`, the device rows that condition each row's steps, `Limits.step_places` for a row; the last is
+    zeros, for steps that none conditions. They are a request's own to its end: run again, it finds them here.
+    handoff: int64 `[ring, N, 2 + K]`: `RowStatus`, how many tokens, and as many of the ids, of the steps in flight. In the host's
+    memory: what a step says there needs no copy.
+    counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
+    """
+
+    fields: Tensor
+    block_table: Tensor
+    next_codes: Tensor
+    conditioning: Tensor
+    handoff: SharedMemory
+    counter: Tensor
+    sampling: SamplingState
+    columns: RowFields[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", RowFields(*self.fields.unbind(1)))
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """What phases of one step hand to each other. N rows, K ids of a row, P rotary axes, `tokens` the most that one step may have.
+
+    places_AT: int64 `[P + 2, tokens]`: each token's positions, its KV slot and its payload slot, so that one copy places it.
+    accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, of the sampled
+    rows. scored_TD: of prompt tokens to be scored.
+    scores: int64 `[ring, N + scored tokens, SCORE_FIELDS]`.
+    """
+
+    ids_N: Tensor
+    lengths_N: Tensor
+    table_NM: Tensor
+    places_AT: Tensor
+    hidden: Tensor
+    scored_TD: Tensor
+    logits_NV: Tensor
+    codes_ND: Tensor
+    accepted_NW: Tensor
+    scores: Tensor
+
+    @property
+    def positions_PT(self) -> Tensor:
+        return self.places_AT[:-2]
+
+    @property
+    def slots_T(self) -> Tensor:
+        return self.places_AT[-2]
+
+    @property
+    def payload_slots_T(self) -> Tensor:
+        return self.places_AT[-1]
