@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
-from omni.sampling import SamplingParams
-from omni_ar.options import GREEDY, ArOptions
+from omni.sampling import GREEDY, SamplingParams
+from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update
 from omni_ar.run.state import ACTIVE, LAST, LENGTH, LIMIT, OUTPUTS, RowState

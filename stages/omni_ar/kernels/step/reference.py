@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from omni_ar.kernels.sampling.state import Need
 from omni_ar.run.state import (
     ACTIVE,
     COUNTED,
@@ -15,7 +16,6 @@ from omni_ar.run.state import (
 )
 from omni_ar.run.status import RowStatus
 from omni_ar.sampling import SamplingFlags, observe
-from omni_ar.sampling.needs import ENDLESS
 
 
 def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
@@ -105,7 +105,7 @@ def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end
     status_R = told_RR.index_select(0, slot)[0]
     counted_R = words_RC[:, COUNTED] != 0
     early_R = words_RC[:, OUTPUTS] - 1 < state.sampling.min_tokens.index_select(0, rows_R)
-    endless_R = state.sampling.needs.index_select(0, rows_R) & ENDLESS != 0
+    endless_R = state.sampling.needs.index_select(0, rows_R) & Need.ENDLESS != 0
     is_end_RG = codes_RG == code
     may_end_R = counted_R & ~early_R & ~endless_R & (status_R != RowStatus.STOPPED)
     ends_R = may_end_R & is_end_RG[:, :end_groups].all(1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_ar.sampling import EVERYTHING, SamplingFlags, draw, flags_of, gumbel, sample, warp
+from omni_ar.sampling import EVERYTHING, Need, SamplingFlags, draw, flags_of, gumbel, sample, warp
 from support.sampler_bench import SamplerBench, resolved, starting
 from support.sampling_reference import count_penalties, reference_logits, reference_warp
 
@@ -104,7 +104,7 @@ def test_other_draws_differ(what):
         bench.start([starting(row, asked[row], sample_index=index) for row in rows])
         position_R = torch.full((64,), value if what == "position" else 0)
         keywords = {what: value} if what in ("group", "purpose") else {}
-        flags = SamplingFlags(any_random=True)
+        flags = SamplingFlags(Need.RANDOM)
         return sample(torch.zeros(64, VOCAB), bench.state, torch.tensor(rows), position_R, flags, **keywords)
 
     assert torch.equal(draws(0), draws(0))
@@ -116,13 +116,11 @@ def test_a_needless_flag_changes_no_draw(asked):
     bench, rows = SamplerBench(VOCAB, 32), torch.arange(32)
     bench.start([starting(row, resolved(VOCAB, **asked, seed=row), [1, 2], outputs=[3, 4]) for row in range(32)])
     logits_RV = torch.randn(32, VOCAB, generator=torch.Generator().manual_seed(10))
-    needed = SamplingFlags(any_random=bool(asked))
-    plain = sample(logits_RV, bench.state, rows, rows, needed)
-    names = [name for name in SamplingFlags.__dataclass_fields__ if name.startswith("any_")]
-    for name in names:
-        flags = SamplingFlags(**{"any_random": bool(asked), name: True})
-        assert torch.equal(sample(logits_RV, bench.state, rows, rows, flags), plain), name
-    assert len(names) == 13
+    needed = Need.RANDOM if asked else 0
+    plain = sample(logits_RV, bench.state, rows, rows, SamplingFlags(needed))
+    for bit in range(31):
+        flags = SamplingFlags(needed | 1 << bit)
+        assert torch.equal(sample(logits_RV, bench.state, rows, rows, flags), plain), bit
 
 
 def test_codes_are_drawn_as_tokens_are_and_greedy_rows_stay_greedy():
