@@ -96,8 +96,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Sampling at one autoregressive stage. A field left None takes the stage's default.
 
     Order: repetition penalty, frequency and presence penalty, logit bias, masks (suppressed and not allowed ids, bad words, ends
-    before `min_tokens`, structured output), processors; then a draw by temperature, top-k, top-p and min-p. Parameters that
-    transformers has too behave as there.
+    before `min_tokens`, structured output), processors; then a draw by temperature, top-n-sigma, top-k, top-p and min-p.
+    Parameters that transformers has too behave as there.
     """
 
     max_tokens: Annotated[
@@ -149,6 +149,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Parameter(_within(0, 1), "use 0 (off) to 1", off=0.0, published=Published("min_p", 0.0, draws=True)),
     ] = None
     """Keeps ids at least this times as likely as the most likely one, in [0, 1]. 0 keeps all."""
+
+    top_n_sigma: Annotated[float | None, Parameter(_within(0, 100), "use 0 (off) to 100", off=0.0)] = None
+    """Keeps ids whose logit is within this number of standard deviations of the largest, 0 to 100. 0 keeps all."""
 
     code_temperature: Annotated[
         float | None, Parameter(_temperature, "use 0 (greedy), or 0.001 to 100", off=0.0, default=1.0)

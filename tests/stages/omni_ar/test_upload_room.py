@@ -57,6 +57,7 @@ EVERYTHING = resolved(
     top_k=3,
     top_p=0.5,
     min_p=0.1,
+    top_n_sigma=2.0,
     repetition_penalty=1.5,
     frequency_penalty=0.5,
     presence_penalty=0.5,

@@ -1,4 +1,4 @@
-"""The ids of a row that top-k, top-p and min-p keep, and the draw among them: the largest value with its noise.
+"""The ids of a row that top-n-sigma, top-k, top-p and min-p keep, and the draw among them: the largest value with its noise.
 
 Top-p cuts by value: of equal values at its end all stay, where a sort would drop some.
 """
@@ -12,9 +12,11 @@ from torch import Tensor
 from omni_ar.kernels.sampling.constants import MIN_P, TOP_K, TOP_P
 from omni_ar.kernels.sampling.noise import noise_of, noise_of_all
 from omni_ar.kernels.sampling.order import LOWEST, NOTHING, key_of, rank_of
+from omni_ar.kernels.sampling.state import Need
 from omni_ar.kernels.sampling.threshold import between, kth_largest, nucleus
 
 _ABOVE_ALL = tl.constexpr(0x7FFFFFFF)
+_TOP_N_SIGMA = tl.constexpr(Need.TOP_N_SIGMA)
 
 
 class Selection(NamedTuple):
@@ -24,6 +26,7 @@ class Selection(NamedTuple):
     k: Tensor
     tail: Tensor
     min_p: Tensor | float
+    top_n_sigma: Tensor | float
 
 
 class Spare(NamedTuple):
@@ -38,7 +41,7 @@ def selection_of(parameters, row, needs, vocab):
     """parameters: as `Pointers`."""
     k = tl.minimum(tl.load(parameters.top_k + row), vocab).to(tl.int32)
     tail = (1.0 - tl.load(parameters.top_p + row)).to(tl.float32)
-    return Selection(needs, k, tail, tl.load(parameters.min_p + row))
+    return Selection(needs, k, tail, tl.load(parameters.min_p + row), tl.load(parameters.top_n_sigma + row))
 
 
 @triton.jit
@@ -46,7 +49,7 @@ def code_selection_of(parameters, row, needs, vocab):
     """parameters: as `CodePointers`."""
     k = tl.minimum(tl.load(parameters.top_k + row), vocab).to(tl.int32)
     tail = (1.0 - tl.load(parameters.top_p + row)).to(tl.float32)
-    return Selection(needs & (TOP_K | TOP_P), k, tail, 0.0)
+    return Selection(needs & (TOP_K | TOP_P), k, tail, 0.0, 0.0)
 
 
 @triton.jit
@@ -54,8 +57,15 @@ def draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW: t
     """The rank of the id that is drawn from a row that one program holds. spare: room for FEW values and ids of each row."""
     most = tl.max(x)
     most = tl.where(most == float("-inf"), 0.0, most)
+    floor = tl.full([], LOWEST + 1, tl.int32)
+    if (selection.needs & _TOP_N_SIGMA) != 0:
+        possible = x > float("-inf")
+        count = tl.maximum(tl.sum(possible.to(tl.int32)), 1)
+        apart = tl.where(possible, x - tl.sum(tl.where(possible, x, 0.0)) / count, 0.0)
+        scale = tl.maximum(tl.max(tl.abs(apart)), 1.0)
+        floor = _sigma_floor(most, scale * tl.sqrt(tl.sum((apart / scale) * (apart / scale)) / count), selection)
     first = tl.program_id(0).to(tl.int64) * FEW
-    return _choose(x, ids, most, 0.0, selection, draw, Spare(spare_x_ptr + first, spare_ids_ptr + first), FEW)
+    return _choose(x, ids, most, floor, 0.0, selection, draw, Spare(spare_x_ptr + first, spare_ids_ptr + first), FEW)
 
 
 @triton.jit
@@ -83,39 +93,71 @@ def draw_from_segments(
     largest = tl.load(segments_ptr + segment, mask=segment < blocks * PER_BLOCK, other=float("-inf"))
     most = tl.max(largest)
     most = tl.where(most == float("-inf"), 0.0, most)
-    floor = _floor(key_of(largest), most, selection, NUCLEUS)
-    found = _gather(key_of(largest) >= floor, floor, work_ptr, chosen_ptr, spare, vocab, SEGMENT, PADDED_SEGMENTS, ROOM)
+    floor = tl.full([], LOWEST + 1, tl.int32)
+    if (selection.needs & _TOP_N_SIGMA) != 0:
+        floor = _sigma_floor(most, _deviation_of_row(work_ptr, most, vocab, 2 * ROOM), selection)
+    least = _least(key_of(largest), most, floor, selection, NUCLEUS)
+    found = _gather(key_of(largest) >= least, least, work_ptr, chosen_ptr, spare, vocab, SEGMENT, PADDED_SEGMENTS, ROOM)
     tl.debug_barrier()
     found_at = tl.arange(0, ROOM)
     x = tl.load(spare.x + found_at, mask=found_at < found, other=float("-inf"))
     fits = found <= ROOM
     outside = tl.full([], 0.0, tl.float32)
-    if ((selection.needs & TOP_P) != 0) & ((selection.needs & TOP_K) == 0):
+    if (selection.needs & (TOP_P | TOP_K | _TOP_N_SIGMA)) == TOP_P:
         total = _total(weight_ptr, most, segments_ptr, blocks, PER_BLOCK, PADDED_BLOCKS)
         outside = tl.maximum(total - tl.sum(tl.exp(x - most)), 0.0)
         fits = fits & (outside <= selection.tail * total)
     best = tl.full([], NOTHING, tl.int64)
     if fits:
         ids = tl.load(spare.ids + found_at, mask=found_at < found, other=0)
-        best = _choose(x, ids, most, outside, selection, draw, Spare(spare.x + ROOM, spare.ids + ROOM), FEW)
+        best = _choose(x, ids, most, floor, outside, selection, draw, Spare(spare.x + ROOM, spare.ids + ROOM), FEW)
     else:
-        best = _draw_from_row(work_ptr, most, selection, draw, vocab, 2 * ROOM)
+        best = _draw_from_row(work_ptr, most, floor, selection, draw, vocab, 2 * ROOM)
     return best
 
 
 @triton.jit
-def _floor(largest, most, selection, NUCLEUS: tl.constexpr):
-    """A lower bound of the keys that are kept. largest: keys of the segments' maxima."""
-    floor = tl.full([], LOWEST + 1, tl.int32)
-    if (selection.needs & (TOP_K | TOP_P)) != 0:
+def _least(largest, most, floor, selection, NUCLEUS: tl.constexpr):
+    """A key to gather values from, at or above `floor`. largest: keys of the segments' maxima."""
+    if ((selection.needs & TOP_K) != 0) | ((selection.needs & (TOP_P | _TOP_N_SIGMA)) == TOP_P):
         # As many segments have a maximum from the k-th largest maximum on, so that at least k values are from there on. How many
         # make top-p is not known before they are weighed.
         count = tl.where((selection.needs & TOP_K) != 0, selection.k, NUCLEUS)
         if tl.sum((largest >= floor).to(tl.int32)) > count:
             floor = kth_largest(largest, most, count)
-    else:
+    elif (selection.needs & (TOP_P | MIN_P)) == MIN_P:
         floor = tl.maximum(floor, key_of(most + tl.log(selection.min_p) - 0.01))
     return floor
+
+
+@triton.jit
+def _sigma_floor(most, deviation, selection):
+    """The least key within `top_n_sigma` standard deviations of the largest value; of any value if the model overflowed."""
+    threshold = most - selection.top_n_sigma * deviation
+    return tl.where(threshold > float("-inf"), key_of(threshold), LOWEST + 1)
+
+
+@triton.jit
+def _deviation_of_row(x_ptr, most, vocab, TILE: tl.constexpr):
+    """The population standard deviation of a row's possible values, in two passes over it."""
+    counts = tl.zeros([TILE], tl.int32)
+    totals = tl.zeros([TILE], tl.float32)
+    least = tl.full([TILE], 0.0, tl.float32) + most
+    for start in range(0, vocab, TILE):
+        x = tl.load(x_ptr + start + tl.arange(0, TILE), mask=start + tl.arange(0, TILE) < vocab, other=float("-inf"))
+        counts += (x > float("-inf")).to(tl.int32)
+        totals += tl.where(x > float("-inf"), x, 0.0)
+        least = tl.minimum(least, tl.where(x > float("-inf"), x, most))
+    count = tl.maximum(tl.sum(counts), 1)
+    mean = tl.sum(totals) / count
+    # Squares of logits as large as `MAX_LOGIT` would overflow.
+    scale = tl.maximum(tl.maximum(most - mean, mean - tl.min(least)), 1.0)
+    squares = tl.zeros([TILE], tl.float32)
+    for start in range(0, vocab, TILE):
+        x = tl.load(x_ptr + start + tl.arange(0, TILE), mask=start + tl.arange(0, TILE) < vocab, other=float("-inf"))
+        apart = tl.where(x > float("-inf"), x - mean, 0.0) / scale
+        squares += apart * apart
+    return scale * tl.sqrt(tl.sum(squares) / count)
 
 
 @triton.jit
@@ -165,14 +207,15 @@ def _total(weight_ptr, most, segments_ptr, blocks, PER_BLOCK: tl.constexpr, PADD
 
 
 @triton.jit
-def _choose(x, ids, most, outside, selection, draw, spare, FEW: tl.constexpr):
+def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.constexpr):
     """The rank of the id that is drawn from `x`, fp32, minus infinity where there is none. most: the largest, finite.
+    floor: the least key that may be kept.
 
     outside: total weight of the row's other values, none of which top-k keeps or top-p needs; a value's weight is exp(value -
     most). spare: for FEW values.
     """
     key = key_of(x)
-    threshold = tl.full([], LOWEST + 1, tl.int32)
+    threshold = floor
     if (selection.needs & TOP_K) != 0:  # noqa: SIM102 - else nothing is counted
         if tl.sum((key >= threshold).to(tl.int32)) > selection.k:
             threshold = kth_largest(key, most, selection.k)
@@ -216,9 +259,9 @@ def _of_few(x, ids, most, outside, selection, draw):
 
 
 @triton.jit
-def _draw_from_row(x_ptr, most, selection, draw, vocab, TILE: tl.constexpr):
+def _draw_from_row(x_ptr, most, floor, selection, draw, vocab, TILE: tl.constexpr):
     """`_choose` of a row of any width in memory, by passes over it."""
-    threshold = tl.full([], LOWEST + 1, tl.int32)
+    threshold = floor
     if (selection.needs & TOP_K) != 0:
         threshold = _kth_largest(x_ptr, most, threshold, selection.k, vocab, TILE)
     if (selection.needs & TOP_P) != 0:

@@ -39,8 +39,8 @@ class Need:
     ENDLESS: no frame ends the row. CODES: shift of the bits of a frame's codes after the first.
     """
 
-    RANDOM, TOP_K, TOP_P, MIN_P = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-    SELECTS = TOP_K | TOP_P | MIN_P
+    RANDOM, TOP_K, TOP_P, MIN_P, TOP_N_SIGMA = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 4
+    SELECTS = TOP_K | TOP_P | MIN_P | TOP_N_SIGMA
     REPETITION, PENALTY, BIAS, FORBIDDEN, BAD_WORDS, MIN_TOKENS = 1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13
     COUNTS, RECALLS, ENDLESS = 1 << 16, 1 << 17, 1 << 18
     CODES = 20
@@ -93,6 +93,7 @@ class SamplingState:
     top_k: Annotated[Tensor, Column(torch.int64, Need.TOP_K)]
     top_p: Annotated[Tensor, Column(torch.float64, Need.TOP_P)]
     min_p: Annotated[Tensor, Column(torch.float32, Need.MIN_P)]
+    top_n_sigma: Annotated[Tensor, Column(torch.float32, Need.TOP_N_SIGMA)]
     code_temperature: Annotated[Tensor, Column(torch.float32, Need.CODE_RANDOM)]
     code_top_k: Annotated[Tensor, Column(torch.int64, Need.CODE_TOP_K)]
     code_top_p: Annotated[Tensor, Column(torch.float64, Need.CODE_TOP_P)]

@@ -43,6 +43,7 @@ DISTRIBUTIONS = [
     {"temperature": 1.4, "top_k": 6},
     {"temperature": 1.0, "top_p": 0.7},
     {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 2.0, "top_n_sigma": 1.2},
     {"temperature": 0.9, "top_k": 10, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 1.0, "repetition_penalty": 1.6},
     {"temperature": 1.0, "frequency_penalty": 0.4, "presence_penalty": -0.3},

@@ -31,6 +31,7 @@ def parameters(draw):
         top_k=maybe(st.integers(1, 30), 0),
         top_p=maybe(st.floats(0.1, 0.99), 1.0),
         min_p=maybe(st.floats(0.01, 0.9), 0.0),
+        top_n_sigma=maybe(st.floats(0.1, 3), 0.0),
         repetition_penalty=maybe(st.floats(0.5, 2), 1.0),
         frequency_penalty=maybe(PENALTIES, 0.0),
         presence_penalty=maybe(PENALTIES, 0.0),
@@ -105,9 +106,9 @@ def test_each_feature_changes_tokens():
     prompt, changed = list(range(12)), []
     base = {"temperature": 0.8, "seed": 3, "stop_token_ids": (2, 5, 7, 11)}
     for asked in (
-        {"temperature": 0.0}, {"seed": 4}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.4}, {"repetition_penalty": 1.9},
-        {"frequency_penalty": 1.5}, {"presence_penalty": -1.5}, {"logit_bias": {4: 3.0}}, {"min_tokens": 40},
-        {"suppress_token_ids": tuple(range(1, 9))}, {"allowed_token_ids": (1, 2, 3)},
+        {"temperature": 0.0}, {"seed": 4}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.4}, {"top_n_sigma": 0.3},
+        {"repetition_penalty": 1.9}, {"frequency_penalty": 1.5}, {"presence_penalty": -1.5}, {"logit_bias": {4: 3.0}},
+        {"min_tokens": 40}, {"suppress_token_ids": tuple(range(1, 9))}, {"allowed_token_ids": (1, 2, 3)},
         {"bad_words_ids": ((6,), (7,), (8,))}, {"bad_words_ids": tuple((i, j) for i in range(9) for j in range(9))},
     ):  # fmt: skip
         one, other = (run([resolved(VOCAB, **p)], [prompt], logits_SRV, [0]) for p in (base, {**base, **asked}))
