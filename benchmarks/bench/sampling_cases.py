@@ -60,7 +60,7 @@ def cases(sizes: Sizes, buffers: Buffers) -> Iterator[Case]:
 def _sample(params: SamplingParams, rows: int, vocab: int, b: Buffers) -> Callable[[], Call]:
     def make() -> Call:
         made = Rows.of(params, rows, vocab, b.device)
-        logits, flags = torch.randn(rows, vocab, device=b.device), flags_of([made.params])
+        logits, flags = torch.randn(rows, vocab, device=b.device), flags_of(made.params)
         which, position = b.arange(rows), b.arange(rows)
         return lambda: sample(logits, made.state, which, position, flags)
 
@@ -70,7 +70,7 @@ def _sample(params: SamplingParams, rows: int, vocab: int, b: Buffers) -> Callab
 def _draw(rows: int, vocab: int, b: Buffers) -> Callable[[], Call]:
     def make() -> Call:
         made = Rows.of(SamplingParams(temperature=1.0, code_top_k=50, code_top_p=0.8), rows, vocab, b.device)
-        logits, which, flags = b.randn(rows, vocab), b.arange(rows), flags_of([made.params])
+        logits, which, flags = b.randn(rows, vocab), b.arange(rows), flags_of(made.params)
         return lambda: draw(logits, made.state, which, which, 3, flags)
 
     return make

@@ -16,6 +16,7 @@ from omni_ar.sampling import (
     edit_size,
     flags_of,
     merge_edits,
+    merge_flags,
     observe,
     pack_edits,
     pack_sampling,
@@ -77,12 +78,12 @@ class SamplerBench:
             packed = pack_edits(upload, [(place, merge_edits([e], self.vocab)) for place, e in edits], self.vocab)
             self._uploader.launch(upload)
             on_device = view_edits(packed, self._uploader.view)
-        flags = flags_of(self.sampling[row] for row in rows)
+        flags = merge_flags(flags_of(self.sampling[row]) for row in rows)
         rows_R, position_R = torch.tensor(rows), torch.tensor(positions)
         ids: list[int] = sample(logits_RV, self.state, rows_R, position_R, flags, on_device, self.processors).tolist()
         return ids
 
     def observe(self, rows: Sequence[int], ids: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
         """As after a step of these rows."""
-        flags = flags_of(self.sampling[row] for row in rows)
+        flags = merge_flags(flags_of(self.sampling[row]) for row in rows)
         observe(self.state, torch.tensor(rows), torch.tensor(ids), torch.tensor(counts), flags)

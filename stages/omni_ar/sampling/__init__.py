@@ -22,7 +22,7 @@ from omni_ar.sampling.edits import (
 )
 from omni_ar.sampling.history import observe
 from omni_ar.sampling.logprobs import top_logprobs
-from omni_ar.sampling.needs import flags_of, needs_of
+from omni_ar.sampling.needs import flags_of, merge_flags, needs_of
 from omni_ar.sampling.pack import StartingRow, pack_sampling, start_size
 from omni_ar.sampling.penalties import (
     apply_count_penalties,
@@ -65,6 +65,7 @@ __all__ = [
     "gumbel",
     "keep_top",
     "merge_edits",
+    "merge_flags",
     "needs_of",
     "observe",
     "open_uniform",

@@ -30,12 +30,17 @@ def needs_of(p: SamplingParams) -> int:
     return needs
 
 
-def flags_of(rows: Iterable[SamplingParams]) -> SamplingFlags:
-    """The work of a batch of rows with these parameters, as `resolve_sampling` returns them."""
+def flags_of(p: SamplingParams) -> SamplingFlags:
+    """The work of a row with these parameters, as `resolve_sampling` returns them."""
+    return SamplingFlags(needs_of(p), frozenset(p.processors or ()))
+
+
+def merge_flags(rows: Iterable[SamplingFlags]) -> SamplingFlags:
+    """The work of a batch of rows."""
     needs = 0
     processors: frozenset[str] = frozenset()
-    for p in rows:
-        needs |= needs_of(p)
-        if p.processors:
-            processors = processors.union(p.processors)
+    for row in rows:
+        needs |= row.needs
+        if row.processors:
+            processors |= row.processors
     return SamplingFlags(needs, processors)

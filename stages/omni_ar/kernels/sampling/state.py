@@ -50,7 +50,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """The work of a batch: what at least one of its rows needs. A needless bit costs time, a missing one changes tokens.
+    """The work of a row, or of a batch: of at least one of its rows. A needless bit costs time, a missing one changes tokens.
 
     needs: bits of `Need`. processors: names of logits processors.
     """

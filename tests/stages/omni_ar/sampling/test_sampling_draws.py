@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_ar.sampling import EVERYTHING, Need, SamplingFlags, draw, flags_of, gumbel, sample, warp
+from omni_ar.sampling import EVERYTHING, Need, SamplingFlags, draw, flags_of, gumbel, merge_flags, sample, warp
 from support.sampler_bench import SamplerBench, resolved, starting
 from support.sampling_reference import count_penalties, reference_logits, reference_warp
 
@@ -132,7 +132,7 @@ def test_codes_are_drawn_as_tokens_are_and_greedy_rows_stay_greedy():
     bench.start([starting(r, one) for r, one in enumerate(asked)])
     logits_RV = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     position_R = torch.tensor([5, 6, 7, 8])
-    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, flags_of(asked))
+    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, merge_flags(map(flags_of, asked)))
     noise_RV = gumbel(rows_R, torch.zeros_like(rows_R), position_R, 3, 0, VOCAB)
     ones_R = torch.ones(4)
     warped_RV = warp(logits_RV.float(), ones_R, ones_R.long() * 5, ones_R.double() * 0.8)
@@ -159,7 +159,7 @@ def test_codes_are_drawn_as_each_row_wants_them():
     params = [resolved(VOCAB, seed=row, **one) for row, one in enumerate(asked)]
     bench.start([starting(row, one) for row, one in enumerate(params)])
     logits_RV = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(2))
-    together_R = draw(logits_RV, bench.state, rows_R, rows_R + 9, 2, flags_of(params))
+    together_R = draw(logits_RV, bench.state, rows_R, rows_R + 9, 2, merge_flags(map(flags_of, params)))
     for row, one in enumerate(asked):
         # As the first code is drawn from the same logits with these settings, but for the group that keys the noise.
         same = {name.removeprefix("code_"): value for name, value in one.items() if name.startswith("code_")}
