@@ -9,6 +9,7 @@ from torch import Tensor
 
 from omni.device import Uploader, open_device
 from omni.sampling import GREEDY, LogitsEdit, SamplingParams
+from omni_ar.kernels.step.reference import observe
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling import (
     SamplingState,
@@ -17,7 +18,6 @@ from omni_ar.sampling import (
     flags_of,
     merge_edits,
     merge_flags,
-    observe,
     pack_edits,
     pack_sampling,
     resolve_sampling,

@@ -20,7 +20,6 @@ from omni_ar.sampling.edits import (
     pack_edits,
     view_edits,
 )
-from omni_ar.sampling.history import observe
 from omni_ar.sampling.logprobs import top_logprobs
 from omni_ar.sampling.needs import flags_of, merge_flags, needs_of
 from omni_ar.sampling.pack import StartingRow, pack_sampling, start_size
@@ -67,7 +66,6 @@ __all__ = [
     "merge_edits",
     "merge_flags",
     "needs_of",
-    "observe",
     "open_uniform",
     "pack_bitmask",
     "pack_edits",

@@ -6,12 +6,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
 from omni_ar.kernels.sampling.state import NEVER
+from omni_ar.kernels.step.reference import observe
 from omni_ar.layers import Attention, DecoderLayer, RotaryEmbedding, SharedExpertMoE
 from omni_ar.sampling import (
     EVERYTHING,
     SamplingState,
     gumbel,
-    observe,
     open_uniform,
     philox4x32,
     sample,
