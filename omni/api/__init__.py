@@ -1,4 +1,4 @@
-"""The public interface: `Omni`, `AsyncOmni` and what they give."""
+"""The public interface: `Omni`, `AsyncOmni` and their outputs."""
 
 from omni.api.async_omni import AsyncOmni, AsyncOutputStream
 from omni.api.omni import Omni, OutputStream

@@ -194,8 +194,19 @@ def test_a_template_with_other_than_one_placeholder(audio: str, words: str, tmp_
 def test_a_template_that_leaves_out_what_is_said(tmp_path: Path) -> None:
     folder = spoil(FAMILIES["text"](), tmp_path / "model", Fault("generation_config.json", ("do_sample",), "true"))
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% endfor %}")
-    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja: leaves out what a message says"):
+    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja: leaves out the text of a message"):
         Omni(folder, device="cpu", plugins=tiny_plugins())
+
+
+def test_a_template_longer_than_any_prompt(tmp_path: Path) -> None:
+    folder = spoil(FAMILIES["text"](), tmp_path / "model", Fault("generation_config.json", ("do_sample",), "true"))
+    filler = " filler" * 200
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}" + filler)
+    words = (
+        r"^chat_template: renders a chat of one word as [\d,]+ tokens, and text takes 64 tokens.*text\.max_model_len$"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        Omni(folder, device="cpu", plugins=tiny_plugins(), overrides={"text.max_model_len": 64})
 
 
 def test_a_model_that_is_merely_unsupported_is_not_called_damaged(tmp_path: Path) -> None:
