@@ -55,6 +55,6 @@ def check_preprocessor(folder: Path) -> None:
     resized = read_object(path).get("do_resize", True)
     if resized is not True:
         # Pictures must be divisible into patches: those of most sizes would fail.
-        problem = f"is {quoted(resized)}, and only True is supported"
+        problem = f"is {quoted(resized)}, not True, which alone is supported"
         raise CheckpointError(f"{path.name}: do_resize", problem, OTHER_MODEL)
     read_as(path, _Preprocessor, MAX_BYTES)
