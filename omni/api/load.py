@@ -1,4 +1,4 @@
-"""From what a user names to an engine that runs."""
+"""From a model's name to its engine."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

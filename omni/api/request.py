@@ -208,7 +208,7 @@ class Request:
 def read_request(
     messages: object, arguments: CheckedArguments, handles: Sequence[RequestHandle], media: MediaOptions, names: bool
 ) -> Request:
-    """Runs in the user's thread and touches nothing shared. What is wrong with the messages becomes `Request.error`.
+    """Runs in the user's thread and touches no shared state. An error of the messages becomes `Request.error`.
 
     media, names: as of `check_messages`.
     """
@@ -268,7 +268,7 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
 
 @contextmanager
 def _reading(field: str) -> Iterator[None]:
-    """Values may be of the user's own types, which raise what they like."""
+    """Values may be of the user's own types, which may raise anything."""
     try:
         yield
     except OmniError:
@@ -288,7 +288,7 @@ def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:
         raise InputError("modalities", f"are a {type(modalities).__name__}", remedy)
     given = list(islice(modalities, _MOST_MODALITIES))
     for modality in given:
-        # Of strings only: there are values that cannot be compared.
+        # Only strings are compared: other values may raise.
         if not isinstance(modality, str) or modality not in known:
             problem = f"this checkpoint does not give {quoted(modality)}"
             raise InputError("modalities", problem, f"use {' or '.join(map(repr, known))}")
@@ -325,7 +325,7 @@ def _integer(value: object, field: str, low: int, high: int, remedy: str) -> int
 
 
 def _sampling(pipeline: Pipeline, sampling: object) -> tuple[Mapping[str, SamplingParams], Mapping[str, str]]:
-    """By stage: the parameters, and their field."""
+    """By stage: the parameters, and their names in errors."""
     if sampling is None:
         return {}, {}
     if isinstance(sampling, SamplingParams):
@@ -351,13 +351,13 @@ def _check_stage(pipeline: Pipeline, name: object, given: Mapping[object, object
     if name not in names:
         field = f"sampling.{shortened(name)}"
         if name in _PARAMETERS:
-            raise InputError(field, "is a parameter, where a stage's name is to be", _by_stage(names, given))
+            raise InputError(field, "is a parameter, but a stage's name is expected", _by_stage(names, given))
         problem = f"there is no stage {quoted(name)} that samples"
         raise InputError(field, problem, f"use one of {', '.join(names)}" if names else "leave it out")
 
 
 def _by_stage(names: Sequence[str], given: Mapping[object, object]) -> str:
-    """What to give in place of a dict that is not by stage."""
+    """The remedy for a dict that is not by stage."""
     params = {name: value for name, value in given.items() if isinstance(name, str) and name in _PARAMETERS}
     text = "SamplingParams(" + ", ".join(f"{name}={quoted(value)}" for name, value in params.items()) + ")"
     stages = f", or a dict of stage to SamplingParams, as {{{names[0]!r}: {shortened(text)}}}" if names else ""
@@ -376,7 +376,7 @@ def _checked(params: object, field: str) -> SamplingParams:
 
 def _typed(params: SamplingParams, field: str) -> SamplingParams:
     try:
-        # A struct does not check types when it is made in Python.
+        # A struct made in Python does not check types.
         given = msgspec.structs.asdict(params)
         if isinstance(params.structured, StructuredOutput):
             given["structured"] = msgspec.structs.asdict(params.structured)

@@ -55,7 +55,7 @@ class RequestPreparer:
         taken = time.perf_counter()
         try:
             return self._prepare(request, taken)
-        except BaseException as error:  # a library's panic too: what a thread raises is lost
+        except BaseException as error:  # a library's panic too: an exception in a thread is lost
             return known("frontend", "preparing the request", error)
 
     def _prepare(self, request: Request, taken: float) -> PreparedRequest:

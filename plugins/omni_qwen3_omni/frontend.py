@@ -39,7 +39,7 @@ class OmniFrontend(MultimodalFrontend):
         for name, token, turns in (("user", own.user, opens), ("assistant", own.assistant, opens[-1:])):
             if token not in ids[turns + 1]:
                 field = f"config.json: {'im_start' if not opens.size else name}_token_id"
-                problem = f"is not what the chat template opens the turns of the {name} with"
+                problem = f"is not the token that opens turns of the {name} in the chat template"
                 raise CheckpointError(field, problem, RESTORE_FILE)
         return ids
 

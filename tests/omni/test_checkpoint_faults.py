@@ -86,8 +86,8 @@ NAMED: list[tuple[str, str, Any, str]] = [
         "audio_token_id: TypeError: Field 'audio_token_id' expected int",
     ),
     ("csm", "audio_token_id", 0, "gives 0 placeholders for 1 parts of kind audio"),
-    ("qwen3_omni", "im_start_token_id", 1, "config.json: im_start_token_id: is not what the chat template opens"),
-    ("qwen3_omni", "assistant_token_id", 1, "config.json: assistant_token_id: is not what the chat template opens"),
+    ("qwen3_omni", "im_start_token_id", 1, "config.json: im_start_token_id: is not the token that opens turns"),
+    ("qwen3_omni", "assistant_token_id", 1, "config.json: assistant_token_id: is not the token that opens turns"),
     ("text", "max_position_embeddings", 1, "max_position_embeddings: is 1, below 16"),
     ("text", "hidden_size", 10**400, "hidden_size: is a number of 1,329 bits, too large"),
 ]

@@ -37,7 +37,7 @@ class ChatTemplate:
             with limited():
                 self._template = BoundedEnvironment().from_string(source)
         except TemplateAssertionError as error:
-            problem = f"uses what is not supported ({_reason(error)})"
+            problem = f"uses an unsupported construct ({_reason(error)})"
             raise CheckpointError(field, problem, "use a template that transformers can render") from error
         # Any error of jinja2 or of Python's compiler.
         except Exception as error:
@@ -52,7 +52,7 @@ class ChatTemplate:
         """
         try:
             return self._render(turns, answer)
-        # A template is a foreign program: what it raises is about this chat.
+        # A template is a foreign program: its errors concern this chat.
         except Exception as error:
             problem = f"cannot be rendered by the checkpoint's chat template ({_reason(error)})"
             raise InputError("messages", problem, "send a chat that the template takes") from error

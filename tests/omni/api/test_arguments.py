@@ -1,4 +1,4 @@
-"""Whatever is given as a request's settings is taken or refused, with the field, and never fails otherwise."""
+"""Any value of a generate argument is accepted, or refused with its field."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_a_dict_of_parameters_is_told_what_it_must_be(echo: Pipeline) -> None:
         return str(raised.value)
 
     assert said({"temperature": 0}) == (
-        "sampling.temperature: is a parameter, where a stage's name is to be; give SamplingParams(temperature=0), "
+        "sampling.temperature: is a parameter, but a stage's name is expected; give SamplingParams(temperature=0), "
         "or a dict of stage to SamplingParams, as {'writer': SamplingParams(temperature=0)}"
     )
     assert "give SamplingParams(temperature=0.5, top_k=3), or" in said({"temperature": 0.5, "top_k": 3})
