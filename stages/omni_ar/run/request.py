@@ -16,6 +16,7 @@ from omni.stage import Feed, Lease, Produced
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.run.blocks import BlockTable, PrefixKeys
 from omni_ar.run.status import TRANSITIONS, RequestStatus
+from omni_ar.sampling import SamplingFlags, flags_of
 
 
 @dataclass(slots=True)
@@ -142,7 +143,12 @@ class ArRequest:
     num_frames: int = 0
     num_cached_tokens: int | None = None
     """Prompt tokens that the prefix cache had at the first start; None before it."""
+    flags: SamplingFlags = field(init=False)
+    """The work of sampling it."""
     _offsets: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.flags = flags_of(self.sampling)
 
     @property
     def status(self) -> RequestStatus:

@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from omni.device import SharedMemory
-from omni_ar.sampling.state import SamplingState
+from omni_ar.kernels.sampling.state import SamplingState
 
 T = TypeVar("T")
 
