@@ -20,7 +20,7 @@ import pytest
 from omni.device.cpu import CpuDevice
 from support.faults import FaultyDevice
 from support.frame_bench import random_codes
-from support.vocoder_bench import Bench
+from support.wavemaker import Bench
 
 def heal():
     device = FaultyDevice()

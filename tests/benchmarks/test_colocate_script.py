@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.benchmark_script import BENCHMARKS, run_script
+from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 
 
 def _outcomes(monkeypatch: pytest.MonkeyPatch, folder: Path, *modes: str) -> dict[str, set[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.benchmark_script import BENCHMARKS, run_script
+from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, 1.0])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from support.benchmark_script import run_script
-from support.paint_pipeline import paint_plugins
+from support.painter import paint_plugins
+from tests.benchmarks.benchmark_script import run_script
 
 
 def test_windows_tells_what_streaming_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.benchmark_script import BENCHMARKS, run_script
+from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 
 FAMILIES = {"hidden": {"writer"}, "omni": {"thinker", "talker"}}
 

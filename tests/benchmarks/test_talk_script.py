@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.benchmark_script import run_script
+from tests.benchmarks.benchmark_script import run_script
 
 FRAME_SECONDS = {"tiny-omni": 0.08, "tiny-qwen2.5-omni": 2 * 20 / 24000}
 """Of one frame: 12.5 a second, and of the tiny checkpoint's two mel frames of 20 samples."""

@@ -8,10 +8,9 @@ import torch
 
 from omni.device import SyncCheck, open_device, sync_guard
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
-from support.full_float32 import full_float32
+from support.devices import full_float32
 from support.omni_engine import OmniEngine, Result
-from support.plain_speech import PlainSpeech, Speech
-from support.plain_tts import MOST, TEXTS, assert_said, plugins, say, write_tiny
+from tests.examples.plain_speech import MOST, TEXTS, PlainSpeech, Speech, assert_said, plugins, say, write_tiny
 
 SETTINGS: dict[str, dict[str, object]] = {
     "as shipped": {},

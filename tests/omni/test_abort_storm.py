@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from omni import AsyncOmni, Result
-from support.leaks import open_files, records, threads
 from support.pressure import few_blocks, overrides
 from support.reference import tiny_checkpoint
+from support.resources import open_files, records, threads
 from support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
 
 SETTINGS = overrides(

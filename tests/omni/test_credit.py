@@ -4,8 +4,7 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Stream
 from omni.engine.credit import Credit, Valve
 from omni.stage import Lease, Pause, Resume
-from support.fake_graph import CountingConnector, FakeGraph, Scripted, always, fake_pipeline, host, lent
-from support.fake_stage import FakeWorker
+from support.fake_graph import CountingConnector, FakeGraph, FakeWorker, Scripted, always, fake_pipeline, host, lent
 
 EDGE = "writer->speaker"
 BOTH = ("text", "audio")

@@ -10,8 +10,8 @@ import pytest
 
 from omni.cli.doctor.model import check_model
 from omni.cli.options import Choices
-from support.checkpoint_fuzz import chat_folder
 from support.tiny_omni import tiny_plugins
+from tests.omni.checkpoint_fuzz import chat_folder
 
 INDEX = "model.safetensors.index.json"
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from support.fault_bench import STAGES, assert_named, bench, failures
-from support.leaks import records
+from support.resources import records
+from tests.omni.fault_bench import STAGES, assert_named, bench, failures
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])

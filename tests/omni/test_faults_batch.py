@@ -8,9 +8,9 @@ import pytest
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
-from support.fault_bench import AR, CHATS, STAGES, FaultBench, assert_named, bench, failures
 from support.faults import PlantedError
-from support.leaks import records
+from support.resources import records
+from tests.omni.fault_bench import AR, CHATS, STAGES, FaultBench, assert_named, bench, failures
 
 RARE = {
     ("thinker", "extend_tables"),

@@ -13,11 +13,11 @@ from omni.engine import EngineOutput, Plan
 from omni.payload import Payload
 from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni_local.connector import LocalConnector, LocalPending
-from support.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
 from support.faults import Faults, planted
 from support.omni_engine import GIVEN_UP, OmniEngine, Result
 from support.pressure import overrides
 from support.reference import tiny_checkpoint
+from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
 
 ARRIVALS = [0, 1, 2, 4]
 DOING = {"open": "opening its adapter", "push": "adapting a payload", "finish": "adapting a payload"}

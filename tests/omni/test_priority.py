@@ -6,7 +6,7 @@ import pytest
 
 from omni.api import Omni
 from omni.errors import InputError
-from support.echo_omni import echo_model, echo_plugins
+from support.echo_family import echo_model, echo_plugins
 from support.fake_graph import FakeGraph
 
 

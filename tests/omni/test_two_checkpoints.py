@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from omni import InputError, Omni, Result, SamplingParams, StageError
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
-from support.echo_omni import eventually
+from support.echo_family import eventually
 from support.reference import tiny_checkpoint
 from support.tiny_omni import (
     SHAPE,

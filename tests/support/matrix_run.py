@@ -3,16 +3,126 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
-from omni.engine import Engine
+from omni.engine import Engine, EngineOutput, RequestFailed, RequestFinished, StageFinished, StageOutput
+from omni.errors import OmniError, StageError
+from omni.frontend.vocabulary import Vocabulary
+from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.sampling import HostLogitsProcessor, SamplingParams
 from omni.testing import SimulatedDevice
 from omni.testing.simulation import SimulatedStream
-from support.matrix_axes import Cell
-from support.matrix_family import Family
-from support.matrix_sets import GREEDY, SEEDED
-from support.matrix_told import LEFT, Told
+from omni_ar.options import GREEDY as GREEDY_DEFAULTS
+from omni_ar.sampling import gumbel
+from support.hidden_family import Reading
+from support.matrix import GREEDY, SEEDED, Cell, Family
+from support.sampler_bench import reference_logits, reference_warp
+from support.tap import CodesChunk
+
+# Everything that a request was told: what must be equal, and what must be near.
+
+LEFT = StageError("request", "being tested", "it was given up")
+"""The error of requests that a test gives up."""
+NEAR = 1e-5
+"""Of 1, or of the number where that is more: log-probabilities, and what readers make of hidden states. Batches add float32 numbers
+up in different orders."""
+NEAR_SOUND = 1e-4
+"""Of samples, whose peak is below 1."""
+
+
+@dataclass(slots=True)
+class Told:
+    """exact: by what it is, as it came. near: numbers, by what they are. heard: called for each output."""
+
+    exact: dict[str, list[object]] = field(default_factory=dict)
+    near: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+    error: OmniError | None = None
+    over: bool = False
+    heard: Callable[[], None] = lambda: None
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that were given out."""
+        return [token for token in self.exact.get("text", []) if isinstance(token, int)]
+
+    @property
+    def codes(self) -> list[tuple[int, ...]]:
+        """Of each frame, group 0 first."""
+        return [frame for frame in self.exact.get("codes", []) if isinstance(frame, tuple)]
+
+    def end(self, stage: str) -> tuple[str, tuple[int, ...]]:
+        """Why a stage ended, and the tokens it held back."""
+        ((reason, held, _),) = self.exact[f"end of {stage}"]
+        return reason, held
+
+    def take(self, output: EngineOutput) -> None:
+        assert not self.over, f"{output} after the last message"
+        match output:
+            case StageOutput(modality=modality, meta=meta):
+                self._take_chunk(modality, meta)
+            case StageFinished(stage=stage, reason=reason, held=held, counts=counts):
+                self.exact[f"end of {stage}"] = [(reason, held, counts.get("tokens"))]
+            case RequestFinished():
+                self.over = True
+            case RequestFailed(error=error):
+                self.over, self.error = True, error
+        self.heard()
+
+    def assert_like(self, whole: "Told") -> None:
+        """The same as `whole`, or its beginning if the request was given up."""
+        cut = self.error is not None
+        if cut and self.error is not LEFT:
+            raise self.error
+        names = [*whole.exact, *whole.near] if not cut else [*self.exact, *self.near]
+        for name in dict.fromkeys([*names, *self.exact, *self.near]):
+            mine, wanted = self.exact.get(name, []), whole.exact.get(name, [])
+            assert mine == (wanted[: len(mine)] if cut else wanted), f"{name}: {mine}, not {wanted}"
+            numbers, right = self.numbers(name), whole.numbers(name)
+            right = right[: len(numbers)] if cut else right
+            assert numbers.shape == right.shape, f"{name}: {numbers.shape}, not {right.shape}"
+            limit = NEAR_SOUND if name == "audio" else NEAR
+            np.testing.assert_allclose(numbers, right, rtol=NEAR, atol=limit, err_msg=name)
+
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """All of that name, one after the other."""
+        return np.concatenate([np.empty(0, np.float32), *self.near.get(name, [])])
+
+    def _take_chunk(self, modality: str, meta: object) -> None:
+        match meta:
+            case GeneratedTokens(ids=ids):
+                self._add(modality, ids)
+            case CodesChunk(codes=codes):
+                self._add(modality, [codes])
+            case AudioChunk(samples=samples):
+                self.near.setdefault(modality, []).append(samples)
+            case Reading(prompt=prompt, index=index, numbers=numbers):
+                name = f"{modality} of the {'prompt' if prompt else 'tokens'}"
+                self._add(name, [index])
+                self.near.setdefault(name, []).append(np.array(numbers, np.float32))
+            case TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=ranks_n, prompt=prompt):
+                name = f"logprobs of the {'prompt' if prompt else 'tokens'}"
+                rows = zip(range(first, first + len(ranks_n)), ids_nk.tolist(), ranks_n.tolist(), strict=True)
+                self._add(name, [(place, tuple(ids), rank) for place, ids, rank in rows])
+                self.near.setdefault(name, []).append(logprobs_nk.reshape(-1))
+            case other:
+                raise TypeError(f"an unexpected output {other!r}")
+
+    def _add(self, name: str, values: Sequence[object]) -> None:
+        self.exact.setdefault(name, []).extend(values)
+
 
 _SLOW = 3e-4
 """Mean seconds of a phase: the host launches dozens meanwhile."""
@@ -189,3 +299,103 @@ def run_cell(family: Family, cell: Cell, party: Callable[[str], list[Ask]] = par
     played = play(family, cell.settings(family.few(cell.asked)), asks, LateDevice(cell.seed))
     check(family, cell, asks, played)
     return played
+
+
+# What transformers makes of the matrix's parameters: its own processors and warpers, and behind them the engine's noise.
+#
+# What a host says of a text (a grammar, a processor with history) comes between, as transformers has it or from our own code.
+#
+# Shape legend: V vocabulary, W words of 64 ids.
+
+
+class AsAsked(LogitsProcessor):
+    """All that the parameters do to logits. Under greedy decoding, what comes of it is what is drawn.
+
+    params: in ids, of the request over its stage's own. start: ids that stand before the first generated one.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        start: int,
+        host_processors: Sequence[HostLogitsProcessor] = (),
+        sample_index: int = 0,
+    ) -> None:
+        self._params = params.with_defaults(GREEDY_DEFAULTS)
+        self._start = start
+        self._processors = host_processors
+        self._sample_index = torch.tensor([sample_index])
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        params, ids = self._params, input_ids[0].tolist()
+        outputs = ids[self._start :]
+        logits_V = reference_logits(scores[0], params, ids[: self._start], outputs)
+        for processor in self._processors:
+            allowed_W = processor.edit().allowed
+            assert allowed_W is not None
+            logits_V[~_bits(allowed_W, len(logits_V))] = -torch.inf
+        for args in (params.processors or {}).values():
+            unrepeated = NoRepeatNGramLogitsProcessor(args["size"])
+            logits_V = unrepeated(torch.tensor([outputs], dtype=torch.int64), logits_V[None])[0]
+        if params.temperature:
+            assert params.seed is not None
+            position = torch.tensor([len(outputs)])
+            noise_V = gumbel(torch.tensor([params.seed]), self._sample_index, position, 0, 0, len(logits_V))[0]
+            logits_V = reference_warp(logits_V, params) + noise_V
+        return logits_V[None]
+
+
+class Complete(StoppingCriteria):
+    """Tells the host processors what was said, and ends where one of them does."""
+
+    def __init__(self, host_processors: Sequence[HostLogitsProcessor]) -> None:
+        self._processors = host_processors
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        over = [processor.push(int(input_ids[0, -1])) for processor in self._processors]
+        return torch.tensor([any(over)])
+
+
+def arguments(
+    params: SamplingParams, start: int, host_processors: Sequence[HostLogitsProcessor] = (), sample_index: int = 0
+) -> Mapping[str, Any]:
+    """Of `generate`, but for what ends it by ids."""
+    assert params.max_tokens is not None
+    return {
+        "max_new_tokens": params.max_tokens,
+        "do_sample": False,
+        "logits_processor": LogitsProcessorList([AsAsked(params, start, host_processors, sample_index)]),
+        "stopping_criteria": StoppingCriteriaList([Complete(host_processors)] if host_processors else []),
+    }
+
+
+def generated(
+    model: PreTrainedModel, prompt: Sequence[int], ends: Sequence[int], given: Mapping[str, Any]
+) -> list[int]:
+    """What the model says. ends: ids that end it."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), eos_token_id=list(ends), pad_token_id=ends[0], **given
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+def cut(tokens: Sequence[int], stops: Sequence[str], vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
+    """Given out and held back of tokens whose text ends with the first of `stops`: by trying every place."""
+    texts = [stop.encode() for stop in stops]
+    for count in range(1, len(tokens) + 1):
+        written = [vocabulary.written(token) for token in tokens[:count]]
+        text = b"".join(written)
+        found = [(place + len(stop), place) for stop in texts if (place := text.find(stop)) >= 0]
+        if found:
+            begins = min(found)[1]
+            given = next(n for n in range(count) if sum(map(len, written[: n + 1])) > begins)
+            return list(tokens[:given]), list(tokens[given:count])
+    return list(tokens), []
+
+
+def _bits(words_W: Any, count: int) -> Tensor:
+    """bool `[count]`: bit i of word w is id 64 * w + i; ids behind the last word are out."""
+    bits = np.unpackbits(words_W.view(np.uint8), bitorder="little")[:count]
+    return torch.from_numpy(np.pad(bits, (0, count - len(bits)))).bool()

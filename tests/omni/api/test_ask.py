@@ -14,8 +14,7 @@ from omni.api.ask import Ask, check_ask
 from omni.checkpoint import Checkpoint
 from omni.errors import QUOTED, InputError
 from omni.pipeline import Pipeline
-from support.echo_family import pipeline
-from support.echo_omni import echo_model, echo_plugins, eventually
+from support.echo_family import echo_model, echo_plugins, eventually, pipeline
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from omni import Omni
 from omni.api import client as clients
 from omni.api.client import Client
 from omni.errors import StageError
-from support.echo_omni import echo_model, echo_plugins
+from support.echo_family import echo_model, echo_plugins
 
 
 class Panic(BaseException):

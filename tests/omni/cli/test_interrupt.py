@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from omni.cli import app
-from support.echo_omni import echo_model
-from support.echo_program import environment, program, wait_for_handlers
+from support.echo_family import echo_model
 from support.patience import PATIENCE_SECONDS
+from tests.omni.cli.echo_program import environment, program, wait_for_handlers
 
 Process = subprocess.Popen[bytes]
 Start = Callable[..., Process]

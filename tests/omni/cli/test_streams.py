@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from support.echo_family import RATE, SAMPLES
-from support.echo_omni import echo_model
-from support.echo_program import environment, program
+from support.echo_family import RATE, SAMPLES, echo_model
 from support.patience import PATIENCE_SECONDS
+from tests.omni.cli.echo_program import environment, program
 
 Ran = subprocess.CompletedProcess[bytes]
 FULL = "error: standard output: cannot be written (No space left on device); send it where there is room\n"

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.fake_graph import FakeGraph
-from support.fake_stage import FakeWorker
+from support.fake_graph import FakeGraph, FakeWorker
 
 
 class Panic(BaseException):

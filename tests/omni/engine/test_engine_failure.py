@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from omni.engine import EngineOptions, EngineRequest, RequestFailed
-from support.fake_graph import FakeGraph, Recorder, host
-from support.fake_stage import FakeWorker
+from support.fake_graph import FakeGraph, FakeWorker, Recorder, host
 
 PATIENCE = 30.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from omni.testing.simulation import SimulatedDevice
-from support.hidden_engine import HiddenEngine, HiddenResult
 from support.hidden_family import CLERK, READER, WRITER, write_checkpoint
+from tests.omni.engine.hidden_engine import HiddenEngine, HiddenResult
 
 BOTH = (READER, CLERK)
 PROMPTS = [[(7 * place * place + 11 * index) % 61 for place in range(3 + 4 * index)] for index in range(5)]

@@ -17,9 +17,9 @@ from omni.pipeline import Edge, Pipeline, validate
 from omni.testing import LaunchGuard
 from omni.testing.simulation import SimulatedDevice
 from omni_local.connector import LocalConnector
-from support.hidden_engine import LEFT, HiddenEngine, HiddenResult
 from support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint
-from support.leaks import records
+from support.resources import records
+from tests.omni.engine.hidden_engine import LEFT, HiddenEngine, HiddenResult
 
 EDGE = f"{WRITER}->{CLERK}"
 HOST = f"{EDGE}-host"

@@ -3,7 +3,7 @@
 import pytest
 
 from omni.testing.simulation import SimulatedDevice, find_waits
-from support.host_traffic import play
+from support.host_bench import play
 
 SEEDS = range(40)
 WAITS = sorted(find_waits("omni.engine.host"))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from omni.testing.simulation import SimulatedDevice
-from support.hidden_engine import HiddenEngine
 from support.hidden_family import CLERK, MODALITIES, READER, WRITER, write_checkpoint
+from tests.omni.engine.hidden_engine import HiddenEngine
 
 SECONDS = 5.0
 TOKENS = 14

@@ -20,7 +20,7 @@ from omni.tiny import write_tokenizer
 from omni_csm.tiny import write_tiny as write_csm
 from omni_qwen2_5_omni.tiny.tokenizer import TOKENS as QWEN_2_5
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer as write_qwen_3
-from support.tokenizer_makes import byte_fallback, byte_level
+from tests.omni.frontend.tokenizer_makes import byte_fallback, byte_level
 
 ENDS = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
 

@@ -10,10 +10,10 @@ from typing import Literal
 import pytest
 
 from omni.testing import SimulatedDevice, find_waits
-from support import host_traffic, two_readers
+from support import host_bench
 from support.entry_points import REPOSITORY
-from support.mixed_traffic import run_seed
-from support.mixed_worlds import World, make_world
+from support.mixed_traffic import World, make_world, run_seed
+from tests.omni.testing import two_readers
 
 Traffic = Literal["hidden", "codec", "omni", "host", "readers"]
 """Two pipelines of small models, the tiny Qwen3-Omni, an edge into host memory, and two readers of payload that moves."""
@@ -60,7 +60,7 @@ def run(traffic: Traffic, seed: int, folder: Path, without: str | None = None) -
     device = SimulatedDevice(None if traffic == "readers" else seed, without=without)
     match traffic:
         case "host":
-            host_traffic.play(device, seed)
+            host_bench.play(device, seed)
             device.assert_no_races()
         case "readers":
             two_readers.play(device)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni.testing import SimulatedDevice
-from support.mixed_traffic import HAPPENS, run_seed, scenario
-from support.mixed_worlds import World, make_world
+from support.mixed_traffic import HAPPENS, World, make_world, run_seed, scenario
 
 FEW = [("hidden", range(10)), ("hidden", range(10, 20)), ("codec", range(10)), ("omni", range(4))]
 """Seeds of the default run, in parts of less than 20 seconds."""

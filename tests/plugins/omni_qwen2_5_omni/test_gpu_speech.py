@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from support.close_calls import Comparison
-from support.full_float32 import full_float32
-from support.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
-from support.omni_compare import assert_all_same
+from support.devices import full_float32
+from support.omni_engine import assert_all_same
 from support.tiny_qwen2_5_omni import tiny_folder
+from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 
 Settings = Mapping[str, object]
 

@@ -6,11 +6,10 @@ import torch
 from omni.device import open_device
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
 from support.close_calls import Comparison
-from support.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 from support.matrix_run import LateDevice
-from support.omni_compare import assert_all_same
-from support.omni_engine import Result
+from support.omni_engine import Result, assert_all_same
 from support.tiny_qwen2_5_omni import tiny_folder
+from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 
 FEW_ROWS = {
     "thinker.max_num_seqs": 3,

@@ -13,10 +13,9 @@ from omni_vocoder.request import VocoderRequest
 from omni_vocoder.worker import VocoderWorker
 from support import omni_engine
 from support.omni_engine import OmniEngine
-from support.parity_cases import MIXED
-from support.reference import reference_of, tiny_checkpoint
-from support.reference_compare import assert_same
+from support.reference import assert_same, reference_of, tiny_checkpoint
 from support.tap import with_tap
+from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
 
 SPEAKERS = [chat for chat in MIXED if "audio" in chat.modalities]
 ONE_ROW = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 1, "code2wav.chunk_frames": 1}

@@ -11,9 +11,8 @@ import soundfile
 import torch
 
 from omni import Metrics, Omni, Output, Result, SamplingParams
-from support.echo_omni import eventually
-from support.reference import reference_of, tiny_checkpoint
-from support.reference_chats import chat, says
+from support.echo_family import eventually
+from support.reference import chat, reference_of, says, tiny_checkpoint
 from support.tiny_omni import (
     ASSETS,
     SHAPE,

@@ -10,10 +10,8 @@ from torch import Tensor
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_qwen3_omni.talker import Talker
 from support.close_calls import Comparison
-from support.full_float32 import full_float32
-from support.omni_compare import answers_alone, assert_all_same
-from support.omni_engine import OmniEngine
-from support.omni_shapes import CHATS, SHAPES
+from support.devices import full_float32
+from support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from support.reference import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu

@@ -8,12 +8,9 @@ import json
 
 import pytest
 
-from support.matrix_axes import Cell, covering, product
-from support.matrix_omni import TALKER_SETS, OmniFamily
-from support.matrix_reference import cut
-from support.matrix_run import Ask, LateDevice, play, run_cell, small_party
-from support.matrix_sets import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS
-from support.matrix_told import Told
+from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS, Cell, covering, product
+from support.matrix_families import TALKER_SETS, OmniFamily
+from support.matrix_run import Ask, LateDevice, Told, cut, play, run_cell, small_party
 
 PROMPTS = OmniFamily.prompts
 EVERY = (*SETS, *TALKER_SETS)

@@ -3,10 +3,8 @@
 import pytest
 
 from support.omni_engine import OmniEngine
-from support.parity_cases import CASES, VOICES
-from support.reference import reference_of, tiny_checkpoint
-from support.reference_chats import chat, sound
-from support.reference_compare import assert_same
+from support.reference import assert_same, chat, reference_of, sound, tiny_checkpoint
+from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 
 
 @pytest.fixture(scope="module")

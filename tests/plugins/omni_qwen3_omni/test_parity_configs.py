@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from support.omni_engine import OmniEngine
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound
-from support.reference_compare import assert_same
+from support.reference import assert_same, chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
 
 SHAPES: dict[str, dict[str, Any]] = {
     "embeddings accepted, one group pair": sizes(

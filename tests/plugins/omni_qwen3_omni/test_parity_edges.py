@@ -8,9 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from support.omni_engine import OmniEngine
-from support.reference import Reference, reference_of, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound
-from support.reference_compare import assert_same
+from support.reference import Reference, assert_same, chat, picture, reference_of, says, sound, tiny_checkpoint
 
 SEEN_AND_HEARD = chat(says("user", picture(64, 96, 1), sound(0.6, 1), "which one"))
 

@@ -22,9 +22,17 @@ from omni_qwen3_omni import talker_prompt, thinker
 from omni_qwen3_omni.config import OmniConfig
 from omni_qwen3_omni.talker import Talker
 from support.omni_engine import OmniEngine
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound, with_sampling
-from support.reference_compare import differences
+from support.reference import (
+    chat,
+    differences,
+    picture,
+    reference_of,
+    says,
+    sizes,
+    sound,
+    tiny_checkpoint,
+    with_sampling,
+)
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

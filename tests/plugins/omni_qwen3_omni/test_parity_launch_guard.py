@@ -3,8 +3,7 @@
 from omni.device import open_device
 from omni.testing.launch_guard import LaunchGuard
 from support.omni_engine import OmniEngine
-from support.reference import tiny_checkpoint
-from support.reference_chats import chat, picture, sound
+from support.reference import chat, picture, sound, tiny_checkpoint
 
 
 def test_no_torch_operation_outside_a_phase() -> None:

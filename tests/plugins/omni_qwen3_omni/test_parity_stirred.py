@@ -2,11 +2,9 @@
 
 import pytest
 
+from support.devices import StirredDevice
 from support.omni_engine import OmniEngine
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, sound
-from support.reference_compare import assert_same
-from support.stirred_device import StirredDevice
+from support.reference import assert_same, chat, picture, reference_of, sizes, sound, tiny_checkpoint
 
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 CHATS = [

@@ -4,8 +4,7 @@ import pytest
 
 from omni.device import SyncCheck, open_device, sync_guard
 from support.omni_engine import OmniEngine
-from support.reference import tiny_checkpoint
-from support.reference_chats import chat, picture, sound
+from support.reference import chat, picture, sound, tiny_checkpoint
 
 
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

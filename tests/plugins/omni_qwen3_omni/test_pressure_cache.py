@@ -7,11 +7,19 @@ import pytest
 
 from omni.frontend.base import Chat, Message, TextPart
 from support.omni_engine import OmniEngine, Result
-from support.parity_cases import CASES, VOICES
 from support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
-from support.reference import Reference, reference_of, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound, text_only
-from support.reference_compare import assert_same
+from support.reference import (
+    Reference,
+    assert_same,
+    chat,
+    picture,
+    reference_of,
+    says,
+    sound,
+    text_only,
+    tiny_checkpoint,
+)
+from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 
 AR = ("thinker", "talker")
 SIZE = 4

@@ -11,11 +11,9 @@ import pytest
 from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
 from support.omni_engine import OmniEngine
-from support.parity_cases import CASES, MIXED, VOICES
 from support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
-from support.reference import reference_of, tiny_checkpoint
-from support.reference_chats import chat, picture, sound
-from support.reference_compare import assert_same
+from support.reference import assert_same, chat, picture, reference_of, sound, tiny_checkpoint
+from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
 
 PRODUCT = {
     f"{budget}, {cache}, {pool}"

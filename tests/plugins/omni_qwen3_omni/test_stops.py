@@ -5,9 +5,7 @@ from collections import Counter
 import pytest
 
 from support.omni_engine import OmniEngine
-from support.reference import Reference, reference_of, tiny_checkpoint
-from support.reference_chats import chat, sound, with_sampling
-from support.reference_compare import assert_same
+from support.reference import Reference, assert_same, chat, reference_of, sound, tiny_checkpoint, with_sampling
 
 PROMPTS = [
     "hello", "what is it", "tell me more", "how are you", "find the number", "who said so", "a red square",

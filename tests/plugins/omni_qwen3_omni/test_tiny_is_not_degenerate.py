@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
 from omni_qwen3_omni.tiny import write_tiny
-from support.omni_processor import load_processor
+from support.reference import load_processor
 
 pytestmark = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`:UserWarning")
 

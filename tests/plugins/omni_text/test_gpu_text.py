@@ -11,7 +11,7 @@ import pytest
 
 from omni.device import open_device
 from support.close_calls import Choice, Comparison, WatchedCpu
-from support.full_float32 import full_float32
+from support.devices import full_float32
 from support.tiny_text import VOCAB, TextEngine, write_text_model
 
 KINDS = ("tied", "untied", "moe")

@@ -11,12 +11,9 @@ import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from omni.sampling import NO_RULES
-from support.matrix_axes import Cell, covering, pairs, product
-from support.matrix_reference import arguments, cut, generated
-from support.matrix_run import Ask, LateDevice, play, run_cell
-from support.matrix_sets import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SCHEMA, SEEDED, SETS
-from support.matrix_text import TextFamily
-from support.matrix_told import NEAR
+from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SCHEMA, SEEDED, SETS, Cell, covering, pairs, product
+from support.matrix_families import TextFamily
+from support.matrix_run import NEAR, Ask, LateDevice, arguments, cut, generated, play, run_cell
 
 CHOSEN = covering(PLAYED)
 

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from support.text_reference import PENALTY, PROMPTS, TOKENS, TextReference
-from support.tiny_text import TextEngine, TextRecorder
+from support.tiny_text import PENALTY, PROMPTS, TOKENS, TextEngine, TextRecorder, TextReference
 
 SIZE = 4
 BUDGETS = {

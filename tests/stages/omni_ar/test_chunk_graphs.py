@@ -18,10 +18,9 @@ from omni_ar.model import ArShape, Batch, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from support.ar_driver import ArDriver, plain_prompt
-from support.counting_device import CountingDevice
+from support.devices import CountingDevice, StirredDevice
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import WIDTH, SmallText, greedy
-from support.stirred_device import StirredDevice
 from support.tiny_text import TextEngine, write_text_model
 
 MODEL = SmallText(payload=True)

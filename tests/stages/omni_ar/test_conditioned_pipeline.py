@@ -14,20 +14,19 @@ from omni.engine import Engine, EngineOptions, build_engine, resolve_pipeline
 from omni.errors import StageError
 from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice, Simulation
-from support.full_float32 import full_float32
-from support.heard import Heard
-from support.host_rules import TwoInARow
-from support.listener_family import (
+from support.devices import full_float32, no_synchronization
+from support.listener import (
     ANSWER,
     LISTENER,
     TEXT,
     WRITER,
+    Heard,
     answer,
     ask,
     listener_plugins,
     write_checkpoint,
 )
-from support.no_synchronization import no_synchronization
+from support.small_text import TwoInARow
 
 WRITTEN = [[(5 * place + 3 * index) % 61 for place in range(1 + 3 * index)] for index in range(4)]
 HEARD = [[(7 * place + index) % 53 for place in range(6 - index)] for index in range(4)]

@@ -14,12 +14,11 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps
 from support.ar_driver import TEXT, ArDriver, plain_prompt
-from support.counting_device import CountingDevice
-from support.listener_model import Listener, WordlessListener, answered
-from support.row_feeder import PAD, Late, RowFeeder, random_pages
+from support.devices import CountingDevice, StirredDevice
+from support.listener import Listener, WordlessListener, answered
 from support.small_codec import SmallCodec, codec_prompt
 from support.stage_driver import SOURCE
-from support.stirred_device import StirredDevice
+from tests.stages.omni_ar.row_feeder import PAD, Late, RowFeeder, random_pages
 
 WIDTH = 8
 MODEL = Listener(WIDTH)

@@ -9,9 +9,9 @@ from omni.device import COMPLETED
 from omni.stage import Failed
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
-from support.late_faults import LateFaultyDevice, Owner, idle, simulate
-from support.listener_model import Listener, answered
-from support.row_feeder import PAD, RowFeeder, random_pages
+from support.faults import LateFaultyDevice, Owner, idle, simulate
+from support.listener import Listener, answered
+from tests.stages.omni_ar.row_feeder import PAD, RowFeeder, random_pages
 
 WIDTH, TOKENS = 8, 9
 MODEL = Listener(WIDTH)

@@ -13,9 +13,8 @@ from omni.errors import CheckpointError, ConfigError
 from omni.sampling import SamplingParams
 from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
 from omni_ar.options import GREEDY
-from support.sampling_reference import reference_warp
-from support.text_reference import PROMPTS, TOKENS, TextReference
-from support.tiny_text import VOCAB, TextEngine
+from support.sampler_bench import reference_warp
+from support.tiny_text import PROMPTS, TOKENS, VOCAB, TextEngine, TextReference
 
 SAMPLED = {"do_sample": True}
 

@@ -15,10 +15,9 @@ from omni_ar.categories import HAND_OVER
 from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
-from support.counting_device import CountingDevice
-from support.host_rules import NothingTwice
+from support.devices import CountingDevice
 from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import SmallText, greedy
+from support.small_text import NothingTwice, SmallText, greedy
 from support.stage_driver import SOURCE
 
 MODEL = SmallText(payload=True, emits_tokens=True)

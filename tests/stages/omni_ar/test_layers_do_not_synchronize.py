@@ -18,7 +18,7 @@ from omni_ar.sampling import (
 )
 from omni_ar.sampling.edits import EditParts
 from omni_ar.sampling.state import NEVER
-from support.no_synchronization import no_synchronization
+from support.devices import no_synchronization
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, ROWS, BLOCK = 32, 4, 2, 16, 50, 3, 4
 FLAGS = SamplingFlags(**{name: True for name in SamplingFlags.__dataclass_fields__ if name.startswith("any_")})

@@ -18,9 +18,8 @@ from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni_ar.options import ArOptions
 from support.ar_driver import plain_prompt
-from support.paper_runner import STOP, PaperDriver, answer, marks
-from support.queued_device import QueuedDevice
-from support.stirred_device import StirredDevice
+from support.devices import QueuedDevice, StirredDevice
+from tests.stages.omni_ar.paper_runner import STOP, PaperDriver, answer, marks
 
 pytestmark = pytest.mark.plants_faults
 """Each fault has a request fail or a batch run again, and nothing else does: that is counted here."""

@@ -26,7 +26,7 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver, plain_prompt
-from support.late_faults import LateFaultyDevice, Owner, idle, simulate
+from support.faults import LateFaultyDevice, Owner, idle, simulate
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import WIDTH, SmallText
 from support.stage_driver import SOURCE

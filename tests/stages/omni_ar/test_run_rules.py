@@ -25,7 +25,7 @@ from omni_ar.run.runner import Runner
 from omni_ar.run.segments import SegmentIntake, gather_segment
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver, plain_prompt
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.sampler_bench import resolved
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy

@@ -18,7 +18,7 @@ from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import RowTable
 from omni_ar.run.scheduler import Scheduler
 from support.ar_driver import plain_prompt
-from support.paper_runner import paper_shape
+from tests.stages.omni_ar.paper_runner import paper_shape
 
 SIZE, MODEL_LEN = 4, 40
 

@@ -18,8 +18,8 @@ from omni_ar.inputs import Prompt, Segment, SegmentSlot
 from omni_ar.run.request import ArRequest
 from omni_ar.run.segments import SegmentIntake
 from omni_local.connector import LocalConnector
-from support.late_faults import LateFaultyDevice
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
+from support.faults import LateFaultyDevice
 
 PAGES = torch.randn(5, 4, 3)
 

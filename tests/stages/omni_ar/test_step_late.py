@@ -8,7 +8,7 @@ from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage import Open
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.small_text import SmallText, greedy
 from support.stage_driver import SOURCE
 

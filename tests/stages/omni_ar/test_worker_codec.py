@@ -9,9 +9,8 @@ from omni.device.cpu import CpuDevice
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice, StirredDevice
 from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.stirred_device import StirredDevice
 
 MODEL = SmallCodec()
 LENGTHS = [1, 4, 9, 14, 6]

@@ -14,9 +14,8 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice, StirredDevice
 from support.small_text import SmallText, greedy
-from support.stirred_device import StirredDevice
 
 MODEL = SmallText(payload=True)
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]

@@ -16,10 +16,9 @@ from omni.stage import Done, Open
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice, StirredDevice
 from support.small_text import SmallText, greedy
 from support.stage_driver import SOURCE
-from support.stirred_device import StirredDevice
 
 MODEL = SmallText()
 EMITTING = SmallText(payload=True, emits_tokens=True)

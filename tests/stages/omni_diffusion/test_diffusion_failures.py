@@ -3,11 +3,9 @@
 import pytest
 
 from omni.stage import Failed
-from support.diffusion_bench import Bench, noise_of
+from support.faults import LateFaultyDevice, LateFrames
 from support.frame_bench import random_codes
-from support.late_faults import LateFaultyDevice
-from support.late_frames import LateFrames
-from support.painter import Painter
+from support.painter import Bench, Painter, noise_of
 
 OPTIONS = {"max_num_seqs": 2, "first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 CODES = {name: random_codes(7 + 5 * number, number) for number, name in enumerate("abc")}

@@ -31,11 +31,9 @@ from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.loaded import LoadedDiffusion
 from omni_frames import CodeFrames
-from support.diffusion_bench import drawn
+from support.devices import QueuedDevice
 from support.frame_bench import random_codes
-from support.paint_pipeline import OPTIONS, PAINT, paint_pipeline, paint_plugins
-from support.painter import Painter, heard, painted, spans
-from support.queued_device import QueuedDevice
+from support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans
 
 
 def build(device: Device, folder: Path, graphs: bool, pipeline: Pipeline | None = None) -> Engine:

@@ -12,10 +12,9 @@ from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_diffusion.inputs import Voice
 from omni_frames import CodeFrames
-from support.diffusion_bench import Bench, noise_of
+from support.devices import QueuedDevice
 from support.frame_bench import POISON, frames, random_codes
-from support.painter import BLOCK, REPEATS, STEPS, VOICES, Painter, Span, spans
-from support.queued_device import QueuedDevice
+from support.painter import BLOCK, REPEATS, STEPS, VOICES, Bench, Painter, Span, noise_of, spans
 
 SMALL = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from omni.device.cpu import CpuDevice
 from omni_diffusion.model import Windows
-from support.diffusion_bench import Bench
 from support.frame_bench import random_codes
-from support.painter import Canvas, Painter
+from support.painter import Bench, Canvas, Painter
 
 
 def precision() -> tuple[bool, bool]:

@@ -16,11 +16,10 @@ from omni_encoder.loaded import LoadedEncoder
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support.encode import encode
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.stage_driver import StageDriver
-from support.tower import Tower
-from support.voice_pipeline import Coder
+from support.tower import Tower, encode
+from support.wavemaker import Coder
 
 
 class Bench(StageDriver):

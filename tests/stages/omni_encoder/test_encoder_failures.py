@@ -15,7 +15,7 @@ from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan
 from omni_encoder.upload import PieceUploader, Transfer, copy_features
 from omni_encoder.worker import EncoderWorker
-from support.late_faults import LateFaultyDevice, Owner, idle, simulate
+from support.faults import LateFaultyDevice, Owner, idle, simulate
 from support.stage_driver import StageDriver
 from support.tower import Tower
 

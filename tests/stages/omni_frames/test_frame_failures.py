@@ -7,9 +7,9 @@ import torch
 from omni.device import COMPLETED
 from omni.payload import PageSlice
 from omni.stage import Failed, Feed, lend
+from support.faults import LateFaultyDevice
 from support.frame_bench import PAGE, frames, random_codes
-from support.late_faults import LateFaultyDevice
-from support.vocoder_bench import Bench
+from support.wavemaker import Bench
 
 
 @pytest.mark.parametrize("phase", ["copy_upload", "gather_frames"])

@@ -4,10 +4,9 @@ import pytest
 
 from omni.errors import StageError
 from omni.stage import Failed
+from support.faults import LateFaultyDevice, LateFrames
 from support.frame_bench import random_codes
-from support.late_faults import LateFaultyDevice
-from support.late_frames import LateFrames
-from support.vocoder_bench import Bench
+from support.wavemaker import Bench
 
 CODES = {name: random_codes(9 + 3 * number, number) for number, name in enumerate("abcd")}
 SEEDS = range(4)

@@ -27,9 +27,8 @@ from omni.payload import AudioChunk, Payload
 from omni.pipeline import Pipeline
 from omni.testing import LaunchGuard
 from omni_encoder.inputs import MediaItem
-from support.queued_device import QueuedDevice
-from support.voice_pipeline import builtin_plugins, voice_pipeline
-from support.wavemaker import WaveMaker, whole_wave
+from support.devices import QueuedDevice
+from support.wavemaker import WaveMaker, builtin_plugins, voice_pipeline, whole_wave
 
 
 def build(device: Device, folder: Path, pipeline: Pipeline | None = None) -> Engine:

@@ -12,11 +12,10 @@ from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_vocoder.options import VocoderOptions
+from support.devices import QueuedDevice
 from support.faults import FaultyDevice
 from support.frame_bench import POISON, frames, random_codes
-from support.queued_device import QueuedDevice
-from support.vocoder_bench import Bench
-from support.wavemaker import WaveMaker, whole_wave
+from support.wavemaker import Bench, WaveMaker, whole_wave
 
 
 @pytest.mark.parametrize("first", [1, 3])

@@ -27,7 +27,7 @@ from omni_ar.run.state import (
 from omni_ar.run.status import RowStatus
 from omni_ar.sampling import EVERYTHING
 from omni_ar.sampling.needs import ENDLESS
-from support.sampling_kernels import state_of
+from support.sampler_bench import state_of
 from support.small_codec import SmallCodec
 from support.small_text import SmallText
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
 from omni_ar.sampling import EVERYTHING, flags_of, gumbel, needs, pack_bits, sample
-from support.sampler_bench import SamplerBench, resolved, starting
-from support.sampling_reference import reference_logits, reference_warp
+from support.sampler_bench import SamplerBench, reference_logits, reference_warp, resolved, starting
 
 VOCAB, ROWS, STEPS = 23, 5, 6
 IDS = st.integers(0, VOCAB - 1)

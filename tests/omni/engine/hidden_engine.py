@@ -30,8 +30,7 @@ from omni.payload import GeneratedTokens, Payload
 from omni.sampling import SamplingParams
 from omni.testing.simulation import SimulatedDevice, Simulation
 from support.ar_driver import plain_prompt
-from support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of
-from support.hidden_reading import Reading, ReadOut
+from support.hidden_family import CLERK, MODALITIES, READER, WRITER, Reading, ReadOut, hidden_plugins, model_of
 from support.small_text import greedy
 
 LEFT = StageError("request", "being tested", "it was given up")

@@ -2,8 +2,11 @@
 
 import gc
 import os
+import resource
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from omni.api.ticket import Ticket
@@ -52,3 +55,20 @@ def resident_bytes() -> int:
 
 def threads() -> int:
     return threading.active_count()
+
+
+# A disk without room, on any machine and for any user.
+
+
+@contextmanager
+def no_file_over(size: int) -> Iterator[None]:
+    """No file of this process grows beyond `size` bytes: a write that would is cut there, and the next fails (EFBIG).
+
+    Python ignores SIGXFSZ, which would otherwise end the process.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

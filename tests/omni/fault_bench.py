@@ -10,9 +10,7 @@ from omni.frontend.base import Chat
 from support.faults import FaultyDevice, FaultyStirredDevice, Place, PlantedError
 from support.omni_engine import OmniEngine, Result
 from support.pressure import NO_CACHE, Overrides, few_blocks, overrides
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, sound
-from support.reference_compare import differences
+from support.reference import chat, differences, picture, reference_of, sizes, sound, tiny_checkpoint
 
 AR = ("thinker", "talker")
 STAGES = ("audio_encoder", "vision_encoder", *AR, "code2wav")

@@ -1,4 +1,4 @@
-"""The Qwen3-Omni family in the matrix: a tiny one that hears, sees, writes and speaks; its codes are tapped."""
+"""A logits processor that sees what a request has said, as a plugin brings it: no run of `size` tokens comes twice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from omni.api.load import build_frontend
 from omni.checkpoint import Checkpoint
@@ -15,18 +16,104 @@ from omni.device import Device
 from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, check_pipeline, resolve_pipeline
 from omni.frontend.base import Chat, Prepared
 from omni.frontend.compile import CompiledSampling
-from omni.sampling import NO_RULES, SamplingParams
+from omni.hookspecs import hookimpl
+from omni.payload import Payload
+from omni.plugin.entries import LogitsProcessorEntry
+from omni.plugin.manager import Plugins, load_plugins
+from omni.sampling import NO_RULES, HostLogitsProcessor, LogitsEdit, SamplingParams
 from omni_ar.hidden_conditioning import HeardPrompt
 from omni_ar.options import ArOptions
+from omni_ar.processors import HistoryProcessor
 from omni_ar.text_conditioning import SpokenPrompt
+from omni_text.frontend import build as build_text_frontend
+from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
-from support.matrix_family import Family, blocks_for_one
-from support.matrix_reference import arguments
-from support.matrix_sets import GREEDY, SAMPLED
-from support.matrix_text import matrix_plugins
-from support.reference import Answer, reference_of, tiny_checkpoint
-from support.reference_chats import chat, picture, sound
+from support.matrix import GREEDY, SAMPLED, Family, blocks_for_one
+from support.matrix_run import arguments
+from support.reference import Answer, chat, picture, reference_of, sound, tiny_checkpoint
 from support.tap import with_tap
+from support.tiny_text import write_chat_model
+
+
+class Unrepeated:
+    """One text."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._said: list[int] = []
+
+    def push(self, token: int) -> bool:
+        self._said.append(token)
+        return False
+
+    def edit(self) -> LogitsEdit:
+        said, before = self._said, self._size - 1
+        newest = said[len(said) - before :]
+        again = {said[i] for i in range(before, len(said)) if said[i - before : i] == newest}
+        ids = np.array(sorted(again), np.int64)
+        return LogitsEdit(ids=ids, bias=np.full(len(ids), -np.inf, np.float32))
+
+
+class NoRepeat(HistoryProcessor):
+    def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
+        size = args["size"]
+        assert isinstance(size, int)
+        return Unrepeated(size)
+
+
+@hookimpl
+def omni_logits_processors() -> Sequence[LogitsProcessorEntry]:
+    return [LogitsProcessorEntry(name="no_repeat", processor="support.matrix_families:NoRepeat")]
+
+
+# The text family in the matrix: a tiny Qwen3 with a tokenizer.
+
+_QUESTIONS = (
+    "hello",
+    "the blue square and the green one, what is in the picture",
+    "the blue square and the green one, what is in the",
+    "the voice of my",
+    "how many people are in the world and who will come to see them",
+)
+
+
+def matrix_plugins(*points: EntryPoint) -> Plugins:
+    """The plugins at `points` and the matrix's own processors."""
+    plugins = load_plugins([*points, EntryPoint("matrix", "support.matrix_families", "omni")])
+    for record in plugins.records:
+        assert record.error is None, record.error
+    return plugins
+
+
+class TextFamily(Family):
+    writer = "text"
+    stages = ("text",)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = write_chat_model(folder)
+        self._checkpoint = Checkpoint(self.folder)
+        self._plugins = matrix_plugins(*own_entry_points("ar", "local", "text"))
+        self.pipeline = resolve_pipeline(self._checkpoint, self._plugins).pipeline
+        vocabulary = build_text_frontend(self._checkpoint).vocabulary()
+        assert vocabulary is not None
+        self.vocabulary = vocabulary
+        self.ids: Sequence[Sequence[int]] = [vocabulary.encode(question) for question in _QUESTIONS]
+        self.prompts = len(self.ids)
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        plan = resolve_pipeline(self._checkpoint, self._plugins, [Layer("test", settings)])
+        return build_engine(plan, self._checkpoint, self._plugins, device, EngineOptions(dtype="float32", graphs=True))
+
+    def few(self, asked: str) -> Mapping[str, int]:
+        return {"text": blocks_for_one(max(map(len, self.ids)), self.sets[asked]["text"])}
+
+    def prepared(self, prompt: int, compiled: CompiledSampling, request_id: str, sample_index: int) -> EngineRequest:
+        inputs = {"text": [Payload(plain_prompt(self.ids[prompt]))]}
+        request = EngineRequest(request_id, frozenset({"text"}), inputs, sampling=compiled.sampling)
+        return replace(request, rules=compiled.rules(), sample_index=sample_index)
+
+
+# The Qwen3-Omni family in the matrix: a tiny one that hears, sees, writes and speaks; its codes are tapped.
 
 SPOKEN = 8
 TALKER_SETS: Mapping[str, SamplingParams] = {

@@ -1,21 +1,93 @@
-"""A token source on rank 0 of two: the last rank samples, and broadcasts what the rows go on with two steps later."""
+"""Two processes and what goes between them: messages from rank 0 to rank 1, and broadcasts of rank 1's."""
 
+import io
 import math
+import os
+import subprocess
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from omni.device import Device, HostRing, HostSlot, Stream
+from omni.device.cpu import CpuDevice
+from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
-from omni_ar.run.phases import accept_tokens, post_update
-from omni_ar.run.state import GENERATION, RowState
+from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, start_rows
+from omni_ar.run.state import GENERATION, RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import SamplingFlags, SamplingStart
-from support.two_ranks import Message, Ranks, Sending
+from omni_ar.sampling.edits import EditParts
+from omni_ar.sampling.start import StartParts
+from support.patience import PATIENCE_SECONDS
+from support.small_text import SmallText
+
+_PATIENCE = timedelta(seconds=PATIENCE_SECONDS)
+"""A rank that waits longer for the other gives up."""
+
+Message = dict[str, object]
+Sending = list[tuple[dist.Work, Tensor]]
+"""Parts of messages that are under way."""
+
+
+class Ranks:
+    """One rank's ends of both process groups. Broadcasts have a group of their own, so that no message stands before one."""
+
+    def __init__(self, store: Path, rank: int) -> None:
+        shared = dist.FileStore(str(store), 2)
+        self._messages, self._tokens = (
+            dist.ProcessGroupGloo(dist.PrefixStore(name, shared), rank, 2, _PATIENCE) for name in ("messages", "tokens")
+        )
+
+    def send(self, message: Message, sending: Sending) -> None:
+        """To rank 1, which gets messages in order. Does not wait: `sending` is what to keep, and to wait for."""
+        file = io.BytesIO()
+        torch.save(message, file)
+        body = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+        sending += [(self._messages.send([part], 1, 0), part) for part in (torch.tensor([body.shape[0]]), body)]
+
+    def receive(self) -> Message:
+        """Of rank 0; waits for it."""
+        size = torch.zeros(1, dtype=torch.int64)
+        self._messages.recv([size], 0, 0).wait()
+        body = torch.zeros(int(size), dtype=torch.uint8)
+        self._messages.recv([body], 0, 0).wait()
+        message: Message = torch.load(io.BytesIO(body.numpy().tobytes()), weights_only=True)
+        return message
+
+    def broadcast(self, tokens_RW: Tensor) -> dist.Work:
+        """Rank 1's contents into rank 0's, in the order of calls. Does not wait."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 1, 0
+        return self._tokens.broadcast([tokens_RW], options)
+
+
+@contextmanager
+def second_rank(folder: Path) -> Iterator[Ranks]:
+    """Rank 0's ends, with this module run as rank 1. It must return when it receives an empty message."""
+    store = folder / "ranks"
+    paths: Sequence[str] = [path for path in sys.path if path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-m", __name__, str(store)], env=environment) as process:
+        try:
+            ranks = Ranks(store, 0)
+            yield ranks
+            ranks.send({}, sending := [])
+            assert process.wait(PATIENCE_SECONDS) == 0
+            del sending
+        finally:
+            process.kill()
+
+
+# A token source on rank 0 of two: the last rank samples, and broadcasts what the rows go on with two steps later.
 
 
 @dataclass(frozen=True)
@@ -171,3 +243,76 @@ def take_broadcast(state: RowState, rows_R: Tensor, received_RW: Tensor, accepte
         after_RC = state.words.index_select(0, rows_R)
         state.words.index_copy_(0, rows_R, torch.where(current_R[:, None], after_RC, before_RC))
         accepted_RW[:, 1].mul_(current_R)
+
+
+# The program, `python -m tests.stages.omni_ar.two_ranks STORE`, is rank 1. It has the rows' sampling state and nothing else of
+# them, samples what rank 0 sends, and broadcasts the tokens.
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The last rank's part of one stage."""
+
+    model: SmallText
+    limits: Limits
+    state: RowState
+    buffers: StepBuffers
+    broadcasts: Tensor
+
+    @classmethod
+    def of(cls, vocab: int, options: dict[str, int]) -> "Sampler":
+        model, device = SmallText(vocab), CpuDevice()
+        limits = Limits.of("text", ArOptions(**options), model.shape)
+        state = RowState.allocate(device, model, limits, torch.float32)
+        broadcasts = device.zeros((limits.rows, 3 + limits.step_ids), torch.int64)
+        return cls(model, limits, state, StepBuffers.allocate(device, model, limits, torch.float32), broadcasts)
+
+    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: Sequence[Tensor]) -> None:
+        table_nM = torch.zeros(len(rows_n), self.limits.max_blocks, dtype=torch.int64)
+        start_rows(self.state, rows_n, words_nC, table_nM, StartParts(*sampling))
+
+    def step(
+        self,
+        rows_R: Tensor,
+        generations_R: Tensor,
+        advance_R: Tensor,
+        hidden_RD: Tensor,
+        flags: dict[str, Any],
+        edits: Sequence[Tensor] | None,
+    ) -> Tensor:
+        """Status, count, ids and generation of each row, `[R, 3 + K]`."""
+        count, state = len(rows_R), self.state
+        logits_RV, out_RW = self.buffers.logits_NV[:count], self.broadcasts[:count]
+        accepted_RW = self.buffers.accepted_NW[:count]
+        needs = SamplingFlags(**flags | {"processors": frozenset(flags["processors"])})
+        steered = None if edits is None else EditParts(*edits)
+        assert torch.equal(state.column(GENERATION)[rows_R], generations_R), "rows are set up before they are sampled"
+        compute_logits(self.model, hidden_RD, logits_RV)
+        sample_rows(state, logits_RV, rows_R, needs, steered, (), accepted_RW[:, 2])
+        accept_tokens(state, rows_R, accepted_RW)
+        post_update(state, rows_R, accepted_RW, advance_R, self.limits.step_ids - 1, needs)
+        out_RW[:, :-1] = accepted_RW
+        out_RW[:, -1] = generations_R
+        return out_RW
+
+
+def serve(ranks: Ranks) -> None:
+    """Until an empty message comes. One that opens a stage ends the one before."""
+    sampler: Sampler | None = None
+    while message := ranks.receive():
+        content: Any = message
+        match content.pop("kind"):
+            case "open":
+                sampler = Sampler.of(**content)
+            case "start" if sampler is not None:
+                sampler.start(**content)
+            case "step" if sampler is not None:
+                ranks.broadcast(sampler.step(**content)).wait()
+            case kind:
+                raise ValueError(f"a message of kind {kind!r} before a stage is open")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        serve(Ranks(Path(sys.argv[1]), 1))

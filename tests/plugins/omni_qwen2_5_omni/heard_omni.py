@@ -16,11 +16,8 @@ from omni.frontend.base import Chat
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from support.close_calls import WatchedCpu
-from support.omni_compare import Expected
-from support.omni_engine import OmniEngine
-from support.reference import Answer
-from support.reference_chats import chat, picture, says, sound
-from support.reference_compare import assert_same
+from support.omni_engine import Expected, OmniEngine
+from support.reference import Answer, assert_same, chat, picture, says, sound
 from support.tiny_qwen2_5_omni import given, reference_model, sound_of, speak, tiny_folder
 
 Settings = Mapping[str, object]

@@ -17,7 +17,7 @@ from omni.sampling import SamplingParams
 from omni.stage import Feed, Open, lend
 from omni_ar.inputs import StepInputs
 from support.ar_driver import TEXT, ArDriver, plain_prompt
-from support.listener_model import Condition
+from support.listener import Condition
 
 PAD = 2
 
