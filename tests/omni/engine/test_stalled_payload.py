@@ -61,9 +61,7 @@ def ask(engine: HiddenEngine, stalled: str | None) -> float:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("stalled", STREAMS)
-def test_tokens_come_while_the_payload_side_stalls_and_then_the_payload_does(
-    tmp_path: Path, stalled: str, seed: int
-) -> None:
+def test_tokens_come_while_the_payload_stream_stalls(tmp_path: Path, stalled: str, seed: int) -> None:
     folder = write_checkpoint(tmp_path, readers=[READER, CLERK], credit=64)
     settings = {"writer.max_in_flight": 1 + seed}
     undisturbed = ask(HiddenEngine(folder, settings, steady_device(seed)), None)

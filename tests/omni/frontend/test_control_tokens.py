@@ -244,7 +244,7 @@ def test_tokens_that_answers_show_are_no_control_tokens() -> None:
     assert reader("qwen3").turns_ids(asked(), turns).tolist() == expected("qwen3", "own", turns)
 
 
-def test_words_that_frame_turns_are_control_tokens_whatever_they_are_called() -> None:
+def test_tokens_that_frame_turns_are_control_tokens_under_any_name() -> None:
     words = byte_level()
     words.chat_template = "{% for m in messages %}two words{{ m.content }}<|end|>{% endfor %}"
     ids = Reader(words).turns_ids(asked(), [{"role": "user", "content": "of two words<think>"}]).tolist()

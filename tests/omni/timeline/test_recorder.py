@@ -149,7 +149,7 @@ def test_a_phase_that_fails_is_recorded_and_raises():
     assert [span.phase for span in timeline.stop().phases] == ["fail"]
 
 
-def test_launches_belong_to_the_step_of_the_innermost_host_span_that_has_one():
+def test_launches_belong_to_the_step_of_the_innermost_host_span():
     device = CpuDevice()
     timeline, stream, rows = Timeline(device, ["a"]), device.stream("a"), torch.zeros(2)
     timeline.start()

@@ -86,7 +86,7 @@ def test_windows_of_different_lengths_at_different_steps_share_a_batch(remembers
 
 
 @pytest.mark.parametrize("remembers", [False, True])
-def test_a_neighbour_that_is_no_number_stays_alone_and_its_row_is_used_again(remembers: bool) -> None:
+def test_a_nan_row_does_not_reach_its_neighbours_and_is_used_again(remembers: bool) -> None:
     pair = DiTPair.of(remembers=remembers)
     utterances = [(pair.codes(8, seed), pair.noise(8, seed)) for seed in range(3)]
     broken = utterances[1][1].clone()
@@ -140,7 +140,7 @@ def test_windows_that_remember_are_exact_where_nothing_looks_ahead(blocks: int) 
     assert error(stream(forgetful, *window, blocks, ahead=0), expected) > 1e-3
 
 
-def test_windows_that_remember_come_closer_to_the_whole_with_each_block_ahead() -> None:
+def test_windows_come_closer_to_the_whole_with_each_block_of_lookahead() -> None:
     """And with as many blocks ahead as there are evaluations they are it."""
     pair = DiTPair.of(remembers=True)
     window = pair.codes(40), pair.noise(40)

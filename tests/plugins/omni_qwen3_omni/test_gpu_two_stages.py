@@ -58,9 +58,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_stages_that_replay_at_the_same_time_compute_what_they_compute_alone(
-    shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_that_replay_at_once_compute_the_same_as_alone(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = answers_alone(shape)
     for model in (DeepstackModel, Talker):
         for name in ("forward", "logits"):

@@ -171,7 +171,7 @@ def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
     assert any(heard.exact["end of writer"] == ["stop"] for heard in results)
 
 
-def test_a_text_as_long_as_may_be_is_heard_to_its_end_by_who_may_say_more_and_by_who_may_not(tmp_path: Path) -> None:
+def test_the_longest_text_conditions_a_listener_of_any_length_to_its_end(tmp_path: Path) -> None:
     for limits in ((20, 40), (40, 20)):
         engine = build(tmp_path, dict(zip(("writer.max_model_len", "listener.max_model_len"), limits, strict=True)))
         results = [submit(engine, index, writes=96, answers=96) for index in range(4)]

@@ -81,7 +81,7 @@ def test_every_way_of_sampling_is_in_the_captured_step():
     assert captured.tokens("0") != run((), 1)[0].tokens("0")
 
 
-def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured(caplog: pytest.LogCaptureFixture):
+def test_host_processors_sample_uncaptured_behind_a_captured_forward(caplog: pytest.LogCaptureFixture):
     device = CountingDevice()
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=2, block_size=4), captured=True)
     device.launches.clear()

@@ -201,7 +201,7 @@ def test_a_request_whose_every_step_fails_behind_its_launch_fails_alone(
 
 @after
 @pytest.mark.parametrize("phase", ["compute_logits", "run_forward", "embed_inputs", "sample_rows"])
-def test_what_the_steps_of_one_request_read_is_not_reused_before_they_are_over(phase: str, after: bool):
+def test_memory_that_a_requests_steps_read_is_not_reused_before_they_end(phase: str, after: bool):
     """It fails alone and is gone at once: with the only step of its prompt, or with one of the two that a longer prompt takes."""
     for seed, index, number in itertools.product(SEEDS, (0, 2), (0, 1)):
         device = LateFaultyDevice(seed)

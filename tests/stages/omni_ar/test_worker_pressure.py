@@ -142,7 +142,7 @@ def test_a_prefix_without_the_hidden_states_that_are_wanted_is_a_miss():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("budget", [3, 100])
-def test_hidden_states_that_nobody_gathers_are_moved_where_blocks_are_wanted(budget: int, device: str):
+def test_ungathered_hidden_states_are_moved_when_blocks_are_wanted(budget: int, device: str):
     driver = ArDriver(MODEL, DEVICES[device](), options(num_blocks=LITTLE, max_num_batched_tokens=budget))
     wanted = [sorted({0, len(prompt) // 2, len(prompt) - 1}) for prompt in PROMPTS]
     for index, positions in enumerate(wanted):
@@ -158,7 +158,7 @@ def test_hidden_states_that_nobody_gathers_are_moved_where_blocks_are_wanted(bud
     assert not driver.held
 
 
-def test_blocks_are_not_reused_before_a_gather_from_their_old_place_is_over():
+def test_blocks_are_not_reused_before_a_gather_from_their_old_place_ends():
     device = QueuedDevice()
     driver = ArDriver(MODEL, device, options(num_blocks=LITTLE, prefix_cache=False))
     driver.ask("5", hidden_prompt(5, [0, 25]), max_tokens=TOKENS)

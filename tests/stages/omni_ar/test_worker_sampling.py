@@ -323,7 +323,7 @@ def test_log_probabilities_that_stall_hold_up_only_who_asked_for_them():
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("at", ["score_tokens", "copy_scores", "accept_tokens", "post_update"])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_steps_that_fail_behind_the_token_point_leave_the_handoffs_in_order(at: str, ahead: int):
+def test_steps_that_fail_after_the_token_point_keep_handoffs_in_order(at: str, ahead: int):
     device = Failing(at)
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=4, block_size=4, max_in_flight=ahead))
     for index in range(8):

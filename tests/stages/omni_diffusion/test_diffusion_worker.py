@@ -55,7 +55,7 @@ def test_a_window_that_holds_everything_is_the_whole() -> None:
     assert bench.diffusion.counters() == counted
 
 
-def test_what_is_not_seen_makes_the_difference_between_a_stream_and_the_whole() -> None:
+def test_unseen_frames_explain_the_difference_of_a_stream_to_the_whole() -> None:
     """More blocks beside a chunk come nearer; as far as steps reach, it is the whole."""
     codes = random_codes(8 * BLOCK)
     waves = []

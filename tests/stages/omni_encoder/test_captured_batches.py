@@ -81,7 +81,7 @@ def test_a_longer_batch_runs_uncaptured_and_the_log_says_so_once(caplog: pytest.
     ]
 
 
-def test_media_that_cannot_be_padded_run_uncaptured_and_the_log_says_so_once(
+def test_media_that_cannot_be_padded_run_uncaptured_and_are_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(CpuDevice(), (4,), max_batch_items=1)

@@ -13,7 +13,7 @@ from support.wavemaker import Bench
 
 
 @pytest.mark.parametrize("phase", ["copy_upload", "gather_frames"])
-def test_a_producer_is_told_of_gathers_though_another_input_shares_the_payload(phase: str) -> None:
+def test_a_producer_learns_of_gathers_of_a_payload_that_inputs_share(phase: str) -> None:
     """Of two payloads the second cannot be copied: neither's rows may be written again before what was launched is over."""
     device = LateFaultyDevice(None)
     bench = Bench(device, max_num_seqs=2)

@@ -110,9 +110,7 @@ def test_logits_that_are_no_numbers(device: str, vocab: int, little_room: None):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [37, 100])
-def test_where_nothing_is_a_number_nothing_is_possible_and_others_do_not_see_it(
-    device: str, vocab: int, little_room: None
-):
+def test_a_row_of_nans_has_no_token_and_does_not_reach_others(device: str, vocab: int, little_room: None):
     state = state_of(vocab, ROWS[:7])
     there, rows_R = moved(state, device), torch.arange(7)
     logits_RV = torch.randn(7, vocab, generator=torch.Generator().manual_seed(1))

@@ -219,7 +219,7 @@ def test_frames(device: str, batch: tuple[int, ...]):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_last_frame_of_a_row_has_its_place_and_the_frames_after_it_have_none(device: str):
+def test_the_last_frame_of_a_row_has_a_slot_and_later_frames_have_none(device: str):
     bench = Bench(True, device)
     rows_R, rows_there = bench.rows(0)  # which has room for one more token
     pages = torch.zeros(BLOCKS, BLOCK_SIZE, 3, dtype=torch.int64)
