@@ -1,7 +1,7 @@
 """Checkpoints spoiled in one place: each is refused at start by an error that names the place, or served as a whole one is.
 
-`python -m tests.omni.checkpoint_fuzz` tries every place, and so do the slow tests here. The default run tries some places, and those
-that once failed.
+`python -m tests.omni.checkpoint_fuzz` tries every place, and so do the slow tests here. The default run tries some, and those that
+once failed.
 """
 
 import json
