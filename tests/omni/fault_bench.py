@@ -8,9 +8,9 @@ from functools import cache
 from omni.errors import StageError
 from omni.frontend.base import Chat
 from support.faults import FaultyDevice, FaultyStirredDevice, Place, PlantedError
-from support.omni_engine import OmniEngine, Result
+from support.omni_engine import OmniEngine, Result, differences
 from support.pressure import NO_CACHE, Overrides, few_blocks, overrides
-from support.reference import chat, differences, picture, reference_of, sizes, sound, tiny_checkpoint
+from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 
 AR = ("thinker", "talker")
 STAGES = ("audio_encoder", "vision_encoder", *AR, "code2wav")

@@ -32,7 +32,7 @@ from omni.stage import (
     build_model,
     release,
 )
-from support.hidden_family import NUMBERS, HiddenRows, Reading, ReadOut
+from support.hidden_model import NUMBERS, HiddenRows, Reading, ReadOut
 
 _MAX_IN_FLIGHT = 2
 

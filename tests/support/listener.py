@@ -30,7 +30,7 @@ from omni_ar.model import ArShape, NextTokens
 from omni_ar.options import ArOptions
 from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
-from support.hidden_family import HiddenText, Reading
+from support.hidden_model import HiddenText, Reading
 from support.small_text import WIDTH, SmallText, random_matrix
 from support.tap import CodesChunk
 

@@ -1,24 +1,29 @@
-"""The axes of the matrix, and a selection of its cells in which every two values of two axes meet."""
+"""The matrix: its axes and cells, the parameters asked for, the outputs of a request, and the families that it runs on."""
 
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine, EngineRequest
+from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
+from omni.errors import OmniError, StageError
 from omni.frontend.compile import CompiledSampling, SamplingCompiler
 from omni.frontend.vocabulary import Vocabulary
+from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
-from support.matrix_run import Told
+from support.hidden_model import Reading
+from support.tap import CodesChunk
 
 BLOCK = 2
 """Tokens of a block: so few that every row soon wants another."""
@@ -192,6 +197,98 @@ def _stops(said: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Iterator[st
             if before and after and seam.isascii():
                 yield seam.decode()
                 break
+
+
+# Everything that a request was told: what must be equal, and what must be near.
+
+LEFT = StageError("request", "being tested", "it was given up")
+"""The error of requests that a test gives up."""
+NEAR = 1e-5
+"""Of 1, or of the number where that is more: log-probabilities, and what readers make of hidden states. Batches add float32 numbers
+up in different orders."""
+NEAR_SOUND = 1e-4
+"""Of samples, whose peak is below 1."""
+
+
+@dataclass(slots=True)
+class Told:
+    """exact: by what it is, as it came. near: numbers, by what they are. heard: called for each output."""
+
+    exact: dict[str, list[object]] = field(default_factory=dict)
+    near: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+    error: OmniError | None = None
+    over: bool = False
+    heard: Callable[[], None] = lambda: None
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that were given out."""
+        return [token for token in self.exact.get("text", []) if isinstance(token, int)]
+
+    @property
+    def codes(self) -> list[tuple[int, ...]]:
+        """Of each frame, group 0 first."""
+        return [frame for frame in self.exact.get("codes", []) if isinstance(frame, tuple)]
+
+    def end(self, stage: str) -> tuple[str, tuple[int, ...]]:
+        """Why a stage ended, and the tokens it held back."""
+        ((reason, held, _),) = self.exact[f"end of {stage}"]
+        return reason, held
+
+    def take(self, output: EngineOutput) -> None:
+        assert not self.over, f"{output} after the last message"
+        match output:
+            case StageOutput(modality=modality, meta=meta):
+                self._take_chunk(modality, meta)
+            case StageFinished(stage=stage, reason=reason, held=held, counts=counts):
+                self.exact[f"end of {stage}"] = [(reason, held, counts.get("tokens"))]
+            case RequestFinished():
+                self.over = True
+            case RequestFailed(error=error):
+                self.over, self.error = True, error
+        self.heard()
+
+    def assert_like(self, whole: "Told") -> None:
+        """The same as `whole`, or its beginning if the request was given up."""
+        cut = self.error is not None
+        if cut and self.error is not LEFT:
+            raise self.error
+        names = [*whole.exact, *whole.near] if not cut else [*self.exact, *self.near]
+        for name in dict.fromkeys([*names, *self.exact, *self.near]):
+            mine, wanted = self.exact.get(name, []), whole.exact.get(name, [])
+            assert mine == (wanted[: len(mine)] if cut else wanted), f"{name}: {mine}, not {wanted}"
+            numbers, right = self.numbers(name), whole.numbers(name)
+            right = right[: len(numbers)] if cut else right
+            assert numbers.shape == right.shape, f"{name}: {numbers.shape}, not {right.shape}"
+            limit = NEAR_SOUND if name == "audio" else NEAR
+            np.testing.assert_allclose(numbers, right, rtol=NEAR, atol=limit, err_msg=name)
+
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """All of that name, one after the other."""
+        return np.concatenate([np.empty(0, np.float32), *self.near.get(name, [])])
+
+    def _take_chunk(self, modality: str, meta: object) -> None:
+        match meta:
+            case GeneratedTokens(ids=ids):
+                self._add(modality, ids)
+            case CodesChunk(codes=codes):
+                self._add(modality, [codes])
+            case AudioChunk(samples=samples):
+                self.near.setdefault(modality, []).append(samples)
+            case Reading(prompt=prompt, index=index, numbers=numbers):
+                name = f"{modality} of the {'prompt' if prompt else 'tokens'}"
+                self._add(name, [index])
+                self.near.setdefault(name, []).append(np.array(numbers, np.float32))
+            case TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=ranks_n, prompt=prompt):
+                name = f"logprobs of the {'prompt' if prompt else 'tokens'}"
+                rows = zip(range(first, first + len(ranks_n)), ids_nk.tolist(), ranks_n.tolist(), strict=True)
+                self._add(name, [(place, tuple(ids), rank) for place, ids, rank in rows])
+                self.near.setdefault(name, []).append(logprobs_nk.reshape(-1))
+            case other:
+                raise TypeError(f"an unexpected output {other!r}")
+
+    def _add(self, name: str, values: Sequence[object]) -> None:
+        self.exact.setdefault(name, []).extend(values)
 
 
 # What the matrix needs of a model family: an engine under any settings, and requests by content and parameters.

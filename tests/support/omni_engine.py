@@ -38,7 +38,7 @@ from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import SamplingParams
 from support.close_calls import Choice, Comparison, WatchedCpu
 from support.patience import PATIENCE_SECONDS
-from support.reference import TOLERANCE, chat, picture, says, sizes, sound, tiny_checkpoint
+from support.reference import Answer, chat, picture, says, sizes, sound, tiny_checkpoint
 from support.tap import CodesChunk, with_tap
 
 # Tiny Qwen3-Omnis of different sizes, and requests of every kind, for tests that compare devices.
@@ -246,6 +246,35 @@ class OmniEngine:
             rows = usage.get("rows", 0)
             self.most_rows[name] = max(self.most_rows.get(name, 0), rows)
             self.waited |= 0 < rows < usage["requests"]
+
+
+# Whether the engine gave what transformers gave.
+
+TOLERANCE = 1e-4
+"""Of the waveform's peak."""
+
+
+def differences(result: Result, answer: Answer) -> set[str]:
+    """Which of `text`, `codes` (of any group) and `wave` differ. The reference's waveform must be neither mute nor clipped."""
+    if result.error is not None:
+        raise result.error
+    found: set[str] = set()
+    if result.ids != answer.ids:
+        found.add("text")
+    if not torch.equal(result.codes, answer.codes):
+        found.add("codes")
+    if result.wave.shape != answer.wave.shape:
+        return found | {"wave"}
+    if answer.wave.size:
+        peak = np.abs(answer.wave).max()
+        assert 0.05 < peak < 0.95, f"the reference peaks at {peak}"
+        if np.abs(result.wave - answer.wave).max() > TOLERANCE * peak:
+            found.add("wave")
+    return found
+
+
+def assert_same(result: Result, answer: Answer) -> None:
+    assert differences(result, answer) == set(), f"\n{result.ids}\n{answer.ids}\n{result.codes}\n{answer.codes}"
 
 
 # Answers of a tiny Qwen3-Omni against those that the CPU gives to each request alone.

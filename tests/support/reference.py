@@ -41,7 +41,6 @@ from omni.sampling import SamplingParams
 from omni.utils.quiet import quiet
 from omni_ar.sampling import gumbel
 from omni_qwen3_omni.tiny import write_tiny
-from support.omni_engine import Result
 
 # transformers' own processor of the first family. Needs no torchvision, because it takes no video.
 
@@ -406,32 +405,3 @@ def _digest(chat: Chat) -> str:
                     content = repr(image.size).encode() + image.tobytes()
             seen.update(f"{message.role} {type(part).__name__} {len(content)} ".encode() + content)
     return seen.hexdigest()
-
-
-# Whether the engine gave what transformers gave.
-
-TOLERANCE = 1e-4
-"""Of the waveform's peak."""
-
-
-def differences(result: Result, answer: Answer) -> set[str]:
-    """Which of `text`, `codes` (of any group) and `wave` differ. The reference's waveform must be neither mute nor clipped."""
-    if result.error is not None:
-        raise result.error
-    found: set[str] = set()
-    if result.ids != answer.ids:
-        found.add("text")
-    if not torch.equal(result.codes, answer.codes):
-        found.add("codes")
-    if result.wave.shape != answer.wave.shape:
-        return found | {"wave"}
-    if answer.wave.size:
-        peak = np.abs(answer.wave).max()
-        assert 0.05 < peak < 0.95, f"the reference peaks at {peak}"
-        if np.abs(result.wave - answer.wave).max() > TOLERANCE * peak:
-            found.add("wave")
-    return found
-
-
-def assert_same(result: Result, answer: Answer) -> None:
-    assert differences(result, answer) == set(), f"\n{result.ids}\n{answer.ids}\n{result.codes}\n{answer.codes}"

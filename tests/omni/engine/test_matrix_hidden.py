@@ -25,10 +25,23 @@ from omni.payload import Payload
 from omni.sampling import NO_RULES
 from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
-from support.hidden_family import CLERK, READER, WRITER, ReadOut, model_of, write_checkpoint
-from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS, Cell, Family, blocks_for_one, covering, product
+from support.hidden_family import CLERK, READER, WRITER, model_of, write_checkpoint
+from support.hidden_model import ReadOut
+from support.matrix import (
+    AGAINST,
+    GREEDY,
+    NEAR,
+    PLAYED,
+    SAYS_THE_SAME,
+    SETS,
+    Cell,
+    Family,
+    blocks_for_one,
+    covering,
+    product,
+)
 from support.matrix_families import matrix_plugins
-from support.matrix_run import NEAR, AsAsked, cut, run_cell
+from support.matrix_run import AsAsked, cut, run_cell
 
 # The hidden-state family in the matrix. Its ids write single letters.
 #

@@ -12,8 +12,8 @@ from omni_ar.run.worker import ArWorker
 from omni_vocoder.request import VocoderRequest
 from omni_vocoder.worker import VocoderWorker
 from support import omni_engine
-from support.omni_engine import OmniEngine
-from support.reference import assert_same, reference_of, tiny_checkpoint
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import reference_of, tiny_checkpoint
 from support.tap import with_tap
 from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
 

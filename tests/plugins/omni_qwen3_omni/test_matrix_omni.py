@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS, Cell, covering, product
+from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS, Cell, Told, covering, product
 from support.matrix_families import TALKER_SETS, OmniFamily
-from support.matrix_run import Ask, LateDevice, Told, cut, play, run_cell, small_party
+from support.matrix_run import Ask, LateDevice, cut, play, run_cell, small_party
 
 PROMPTS = OmniFamily.prompts
 EVERY = (*SETS, *TALKER_SETS)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from support.omni_engine import OmniEngine
-from support.reference import assert_same, chat, reference_of, sound, tiny_checkpoint
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import chat, reference_of, sound, tiny_checkpoint
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 
 

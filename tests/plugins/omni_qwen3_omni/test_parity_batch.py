@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from support.omni_engine import OmniEngine
-from support.reference import assert_same, reference_of, tiny_checkpoint
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import reference_of, tiny_checkpoint
 from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
 
 FEW_ROWS = {"thinker.max_num_seqs": 3, "talker.max_num_seqs": 2, "code2wav.max_num_seqs": 2}

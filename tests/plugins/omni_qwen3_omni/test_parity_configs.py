@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from support.omni_engine import OmniEngine
-from support.reference import assert_same, chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
 
 SHAPES: dict[str, dict[str, Any]] = {
     "embeddings accepted, one group pair": sizes(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from support.omni_engine import OmniEngine
-from support.reference import Reference, assert_same, chat, picture, reference_of, says, sound, tiny_checkpoint
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import Reference, chat, picture, reference_of, says, sound, tiny_checkpoint
 
 SEEN_AND_HEARD = chat(says("user", picture(64, 96, 1), sound(0.6, 1), "which one"))
 

@@ -21,18 +21,8 @@ from omni_qwen3_omni import config as config_module
 from omni_qwen3_omni import talker_prompt, thinker
 from omni_qwen3_omni.config import OmniConfig
 from omni_qwen3_omni.talker import Talker
-from support.omni_engine import OmniEngine
-from support.reference import (
-    chat,
-    differences,
-    picture,
-    reference_of,
-    says,
-    sizes,
-    sound,
-    tiny_checkpoint,
-    with_sampling,
-)
+from support.omni_engine import OmniEngine, differences
+from support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint, with_sampling
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

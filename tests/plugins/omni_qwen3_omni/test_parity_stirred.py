@@ -3,8 +3,8 @@
 import pytest
 
 from support.devices import StirredDevice
-from support.omni_engine import OmniEngine
-from support.reference import assert_same, chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 CHATS = [

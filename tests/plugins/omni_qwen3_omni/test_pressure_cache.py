@@ -6,19 +6,9 @@ from dataclasses import replace
 import pytest
 
 from omni.frontend.base import Chat, Message, TextPart
-from support.omni_engine import OmniEngine, Result
+from support.omni_engine import OmniEngine, Result, assert_same
 from support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
-from support.reference import (
-    Reference,
-    assert_same,
-    chat,
-    picture,
-    reference_of,
-    says,
-    sound,
-    text_only,
-    tiny_checkpoint,
-)
+from support.reference import Reference, chat, picture, reference_of, says, sound, text_only, tiny_checkpoint
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 
 AR = ("thinker", "talker")

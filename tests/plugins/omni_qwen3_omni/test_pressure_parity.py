@@ -10,9 +10,9 @@ import pytest
 
 from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
-from support.omni_engine import OmniEngine
+from support.omni_engine import OmniEngine, assert_same
 from support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
-from support.reference import assert_same, chat, picture, reference_of, sound, tiny_checkpoint
+from support.reference import chat, picture, reference_of, sound, tiny_checkpoint
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
 
 PRODUCT = {

@@ -7,9 +7,9 @@ import pytest
 from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
 from support.devices import StirredDevice
-from support.omni_engine import OmniEngine
+from support.omni_engine import OmniEngine, assert_same
 from support.pressure import SMALL_BUDGET, Overrides, counted, few_blocks, overrides
-from support.reference import assert_same, chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 ONE_LISTENER: Overrides = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}

@@ -11,9 +11,22 @@ import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from omni.sampling import NO_RULES
-from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SCHEMA, SEEDED, SETS, Cell, covering, pairs, product
+from support.matrix import (
+    AGAINST,
+    GREEDY,
+    NEAR,
+    PLAYED,
+    SAYS_THE_SAME,
+    SCHEMA,
+    SEEDED,
+    SETS,
+    Cell,
+    covering,
+    pairs,
+    product,
+)
 from support.matrix_families import TextFamily
-from support.matrix_run import NEAR, Ask, LateDevice, arguments, cut, generated, play, run_cell
+from support.matrix_run import Ask, LateDevice, arguments, cut, generated, play, run_cell
 
 CHOSEN = covering(PLAYED)
 
