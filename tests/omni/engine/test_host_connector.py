@@ -15,10 +15,11 @@ from omni.engine.host.copier import MOST_ROWS
 from omni.engine.host.part import cut, parts_of
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
+from omni.testing import SimulatedDevice
 from omni.testing.connectors import Gate
 from omni_local.connector import LocalConnector
 from support.devices import QueuedDevice
-from support.host_bench import BLOCK, HostBench, Numbered, Sent
+from support.host_bench import BLOCK, HostBench, Numbered, expect_late, play
 
 HOST, WRITER = "writer->clerk-host", "writer"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -299,6 +300,12 @@ def test_a_copy_that_cannot_be_launched_fails_its_payload_alone(slots: int) -> N
     bench.expect(good)
 
 
+def test_rows_come_whole_on_a_device_that_is_late() -> None:
+    for seed in range(40):
+        play(device := SimulatedDevice(seed), seed)
+        device.assert_no_races()
+
+
 @settings(max_examples=150)
 @given(data=st.data())
 def test_any_order_of_events_brings_the_right_rows(data: st.DataObject) -> None:
@@ -339,10 +346,6 @@ def _take(bench: HostBench, data: st.DataObject) -> None:
                 bench.device.launch(bench.consumer, expect_late, bench, sent)
                 after = bench.device.record(bench.consumer)
             bench.release(sent, after)
-
-
-def expect_late(bench: HostBench, sent: Sent) -> None:
-    bench.expect(sent)
 
 
 def _drain(bench: HostBench, device: QueuedDevice) -> None:
