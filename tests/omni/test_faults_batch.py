@@ -10,6 +10,7 @@ from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from support.faults import PlantedError
 from support.resources import records
+from support.tiers import few
 from tests.omni.fault_bench import AR, CHATS, STAGES, FaultBench, assert_named, bench, failures
 
 RARE = {
@@ -34,7 +35,7 @@ def test_rare_phases_are_launched() -> None:
 
 @pytest.mark.plants_faults
 @instead_or_after
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", few(1, STAGES))
 def test_of_a_batch_nobody_fails_who_can_run_again(stage: str, after: bool) -> None:
     """A vocoder's state cannot be run again: of its batch, all fail."""
     together, chance = bench("together"), random.Random(stage)
@@ -54,6 +55,7 @@ def test_of_a_batch_nobody_fails_who_can_run_again(stage: str, after: bool) -> N
     assert records()["pinned slots"] == 0
 
 
+@pytest.mark.mutation
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("stage", AR)
 def test_a_step_that_failed_leaves_nothing_wrong_in_the_prefix_cache(stage: str) -> None:
@@ -72,7 +74,7 @@ def test_a_step_that_failed_leaves_nothing_wrong_in_the_prefix_cache(stage: str)
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("stage", AR)
 @pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
-@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize("victim", few(1, range(3)))
 def test_a_fault_that_comes_with_one_request_fails_that_one(
     stage: str, method: str, victim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,12 @@ import random
 import pytest
 
 from support.resources import records
+from support.tiers import few
 from tests.omni.fault_bench import STAGES, assert_named, bench, failures
-
-SLOW = {"thinker": pytest.mark.slow}
 
 
 @pytest.mark.plants_faults
-@pytest.mark.parametrize("stage", [pytest.param(stage, marks=SLOW.get(stage, ())) for stage in STAGES])
+@pytest.mark.parametrize("stage", few(1, STAGES))
 def test_what_was_launched_before_a_fault_may_still_run(stage: str) -> None:
     """On a device whose streams run late: what failed requests held is not reused before its readers are through."""
     late, chance, missed = bench("late"), random.Random(stage), 0

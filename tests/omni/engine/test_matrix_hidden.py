@@ -42,6 +42,7 @@ from support.matrix import (
 )
 from support.matrix_families import matrix_plugins
 from support.matrix_run import AsAsked, cut, run_cell
+from support.tiers import chosen
 
 # The hidden-state family in the matrix. Its ids write single letters.
 #
@@ -153,7 +154,7 @@ def test_texts_with_a_form_have_it(family: HiddenFamily) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [*CHOSEN, *(pytest.param(cell, marks=pytest.mark.slow) for cell in product(PLAYED) if cell not in CHOSEN)],
+    chosen(CHOSEN, product(PLAYED)),
     ids=str,
 )
 def test_each_request_is_told_what_it_is_told_alone(family: HiddenFamily, cell: Cell) -> None:

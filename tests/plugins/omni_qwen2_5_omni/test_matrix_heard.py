@@ -18,6 +18,7 @@ from support.matrix import TOKENS, Cell, covering
 from support.matrix_families import SPOKEN, TALKER_SETS, OmniFamily
 from support.matrix_run import run_cell, small_party
 from support.reference import Answer, chat, picture, sound
+from support.tiers import chosen
 from support.tiny_qwen2_5_omni import tiny_folder
 from tests.plugins.omni_qwen2_5_omni.heard_omni import NOISE_TM, SHAPES, answer
 
@@ -81,7 +82,7 @@ def test_alone_it_says_what_transformers_says(family: HeardFamily, prompt: int) 
 
 @pytest.mark.parametrize(
     "cell",
-    [*ALWAYS, *(pytest.param(cell, marks=pytest.mark.slow) for cell in CELLS if cell not in ALWAYS)],
+    chosen(ALWAYS, CELLS),
     ids=str,
 )
 def test_each_request_is_told_what_it_is_told_alone(family: HeardFamily, cell: Cell) -> None:

@@ -22,6 +22,7 @@ from omni_qwen3_omni.code2wav import Code2Wav
 from omni_vocoder.layers import window_shape
 from omni_vocoder.state import StreamState
 from support.devices import no_synchronization
+from support.tiers import few
 
 RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 SMALL: dict[str, object] = {"codebook_size": 32, "num_quantizers": 4, "hidden_size": 24, "intermediate_size": 40}
@@ -319,7 +320,7 @@ def _forget_oldest(model: Code2Wav, slot: int) -> Callable[[StreamState], object
     return lambda state: where.of(state.carried_RW).select(where.time + 1, 0).zero_()
 
 
-@pytest.mark.parametrize("forget", [_forget_all, _forget_oldest])
+@pytest.mark.parametrize("forget", few(1, [_forget_all, _forget_oldest]))
 def test_planted_fault_a_forgotten_state_is_heard(released: Pair, forget: Callable[..., Callable[..., object]]) -> None:
     """Every slot of every layer, alone, down to its oldest sample."""
     codes = released.codes(50)
@@ -332,14 +333,14 @@ def test_planted_fault_a_forgotten_state_is_heard(released: Pair, forget: Callab
         assert error > 1, f"slot {slot} does not matter: {error}"
 
 
-@pytest.mark.parametrize("drift", [-1, 1])
+@pytest.mark.parametrize("drift", few(1, [-1, 1]))
 def test_planted_fault_a_drifted_position_is_heard(released: Pair, drift: int) -> None:
     codes = released.codes(50)
     wav = _stream(released.ours, codes, [25, 25], lambda state: state.frames_R.add_(drift))
     assert released.error(wav, released.whole(codes)) > 1
 
 
-@pytest.mark.parametrize("window", [15, 17])
+@pytest.mark.parametrize("window", few(1, [15, 17]))
 def test_planted_fault_a_window_off_by_one_is_heard(released: Pair, window: int) -> None:
     config = released.reference.config.to_dict() | {"sliding_window": window}
     other = _vocoder(config).to(released.dtype)

@@ -11,6 +11,7 @@ import pytest
 from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS, Cell, Told, covering, product
 from support.matrix_families import TALKER_SETS, OmniFamily
 from support.matrix_run import Ask, LateDevice, cut, play, run_cell, small_party
+from support.tiers import chosen
 
 PROMPTS = OmniFamily.prompts
 EVERY = (*SETS, *TALKER_SETS)
@@ -71,7 +72,7 @@ def test_texts_with_a_form_have_it(family: OmniFamily) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [*CHOSEN, *(pytest.param(cell, marks=pytest.mark.slow) for cell in product(ASKED) if cell not in CHOSEN)],
+    chosen(CHOSEN, product(ASKED)),
     ids=str,
 )
 def test_each_request_is_told_what_it_is_told_alone(family: OmniFamily, cell: Cell) -> None:

@@ -13,6 +13,7 @@ from omni.sampling import SamplingParams
 from support.omni_engine import OmniEngine, assert_same
 from support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
 from support.reference import chat, picture, reference_of, sound, tiny_checkpoint
+from support.tiers import chosen
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
 
 PRODUCT = {
@@ -42,8 +43,7 @@ SAMPLED = [
 
 def pressures(*names: str) -> pytest.MarkDecorator:
     """Of `PRODUCT` those named in every run, the others only where slow tests are asked for."""
-    others = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(PRODUCT) if name not in names]
-    return pytest.mark.parametrize("pressure", [*names, *others])
+    return pytest.mark.parametrize("pressure", chosen(names, sorted(PRODUCT)))
 
 
 def under(pressure: str, folder: Path, pool: Overrides) -> OmniEngine:

@@ -27,6 +27,7 @@ from support.matrix import (
 )
 from support.matrix_families import TextFamily
 from support.matrix_run import Ask, LateDevice, arguments, cut, generated, play, run_cell
+from support.tiers import chosen
 
 CHOSEN = covering(PLAYED)
 
@@ -109,7 +110,7 @@ def test_texts_with_a_form_have_it(family: TextFamily) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [*CHOSEN, *(pytest.param(cell, marks=pytest.mark.slow) for cell in product(PLAYED) if cell not in CHOSEN)],
+    chosen(CHOSEN, product(PLAYED)),
     ids=str,
 )
 def test_each_request_is_told_what_it_is_told_alone(family: TextFamily, cell: Cell) -> None:

@@ -44,6 +44,7 @@ def test_streams_on_a_late_device(seed: int, graphs: bool) -> None:
     device.assert_no_races()
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("wait", ["omni.device.ring.HostSlot.free#1", "omni.device.download.Downloader.send#1"])
 def test_without_a_wait_something_goes_wrong(wait: str) -> None:
     assert not find_waits("omni_diffusion"), "it waits by what the framework has"
