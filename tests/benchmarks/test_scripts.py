@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from support.painter import paint_plugins
+from support.tiers import SLOW, few
 from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 
 
@@ -30,7 +31,7 @@ FRAME_SECONDS = {"tiny-omni": 0.08, "tiny-qwen2.5-omni": 2 * 20 / 24000}
 """Of one frame: 12.5 a second, and of the tiny checkpoint's two mel frames of 20 samples."""
 
 
-@pytest.mark.parametrize("shape", FRAME_SECONDS)
+@pytest.mark.parametrize("shape", few(1, FRAME_SECONDS, SLOW))
 def test_talk_reports_every_concurrency(shape: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file, frames = tmp_path / "talk.json", 8
     sizes = ("--tokens", "4", "--frames", str(frames), "--concurrency", "1", "2", "--rounds", "1")
@@ -112,7 +113,7 @@ def test_precision_tells_what_it_costs(monkeypatch: pytest.MonkeyPatch, tmp_path
 FAMILIES = {"hidden": {"writer"}, "omni": {"thinker", "talker"}}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(1, FAMILIES, SLOW))
 def test_handoff_compares_both_variants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     steps, lost = importlib.import_module("bench.steps"), itertools.count(1)

@@ -22,6 +22,7 @@ from support.listener import Heard
 from support.mixed_traffic import World, alone, make_world
 from support.painter import Bench
 from support.stage_driver import StageDriver
+from support.tiers import SLOW, few
 from support.tower import Tower
 
 # A CPU that runs what it captures, as a GPU does: libraries take their memory then, and kernels are compiled.
@@ -48,7 +49,7 @@ STAGES = {
 }
 """Those that capture."""
 Kind = TypeVar("Kind")
-times = pytest.mark.parametrize("times", [1, 2])
+times = pytest.mark.parametrize("times", few(1, [2, 1], SLOW))
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,10 @@ def on_devices() -> list[Any]:
         for case in CASES:
             for sound in ("whole", "streamed"):
                 if (case, shape, sound) in ON_THE_CPU:
-                    cases.append(pytest.param("cpu", shape, case, sound, id=f"cpu, {shape}, {case}, {sound}"))
+                    slow = [pytest.mark.slow] if sound == "streamed" else []
+                    cases.append(
+                        pytest.param("cpu", shape, case, sound, id=f"cpu, {shape}, {case}, {sound}", marks=slow)
+                    )
                 marks = [pytest.mark.gpu]
                 cases.append(
                     pytest.param("cuda", shape, case, sound, id=f"cuda, {shape}, {case}, {sound}", marks=marks)

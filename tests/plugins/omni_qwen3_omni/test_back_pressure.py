@@ -15,6 +15,7 @@ from support import omni_engine
 from support.omni_engine import OmniEngine, assert_same
 from support.reference import reference_of, tiny_checkpoint
 from support.tap import with_tap
+from support.tiers import SLOW, few
 from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
 
 SPEAKERS = [chat for chat in MIXED if "audio" in chat.modalities]
@@ -43,7 +44,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
 
 
 @pytest.mark.parametrize("settings", [ONE_ROW, ONE_ROW | FEW_BLOCKS], ids=["one row", "one row and few blocks"])
-@pytest.mark.parametrize("credit", [1, 4])
+@pytest.mark.parametrize("credit", few(1, [4, 1], SLOW))
 def test_who_waits_for_the_vocoder_is_paused_and_nobody_else(
     credit: int,
     settings: dict[str, object],

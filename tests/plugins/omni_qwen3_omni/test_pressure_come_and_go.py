@@ -22,7 +22,7 @@ def assert_begins(result: Result, answer: Answer) -> None:
     assert result.wave.size <= answer.wave.size
 
 
-@pytest.mark.parametrize("seed", few(3, range(20), SLOW))
+@pytest.mark.parametrize("seed", few(1, range(20), SLOW))
 def test_parity_of_those_that_stay(seed: int) -> None:
     """Every other time on a device whose streams run late."""
     chance = random.Random(seed)

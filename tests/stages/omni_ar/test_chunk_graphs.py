@@ -21,6 +21,7 @@ from support.ar_driver import ArDriver, plain_prompt
 from support.devices import CountingDevice, StirredDevice
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import WIDTH, SmallText, greedy
+from support.tiers import SLOW, few
 from support.tiny_text import TextEngine, write_text_model
 
 MODEL = SmallText(payload=True)
@@ -84,7 +85,7 @@ def test_several_prompts_in_one_step():
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("budget", "blocks"), [(1, None), (9, None), (5, LITTLE), (9, LITTLE)])
+@pytest.mark.parametrize(("budget", "blocks"), few(2, [(5, LITTLE), (9, None), (1, None), (9, LITTLE)], SLOW))
 def test_chunks_few_blocks_and_shared_prefixes(late: bool, budget: int, blocks: int | None):
     device: Device = StirredDevice(budget) if late else CountingDevice()
     changes = {"max_num_batched_tokens": budget, "num_blocks": blocks, "graph_chunk_sizes": (1, budget)}

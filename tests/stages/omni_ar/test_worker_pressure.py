@@ -234,7 +234,7 @@ def test_a_paused_request_gives_way_and_goes_on_where_it_was(device: str):
     assert not driver.held
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     budget=st.sampled_from([1, 3, 7, 40]),

@@ -75,7 +75,7 @@ NEEDS |= {"COUNTS": "counts", "RECALLS": "recalls"}
 PROMPTS = st.lists(IDS, min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(
     st.lists(parameters(), min_size=ROWS, max_size=ROWS),
     st.lists(PROMPTS, min_size=ROWS, max_size=ROWS),
