@@ -70,7 +70,7 @@ def test_what_is_run_again_fails_the_test_unless_it_plants_faults(tmp_path: Path
     (tmp_path / "test_inner.py").write_text(HEALED)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n    plants_faults\n")
     roots = [REPOSITORY, *(REPOSITORY / root for root in ("plugins", "connectors", "stages", "tests"))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots)), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-rA", "--tb=line", "-p", "no:randomly", "-p", "no:cacheprovider"]
     command += ["--import-mode=importlib", "test_inner.py"]
     ran = subprocess.run(

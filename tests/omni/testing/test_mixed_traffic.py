@@ -8,8 +8,9 @@ import pytest
 
 from omni.testing import SimulatedDevice
 from support.mixed_traffic import HAPPENS, World, make_world, run_seed, scenario
+from support.tiers import SLOW, few
 
-FEW = [("hidden", range(10)), ("codec", range(10)), ("omni", range(4))]
+FEW = [("hidden", range(6)), ("codec", range(4)), ("omni", range(2))]
 """Seeds of the default run."""
 MANY = {"hidden": 260, "codec": 140, "listener": 60, "omni": 40}
 """Seeds by world: 500 in all."""
@@ -69,7 +70,7 @@ def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str, folder: Pa
     assert_mixed(name, run_seeds(where, range(MANY[name])), MANY[name])
 
 
-@pytest.mark.parametrize("name", ["hidden", "codec"])
+@pytest.mark.parametrize("name", few(1, ["hidden", "codec"], SLOW))
 def test_a_seed_replays_exactly(name: str, folder: Path):
     first, again = SimulatedDevice(4), SimulatedDevice(4)
     heard = [run_seed(world(name, folder), 4, device).heard for device in (first, again)]

@@ -260,7 +260,7 @@ def _without_warnings_of_faults(caplog: pytest.LogCaptureFixture) -> None:
 
 
 SETTINGS = settings(
-    max_examples=250, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestPressure = Pressure.TestCase
 TestPressure.settings = SETTINGS
