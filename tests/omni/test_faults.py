@@ -87,7 +87,7 @@ def test_a_step_that_failed_leaves_nothing_wrong_in_the_prefix_cache(stage: str)
 
 
 @pytest.mark.plants_faults
-@pytest.mark.parametrize("stage", AR)
+@pytest.mark.parametrize("stage", few(1, AR))
 @pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
 @pytest.mark.parametrize("victim", few(1, range(3)))
 def test_a_fault_that_comes_with_one_request_fails_that_one(

@@ -90,6 +90,7 @@ def harmed(where: World, seed: int) -> tuple[SimulatedDevice, Exception | None]:
     return device, None
 
 
+@pytest.mark.slow
 def test_a_seed_that_fails_says_so_and_fails_again_in_the_same_way(folder: Path):
     where = world("codec", folder)
     seed = next(seed for seed in range(20) if harmed(where, seed)[1] is not None)

@@ -82,7 +82,7 @@ def test_alone_it_says_what_transformers_says(family: HeardFamily, prompt: int) 
 
 @pytest.mark.parametrize(
     "cell",
-    chosen(ALWAYS, CELLS),
+    chosen(ALWAYS[:1], [*ALWAYS, *CELLS]),
     ids=str,
 )
 def test_each_request_is_told_what_it_is_told_alone(family: HeardFamily, cell: Cell) -> None:

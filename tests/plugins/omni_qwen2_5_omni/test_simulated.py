@@ -50,7 +50,8 @@ def test_requests_on_a_device_in_any_order(seed: int) -> None:
     assert_all_same(results, answers_alone(shape, whole), Comparison())
 
 
-@pytest.mark.parametrize("seed", few(1, range(1, 6), SLOW))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_chunked_preempted_and_run_ahead(seed: int) -> None:
     """Rows that conditioned steps of a preempted request are read again where they lie."""
     device = LateDevice(seed)

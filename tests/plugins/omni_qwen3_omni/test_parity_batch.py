@@ -7,6 +7,7 @@ import pytest
 from support.devices import StirredDevice
 from support.omni_engine import OmniEngine, assert_same
 from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from support.tiers import SLOW, few
 from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
 
 FEW_ROWS = {"thinker.max_num_seqs": 3, "talker.max_num_seqs": 2, "code2wav.max_num_seqs": 2}
@@ -20,7 +21,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", few(2, SETTINGS, SLOW))
 def test_parity_of_eight_that_join_one_by_one(settings: str) -> None:
     folder = tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5)
     engine = OmniEngine(folder, SETTINGS[settings])
@@ -38,7 +39,7 @@ def test_parity_of_eight_that_join_one_by_one(settings: str) -> None:
         assert engine.most_rows["thinker"] > 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(1, range(3), SLOW))
 def test_parity_in_any_order_and_again(seed: int) -> None:
     """The engine's second run finds its rows, blocks and caches used."""
     folder = tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5)
@@ -71,7 +72,7 @@ CHATS = [
 FEW_ROWS_SMALL_CHUNKS = {"talker.max_num_seqs": 2, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", few(1, range(4), SLOW))
 def test_parity_in_any_order_of_the_streams(seed: int) -> None:
     folder = tiny_checkpoint(**SHAPE)
     device = StirredDevice(seed)

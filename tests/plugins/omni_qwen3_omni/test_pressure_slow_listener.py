@@ -34,6 +34,7 @@ def test_parity_where_frames_are_moved_before_they_are_taken(settings: Overrides
     assert counted(engine, "talker")["spilled_rows"] > 0
 
 
+@pytest.mark.slow
 def test_parity_where_talkers_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request after the other is listened to; the others wait with what their credit allows."""
     paused, pause = Counter[str](), ArWorker.pause

@@ -28,6 +28,7 @@ def going_on() -> tuple[OmniEngine, Reference]:
     return OmniEngine(folder), reference_of(folder)
 
 
+@pytest.mark.slow
 def test_every_way_to_end(stopping: tuple[OmniEngine, Reference]) -> None:
     engine, reference = stopping
     chats = [chat(prompt, max_text=24, max_codes=30) for prompt in PROMPTS]

@@ -111,7 +111,9 @@ def test_pictures_and_sounds_change_text_and_speech(tiny: Reference, plain: Answ
     assert len({tuple(answer.codes_QN.flatten().tolist()) for answer in answers}) == len(answers)
 
 
-@pytest.mark.parametrize(("kind", "media"), [("image", {"images": PICTURES[:1]}), ("audio", {"audio": SOUNDS[:1]})])
+@pytest.mark.parametrize(
+    ("kind", "media"), few(1, [("audio", {"audio": SOUNDS[:1]}), ("image", {"images": PICTURES[:1]})], SLOW)
+)
 def test_speech_hears_the_hidden_states_of_media(tiny: Reference, kind: str, media: dict[str, Any]) -> None:
     """Another accepted layer changes what is said of a picture or a sound, and nothing else."""
     talker = tiny.model.config.talker_config
