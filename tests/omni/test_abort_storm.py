@@ -16,6 +16,8 @@ from support.resources import open_files, records, threads
 from support.tiers import SLOW, few
 from support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
 
+pytestmark = pytest.mark.thorough
+
 SETTINGS = overrides(
     few_blocks(30, 30),
     {

@@ -16,6 +16,8 @@ from support.echo_family import EXPLODE, GATES, echo_model, echo_plugins, eventu
 from support.entry_points import REPOSITORY
 from support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.thorough
+
 ENDLESS = SamplingParams(max_tokens=10**9)
 
 

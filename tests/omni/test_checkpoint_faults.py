@@ -16,6 +16,8 @@ from omni import CheckpointError, ConfigError, Omni
 from support.tiny_omni import tiny_plugins
 from tests.omni.checkpoint_fuzz import FAMILIES, VALUES, Fault, faults, spoil, verdict
 
+pytestmark = pytest.mark.thorough
+
 _SOME = 12
 
 

@@ -25,6 +25,8 @@ from support.tiny_omni import tiny_plugins
 from support.tiny_qwen2_5_omni import tiny_folder
 from tests.omni.checkpoint_fuzz import chat_folder
 
+pytestmark = pytest.mark.thorough
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SECONDS = 20.0
 """Of CPU time, for what takes one or two where nothing else runs."""

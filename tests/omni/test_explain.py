@@ -27,6 +27,8 @@ from support.echo_family import EchoKind, echo_model
 from support.echo_plugin import POINT
 from support.entry_points import own_entry_points
 
+pytestmark = pytest.mark.thorough
+
 _TOWER = ("max_batch_length", "cache_bytes")
 _STAGE = {"max_model_len": 256, "max_num_seqs": 2}
 SETTINGS: dict[str, object] = {

@@ -13,6 +13,8 @@ from support.resources import records
 from support.tiers import few
 from tests.omni.fault_bench import AR, CHATS, STAGES, FaultBench, assert_named, bench, failures
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 @pytest.mark.parametrize("stage", few(1, STAGES))

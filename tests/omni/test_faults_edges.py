@@ -20,6 +20,8 @@ from support.reference import tiny_checkpoint
 from support.tiers import few
 from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
 
+pytestmark = pytest.mark.thorough
+
 ARRIVALS = [0, 1, 2, 4]
 DOING = {"open": "opening its adapter", "push": "adapting a payload", "finish": "adapting a payload"}
 

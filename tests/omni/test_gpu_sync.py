@@ -19,6 +19,8 @@ from support.patience import PATIENCE_SECONDS
 from support.reference import tiny_checkpoint
 from support.tiny_text import TextEngine, write_text_model
 
+pytestmark = pytest.mark.thorough
+
 DEVICES = pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
 SAMPLING: list[dict[str, object]] = [

@@ -21,6 +21,8 @@ from support.omni_engine import OmniEngine, in_tree_plugins
 from support.reference import chat, picture, sound
 from support.tiny_text import TextEngine, write_text_model
 
+pytestmark = pytest.mark.thorough
+
 _SMALL = {
     "audio_encoder.max_batch_length": 60,
     "audio_encoder.cache_bytes": 1000,

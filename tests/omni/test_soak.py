@@ -22,6 +22,8 @@ from support.reference import tiny_checkpoint
 from support.resources import open_files, records, resident_bytes, threads
 from support.tiny_omni import SHAPE, assert_freed, lengths, picture, sound, tiny_plugins, user
 
+pytestmark = pytest.mark.thorough
+
 # Mixed traffic through the public interface for as long as is wanted, and what it did.
 
 QUESTIONS = ("where is it", "what is that", "how many are there", "who said so", "go on", "and then", "the red circle")

@@ -28,6 +28,8 @@ from support.tiny_omni import (
     user,
 )
 
+pytestmark = pytest.mark.thorough
+
 QUESTIONS: list[Any] = [
     "who is it",
     user(picture(2), "what is it"),

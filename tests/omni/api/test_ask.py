@@ -16,6 +16,8 @@ from omni.errors import QUOTED, InputError
 from omni.pipeline import Pipeline
 from support.echo_family import echo_model, echo_plugins, eventually, pipeline
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:

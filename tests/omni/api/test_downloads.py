@@ -21,6 +21,8 @@ from support.echo_family import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
 from support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.thorough
+
 
 class Server(ThreadingHTTPServer):
     """Serves a picture at any path, a large one below `/large`; below `/slow` not before `open` is set.

@@ -23,8 +23,8 @@ from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork"),
-    # Newer Pythons say that forking beside threads is dangerous, which is what is tested.
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 

@@ -13,6 +13,8 @@ from omni.api import AsyncOutputStream, OutputStream
 from omni.errors import StageError
 from support.echo_family import BREAK, GATES, echo_model, echo_plugins, eventually
 
+pytestmark = pytest.mark.thorough
+
 ENDLESS = SamplingParams(max_tokens=10**9)
 SEEDS = range(40)
 

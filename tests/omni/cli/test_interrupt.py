@@ -18,6 +18,8 @@ from support.patience import PATIENCE_SECONDS
 from support.tiers import SLOW, few
 from tests.omni.cli.echo_program import environment, program, wait_for_handlers
 
+pytestmark = pytest.mark.thorough
+
 Process = subprocess.Popen[bytes]
 Start = Callable[..., Process]
 ENDLESS = ("--max-tokens", "1000000000", "--device", "cpu")

@@ -20,6 +20,8 @@ from support.patience import PATIENCE_SECONDS
 from support.resources import no_file_over
 from tests.omni.cli.echo_program import environment, program
 
+pytestmark = pytest.mark.thorough
+
 ENDLESS = ("--max-tokens", "1000000000")
 
 

@@ -11,6 +11,8 @@ from support.patience import PATIENCE_SECONDS
 from support.tiers import SLOW, few
 from tests.omni.cli.echo_program import environment, program
 
+pytestmark = pytest.mark.thorough
+
 Ran = subprocess.CompletedProcess[bytes]
 FULL = "error: standard output: cannot be written (No space left on device); send it where there is room\n"
 

@@ -25,6 +25,8 @@ from support.stage_driver import StageDriver
 from support.tiers import SLOW, few
 from support.tower import Tower
 
+pytestmark = pytest.mark.thorough
+
 # A CPU that runs what it captures, as a GPU does: libraries take their memory then, and kernels are compiled.
 
 

@@ -9,6 +9,8 @@ from omni.testing.simulation import SimulatedDevice
 from support.hidden_family import CLERK, READER, WRITER, write_checkpoint
 from tests.omni.engine.hidden_engine import HiddenEngine, HiddenResult
 
+pytestmark = pytest.mark.thorough
+
 BOTH = (READER, CLERK)
 PROMPTS = [[(7 * place * place + 11 * index) % 61 for place in range(3 + 4 * index)] for index in range(5)]
 TOKENS = 11

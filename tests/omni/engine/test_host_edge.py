@@ -22,6 +22,8 @@ from support.resources import records
 from support.tiers import SLOW, few
 from tests.omni.engine.hidden_engine import LEFT, HiddenEngine, HiddenResult
 
+pytestmark = pytest.mark.thorough
+
 EDGE = f"{WRITER}->{CLERK}"
 HOST = f"{EDGE}-host"
 PROMPTS = [[(5 * place * place + 13 * index) % 61 for place in range(4 + 3 * index)] for index in range(6)]

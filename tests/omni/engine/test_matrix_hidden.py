@@ -44,6 +44,8 @@ from support.matrix_families import matrix_plugins
 from support.matrix_run import AsAsked, cut, run_cell
 from support.tiers import chosen
 
+pytestmark = pytest.mark.thorough
+
 # The hidden-state family in the matrix. Its ids write single letters.
 #
 # Shape legend: V vocabulary.

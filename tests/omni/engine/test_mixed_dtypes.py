@@ -10,6 +10,8 @@ from support.tiers import SLOW, few
 from support.tiny_omni import SHAPE, assert_freed, lengths, picture, sound, tiny_plugins, user
 from support.tiny_qwen2_5_omni import tiny_folder
 
+pytestmark = pytest.mark.thorough
+
 FAMILIES = ("qwen3_omni", "qwen2_5_omni")
 TOKENS, CODES = 6, 12
 

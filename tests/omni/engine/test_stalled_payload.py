@@ -9,6 +9,8 @@ from support.hidden_family import CLERK, MODALITIES, READER, WRITER, write_check
 from support.tiers import SLOW, few
 from tests.omni.engine.hidden_engine import HiddenEngine
 
+pytestmark = pytest.mark.thorough
+
 SECONDS = 5.0
 TOKENS = 14
 PROMPTS = [[(7 * place + 3 * index) % 61 for place in range(4 + 2 * index)] for index in range(4)]

@@ -20,6 +20,8 @@ from omni.frontend.encoding import Encoder, PromptLimit, encoder, parts
 from omni.tiny import byte_tokenizer
 from tests.omni.frontend.tokenizer_makes import MAKES, byte_level
 
+pytestmark = pytest.mark.thorough
+
 LLAMA_REGEX = PRETOKENIZE_REGEX.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 SIGNS = [
     *"abzK09 \n\r\t'.,;!?-_/(<>|",

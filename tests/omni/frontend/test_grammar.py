@@ -27,6 +27,8 @@ from support.patience import PATIENCE_SECONDS
 from tests.omni.frontend.tokenizer_makes import MAKES
 from tests.omni.frontend.tokenizer_makes import vocabulary as vocabulary_of
 
+pytestmark = pytest.mark.thorough
+
 AB = Vocabulary((b"a", b"b"), lambda text: [])
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -19,6 +19,8 @@ from omni.media import http as media_http
 from support.patience import PATIENCE_SECONDS
 from tests.omni.media.web import CERTIFICATE, OK, Page, Visit, Web, content, redirect, serve
 
+pytestmark = pytest.mark.thorough
+
 CONTENT = bytes(range(256)) * 64
 LIMIT = 20_000
 

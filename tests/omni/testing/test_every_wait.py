@@ -16,6 +16,8 @@ from support.mixed_traffic import World, make_world, run_seed
 from support.tiers import few
 from tests.omni.testing import two_readers
 
+pytestmark = pytest.mark.thorough
+
 Traffic = Literal["hidden", "codec", "omni", "host", "readers"]
 """Two pipelines of small models, the tiny Qwen3-Omni, an edge into host memory, and two readers of payload that moves."""
 

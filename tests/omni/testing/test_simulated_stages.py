@@ -18,6 +18,8 @@ from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy
 from support.wavemaker import Bench
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = range(6)
 TEXT = SmallText()
 CODEC = SmallCodec()

@@ -24,6 +24,8 @@ from support.small_text import WIDTH, SmallText, greedy
 from support.tiers import SLOW, few
 from support.tiny_text import TextEngine, write_text_model
 
+pytestmark = pytest.mark.thorough
+
 MODEL = SmallText(payload=True)
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(2 + 7 * index)] for index in range(5)]
 TOKENS = 14

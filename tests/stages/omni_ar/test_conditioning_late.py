@@ -14,6 +14,8 @@ from support.listener import Listener, answered
 from support.tiers import few
 from tests.stages.omni_ar.row_feeder import PAD, RowFeeder, random_pages
 
+pytestmark = pytest.mark.thorough
+
 WIDTH, TOKENS = 8, 9
 MODEL = Listener(WIDTH)
 PROMPTS = [[(7 * place + 5 * index) % 53 for place in range(2 + 3 * index)] for index in range(3)]

@@ -21,7 +21,7 @@ from support.ar_driver import plain_prompt
 from support.devices import QueuedDevice, StirredDevice
 from tests.stages.omni_ar.paper_runner import STOP, PaperDriver, answer, marks
 
-pytestmark = pytest.mark.plants_faults
+pytestmark = [pytest.mark.thorough, pytest.mark.plants_faults]
 """Each fault has a request fail or a batch run again, and nothing else does: that is counted here."""
 
 LENGTH = 20

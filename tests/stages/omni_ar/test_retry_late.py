@@ -39,7 +39,7 @@ OPTIONS = ArOptions(
     max_num_seqs=3, block_size=2, max_num_batched_tokens=10, graph_batch_sizes=(1, 3), graph_chunk_sizes=(4, 10)
 )
 
-pytestmark = pytest.mark.plants_faults
+pytestmark = [pytest.mark.thorough, pytest.mark.plants_faults]
 SEEDS = range(2)
 """Of every other one, steps are captured."""
 

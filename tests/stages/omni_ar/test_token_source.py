@@ -17,6 +17,8 @@ from support.patience import PATIENCE_SECONDS
 from support.small_text import SmallText, greedy
 from tests.stages.omni_ar.two_ranks import GlooTokens, Ranks, second_rank
 
+pytestmark = pytest.mark.thorough
+
 MODEL = SmallText()
 PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33], [7, 7, 12, 50, 22], [30, 31]]
 TOKENS = 12

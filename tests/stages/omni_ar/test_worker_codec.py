@@ -13,6 +13,8 @@ from support.devices import QueuedDevice, StirredDevice
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.tiers import SLOW, few
 
+pytestmark = pytest.mark.thorough
+
 MODEL = SmallCodec()
 LENGTHS = [1, 4, 9, 14, 6]
 PROMPTS = [

@@ -17,6 +17,8 @@ from support.ar_driver import ArDriver, plain_prompt
 from support.devices import QueuedDevice, StirredDevice
 from support.small_text import SmallText, greedy
 
+pytestmark = pytest.mark.thorough
+
 MODEL = SmallText(payload=True)
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]
 TOKENS = 12

@@ -20,6 +20,8 @@ from support.devices import QueuedDevice, StirredDevice
 from support.small_text import SmallText, greedy
 from support.stage_driver import SOURCE
 
+pytestmark = pytest.mark.thorough
+
 MODEL = SmallText()
 EMITTING = SmallText(payload=True, emits_tokens=True)
 PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33], [7, 7, 12, 50, 22]]

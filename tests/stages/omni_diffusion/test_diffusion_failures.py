@@ -8,6 +8,8 @@ from support.frame_bench import random_codes
 from support.painter import Bench, Painter, noise_of
 from support.tiers import MUTATION, chosen
 
+pytestmark = pytest.mark.thorough
+
 OPTIONS = {"max_num_seqs": 2, "first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 CODES = {name: random_codes(7 + 5 * number, number) for number, name in enumerate("abc")}
 SEEDS = range(4)

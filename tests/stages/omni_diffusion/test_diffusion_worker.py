@@ -16,6 +16,8 @@ from support.devices import QueuedDevice
 from support.frame_bench import POISON, feed_at_random, frames, random_codes
 from support.painter import BLOCK, REPEATS, STEPS, VOICES, Bench, Painter, Span, noise_of, spans
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 
 

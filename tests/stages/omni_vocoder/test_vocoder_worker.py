@@ -17,6 +17,8 @@ from support.faults import FaultyDevice
 from support.frame_bench import POISON, feed_at_random, frames, random_codes
 from support.wavemaker import Bench, WaveMaker, whole_wave
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("first", [1, 3])
 @pytest.mark.parametrize("later", [1, 4])

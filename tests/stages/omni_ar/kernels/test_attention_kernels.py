@@ -13,6 +13,8 @@ from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
 from support.exact import served
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, mixed_batch
 
+pytestmark = pytest.mark.thorough
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 PREFILL = PrefillSettings(block_m=16, block_n=16, num_warps=4, num_stages=1)

@@ -23,6 +23,8 @@ from omni_ar.kernels.moe.settings import (
 from support.tiers import SLOW
 from support.tiers import few as few_of
 
+pytestmark = pytest.mark.thorough
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Largest error as a share of the largest result.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

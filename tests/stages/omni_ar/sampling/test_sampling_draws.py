@@ -7,6 +7,8 @@ import torch
 from omni_ar.sampling import EVERYTHING, SamplingFlags, draw, flags_of, gumbel, sample, warp
 from support.sampler_bench import SamplerBench, count_penalties, reference_logits, reference_warp, resolved, starting
 
+pytestmark = pytest.mark.thorough
+
 VOCAB = 24
 DRAWS = 40_000
 

@@ -1,5 +1,6 @@
 """Rows of all kinds in one batch: each gets what transformers gives it alone, whoever its neighbours are."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +8,8 @@ from hypothesis import strategies as st
 from omni.sampling import LogitsEdit
 from omni_ar.sampling import EVERYTHING, flags_of, gumbel, needs, pack_bits, sample
 from support.sampler_bench import SamplerBench, reference_logits, reference_warp, resolved, starting
+
+pytestmark = pytest.mark.thorough
 
 VOCAB, ROWS, STEPS = 23, 5, 6
 IDS = st.integers(0, VOCAB - 1)
