@@ -102,6 +102,7 @@ def test_voices_differ_in_speech_alone(tiny: Reference, plain: Answer) -> None:
     assert all((a != b).float().mean() > 0.5 for a, b in ((first, second), (second, third), (first, third)))
 
 
+@pytest.mark.slow
 def test_pictures_and_sounds_change_text_and_speech(tiny: Reference, plain: Answer) -> None:
     answers = [plain]
     answers += [tiny.answer({"type": "image"}, images=[picture]) for picture in PICTURES]

@@ -19,6 +19,7 @@ from support.ar_driver import ArDriver, plain_prompt
 from support.devices import QueuedDevice, StirredDevice
 from support.small_text import SmallText, greedy
 from support.stage_driver import SOURCE
+from support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 
@@ -99,7 +100,7 @@ def test_a_prompt_that_is_scored_is_run_whole_and_others_use_the_cache():
     assert sum(len(chunk.ids) for chunk in chunks(driver, "scored")) == len(PROMPTS[0]) - 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(1, KINDS, SLOW))
 def test_scored_prompts_that_are_preempted_are_scored_once(kind: str):
     driver = ahead_driver(kind, max_num_batched_tokens=3, num_blocks=24, max_model_len=24, max_num_seqs=6, block_size=1)
     for index in range(6):
