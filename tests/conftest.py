@@ -1,6 +1,7 @@
 """Tests run offline, on one thread, and on the CPU unless they are marked `gpu`."""
 
 import os
+import signal
 from collections.abc import Generator
 
 # Read when transformers is imported, so it is set before anything imports it.
@@ -30,6 +31,12 @@ engine.MAX_SHRINKING_SECONDS = 20
 
 _SLOW_SECONDS = 7200.0
 """Limit of a test that is marked `slow`, if it has none of its own; of others: `timeout` in pyproject.toml."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes that tests start inherit the signals that this one ignores: SIGINT, where a shell runs it in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,18 +1,25 @@
-"""What documents name in the repository is there."""
+"""Documents: the paths, links and names in them exist, and their lines are short."""
 
+import ast
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from support.entry_points import REPOSITORY
 
-DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]
+LONGEST_LINE = 100
 ROOTS = ("benchmarks", "connectors", "docs", "examples", "omni", "plugins", "scripts", "stages", "tests")
 PATH = re.compile(r"`([\w.*/-]+)`")
-"""What stands in back ticks by itself; paths are those that have a slash, or end as a module or a document does."""
+"""A code span; it is a path if it has a slash, or the ending of a module or a document."""
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[([^\]]+)\](?:\(([^)\s]+)\)|: (\S+))")
+"""An inline link, or the definition of a reference: its text and its target."""
 
 
 def named(text: str) -> Iterator[str]:
@@ -22,13 +29,14 @@ def named(text: str) -> Iterator[str]:
 
 
 def is_there(path: str, known: list[str]) -> bool:
-    """Whole, or as the end of one: documents speak of `omni_ar/kind.py`, and of a `kernel.py` beside others."""
+    """Whole, or as the end of one: documents name `omni_ar/kind.py`, and a `kernel.py` beside others."""
     return any(fnmatchcase(f"/{one}", f"*/{path}") for one in known)
 
 
 @pytest.fixture(scope="module")
 def known() -> list[str]:
-    found = (path for root in ROOTS for path in [REPOSITORY / root, *(REPOSITORY / root).rglob("*")])
+    found = [path for root in ROOTS for path in [REPOSITORY / root, *(REPOSITORY / root).rglob("*")]]
+    found += [path for path in REPOSITORY.iterdir() if path.is_file()]
     return [path.relative_to(REPOSITORY).as_posix() for path in found]
 
 
@@ -37,7 +45,7 @@ def test_paths_that_documents_name_are_there(document: Path, known: list[str]) -
     missing = [
         path
         for path in named(document.read_text())
-        if not path.startswith(("build/", "/dev/")) and not is_there(path, known)
+        if not path.startswith(("build/", "/dev/", ".ci/", ".venv/")) and not is_there(path, known)
     ]
     assert not missing, f"{document.name} names {', '.join(missing)}: not in the repository"
 
@@ -48,11 +56,72 @@ def test_a_path_that_is_not_there_is_found(known: list[str]) -> None:
     assert missing == ["omni/none.py", "none.py", "a/b", "tests/omni/test_none_*.py"]
 
 
-def test_the_house_has_all_that_is_in_omni() -> None:
-    house = (
-        (REPOSITORY / "docs" / "architecture.md").read_text().partition("## The house")[2].partition("\n    stages/")[0]
-    )
-    shown = set(re.findall(r"(?<=[ ,])([a-z_]+(?:/|\.py)) *(?=,|  )", house))
+def links(document: Path) -> Iterator[tuple[str, Path, str]]:
+    """Of each relative link: its text, file and anchor."""
+    for text, inline, reference in LINK.findall(FENCED.sub("", document.read_text())):
+        target, _, anchor = (inline or reference).partition("#")
+        if not target.startswith(("http:", "https:")):
+            yield text, (document.parent / target).resolve() if target else document, anchor
+
+
+@cache
+def anchors(document: Path) -> frozenset[str]:
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", document.read_text()), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+@cache
+def names(source: Path) -> frozenset[str]:
+    """Names that a module defines, members of its classes as `Class.member`."""
+    return frozenset(_names(ast.parse(source.read_text()), ""))
+
+
+def _names(scope: ast.AST, prefix: str) -> Iterator[str]:
+    for node in ast.iter_child_nodes(scope):
+        match node:
+            case ast.ClassDef(name=name):
+                yield prefix + name
+                yield from _names(node, f"{prefix}{name}.")
+            case ast.FunctionDef(name=name):
+                yield prefix + name
+                if name == "__init__":
+                    yield from _names(node, prefix)
+            case ast.AnnAssign(target=target):
+                yield prefix + ast.unparse(target).removeprefix("self.")
+            case ast.Assign(targets=targets):
+                yield from (prefix + ast.unparse(target).removeprefix("self.") for target in targets)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_to_files_headings_and_names(document: Path) -> None:
+    for text, file, anchor in links(document):
+        assert file.exists(), f"{document.name}: {text} leads to {file}"
+        if anchor:
+            assert anchor in anchors(file), f"{document.name}: {file.name} has no heading #{anchor}"
+        if file.suffix == ".py":
+            missing = {name for name in re.findall(r"`([\w.]+)`", text) if "/" not in name} - names(file)
+            assert not missing, f"{document.name}: {file} defines no {', '.join(missing)}"
+
+
+def test_the_glossary_is_sorted_and_each_term_has_a_link() -> None:
+    text = (REPOSITORY / "docs" / "glossary.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| .+ \| \[`([\w.]+)`\] \|$", text, re.MULTILINE)
+    terms = [term for term, _ in rows]
+    assert terms == sorted(terms, key=str.lower)
+    assert len(rows) == text.count("\n| ") - 1
+    assert {name for _, name in rows} == set(re.findall(r"^\[`([\w.]+)`\]: ", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda document: document.name)
+def test_lines_of_prose_are_short(document: Path) -> None:
+    prose = FENCED.sub("", document.read_text())
+    assert not [line for line in prose.splitlines() if len(line) > LONGEST_LINE]
+
+
+def test_the_architecture_lists_every_package_of_omni() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    packages = text.partition("## Packages")[2].partition("\n    stages/")[0]
+    shown = set(re.findall(r"(?<=[ ,])([a-z_]+(?:/|\.py)) *(?=,|  )", packages))
     there = {path.name for path in (REPOSITORY / "omni").glob("*.py")} - {"__init__.py"}
     there |= {f"{path.parent.name}/" for path in (REPOSITORY / "omni").glob("*/__init__.py")}
     assert shown - {"omni/"} == there
