@@ -108,7 +108,7 @@ def models(writer: Path) -> dict[str, Model]:
     return found
 
 
-@pytest.mark.parametrize("names", few(1, PAIRS[::-1], SLOW), ids=" and ".join)
+@pytest.mark.parametrize("names", few(1, map(list, PAIRS[::-1]), SLOW), ids=" and ".join)
 def test_requests_from_many_threads_get_what_each_model_gives_alone(
     models: dict[str, Model], names: Sequence[str]
 ) -> None:

@@ -8,7 +8,7 @@ SLOW, MUTATION = pytest.mark.slow, pytest.mark.mutation
 
 
 def few(count: int, cases: Iterable[object], rest: pytest.MarkDecorator = MUTATION) -> list[object]:
-    """The first `count` cases as they are, the others marked `rest`."""
+    """The first `count` cases as they are, the others marked `rest`. A case that is a tuple is of as many arguments."""
     return [case if number < count else _marked(case, rest) for number, case in enumerate(cases)]
 
 

@@ -154,6 +154,13 @@ def test_texts_with_a_form_have_it(family: HiddenFamily) -> None:
     assert {json.loads(text)["color"] for text in texts} <= {"red", "blue"}
 
 
-@pytest.mark.parametrize("cell", chosen(CHOSEN[::2], product(PLAYED)), ids=str)
+@pytest.mark.parametrize("cell", chosen(CHOSEN[::2], CHOSEN), ids=str)
 def test_each_request_is_told_what_it_is_told_alone(family: HiddenFamily, cell: Cell) -> None:
     run_cell(family, cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", PLAYED)
+def test_every_cell_of_the_matrix(family: HiddenFamily, asked: str) -> None:
+    for cell in product([asked]):
+        run_cell(family, cell)

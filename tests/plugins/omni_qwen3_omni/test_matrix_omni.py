@@ -70,9 +70,16 @@ def test_texts_with_a_form_have_it(family: OmniFamily) -> None:
     assert {json.loads(text)["color"] for text in texts} <= {"red", "blue"}
 
 
-@pytest.mark.parametrize("cell", chosen(CHOSEN[::9], product(ASKED)), ids=str)
+@pytest.mark.parametrize("cell", chosen(CHOSEN[::9], CHOSEN), ids=str)
 def test_each_request_is_told_what_it_is_told_alone(family: OmniFamily, cell: Cell) -> None:
     run_cell(family, cell, small_party)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ASKED)
+def test_every_cell_of_the_matrix(family: OmniFamily, asked: str) -> None:
+    for cell in product([asked]):
+        run_cell(family, cell, small_party)
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
