@@ -301,7 +301,7 @@ def test_a_copy_that_cannot_be_launched_fails_its_payload_alone(slots: int) -> N
 
 
 def test_rows_come_whole_on_a_device_that_is_late() -> None:
-    for seed in range(40):
+    for seed in range(20):
         play(device := SimulatedDevice(seed), seed)
         device.assert_no_races()
 
