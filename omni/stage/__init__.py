@@ -10,6 +10,7 @@ from omni.stage.measured import MeasuredStage
 from omni.stage.memory_errors import memory_errors
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
 from omni.stage.progress import capture_progress
+from omni.stage.retry import together
 from omni.stage.worker import MailboxWorker, release
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "memory_errors",
     "module_bytes",
     "release",
+    "together",
 ]

@@ -6,7 +6,7 @@ from omni_frames.request import FrameRequest
 from omni_frames.rows import RowQueue
 from omni_frames.samples import MAX_IN_FLIGHT, SampleBatch, SampleRing
 from omni_frames.store import FrameStore
-from omni_frames.worker import FrameModel, FrameWorker, together
+from omni_frames.worker import FrameModel, FrameWorker
 
 __all__ = [
     "MAX_IN_FLIGHT",
@@ -20,5 +20,4 @@ __all__ = [
     "SampleBatch",
     "SampleRing",
     "read_arrival",
-    "together",
 ]

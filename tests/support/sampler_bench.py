@@ -23,6 +23,7 @@ from transformers import (
 
 from omni.device import Uploader, open_device
 from omni.sampling import LogitsEdit, SamplingParams
+from omni_ar.kernels.step.reference import observe
 from omni_ar.options import GREEDY
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.resolve import resolve_sampling
@@ -34,7 +35,6 @@ from omni_ar.sampling import (
     flags_of,
     gumbel,
     merge_edits,
-    observe,
     pack_edits,
     pack_sampling,
     sample,

@@ -27,13 +27,12 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from omni.checkpoint import Checkpoint
+from omni.checkpoint import Checkpoint, stacked_destinations
 from omni.device.cpu import CpuDevice
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPart
 from omni.pipeline import Stage
 from omni.stage import StageContext
 from omni.utils.quiet import quiet
-from omni_ar.layers import stacked_destinations
 from omni_ar.options import ArOptions
 from omni_diffusion.model import Windows
 from omni_qwen2_5_omni.frontend import build

@@ -13,7 +13,7 @@ from omni.device import Graph, HostSlot, Launch, Stream
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine
 from omni.payload import Payload
-from omni_ar.run.state import RowState
+from omni_ar.kernels.step.state import RowState
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker

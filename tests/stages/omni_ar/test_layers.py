@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
+from omni.checkpoint import stacked_destinations
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
-from omni_ar.layers import Attention, DecoderLayer, GatedMLP, RMSNorm, RotaryEmbedding, SparseMoE, stacked_destinations
+from omni_ar.layers import Attention, DecoderLayer, GatedMLP, RMSNorm, RotaryEmbedding, SparseMoE
 
 # Published weights of a module that keeps some of them stacked.
 

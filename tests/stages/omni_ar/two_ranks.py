@@ -19,10 +19,11 @@ from torch import Tensor
 
 from omni.device import Device, HostRing, HostSlot, Stream
 from omni.device.cpu import CpuDevice
+from omni_ar.kernels.step.state import GENERATION, RowState, StepBuffers
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, start_rows
-from omni_ar.run.state import GENERATION, RowState, StepBuffers
+from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import SamplingFlags, SamplingStart
 from omni_ar.sampling.edits import EditParts
@@ -263,9 +264,9 @@ class Sampler:
     def of(cls, vocab: int, options: dict[str, int]) -> "Sampler":
         model, device = SmallText(vocab), CpuDevice()
         limits = Limits.of("text", ArOptions(**options), model.shape)
-        state = RowState.allocate(device, model, limits, torch.float32)
+        state = allocate_rows(device, model, limits, torch.float32)
         broadcasts = device.zeros((limits.rows, 3 + limits.step_ids), torch.int64)
-        return cls(model, limits, state, StepBuffers.allocate(device, model, limits, torch.float32), broadcasts)
+        return cls(model, limits, state, allocate_step_buffers(device, model, limits, torch.float32), broadcasts)
 
     def start(self, rows_n: Tensor, words_nC: Tensor, sampling: Sequence[Tensor]) -> None:
         table_nM = torch.zeros(len(rows_n), self.limits.max_blocks, dtype=torch.int64)
