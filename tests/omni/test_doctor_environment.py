@@ -124,7 +124,7 @@ def test_a_package_that_fails_to_import_is_named_and_the_rest_is_checked(tmp_pat
     assert (ran.returncode, ran.stderr) == (1, "")
     assert "  problem  import torch: OSError: shared object file" in ran.stdout
     assert "  ok       import numpy: works" in ran.stdout
-    assert "devices and model: not looked at: import torch" in ran.stdout
+    assert "devices and model: not checked: import torch" in ran.stdout
     assert "\nplugins\n" in ran.stdout
 
 

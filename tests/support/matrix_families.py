@@ -21,10 +21,10 @@ from omni.payload import Payload
 from omni.plugin.entries import LogitsProcessorEntry
 from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import NO_RULES, HostLogitsProcessor, LogitsEdit, SamplingParams
-from omni_ar.hidden_conditioning import HeardPrompt
+from omni_ar.hidden_conditioning import HiddenConditioningArgs
 from omni_ar.options import ArOptions
 from omni_ar.processors import HistoryProcessor
-from omni_ar.text_conditioning import SpokenPrompt
+from omni_ar.text_conditioning import TextConditioningArgs
 from omni_text.frontend import build as build_text_frontend
 from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
@@ -202,7 +202,7 @@ class OmniFamily(Family):
         prompts = []
         for one in self._prepared:
             args = one.edges["thinker->talker"]
-            assert isinstance(args, SpokenPrompt | HeardPrompt)
+            assert isinstance(args, TextConditioningArgs | HiddenConditioningArgs)
             prompts.append(args.prompt.length)
         return prompts
 

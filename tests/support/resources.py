@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from omni.api.ticket import Ticket
+from omni.api.request import Request, RequestHandle
 from omni.device.ring import HostSlot
 from omni.engine.host.connector import HostRef
-from omni.engine.live import Live
+from omni.engine.orchestrator import ActiveRequest
 from omni.engine.route import Route
 from omni.stage import Hold, Lease
 from omni_ar.run.blocks import BlockTable
@@ -23,7 +23,7 @@ from omni_local.connector import LocalRef
 from omni_vocoder.request import VocoderRequest
 
 _RECORDS = (
-    *(Ticket, Live, Route, Hold, Lease, HostRef, LocalRef),
+    *(Request, RequestHandle, ActiveRequest, Route, Hold, Lease, HostRef, LocalRef),
     *(ArRequest, BlockTable, DiffusionRequest, EncoderRequest, VocoderRequest),
 )
 
