@@ -19,10 +19,10 @@ from transformers import (
 
 from omni.engine import Engine
 from omni.frontend.vocabulary import Vocabulary
+from omni.sampling import GREEDY as GREEDY_DEFAULTS
 from omni.sampling import HostLogitsProcessor, SamplingParams
 from omni.testing import SimulatedDevice
 from omni.testing.simulation import SimulatedStream
-from omni_ar.options import GREEDY as GREEDY_DEFAULTS
 from omni_ar.sampling import gumbel
 from support.matrix import GREEDY, LEFT, SEEDED, Cell, Family, Told
 from support.sampler_bench import reference_logits, reference_warp

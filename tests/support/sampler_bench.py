@@ -22,29 +22,29 @@ from transformers import (
 )
 
 from omni.device import Uploader, open_device
-from omni.sampling import LogitsEdit, SamplingParams
+from omni.sampling import GREEDY, LogitsEdit, SamplingParams
 from omni_ar.kernels.step.reference import observe
-from omni_ar.options import GREEDY
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.resolve import resolve_sampling
 from omni_ar.sampling import (
     EVERYTHING,
     SamplingState,
     StartingRow,
-    edit_words,
+    apply_penalties,
+    edit_size,
     flags_of,
     gumbel,
     merge_edits,
+    merge_flags,
     pack_edits,
     pack_sampling,
+    resolve_sampling,
     sample,
     start_sampling,
-    start_words,
+    start_size,
     view_edits,
     view_starts,
-    warp,
+    warp_tokens,
 )
-from omni_ar.sampling.sampler import follow_rules
 
 # What one row's parameters make of logits, by transformers' own processors and warpers, and by definition where it has none.
 
@@ -81,8 +81,12 @@ def count_penalties(logits_V: Tensor, outputs: Sequence[int], frequency: float, 
 
 
 def reference_warp(logits_V: Tensor, p: SamplingParams) -> Tensor:
-    """fp32 `[V]`: what transformers' warpers leave for a row that samples."""
+    """fp32 `[V]`: what transformers' warpers leave for a row that samples, and top-n-sigma by definition, in float64."""
     assert p.temperature
+    if p.top_n_sigma:
+        logits = logits_V.double().numpy()
+        threshold = logits.max() - p.top_n_sigma * logits[np.isfinite(logits)].std()
+        logits_V = logits_V.masked_fill(torch.from_numpy(logits < threshold), -np.inf)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(p.temperature)])
     if p.top_k:
         warpers.append(TopKLogitsWarper(p.top_k))
@@ -118,10 +122,10 @@ class SamplerBench:
         self.vocab = vocab
         self.processors = processors
         self.device = open_device("cpu")
-        self.state = SamplingState.allocate(self.device.zeros, rows, vocab, processors)
+        self.state = SamplingState.allocate(self.device.zeros, rows, vocab, {p.name: p.width for p in processors})
         self.sampling: dict[int, SamplingParams] = {}
         self._stream = self.device.stream("main")
-        words = rows * start_words(vocab, max_model_len, processors) + edit_words(vocab, rows)
+        words = rows * start_size(vocab, max_model_len, processors) + edit_size(vocab, rows)
         self._uploader = Uploader(self.device, self._stream, words, 2)
 
     def start(self, rows: Sequence[StartingRow]) -> int:
@@ -147,14 +151,14 @@ class SamplerBench:
             packed = pack_edits(upload, [(place, merge_edits([e], self.vocab)) for place, e in edits], self.vocab)
             self._uploader.launch(upload)
             on_device = view_edits(packed, self._uploader.view)
-        flags = flags_of(self.sampling[row] for row in rows)
+        flags = merge_flags(flags_of(self.sampling[row]) for row in rows)
         rows_R, position_R = torch.tensor(rows), torch.tensor(positions)
         ids: list[int] = sample(logits_RV, self.state, rows_R, position_R, flags, on_device, self.processors).tolist()
         return ids
 
     def observe(self, rows: Sequence[int], ids: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
         """As after a step of these rows."""
-        flags = flags_of(self.sampling[row] for row in rows)
+        flags = merge_flags(flags_of(self.sampling[row]) for row in rows)
         observe(self.state, torch.tensor(rows), torch.tensor(ids), torch.tensor(counts), flags)
 
 
@@ -189,8 +193,8 @@ def noisy_logits(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, positi
     def of(values: Tensor) -> Tensor:
         return values.index_select(0, rows_R)
 
-    logits_RV = follow_rules(logits_RV, state, rows_R, position_R, EVERYTHING)
-    warped_RV = warp(logits_RV, of(state.temperature), of(state.top_k), of(state.top_p), of(state.min_p))
+    logits_RV = apply_penalties(logits_RV, state, rows_R, position_R, EVERYTHING.needs)
+    warped_RV = warp_tokens(logits_RV, state, rows_R, EVERYTHING.needs)
     noise_RV = gumbel(of(state.seed), of(state.sample_index), position_R, 0, 0, logits_RV.shape[1])
     return torch.where(of(state.temperature)[:, None] == 0, logits_RV, warped_RV + noise_RV)
 
