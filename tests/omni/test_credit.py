@@ -4,8 +4,7 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Stream
 from omni.engine.credit import Credit, Valve
 from omni.stage import Lease, Pause, Resume
-from support.fake_graph import CountingConnector, FakeGraph, Scripted, always, fake_pipeline, host, lent
-from support.fake_stage import FakeWorker
+from support.fake_graph import CountingConnector, FakeGraph, FakeWorker, Scripted, always, fake_pipeline, host, lent
 
 EDGE = "writer->speaker"
 BOTH = ("text", "audio")
@@ -26,7 +25,7 @@ def leases(graph: FakeGraph, request_id: str) -> list[Lease]:
     return [feed.lease for feed in graph.speaker.fed(request_id) if feed.lease is not None]
 
 
-def test_a_request_is_paused_once_when_its_credit_is_used_up_and_goes_on_when_half_is_back() -> None:
+def test_a_request_pauses_once_without_credit_and_resumes_at_half() -> None:
     graph = graph_of()
     graph.submit("r", *BOTH)
     write(graph, "r", CREDIT - 1)
@@ -86,7 +85,7 @@ def test_what_a_consumer_has_taken_does_not_count_and_is_not_free() -> None:
     assert graph.writer.told("r") == [Pause], "what was taken is not given back a second time by its release"
 
 
-def test_a_payload_that_is_split_counts_until_every_part_is_taken_or_released() -> None:
+def test_a_split_payload_counts_until_every_part_is_taken_or_released() -> None:
     graph = FakeGraph(adapters={EDGE: always(Scripted([(2, 1)]))}, pipeline=fake_pipeline(1))
     graph.submit("r", *BOTH)
     write(graph, "r", 1)
@@ -141,7 +140,7 @@ def test_a_consumer_that_is_done_holds_its_producer_up_no_more() -> None:
     assert graph.writer.told("r") == [Pause, Resume]
 
 
-def test_a_producer_that_is_done_and_a_request_that_is_over_are_told_nothing() -> None:
+def test_finished_producers_and_requests_get_no_message() -> None:
     graph = graph_of()
     for name in ("done", "over"):
         graph.submit(name, *BOTH)
@@ -158,7 +157,7 @@ def test_a_producer_that_is_done_and_a_request_that_is_over_are_told_nothing() -
     assert graph.writer.told("done") == graph.writer.told("over") == [Pause]
 
 
-def test_a_producer_of_several_edges_is_paused_while_any_of_them_is_used_up() -> None:
+def test_a_producer_is_paused_while_any_of_its_edges_has_no_credit() -> None:
     producer, changed = FakeWorker(), dict[Valve, None]()
     valve = Valve("r", producer, changed)
     one, other = Credit(1, valve), Credit(2, valve)

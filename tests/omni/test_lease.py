@@ -78,7 +78,7 @@ def test_a_hold_that_may_be_taken_still_is_not_released() -> None:
     assert hold.free
 
 
-def test_a_connector_that_fails_to_release_loses_the_payload_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytest.LogCaptureFixture) -> None:
     class Torn(CountingConnector):
         def release(self, ref: Ref, after: Event) -> None:
             raise OSError("the cable is cut")

@@ -9,9 +9,12 @@ from omni.device import COMPLETED
 from omni.stage import Failed
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
-from support.late_faults import LateFaultyDevice, Owner, idle, simulate
-from support.listener_model import Listener, answered
-from support.row_feeder import PAD, RowFeeder, random_pages
+from support.faults import LateFaultyDevice, Owner, idle, simulate
+from support.listener import Listener, answered
+from support.tiers import few
+from tests.stages.omni_ar.row_feeder import PAD, RowFeeder, random_pages
+
+pytestmark = pytest.mark.thorough
 
 WIDTH, TOKENS = 8, 9
 MODEL = Listener(WIDTH)
@@ -51,7 +54,7 @@ class Lenders:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", few(1, [1, 0]))
 @pytest.mark.parametrize("phase", ["gather_step_rows", "store_step_rows"])
 def test_rows_whose_copy_fails(phase: str, number: int, after: bool):
     for seed in SEEDS:

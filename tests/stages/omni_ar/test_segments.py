@@ -18,8 +18,8 @@ from omni_ar.inputs import Prompt, Segment, SegmentSlot
 from omni_ar.run.request import ArRequest
 from omni_ar.run.segments import SegmentIntake
 from omni_local.connector import LocalConnector
-from support.late_faults import LateFaultyDevice
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
+from support.faults import LateFaultyDevice
 
 PAGES = torch.randn(5, 4, 3)
 
@@ -164,7 +164,7 @@ def test_a_segment_of_a_medium_is_called_as_the_medium():
     segments.drop(request)
 
 
-def test_pages_of_a_payload_that_two_inputs_share_are_read_until_the_gather_is_over():
+def test_pages_shared_by_two_inputs_are_kept_until_the_gather_ends():
     """The other input's lease keeps the release from the producer: `gathered` tells of the gather."""
     device = QueuedDevice()
     segments, request = intake(device)
@@ -217,7 +217,7 @@ def test_what_is_of_another_dtype_is_converted_on_the_device_and_let_go_of(whole
     assert not whole or taken["ids"] is ids
 
 
-def test_a_gather_that_fails_half_way_is_told_of_though_another_input_shares_the_payload():
+def test_a_gather_that_fails_half_way_is_reported_for_shared_payload():
     """Page rows that move must not be written again before what was launched of the gather is over."""
     device = LateFaultyDevice(None)
     segments, request = intake(device)

@@ -7,13 +7,13 @@ import torch
 from omni.device import COMPLETED
 from omni.payload import PageSlice
 from omni.stage import Failed, Feed, lend
+from support.faults import LateFaultyDevice
 from support.frame_bench import PAGE, frames, random_codes
-from support.late_faults import LateFaultyDevice
-from support.vocoder_bench import Bench
+from support.wavemaker import Bench
 
 
 @pytest.mark.parametrize("phase", ["copy_upload", "gather_frames"])
-def test_a_producer_is_told_of_gathers_though_another_input_shares_the_payload(phase: str) -> None:
+def test_a_producer_learns_of_gathers_of_a_payload_that_inputs_share(phase: str) -> None:
     """Of two payloads the second cannot be copied: neither's rows may be written again before what was launched is over."""
     device = LateFaultyDevice(None)
     bench = Bench(device, max_num_seqs=2)
