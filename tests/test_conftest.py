@@ -86,7 +86,7 @@ def test_what_is_run_again_fails_the_test_unless_it_plants_faults(tmp_path: Path
         "ERROR test_inner.py::test_that_heals_behind_itself",
         "PASSED test_inner.py::test_slow",
     }, ran.stdout
-    assert "vocoder, decoding a chunk of 2 requests: PlantedError: planted" in ran.stdout
+    assert "vocoder, decoding a chunk in a batch of 2: PlantedError: planted" in ran.stdout
 
 
 def test_names_of_tests_have_at_most_70_characters() -> None:

@@ -312,7 +312,7 @@ def test_a_paused_isolated_request_does_not_hold_up_the_next():
     assert ["a"] in [stage.names() for _ in range(2)], "its turn"
 
 
-def test_newcomers_do_not_take_the_blocks_that_an_isolated_request_waits_for():
+def test_newcomers_leave_the_blocks_that_an_isolated_request_waits_for():
     stage = Stage(rows=4, blocks=10, budget=100)
     second = request("b", 20, 5)
     stage.add(request("a", 4, 30), second)
