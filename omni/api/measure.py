@@ -12,7 +12,7 @@ from omni.engine import Held
 from omni.frontend.base import Prepared
 
 _DEPTH = 8
-"""As far as a chat or a prepared one goes: by stage, payloads, what describes one, its segments, one of them, its positions."""
+"""As far as a chat or a prepared one goes: by stage, payloads, what describes one, its placeholders, one of them, its positions."""
 
 
 _LARGE = 4096

@@ -12,8 +12,7 @@ from omni.connector import Connector
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
-from omni.engine.outlet import Outlet
-from omni.engine.request import EngineRequest, RequestFailed, Sink
+from omni.engine.request import EngineRequest, Outlet, RequestFailed, Sink
 from omni.errors import OmniError, StageError, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
@@ -154,7 +153,7 @@ class Engine:
             self._drain()
 
     def _drain(self) -> None:
-        """Lets stages take the aborts of the last requests, so that each gives back what another lent it."""
+        """Lets stages take the aborts of the last requests, so that each releases its inputs."""
         with torch.inference_mode():
             while self.tick():
                 pass

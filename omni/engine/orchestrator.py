@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from omni.connector import Connector
 from omni.device import COMPLETED, Stream
 from omni.engine.admission import Admission
-from omni.engine.credit import Credit, Valve
-from omni.engine.live import Live
-from omni.engine.outlet import Outlet
 from omni.engine.ranked import Rank
-from omni.engine.request import EngineRequest, RequestFailed, RequestFinished, Sink, StageFinished, StageOutput
-from omni.engine.route import Route
+from omni.engine.request import EngineRequest, Outlet, RequestFailed, RequestFinished, Sink, StageFinished, StageOutput
+from omni.engine.route import Credit, Route
 from omni.errors import InputError, OmniError, StageError, said
 from omni.pipeline import FRONTEND, Edge, Pipeline
 from omni.pipeline.adapter import AdapterFactory
@@ -25,6 +22,21 @@ class Arrival:
 
     request: EngineRequest
     outlet: Outlet
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A request that is at the stages. running: those it still has work in. awaited: those of them that give a wanted output.
+
+    routes: by edge. credits: by stage, of those that produce for another.
+    """
+
+    request: EngineRequest
+    outlet: Outlet
+    running: set[str]
+    awaited: set[str]
+    routes: Mapping[str, Route]
+    credits: Mapping[str, Credit]
 
 
 class Orchestrator:
@@ -50,8 +62,8 @@ class Orchestrator:
         self._live: dict[str, Live] = {}
         self._busy: dict[Route, None] = {}
         """Routes with something under way, in the order they became so: a waiting request costs nothing."""
-        self._changed: dict[Valve, None] = {}
-        """Valves whose producer may have to be told."""
+        self._changed: dict[Credit, None] = {}
+        """Credits that may have to be reported."""
 
     @property
     def live(self) -> int:
@@ -104,8 +116,8 @@ class Orchestrator:
             if not route.busy:
                 self._busy.pop(route, None)
         while self._changed:
-            valve, _ = self._changed.popitem()
-            moved |= valve.tell()
+            credit, _ = self._changed.popitem()
+            moved |= credit.report()
         return self._admit() or moved
 
     def _admit(self) -> bool:
@@ -123,9 +135,12 @@ class Orchestrator:
         request = arrival.request
         active, awaited = self._route_stages(request)
         edges = [e for e in self._pipeline.edges if e.producer in active and e.consumer in active]
-        valves = {e.producer: Valve(request.id, self._workers[e.producer], self._changed) for e in edges}
-        routes = {edge.name: self._route(request, edge, valves[edge.producer]) for edge in edges}
-        self._live[request.id] = Live(request, arrival.outlet, set(active), set(awaited), routes, valves)
+        credits = {
+            e.producer: Credit(request.id, self._workers[e.producer], self._edges_from[e.producer], self._changed)
+            for e in edges
+        }
+        routes = {edge.name: self._route(request, edge, credits[edge.producer]) for edge in edges}
+        self._live[request.id] = Live(request, arrival.outlet, set(active), set(awaited), routes, credits)
         for name in active:
             sources = {edge.name for edge in edges if edge.consumer == name} | ({FRONTEND} & _fed(request, name))
             sampling = request.sampling.get(name, SamplingParams())
@@ -169,19 +184,19 @@ class Orchestrator:
             raise StageError("pipeline", "routing the request", "no stage that it feeds leads to a wanted output")
         return active, awaited
 
-    def _route(self, request: EngineRequest, edge: Edge, valve: Valve) -> Route:
+    def _route(self, request: EngineRequest, edge: Edge, credit: Credit) -> Route:
         try:
             adapter = self._adapters[edge.name](request.edges.get(edge.name))
         except Exception as error:
             raise StageError(edge.name, "opening its adapter", said(error)) from error
         connector, consumer = self._connectors[edge.name], self._workers[edge.consumer]
-        return Route(request.id, edge, adapter, connector, consumer, self._transfer, Credit(edge.credit, valve))
+        return Route(request.id, edge, adapter, connector, consumer, self._transfer, credit)
 
     def _take(self, stage: str, message: Outbound) -> None:
         live = self._live.get(message.request_id)
         if live is None:
             if isinstance(message, Produced):
-                message.hold.seal()
+                message.close()
             return
         try:
             match message:
@@ -203,7 +218,7 @@ class Orchestrator:
                     route.send(produced)
                     self._busy[route] = None
         finally:
-            produced.hold.seal()
+            produced.close()
         if not produced.payload.tensors:
             for output in self._pipeline.outputs:
                 if output.stage == stage and output.modality in live.request.modalities:
@@ -212,8 +227,8 @@ class Orchestrator:
     def _finish(self, live: Live, stage: str, done: Done) -> None:
         live.running.discard(stage)
         live.awaited.discard(stage)
-        if stage in live.valves:
-            live.valves[stage].close()
+        if stage in live.credits:
+            live.credits[stage].close()
         for edge in self._pipeline.edges_from(stage):
             if edge.name in live.routes:
                 live.routes[edge.name].end(done.reason)
@@ -231,8 +246,8 @@ class Orchestrator:
         for route in live.routes.values():
             route.abort(reason)
             self._busy.pop(route, None)
-        for valve in live.valves.values():
-            valve.close()
+        for credit in live.credits.values():
+            credit.close()
         for name in live.running:
             self._workers[name].inbox.append(Abort(live.request.id))
 

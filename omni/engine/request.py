@@ -1,13 +1,16 @@
 """What the front end tells the engine, and what the engine tells back."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from omni.errors import OmniError
+from omni.errors import OmniError, StageError, said
 from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +69,29 @@ class RequestFailed:
 EngineOutput = StageOutput | StageFinished | RequestFinished | RequestFailed
 Sink = Callable[[EngineOutput], None]
 """Takes a request's outputs on the engine's thread; must be brief. If it raises, its request is given up."""
+
+
+class Outlet:
+    """Gives a request's outputs to its sink. A sink that raises harms its own request only."""
+
+    def __init__(self, request_id: str, sink: Sink) -> None:
+        self._request_id = request_id
+        self._sink = sink
+
+    def give(self, output: EngineOutput) -> None:
+        """Raises StageError if the sink raises: then its request is to be given up."""
+        try:
+            self._sink(output)
+        except Exception as error:
+            self._report()
+            raise StageError("sink", "taking an output", said(error)) from error
+
+    def end(self, output: RequestFinished | RequestFailed) -> None:
+        """The last output. The request is over, also if the sink raises."""
+        try:
+            self._sink(output)
+        except Exception:
+            self._report()
+
+    def _report(self) -> None:
+        _log.exception("the sink of request %s raised", self._request_id)

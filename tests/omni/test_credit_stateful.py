@@ -48,7 +48,7 @@ class Pressure(RuleBasedStateMachine):
         task = self.pick(stage, pick)
         if task is not None and task.claims:
             claim = task.claims[which % len(task.claims)]
-            claim.take() if not release else self.let_go(task, which % len(task.claims))
+            claim.acquire() if not release else self.let_go(task, which % len(task.claims))
 
     @rule(stage=STAGES, pick=PICKS, how=st.sampled_from(["done", "done", "failed", "aborted", "poisoned"]))
     def end(self, stage: str, pick: int, how: str) -> None:
@@ -124,7 +124,7 @@ class Pressure(RuleBasedStateMachine):
         assert self.crew.engine.idle
         assert all(sink.ends == 1 for sink in self.crew.sinks.values())
         for worker in self.workers:
-            assert all(hold.free and hold.released for hold in worker.holds)
+            assert all(one.free and one.released for one in worker.made)
         for connector in self.crew.connectors.values():
             assert all(ref.released and ref.freed for _, ref in connector.sent)
 
@@ -166,7 +166,7 @@ class Pressure(RuleBasedStateMachine):
         return tasks[index % len(tasks)] if tasks else None
 
     def let_go(self, task: Task, index: int) -> None:
-        task.claims.pop(index).lease.release(COMPLETED)
+        task.claims.pop(index).feed.release(COMPLETED)
 
 
 TestPressure = Pressure.TestCase

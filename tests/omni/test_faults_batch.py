@@ -15,8 +15,7 @@ from support.leaks import records
 RARE = {
     ("thinker", "extend_tables"),
     ("talker", "extend_tables"),
-    ("talker", "gather_segment"),
-    ("talker", "copy_rows"),
+    ("talker", "gather_rows"),
     ("talker", "restore_frames"),
 }
 """What only pressure provokes."""

@@ -15,7 +15,7 @@ from omni.engine.admission import Admission
 from omni.engine.orchestrator import Orchestrator
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline
-from omni.stage import Feed, Hold, Lease, MailboxWorker, Open, Produced, StageUsage
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_local.connector import LocalConnector
 from support.fake_graph import fake_stage
 
@@ -59,15 +59,15 @@ class Splitting:
 
 @dataclass(eq=False)
 class Claim:
-    """An input with a lease. counts: neither taken nor released."""
+    """An input with a lease. counts: neither acquired nor released."""
 
     serial: int
-    lease: Lease
+    feed: Feed
     counts: bool = True
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         self.counts = False
-        self.lease.take()
+        self.feed.acquire()
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class CrewWorker(MailboxWorker[Task]):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.wrong: list[str] = []
-        self.holds: list[Hold] = []
+        self.made: list[Produced] = []
         self.opened: list[str] = []
 
     def open(self, message: Open) -> Task:
@@ -96,7 +96,7 @@ class CrewWorker(MailboxWorker[Task]):
     def feed(self, request: Task, message: Feed) -> None:
         assert isinstance(message.payload.meta, Parcel)
         if message.lease is not None:
-            request.claims.append(Claim(message.payload.meta.serial, message.lease))
+            request.claims.append(Claim(message.payload.meta.serial, message))
 
     def end(self, request: Task, source: str) -> None:
         if source not in request.open_sources:
@@ -115,7 +115,7 @@ class CrewWorker(MailboxWorker[Task]):
 
     def drop(self, request: Task) -> None:
         while request.claims:
-            request.claims.pop().lease.release(COMPLETED)
+            request.claims.pop().feed.release(COMPLETED)
 
     def advance(self) -> bool:
         return False
@@ -132,7 +132,7 @@ class CrewWorker(MailboxWorker[Task]):
     def produce(self, parcel: Parcel, lends: bool) -> None:
         tensors = {"rows": PageSlice(torch.zeros(1, 1, 1), np.zeros(1, np.int64))} if lends else {}
         produced = Produced(parcel.request_id, Payload(parcel, tensors), COMPLETED)
-        self.holds.append(produced.hold)
+        self.made.append(produced)
         self.outbox.append(produced)
 
 

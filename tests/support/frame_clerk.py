@@ -8,7 +8,7 @@ from torch import Tensor
 
 from omni.device import COMPLETED, Device
 from omni.payload import Payload
-from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage, release
+from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 from support.tap import CodesChunk
 
 
@@ -56,7 +56,7 @@ class FrameClerk(MailboxWorker[_Case]):
 
     def drop(self, request: _Case) -> None:
         for message in request.frames:
-            release(message, COMPLETED)
+            message.release(COMPLETED)
         request.frames.clear()
 
     def advance(self) -> bool:
@@ -78,7 +78,7 @@ class FrameClerk(MailboxWorker[_Case]):
             self._observer.host_reads(codes)
         for frame in codes.numpy().tolist():
             self.outbox.append(Produced(case.id, Payload(CodesChunk(codes=tuple(frame))), COMPLETED))
-        release(message, COMPLETED)
+        message.release(COMPLETED)
 
 
 class FrameClerkKind:

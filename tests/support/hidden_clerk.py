@@ -21,7 +21,6 @@ from omni.stage import (
     StageContext,
     StageUsage,
     build_model,
-    release,
 )
 from support.hidden_reader import in_order
 from support.hidden_reading import HiddenRows, Reading, ReadOut
@@ -90,7 +89,7 @@ class ClerkWorker(MailboxWorker[Case]):
 
     def drop(self, request: Case) -> None:
         for message in request.inputs:
-            release(message, COMPLETED)
+            message.release(COMPLETED)
         request.inputs.clear()
 
     def advance(self) -> bool:
@@ -132,7 +131,7 @@ class ClerkWorker(MailboxWorker[Case]):
             case.read += 1
             reading = Reading(prompt=meta.prompt, index=meta.index + offset, numbers=tuple(numbers))
             self.outbox.append(Produced(case.id, Payload(reading), COMPLETED))
-        release(message, COMPLETED)
+        message.release(COMPLETED)
 
 
 class ClerkKind:

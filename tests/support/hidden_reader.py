@@ -30,7 +30,6 @@ from omni.stage import (
     StageContext,
     StageUsage,
     build_model,
-    release,
 )
 from support.hidden_reading import NUMBERS, HiddenRows, Reading, ReadOut
 
@@ -142,7 +141,7 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
             self._free.append(request.row)  # whoever gets it next writes to it later on the same stream
         while request.arrivals:
             arrival = request.arrivals.popleft()
-            release(arrival.message, arrival.after)
+            arrival.message.release(arrival.after)
 
     def advance(self) -> bool:
         self._ticks += 1
@@ -208,7 +207,7 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
             arrival.rows.gathered(end)
             if arrival.taken == len(arrival.rows.slots):
                 self.requests[arrival.message.request_id].arrivals.remove(arrival)
-                release(arrival.message, end)
+                arrival.message.release(end)
 
     def _read(self) -> bool:
         """Reads the oldest rows of every request."""

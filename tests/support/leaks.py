@@ -9,9 +9,9 @@ from pathlib import Path
 from omni.api.ticket import Ticket
 from omni.device.ring import HostSlot
 from omni.engine.host.connector import HostRef
-from omni.engine.live import Live
+from omni.engine.orchestrator import Live
 from omni.engine.route import Route
-from omni.stage import Hold, Lease
+from omni.stage import Lease, Produced
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.request import ArRequest
 from omni_diffusion.request import DiffusionRequest
@@ -20,7 +20,7 @@ from omni_local.connector import LocalRef
 from omni_vocoder.request import VocoderRequest
 
 _RECORDS = (
-    *(Ticket, Live, Route, Hold, Lease, HostRef, LocalRef),
+    *(Ticket, Live, Route, Produced, Lease, HostRef, LocalRef),
     *(ArRequest, BlockTable, DiffusionRequest, EncoderRequest, VocoderRequest),
 )
 

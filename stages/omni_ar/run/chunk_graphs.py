@@ -13,7 +13,7 @@ from omni.device import Device, Graph, Stream, SyncPoint, may_sync
 from omni_ar.model import ArModel
 from omni_ar.run.forward import ChunkStep, Forward
 from omni_ar.run.limits import Limits, step_words
-from omni_ar.run.pack import segments_in
+from omni_ar.run.pack import placeholders_in
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import Embedded
 from omni_ar.run.plan import PaddedShape, StepPlan
@@ -51,7 +51,7 @@ class ChunkGraphs:
         self._forward = forward
         self._limits = limits
         self._dtype = dtype
-        self._read = model.shape.forward_segments
+        self._read = model.shape.forward_embeddings
         self._sizes = BatchSizes(name, unit="chunk tokens", option="graph_chunk_sizes")
         self._captured: dict[PaddedShape, CapturedForward] = {}
         self._buffers: ChunkBuffers | None = None
@@ -93,11 +93,14 @@ class ChunkGraphs:
         if count > most:
             self._tell_once("chunks", f"{count} chunks runs uncaptured, as do all of more than {most}")
             return False
-        segments, read = {slot.name for chunk in plan.prompts for slot, _ in segments_in(chunk)}, self._read
-        if segments and (read is None or not segments.isdisjoint(read)):
-            names = ", ".join(sorted(segments if read is None else segments.intersection(read)))
-            told = "that the model's forward reads" if read else "of which ArShape.forward_segments tells nothing"
-            self._tell_once("segments", f"segments ({names}) {told} runs uncaptured, as do all")
+        embeddings, read = (
+            {placeholder.name for chunk in plan.prompts for placeholder, _ in placeholders_in(chunk)},
+            self._read,
+        )
+        if embeddings and (read is None or not embeddings.isdisjoint(read)):
+            names = ", ".join(sorted(embeddings if read is None else embeddings.intersection(read)))
+            told = "that the model's forward reads" if read else "of which ArShape.forward_embeddings tells nothing"
+            self._tell_once("embeddings", f"multimodal embeddings ({names}) {told} runs uncaptured, as do all")
             return False
         return True
 

@@ -15,7 +15,7 @@ from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
-from omni_ar.run.blocks import BlockTable, Lent
+from omni_ar.run.blocks import BlockTable
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, Confirmed
 from omni_ar.run.rows import RowTable
@@ -56,8 +56,8 @@ class _Scored(msgspec.Struct, frozen=True):
 class OutputProcessor:
     """Reads the handoffs of launched steps in order, and gives out what is certain.
 
-    A token's payload is lent as soon as the token is confirmed, whether or not it is written: its own event says that, and only its
-    consumer asks. A request's end waits for its log-probabilities, but no token does.
+    A token's payload is given out as soon as the token is confirmed, written or not: only its consumer asks the payload's event. A
+    request's end waits for its log-probabilities, but no token does.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class OutputProcessor:
                 self._confirm(scheduled, RowStatus(status), ids[:count], step.payload)
             else:
                 self.stale += count
-        # Not before everything of the step is lent: when one of its requests ends, blocks are looked through for what is free.
+        # Not before all payload of the step is given out: when one of its requests ends, its table's payload is looked through.
         for table in flight.tables:
             table.unread -= 1
         for request in flight.requests:
@@ -205,28 +205,28 @@ class OutputProcessor:
     def _prompt_hidden(self, scheduled: Scheduled, written: Written) -> Produced:
         prompt = scheduled.request.prompt
         assert prompt is not None
-        return self._lend(scheduled, PromptHidden(), "hidden", prompt.payload_positions, written)
+        return self._page_rows(scheduled, PromptHidden(), "hidden", prompt.payload_positions, written)
 
     def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:
         """Of the request's next token: it lies where the token before it does."""
         index = len(scheduled.request.outputs)
         position = np.array([scheduled.request.length + index - 1], np.int64)
-        return self._lend(scheduled, TokenHidden(index=index), "hidden", position, written)
+        return self._page_rows(scheduled, TokenHidden(index=index), "hidden", position, written)
 
     def _frame(self, scheduled: Scheduled, written: Written) -> Produced:
         """Of the request's next token: it lies where the token will."""
         request = scheduled.request
         request.frames += 1
         position = np.array([request.length + len(request.outputs)], np.int64)
-        return self._lend(scheduled, TokenCodes(), "codes", position, written)
+        return self._page_rows(scheduled, TokenCodes(), "codes", position, written)
 
-    def _lend(
+    def _page_rows(
         self, scheduled: Scheduled, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
     ) -> Produced:
         """A payload of page rows. positions_n: of the tokens in whose slots they are."""
         part = PageSlice(written.pages, scheduled.table.slots(positions_n, self._size))
         produced = Produced(scheduled.request.id, Payload(meta, {name: part}), written.ready)
-        scheduled.table.lend(Lent(produced.hold, (part,)))
+        scheduled.table.add(produced)
         return produced
 
     def _take_scores(self, scores: ScoreHandoff, tokens: Sequence[_Scored]) -> None:

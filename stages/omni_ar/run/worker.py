@@ -6,24 +6,23 @@ from collections.abc import Mapping, Sequence
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
 from omni.sampling import LogitsEdit, SamplingParams
-from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage, release
-from omni_ar.inputs import Prompt, Segment, StepInputs
+from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage
+from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import GREEDY, ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
-from omni_ar.run.conditioning import StepIntake
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import OutputProcessor
 from omni_ar.run.plan import StepPlan
+from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest
 from omni_ar.run.resolve import check_sampling, resolve_sampling
 from omni_ar.run.rows import RowTable
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.run.segments import SegmentIntake
 
 
 class ArWorker(MailboxWorker[ArRequest]):
@@ -63,8 +62,10 @@ class ArWorker(MailboxWorker[ArRequest]):
             conditioned=shape.conditioned,
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
-        self._steps_in = StepIntake(name, runner.device, runner.stream, runner.conditioning, shape, limits)
-        self._segments = SegmentIntake(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
+        self._conditioning = ConditioningReceiver(
+            name, runner.device, runner.stream, runner.conditioning, shape, limits
+        )
+        self._embeddings = EmbeddingReceiver(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
         self._host_processors = HostProcessorExecutor(
             runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size
         )
@@ -83,8 +84,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             "requests": len(self.requests),
             "rows": self._rows.used,
             "blocks": self._pool.used,
-            "segments": self._segments.waiting,
-            "leases": self._steps_in.waiting,
+            "embeddings": self._embeddings.waiting,
+            "leases": self._conditioning.waiting,
             "steps": self._confirmer.unread,
             "scores": self._confirmer.unread_scores,
             "host_processors": self._host_processors.waiting,
@@ -174,14 +175,14 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def feed(self, request: ArRequest, message: Feed) -> None:
         meta = message.payload.meta
-        if isinstance(meta, Segment):
-            self._segments.add(request, meta, message)
+        if isinstance(meta, MultimodalEmbedding):
+            self._embeddings.add(request, meta, message)
             return
         if isinstance(meta, StepInputs):
-            self._steps_in.add(request, meta, message)
+            self._conditioning.add(request, meta, message)
             self._scheduler.wake(request)
             return
-        release(message, COMPLETED)  # the other inputs are read from the host alone
+        message.release(COMPLETED)  # the other inputs are read from the host alone
         match meta:
             case Prompt() as prompt:
                 prompt.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
@@ -201,28 +202,28 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.finish(request.id, "empty", _counts(request))
         elif self._shape.conditioned and not request.knows_all_steps:
             raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
-        elif not request.queued and (missing := self._segments.missing(request)):
-            raise StageError(self.name, "taking its input", f"it ended before segment {missing}")
+        elif not request.queued and (missing := self._embeddings.missing(request)):
+            raise StageError(self.name, "taking its input", f"it ended before embedding {missing}")
 
     def drop(self, request: ArRequest) -> None:
         self._scheduler.remove(request)
         self._host_processors.forget(request)
         for confirmed in request.held:
             for message in confirmed.messages:
-                message.hold.seal()  # it goes to nobody
+                message.close()  # no consumer gets it
         request.held.clear()
-        self._segments.drop(request)
-        self._steps_in.drop(request)
-        for segment in request.segments.values():
-            segment.let_go(request.last_step)
-        request.segments.clear()
+        self._embeddings.drop(request)
+        self._conditioning.drop(request)
+        for embedding in request.embeddings.values():
+            embedding.release(request.last_step)
+        request.embeddings.clear()
         if request.row is not None:
             self._rows.release(request.row)
         if request.table is not None:
             self._reclaimer.add_table(request.table)
 
     def advance(self) -> bool:
-        moved = self._reclaimer.tick() | self._take_segments()
+        moved = self._reclaimer.tick() | self._take_embeddings()
         moved |= self._confirm() | self._hear_guides() | self._take_steps()
         if self._confirmer.unread < self._limits.max_in_flight and self._runner.ready:
             plan = self._plan()
@@ -247,10 +248,10 @@ class ArWorker(MailboxWorker[ArRequest]):
     def settled(self, request: ArRequest) -> None:
         self._scheduler.wake(request)
 
-    def _take_segments(self) -> bool:
-        taken, failed = self._segments.tick()
+    def _take_embeddings(self) -> bool:
+        taken, failed = self._embeddings.tick()
         for request, error in failed:
-            self._fail_live(request, "gathering a segment", error)
+            self._fail_live(request, "gathering an embedding", error)
         for request in taken:
             try:
                 self._queue(request)
@@ -259,7 +260,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         return bool(taken or failed)
 
     def _take_steps(self) -> bool:
-        taken, failed = self._steps_in.tick()
+        taken, failed = self._conditioning.tick()
         for request in taken:
             self._scheduler.wake(request)
         for request, error in failed:
@@ -293,7 +294,7 @@ class ArWorker(MailboxWorker[ArRequest]):
     def _queue(self, request: ArRequest) -> None:
         """Hands a request to the scheduler once everything its prompt needs is here."""
         if self.requests.get(request.id) is request and not request.queued and request.prompt_ready:
-            request.check_segments()
+            request.check_embeddings()
             request.queued = True
             self._scheduler.add(request)
 

@@ -22,8 +22,8 @@ AGAIN = {"begin_windows", "render_piece", "download_samples"}
     [
         ("copy_upload", 0),
         ("copy_upload", 5),
-        ("gather_frames", 1),
-        ("store_frames", 1),
+        ("gather_rows", 1),
+        ("copy_rows", 1),
         ("begin_windows", 0),
         ("begin_windows", 3),
         ("denoise_rows", 3),

@@ -11,7 +11,7 @@ from support.vocoder_bench import Bench
 
 CODES = {name: random_codes(9 + 3 * number, number) for number, name in enumerate("abcd")}
 SEEDS = range(4)
-WHOLE = {"copy_upload": 0, "gather_frames": 1, "store_frames": 1, "decode_frames": 4, "download_samples": 4}
+WHOLE = {"copy_upload": 0, "gather_rows": 1, "copy_rows": 1, "decode_frames": 4, "download_samples": 4}
 """Of each batch that fails so, all may fail: how much is copied or decoded is not known."""
 
 

@@ -117,7 +117,7 @@ def test_device_memory_is_touched_in_phases_only(tmp_path: Path) -> None:
     with LaunchGuard(device) as guard:
         listener.run(device)
     listener.expect("a", codes)
-    phases = {"copy_upload", "decode_frames", "download_samples", "encode_batch", "reset_rows", "store_frames"}
+    phases = {"copy_upload", "decode_frames", "download_samples", "encode_batch", "reset_rows", "copy_rows"}
     assert phases <= guard.launched
 
 
