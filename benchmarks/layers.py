@@ -19,9 +19,9 @@ from bench.replay import H200_BANDWIDTH, replayed_seconds
 from bench.report import environment, print_facts
 from omni.device.kernel_choice import plain_torch
 from omni_ar.attention import AttentionMetadata, KVCache
-from omni_ar.kernels.fetch import nothing_fetched
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.kernels.overlap import kernels_in_turn
+from omni_ar.kernels.prefetch import no_prefetch
 from omni_ar.layers import Attention, DecoderConfig, DecoderLayer, GatedMLP, RotaryEmbedding
 from omni_ar.layers.code_predictor import CodePredictor
 
@@ -125,7 +125,7 @@ def main() -> None:
     ways: dict[str, Way] = {
         "torch": plain_torch,
         "in turn": kernels_in_turn,
-        "overlapping": nothing_fetched,
+        "overlapping": no_prefetch,
         "fetching": nullcontext,
     }
     for name, shape in MODELS.items():

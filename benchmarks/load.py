@@ -18,7 +18,7 @@ from torch import nn
 
 from bench.arguments import device_here, positive_float
 from bench.report import environment, print_facts
-from omni.checkpoint import Checkpoint, Destination, load_module
+from omni.checkpoint import Checkpoint, load_module
 from omni.device import open_device
 
 _WIDTH = 2048
@@ -77,7 +77,7 @@ def main() -> None:
             forget_peak()
             before = host_peak()
             start = time.perf_counter()
-            load_module(module, Checkpoint(folder), Destination, device=device)
+            load_module(module, Checkpoint(folder), device=device)
             seconds = time.perf_counter() - start
             gigabytes = len(names) * _MATRIX_BYTES / 1e9
             print(

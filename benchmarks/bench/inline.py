@@ -13,8 +13,8 @@ from torch import Tensor
 from bench.device import TimedDevice
 from bench.steps import StepRecorder
 from omni.device import Launch, PhaseCategory, Span, Uploader, declare_categories
+from omni_ar.kernels.step.state import LENGTH, RowState
 from omni_ar.run.runner import Runner
-from omni_ar.run.state import LENGTH, RowState
 from omni_ar.run.step import SampledStep, StepContext
 
 _PROMPT_ROWS = 2048

@@ -9,11 +9,12 @@ from bench.kernel_cases import Buffers, Call, Case
 from bench.kernel_shapes import Sizes
 from omni.device import open_device
 from omni_ar.kernels.step import end_frames, frame_inputs, place_frames
+from omni_ar.kernels.step.state import ACTIVE, LENGTH, LIMIT, RowState, StepBuffers
 from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update, prepare_decodes
-from omni_ar.run.state import ACTIVE, LENGTH, LIMIT, RowState, StepBuffers
+from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.sampling import EVERYTHING
 
 _BLOCK = 16
@@ -135,10 +136,10 @@ def _made(model: ArModel, sizes: Sizes, rows: int, b: Buffers) -> tuple[RowState
     """State and buffers of rows that go on, and which rows those are."""
     options = ArOptions(max_num_seqs=rows, max_model_len=_longest(sizes))
     limits, device = Limits.of("bench", options, model.shape), open_device(b.device.type)
-    state = RowState.allocate(device, model, limits, b.dtype)
+    state = allocate_rows(device, model, limits, b.dtype)
     state.words[:, LENGTH], state.words[:, ACTIVE], state.words[:, LIMIT] = sizes.length, 1, 2**40
     state.block_table.copy_(torch.arange(state.block_table.numel()).view_as(state.block_table))
     state.sampling.stop_ids.fill_(-1)
-    step = StepBuffers.allocate(device, model, limits, b.dtype)
+    step = allocate_step_buffers(device, model, limits, b.dtype)
     step.accepted_NW[:, 1] = 1
     return state, step, b.arange(rows)

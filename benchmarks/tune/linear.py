@@ -113,7 +113,7 @@ class Case:
             if config is not None:
                 parts = (self.x_TD, self.delta_TD, self.norm_D, EPS, weight_ND, None, gated)
                 return kernel.norm_linear(*parts, config)[0]
-            x_TD, _ = add_rms_norm(self.x_TD, self.delta_TD, self.norm_D, EPS, ahead=weight_ND)
+            x_TD, _ = add_rms_norm(self.x_TD, self.delta_TD, self.norm_D, EPS, prefetch=weight_ND)
             return multiply(x_TD, weight_ND, gated, product)
         if not self.into_norm:
             return multiply(self.x_TD, weight_ND, gated, config)

@@ -2,7 +2,18 @@
 
 from omni.checkpoint.checkpoint import Checkpoint
 from omni.checkpoint.dummy import Initializer, default_init, fill_dummy
-from omni.checkpoint.load import Destination, Rename, load_module
+from omni.checkpoint.load import Destination, StackedWeights, load_module, load_weights, stacked_destinations
 from omni.checkpoint.resolve import resolve
 
-__all__ = ["Checkpoint", "Destination", "Initializer", "Rename", "default_init", "fill_dummy", "load_module", "resolve"]
+__all__ = [
+    "Checkpoint",
+    "Destination",
+    "Initializer",
+    "StackedWeights",
+    "default_init",
+    "fill_dummy",
+    "load_module",
+    "load_weights",
+    "resolve",
+    "stacked_destinations",
+]

@@ -1,15 +1,18 @@
 """Fills a module's parameters, in place, from a checkpoint."""
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from omni.checkpoint.checkpoint import Checkpoint
 from omni.checkpoint.checks import RESTORE_CONFIG
+from omni.checkpoint.dummy import fill_dummy
 from omni.checkpoint.finite import check_finite
 from omni.checkpoint.stream import stream_weights
 from omni.device import Device
@@ -29,34 +32,60 @@ class Destination:
     index: tuple[int | slice, ...] = ()
 
 
-Rename = Callable[[str], Destination | None]
-"""From a published name to its destination, or None for a weight that this module does not use."""
+class StackedWeights(ABC):
+    """A base class for modules that hold several published weights in one parameter."""
 
-_NOT_STACKED: Mapping[str, Destination] = MappingProxyType({})
+    @abstractmethod
+    def stacked_weights(self, name: str) -> Mapping[str, Destination]:
+        """The destination of each such weight, all names in full. name: the module's own, empty for the outermost module."""
+
+
+class WeightsContext(Protocol):
+    """The part of a `StageContext` that `load_weights` reads. dummy_seed: of random weights."""
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def load_format(self) -> str: ...
+    @property
+    def dummy_seed(self) -> int: ...
+
+
+_SAME_NAMES: Mapping[str, str] = MappingProxyType({"": ""})
+
+
+def load_weights(module: nn.Module, context: WeightsContext, prefixes: Mapping[str, str]) -> None:
+    """Fills a stage's module with published weights (see `load_module`), or with random ones if `load_format` is `"dummy"`. Its
+    parameters require no gradients from then on."""
+    module.requires_grad_(False)
+    if context.load_format == "dummy":
+        fill_dummy(module, context.dummy_seed)
+    else:
+        load_module(module, context.checkpoint, prefixes, context.device)
 
 
 def load_module(
     module: nn.Module,
     checkpoint: Checkpoint,
-    rename: Rename,
-    *,
-    prefixes: Sequence[str] = ("",),
-    stacked: Mapping[str, Destination] = _NOT_STACKED,
+    prefixes: Mapping[str, str] = _SAME_NAMES,
     device: Device | None = None,
 ) -> None:
-    """Copies the weights whose names start with one of `prefixes` into parameters and persistent buffers of `module`.
+    """Copies published weights into parameters and persistent buffers of `module`.
+
+    prefixes: from the start of a published name to its replacement in the module; the first match counts, and weights without one
+    are left out. device: the module's; None for one on the host.
 
     The module stands on its device, in its dtype. Weights are read file by file, a few MB at a time, and cast where they go to: the
     host never holds a file. Names and shapes are checked before anything is copied. A module on the meta device is only checked.
-
-    stacked: names that `rename` may give as if they were parameters, and the rows of a stacked parameter that they stand for.
-    device: the module's; None for one on the host.
 
     Raises CheckpointError for a weight with no such parameter, a wrong tensor shape, two weights for one place, and
     parameters that no weight fills; and, once they are there, for weights that are not finite in the module's dtype.
     """
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
-    places = _places(checkpoint, targets, rename, prefixes, stacked)
+    stacked = stacked_destinations(module)
+    places = _places(checkpoint, targets, prefixes, stacked)
     _check_filled(targets, places, stacked, checkpoint)
     with torch.inference_mode():
         views = {name: targets[place.parameter].detach()[place.index] for name, place in places.items()}
@@ -68,21 +97,29 @@ def load_module(
         check_finite(views, filled.values())
 
 
+def stacked_destinations(module: nn.Module) -> dict[str, Destination]:
+    """From the published name of each stacked weight of `module` to its part of a parameter."""
+    destinations: dict[str, Destination] = {}
+    for name, part in module.named_modules():
+        if isinstance(part, StackedWeights):
+            destinations |= part.stacked_weights(name)
+    return destinations
+
+
 def _places(
     checkpoint: Checkpoint,
     targets: Mapping[str, torch.Tensor],
-    rename: Rename,
-    prefixes: Sequence[str],
+    prefixes: Mapping[str, str],
     stacked: Mapping[str, Destination],
 ) -> dict[str, Destination]:
     places: dict[str, Destination] = {}
     taken: dict[tuple[str, str], str] = {}
     for name in checkpoint.names():
-        destination = rename(name) if name.startswith(tuple(prefixes)) else None
-        if destination is None:
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        if prefix is None:
             continue
-        if not destination.index:
-            destination = stacked.get(destination.parameter, destination)
+        local = prefixes[prefix] + name.removeprefix(prefix)
+        destination = stacked.get(local, Destination(local))
         if destination.parameter not in targets:
             problem = f"is unexpected: the model has no parameter {destination.parameter!r}"
             raise CheckpointError(name, problem, "use a checkpoint whose config.json describes its weights")
@@ -100,11 +137,7 @@ def _key(destination: Destination) -> tuple[str, str]:
 
 
 def _check_shape(name: str, found: tuple[int, ...], target: torch.Tensor, destination: Destination) -> None:
-    try:
-        expected = tuple(target[destination.index].shape)
-    except IndexError:
-        problem = f"has no place in parameter {destination.parameter!r} of shape {tuple(target.shape)}"
-        raise CheckpointError(name, problem, RESTORE_CONFIG) from None
+    expected = tuple(target[destination.index].shape)
     if found != expected:
         problem = f"wrong tensor shape: expected {expected}, found {found}"
         raise CheckpointError(name, problem, RESTORE_CONFIG)
@@ -126,28 +159,9 @@ def _check_filled(
     taken = {_key(place) for place in places.values()}
     missing: list[str] = []
     for name, target in targets.items():
-        here = filled[id(target)]
-        if sum(target[place.index].numel() for place in here) >= target.numel():
-            continue
-        if parts[name]:
-            missing += [part for part in parts[name] if _key(stacked[part]) not in taken]
-        else:
-            missing += _missing_rows(name, target, here)
+        if sum(target[place.index].numel() for place in filled[id(target)]) < target.numel():
+            missing += [part for part in parts[name] if _key(stacked[part]) not in taken] or [name]
     if missing:
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         problem = f"has no weights for {len(missing)} parameters of the model: {some}"
         raise CheckpointError(str(checkpoint.path), problem, "download the whole checkpoint again")
-
-
-def _missing_rows(name: str, target: torch.Tensor, places: Sequence[Destination]) -> list[str]:
-    """The entries along the first dimension of which something is missing, or the name alone if nothing is there at all."""
-    if not places:
-        return [name]
-    counts = [0] * target.shape[0]
-    for place in places:
-        rows = place.index[0]
-        every = range(*rows.indices(len(counts))) if isinstance(rows, slice) else (rows,)
-        for row in every:
-            counts[row] += target[place.index].numel() // len(every)
-    whole = target.numel() // len(counts)
-    return [f"{name}[{row}]" for row, count in enumerate(counts) if count < whole]

@@ -23,6 +23,7 @@ from omni.stage.messages import (
 )
 from omni.stage.progress import capture_progress
 from omni.stage.receiver import PayloadReceiver, Receipt, Transfer, as_matrix
+from omni.stage.retry import together
 from omni.stage.worker import MailboxWorker
 
 __all__ = [
@@ -56,4 +57,5 @@ __all__ = [
     "dry_run",
     "memory_errors",
     "module_bytes",
+    "together",
 ]

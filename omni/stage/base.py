@@ -1,5 +1,6 @@
 """How a kind of stage runs."""
 
+import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,11 @@ class StageContext:
     logits_processors: Mapping[str, LogitsProcessorEntry] = field(default_factory=dict)
     graphs: bool = False
 
+    @property
+    def dummy_seed(self) -> int:
+        """Of random weights: the same for a stage of the same name."""
+        return zlib.crc32(self.stage.name.encode())
+
 
 class StageWorker(Protocol):
     """Owns scheduling, memory and steps of one stage. Driven by the engine loop; nothing in it blocks."""
@@ -65,8 +71,8 @@ class StageWorker(Protocol):
     def usage(self) -> StageUsage: ...
 
     def counters(self) -> Mapping[str, int]:
-        """Totals since the start, by name (`frames`, `steps`, ...). They only grow. A kind that runs the parts of a failed batch
-        again counts that as `retries` (`MailboxWorker.retried`)."""
+        """Totals since the start, by name (`frames`, `steps`, ...). They only grow. `retries` counts failed batches whose parts ran
+        again (`MailboxWorker.retry_each`)."""
         ...
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -29,7 +30,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
         self.outbox: deque[Outbound] = deque()
         self.requests: dict[str, RequestT] = {}
         self.retries = 0
-        """Batches that failed and were run again, each of their parts alone. Every kind of stage has it among its `counters`."""
+        """Failed batches whose parts ran again, each alone. Every kind of stage has it among its `counters`."""
 
     @abstractmethod
     def open(self, message: Open) -> RequestT:
@@ -77,12 +78,12 @@ class MailboxWorker(ABC, Generic[RequestT]):
         return self.advance() or moved
 
     def close(self) -> None:
-        """Drops every request. A worker that keeps anything besides frees that too. Idempotent."""
+        """Drops every request. A worker with other memory frees that too. Idempotent."""
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
 
     def finish(self, request_id: str, reason: str, counts: dict[str, int], held: tuple[int, ...] = ()) -> None:
-        """The request is done here: its record goes and the orchestrator is told."""
+        """The request is done here: its record goes, and the orchestrator gets `Done`."""
         self.drop(self.requests.pop(request_id))
         self.outbox.append(Done(request_id, reason, counts, held))
 
@@ -91,11 +92,17 @@ class MailboxWorker(ABC, Generic[RequestT]):
         self.drop(self.requests.pop(request_id))
         self.outbox.append(Failed(request_id, self._known(doing, error)))
 
+    def retry_each(self, batch: Sequence[object], doing: str, error: Exception) -> bool:
+        """Whether the parts of a failed batch run again, each alone, so that only the part at fault fails: those of a batch of
+        several do, and the caller marks them (`BatchPart.alone`)."""
+        if len(batch) > 1:
+            self.retried(f"{doing} in a batch of {len(batch)}", error)
+        return len(batch) > 1
+
     def retried(self, batch: str, error: Exception) -> None:
-        """A batch failed, and each of its parts will be run again, alone. Whoever does that says so here: it heals our own bugs as
-        well, so it is counted and logged, and tests ask for it (`omni.testing.no_retries`). batch: what failed."""
+        """Counts and logs a retry. It heals our own bugs as well, so tests fail for it (`omni.testing.no_retries`)."""
         self.retries += 1
-        _log.warning("%s: %s failed and is run again for each alone", self.name, batch, exc_info=error)
+        _log.warning("%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=error)
 
     def _known(self, doing: str, error: Exception) -> OmniError:
         notes: list[str] = vars(error).get("__notes__", [])  # the phase, see Device.launch

@@ -1,4 +1,4 @@
-"""Stages run the parts of a failed batch again, alone: good for users, while in tests it hides that something failed."""
+"""Stages run the parts of a failed batch again, each alone: good for users, but in tests it hides the failure."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _count = MailboxWorker.retried
 
 @dataclass(slots=True)
 class _Planted:
-    """depth: how many `planted_faults` are entered."""
+    """depth: number of `planted_faults` that are entered."""
 
     depth: int = 0
 
@@ -24,10 +24,10 @@ _planted = _Planted()
 
 @contextmanager
 def no_retries() -> Iterator[None]:
-    """Raises AssertionError at its end if a batch failed meanwhile and was run again, request by request or item by item: in any
-    stage whose worker is a `MailboxWorker`, in any thread of the process. Whatever else is raised gets a note that says so.
+    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`), in any thread of the
+    process. Any other error that is raised gets a note of it.
 
-    `Simulation.run` and `LaunchGuard` do it by themselves. Of several the innermost tells. Faults that are planted belong in
+    `Simulation.run` and `LaunchGuard` enter it themselves. Of nested ones the innermost raises. Faults that are planted belong in
     `planted_faults`.
     """
     failed: list[tuple[str, Exception]] = []
@@ -42,15 +42,15 @@ def no_retries() -> Iterator[None]:
             yield
         except BaseException as error:
             if failed:
-                error.add_note(_told(failed))
+                error.add_note(_report(failed))
             raise
     if failed:
-        raise AssertionError(_told(failed)) from failed[0][1]
+        raise AssertionError(_report(failed)) from failed[0][1]
 
 
 @contextmanager
 def planted_faults() -> Iterator[None]:
-    """What fails in here is meant to: no `no_retries`, around it or within, tells of it."""
+    """Failures in here are intended: no `no_retries`, around it or within, raises for them."""
     _planted.depth += 1
     try:
         yield
@@ -58,6 +58,6 @@ def planted_faults() -> Iterator[None]:
         _planted.depth -= 1
 
 
-def _told(failed: list[tuple[str, Exception]]) -> str:
+def _report(failed: list[tuple[str, Exception]]) -> str:
     lines = [f"- {batch}: {type(error).__name__}: {error}" for batch, error in failed[:10]]
     return "\n".join([f"batches failed and were run again, {len(failed)} in all:", *lines])

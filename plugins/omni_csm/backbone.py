@@ -6,10 +6,10 @@ Shape legend: T prompt tokens, R rows, D width, G code groups, n frames of an em
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers import DecoderLayers, Linear
 from omni_ar.layers.text_model import decoder_shape
-from omni_ar.loading import load_weights
 from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, FrameEnd, NextTokens, PromptTokens
 from omni_csm.config import CsmConfig, read_config
 from omni_csm.depth import DepthDecoder, FrameEmbedding

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers import DecoderLayers, Linear
 from omni_ar.layers.text_model import decoder_shape
-from omni_ar.loading import load_weights
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 from omni_qwen2_5_omni.config import TalkerConfig, read_config
 from omni_qwen2_5_omni.voices import read_voices

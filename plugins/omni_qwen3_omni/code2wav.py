@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint import load_weights
 from omni.checkpoint.checks import Section
 from omni.stage import StageContext
-from omni_ar.loading import load_weights
 from omni_qwen3_omni.config import read_config
 from omni_vocoder.layers import (
     GatedMLP,

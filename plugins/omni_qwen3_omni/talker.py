@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers import Projection
 from omni_ar.layers.codec_talker import CodecTalker
-from omni_ar.loading import load_weights
 from omni_ar.model import ArShape, NextTokens, PromptTokens
 from omni_qwen3_omni.config import TalkerConfig, read_config
 from omni_qwen3_omni.talker_prompt import NO_CODE

@@ -4,9 +4,9 @@ import logging
 from contextlib import AbstractContextManager
 from itertools import islice
 
-from omni.batch_sizes import captured_lengths, captured_sizes
 from omni.device import AllocationCount
 from omni.errors import ConfigError
+from omni.graphs import captured_lengths, captured_sizes
 from omni.stage import Footprint, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel

@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from omni.batch_sizes import check_sizes
 from omni.errors import InputError
+from omni.graphs import check_sizes
 from omni.sampling import SamplingParams
 
 GREEDY = SamplingParams(

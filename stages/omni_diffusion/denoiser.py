@@ -1,4 +1,4 @@
-"""Begins windows and takes rows' latents step by step from noise to what is rendered.
+"""Begins windows and denoises rows' latents, step by step.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.batch_graphs import BatchGraphs
-from omni.device import Device, Launch, Span, Stream, Uploader
+from omni.device import Device, Graph, Launch, Span, Stream, Uploader
+from omni.graphs import Captured, CapturedGraphs
 from omni_diffusion.model import DiffusionModel, StateT, Windows
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
@@ -35,14 +35,14 @@ _ROW, _FRAMES = 0, 4
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step whose inputs are on their way to the device. Nothing of its rows is lost if it goes no further.
+    """A step whose inputs are on their way to the device. The rows' latents are unchanged until its launch.
 
-    width: code frames of its windows. padded: the captured batch that may stand for this one; None if there is none.
+    width: code frames of its windows. captured: the graph to replay; None for a step that runs uncaptured.
     packed_2B: int64, rows and their steps.
     """
 
     width: int
-    padded: int | None
+    captured: Captured[Graph] | None
     packed_2B: Tensor
 
 
@@ -74,9 +74,9 @@ class Denoiser:
         # All rows may begin while a step runs that their uploads wait for.
         self._windows = Uploader(device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN))
         self._steps = Uploader(device, stream, 2 * rows, 1)
-        self._begin_graphs = BatchGraphs[None](stream.name, "beginnings of windows")
+        self._begin_graphs = CapturedGraphs[None, Graph](stream.name)
         self._captured_begins: set[int] = set()
-        self._step_graphs = BatchGraphs[int](stream.name, "windows of other sizes")
+        self._step_graphs = CapturedGraphs[int, Graph](stream.name, others="windows of other sizes")
 
     def capture(self, size: int) -> None:
         """Captures steps of so many rows, and the beginning of as many windows, but `MOST_BEGUN` at most: once, for several sizes
@@ -90,14 +90,14 @@ class Denoiser:
             self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
-        """The beginning of windows of nothing."""
+        """The beginning of null windows."""
         packed_BX = self._windows.view(Span(0, (count, self._columns)))
         null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
         self._device.enqueue(self._stream, [null])
         return [self._begin(packed_BX)]
 
     def null_step(self, count: int, width: int) -> list[Launch]:
-        """A step of rows of nothing."""
+        """A step of null rows."""
         packed_2B = self._steps.view(Span(0, (2, count)))
         self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
         return [self._step(packed_2B, width)]
@@ -113,14 +113,14 @@ class Denoiser:
 
     def begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> None:
         """Enqueues the beginning of a window of each, at most `MOST_BEGUN`. May be tried again if it fails. Changes no request."""
-        padded = self._begin_graphs.padded(None, len(requests))
-        packed = np.zeros((padded or len(requests), self._columns), np.int64)
+        captured = self._begin_graphs.find(None, len(requests))
+        packed = np.zeros((captured.size if captured is not None else len(requests), self._columns), np.int64)
         packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
         for line, request, window in zip(packed, requests, windows, strict=False):
             self._fill(line, request, window)
         (packed_BX,) = self._windows.send([packed])
-        if padded is not None:
-            self._device.replay(self._stream, self._begin_graphs.get(None, padded))
+        if captured is not None:
+            self._device.replay(self._stream, captured.graph)
         else:
             self._device.enqueue(self._stream, [self._begin(packed_BX)])
 
@@ -128,17 +128,17 @@ class Denoiser:
         """Enqueues the inputs of each request's next step. May be tried again if it fails."""
         count = len(requests)
         width = self._sizes.width(max(request.window.frames for request in requests if request.window is not None))
-        padded = self._step_graphs.padded(width, count)
-        packed = np.zeros((2, padded or count), np.int64)
+        captured = self._step_graphs.find(width, count)
+        packed = np.zeros((2, captured.size if captured is not None else count), np.int64)
         packed[0] = self._null_row
         packed[:, :count] = np.array([(request.row, request.step) for request in requests]).T
         (packed_2B,) = self._steps.send([packed])
-        return PreparedStep(width, padded, packed_2B)
+        return PreparedStep(width, captured, packed_2B)
 
     def launch(self, prepared: PreparedStep) -> None:
-        """Enqueues the step, which moves the rows' latents on."""
-        if prepared.padded is not None:
-            self._device.replay(self._stream, self._step_graphs.get(prepared.width, prepared.padded))
+        """Enqueues the step."""
+        if prepared.captured is not None:
+            self._device.replay(self._stream, prepared.captured.graph)
         else:
             self._device.enqueue(self._stream, [self._step(prepared.packed_2B, prepared.width)])
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from omni.batch_sizes import captured_sizes
+from omni.graphs import captured_sizes
 from omni.stage import MeasuredStage, StageContext
 from omni_diffusion.model import DiffusionModel
 from omni_diffusion.options import DiffusionOptions

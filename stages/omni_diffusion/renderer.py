@@ -1,4 +1,4 @@
-"""Keeps what was denoised, and renders it as far as it is surrounded.
+"""Keeps denoised latents, and renders those whose neighbours are there.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.batch_graphs import BatchGraphs
-from omni.device import Device, Launch, Span, Stream, Uploader
+from omni.device import Device, Graph, Launch, Span, Stream, Uploader
+from omni.graphs import Captured, CapturedGraphs
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
@@ -23,17 +23,17 @@ from omni_frames import MAX_IN_FLIGHT, SampleBatch, SampleRing
 
 _UPLOADS = 4
 
-Captured = tuple[Piece, int]
-"""A piece, and which of the output buffers it writes."""
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedPieces:
-    """Pieces of several rows whose inputs are on their way to the device. padded: as of a step. packed_BX: int64."""
+    """Pieces of several rows whose inputs are on their way to the device.
+
+    captured: the graphs to replay, one for each output buffer; None for pieces that run uncaptured. packed_BX: int64.
+    """
 
     requests: tuple[DiffusionRequest, ...]
     piece: Piece
-    padded: int | None
+    captured: Captured[list[Graph]] | None
     packed_BX: Tensor
 
 
@@ -64,18 +64,19 @@ class Renderer:
         self._samples = samples
         self._kept_RCM = device.zeros((num_rows, sizes.kept, width), torch.float32)
         self._upload = Uploader(device, stream, rows * (2 * sizes.most_fresh + sizes.kept), _UPLOADS)
-        self._graphs = BatchGraphs[Captured](stream.name, "pieces of other sizes, at the end of requests,")
+        others = "pieces of other sizes, at the end of requests,"
+        self._graphs = CapturedGraphs[Piece, list[Graph]](stream.name, others=others)
 
     def capture(self, size: int) -> None:
-        """Captures the pieces of long streams for so many rows. At start, before there are requests."""
+        """Captures the pieces of long streams for `size` rows. At start, before there are requests."""
         for piece in self._sizes.usual_pieces():
-            for turn in range(MAX_IN_FLIGHT):
-                name = f"{self._stream.name}-{piece.fresh}-{piece.count}-latents-{size}"
-                launches = self.null_pieces(size, piece, turn)
-                self._graphs.add((piece, turn), size, self._device.capture(self._stream, name, launches))
+            name = f"{self._stream.name}-{piece.fresh}-{piece.count}-latents-{size}"
+            turns = range(MAX_IN_FLIGHT)
+            graphs = [self._device.capture(self._stream, name, self.null_pieces(size, piece, turn)) for turn in turns]
+            self._graphs.add(piece, size, graphs)
 
     def null_pieces(self, count: int, piece: Piece, turn: int = 0) -> list[Launch]:
-        """Pieces of rows of nothing."""
+        """Pieces of null rows."""
         packed_BX = self._upload.view(Span(0, (count, 2 * piece.fresh + piece.seen)))
         self._device.enqueue(self._stream, [Launch.of(set_null_piece, packed_BX)])
         return [self._render(piece, packed_BX, turn)]
@@ -86,22 +87,22 @@ class Renderer:
         return self._upload.ready and self._samples.ready
 
     def prepare(self, requests: Sequence[DiffusionRequest], piece: Piece) -> PreparedPieces:
-        """Enqueues where to find and to keep what is rendered of each. May be tried again if it fails."""
+        """Enqueues the places of each request's latents. May be tried again if it fails."""
         count = len(requests)
-        padded = self._graphs.padded((piece, 0), count)
-        packed = np.empty((padded or count, 2 * piece.fresh + piece.seen), np.int64)
+        captured = self._graphs.find(piece, count)
+        packed = np.empty((captured.size if captured is not None else count, 2 * piece.fresh + piece.seen), np.int64)
         packed[:, : piece.fresh] = self._null_row * self._window_latents
         packed[:, piece.fresh :] = self._null_row * self._sizes.kept
         for line, request in zip(packed, requests, strict=False):
             self._fill(line, request, piece)
         (packed_BX,) = self._upload.send([packed])
-        return PreparedPieces(tuple(requests), piece, padded, packed_BX)
+        return PreparedPieces(tuple(requests), piece, captured, packed_BX)
 
     def launch(self, prepared: PreparedPieces) -> SampleBatch[DiffusionRequest] | None:
-        """Enqueues keeping, rendering and the copy to the host; None if nothing is rendered. May be tried again if it fails."""
+        """Enqueues keeping, rendering and the copy to the host. None if nothing is rendered. May be tried again if it fails."""
         piece, turn = prepared.piece, self._samples.turn
-        if prepared.padded is not None:
-            self._device.replay(self._stream, self._graphs.get((piece, turn), prepared.padded))
+        if prepared.captured is not None:
+            self._device.replay(self._stream, prepared.captured.graph[turn])
         else:
             self._device.enqueue(self._stream, [self._render(piece, prepared.packed_BX, turn)])
         samples = piece.count * self._model.samples_per_latent
@@ -124,7 +125,7 @@ class Renderer:
 
 
 def set_null_piece(packed_BX: Tensor) -> None:
-    """Before there are requests, any row is one of nothing."""
+    """Before there are requests, any row is a null row."""
     packed_BX.zero_()
 
 

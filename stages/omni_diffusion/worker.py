@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from omni.device import Device
 from omni.errors import InputError, StageError
 from omni.sampling import SamplingParams
-from omni.stage import Feed, Open, StageUsage
+from omni.stage import Feed, Open, StageUsage, together
 from omni_diffusion.denoiser import MOST_BEGUN, Denoiser
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, StateT
@@ -16,7 +16,7 @@ from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
 from omni_diffusion.voice import check_voice, noise_given
 from omni_diffusion.windows import Piece, WindowSizes
-from omni_frames import Arrival, FrameWorker, together
+from omni_frames import Arrival, FrameWorker
 
 
 class DiffusionWorker(FrameWorker[DiffusionRequest]):

@@ -14,20 +14,28 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from omni.device import Device, Event, Launch, Stream
+from omni.device import Device, Event, Graph, Launch, Stream
+from omni.graphs import Captured, CapturedGraphs
 from omni_encoder.cache import Outputs
-from omni_encoder.graphs import BatchGraphs, CapturedBatch
 from omni_encoder.model import EncoderModel
 from omni_encoder.plan import EncodePlan
 from omni_encoder.upload import PieceUploader, Transfer
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeGraph:
+    """outputs: in the graph's memory, until the next replay of any graph of the stream."""
+
+    graph: Graph
+    outputs: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch whose inputs are on their way to the device. captured: what stands for it; None if it runs uncaptured."""
+    """A batch whose inputs are on their way to the device. captured: None if it runs uncaptured."""
 
     plan: EncodePlan
-    captured: CapturedBatch | None
+    captured: Captured[EncodeGraph] | None
     transfer: Transfer
 
 
@@ -43,12 +51,12 @@ class BatchEncoder:
     """Owns the stream, the captured batches and their inputs. Decides nothing."""
 
     def __init__(self, device: Device, stream: Stream, model: EncoderModel, lengths: Sequence[int] = ()) -> None:
-        """lengths: what is going to be captured."""
+        """lengths: to be captured."""
         self._device = device
         self._stream = stream
         self._model = model
         self._uploader = PieceUploader(device, stream)
-        self._graphs = BatchGraphs(stream.name)
+        self._graphs = CapturedGraphs[None, EncodeGraph](stream.name, unit="embeddings", option="graph_lengths")
         largest = max((model.plan((), length).nbytes for length in lengths), default=0)
         self._inputs = device.zeros((largest,), torch.uint8)
 
@@ -59,27 +67,31 @@ class BatchEncoder:
             outputs: dict[str, Tensor] = {}
             encode = self._encode(plan, self._inputs, outputs)
             graph = self._device.capture(self._stream, f"{self._stream.name}-{length}", [encode])
-            self._graphs.add(CapturedBatch(length, graph, outputs))
+            self._graphs.add(None, length, EncodeGraph(graph, outputs))
 
     def prepare(self, items: Sequence[Mapping[str, Tensor]]) -> PreparedBatch:
-        """Lays the batch out and begins to bring it to the device, unless another is on its way."""
-        captured = self._graphs.find(self._model.padded_length(items))
-        plan = self._model.plan(items, captured.length if captured is not None else None)
+        """Lays the batch out and begins to send its inputs to the device."""
+        captured, length = None, self._model.padded_length(items)
+        if length is None:
+            self._graphs.log_uncaptured("media that the model cannot pad")
+        else:
+            captured = self._graphs.find(None, length)
+        plan = self._model.plan(items, captured.size if captured is not None else None)
         if len(plan.sizes) != len(items):
             raise ValueError(f"the model planned {len(plan.sizes)} outputs for {len(items)} items")
         buffer = self._inputs if captured is not None else self._device.empty((plan.nbytes,), torch.uint8, self._stream)
         return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
 
     def send(self, batch: PreparedBatch) -> bool:
-        """Enqueues the copy of a piece of what is left of the batch's inputs. Returns whether it could."""
+        """Enqueues the copy of the next piece of the batch's inputs. Returns whether it could."""
         return self._uploader.advance(batch.transfer)
 
     def launch(self, batch: PreparedBatch) -> EncodedBatch:
         """Enqueues the encoding, once all inputs were sent."""
         outputs: Mapping[str, Tensor]
         if batch.captured is not None:
-            self._device.replay(self._stream, batch.captured.graph)
-            outputs = batch.captured.outputs
+            self._device.replay(self._stream, batch.captured.graph.graph)
+            outputs = batch.captured.graph.outputs
         else:
             outputs = {}
             encode = self._encode(batch.plan, batch.transfer.buffer, outputs)

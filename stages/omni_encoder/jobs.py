@@ -1,12 +1,13 @@
-"""Which media items wait to be encoded, and which go together."""
+"""Media items that wait to be encoded, and the batches of them."""
 
+from omni.stage import together
 from omni_encoder.cache import ContentKey
 from omni_encoder.options import EncoderOptions
 from omni_encoder.request import EncoderRequest, Job, Taker
 
 
 class JobQueue:
-    """Jobs by what they encode, by rank, then first come first served, until their outputs are there."""
+    """Jobs by content: served by rank, then in order of arrival, and kept until their outputs are there."""
 
     def __init__(self, options: EncoderOptions) -> None:
         self._options = options
@@ -27,7 +28,7 @@ class JobQueue:
         self._jobs[job.key] = job
 
     def leave(self, request: EncoderRequest) -> None:
-        """Takes the request out of every job. A job nobody waits for goes, unless it is on the device."""
+        """Takes the request out of every job. A job without requests goes, unless it is on the device."""
         for key, job in list(self._jobs.items()):
             job.takers = [taker for taker in job.takers if taker.request is not request]
             if not job.takers and not job.launched:
@@ -35,7 +36,7 @@ class JobQueue:
                 job.feed.release(job.after)
 
     def next_batch(self, up_to: tuple[int, int] | None = None) -> list[Job]:
-        """The first job whose features are there, and what may go with it. Empty if there is none.
+        """The first job whose features are there, and others that may share its batch. Empty if there is none.
 
         up_to: only jobs of this rank or a lower one.
         """
@@ -44,13 +45,8 @@ class JobQueue:
         waiting = [job for job in self._jobs.values() if not (job.launched or job.paused) and job.feed.arrived]
         if up_to is not None:
             waiting = [job for job in waiting if job.rank <= up_to]
-        for job in sorted(waiting, key=lambda job: job.rank):
-            if not batch:
-                batch.append(job)
-                length = job.item.length
-                if job.alone:
-                    break
-            elif not job.alone and self._fits(job, batch[0], length):
+        for job in together(sorted(waiting, key=lambda job: job.rank)):
+            if not batch or self._fits(job, batch[0], length):
                 batch.append(job)
                 length += job.item.length
             if len(batch) == self._options.max_batch_items:

@@ -1,4 +1,4 @@
-"""What the host knows of a request, and of the work that requests share."""
+"""A request as the host knows it, and the jobs that requests share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from omni_encoder.inputs import MediaItem
 class EncoderRequest:
     """A request until its end.
 
-    rank: whose media are encoded first: the lowest. paused: a consumer is behind.
+    rank: the lowest is encoded first. paused: a consumer is behind.
     items: taken in. cached: of these, not encoded for it. waiting: not given out yet.
-    kept: of a paused request, what the cache had, by the item's index.
+    kept: cached outputs of a paused request, by the item's index.
     """
 
     id: str
@@ -33,7 +33,7 @@ class EncoderRequest:
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A request that waits for a job's outputs, and which of its items they are."""
+    """A request that waits for a job's outputs. index: of the item in the request."""
 
     request: EncoderRequest
     index: int
@@ -41,9 +41,9 @@ class Taker:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One distinct piece of media to encode, for all who asked for it meanwhile.
+    """One piece of media to encode, for all requests that ask for it meanwhile.
 
-    feed: the input that came first. after: the end of what failed batches launched that reads it.
+    feed: the input that came first. after: the end of the work on it that failed batches launched.
     """
 
     key: ContentKey
@@ -53,15 +53,15 @@ class Job:
     takers: list[Taker] = field(default_factory=list)
     launched: bool = False
     alone: bool = False
-    """It was in a batch that failed: it runs by itself, so that only what is at fault fails."""
+    """Its batch failed, so its next one is its own (`omni.stage.together`)."""
     after: Event = COMPLETED
 
     @property
     def rank(self) -> tuple[int, int]:
-        """That of the first to be served of those who asked for it."""
+        """The lowest of its requests."""
         return min(taker.request.rank for taker in self.takers)
 
     @property
     def paused(self) -> bool:
-        """Whether everybody who asked for it is paused."""
+        """Whether all of its requests are paused."""
         return all(taker.request.paused for taker in self.takers)

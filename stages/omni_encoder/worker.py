@@ -1,4 +1,4 @@
-"""The stage worker: takes media items, encodes each content once, gives the outputs to all who asked."""
+"""The stage worker: takes media items, encodes each content once, gives the outputs to all requests for it."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from omni_encoder.options import EncoderOptions
 from omni_encoder.request import EncoderRequest, Job, Taker
 
 _MAX_IN_FLIGHT = 2
-"""One batch runs, one is queued behind it; what comes meanwhile forms the next."""
+"""One batch runs, one is queued behind it; items that come meanwhile form the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         priority: int = 0,
         lengths: Sequence[int] = (),
     ) -> None:
-        """lengths: what `capture` is going to be given."""
+        """lengths: to be captured."""
         super().__init__(name)
         self._device = device
         self._stream = device.stream(name, priority=priority)
@@ -83,8 +83,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """batches: launched, of `encoded` items; cached: items that were known. retries: batches that failed and were run again, an
-        item at a time."""
+        """batches: launched, of `encoded` items; cached: items that were known. retries: failed batches whose items ran again,
+        each alone."""
         return {**self._totals, "retries": self.retries}
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             self._isolate(jobs, error)
 
     def _send(self, sending: _Sending) -> bool:
-        """A piece a tick, and the encoding behind the last."""
+        """Sends a piece a tick, and launches the encoding after the last."""
         try:
             moved = self._encoder.send(sending.batch)
             if not sending.batch.transfer.over:
@@ -186,14 +186,11 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         return True
 
     def _isolate(self, jobs: list[Job], error: Exception) -> None:
-        """Jobs of a failed batch run again, one by one; one that failed by itself fails its requests."""
         # Part of the work may have been enqueued before the error.
         end = self._device.record(self._stream)
-        again = [job for job in jobs if len(jobs) > 1 and job.takers]
-        if again:
-            self.retried(f"encoding a batch of {len(jobs)} items", error)
+        again = any(job.takers for job in jobs) and self.retry_each(jobs, "encoding media", error)
         for job in jobs:
-            if job in again:
+            if again and job.takers:
                 job.alone, job.launched, job.after = True, False, end
                 continue
             self._jobs.remove(job)

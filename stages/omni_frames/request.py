@@ -13,14 +13,14 @@ from omni_frames.inputs import Arrival
 class FrameRequest:
     """A request from `Open` to its end. A stage's own record adds to it.
 
-    rank: who of those that wait for a row gets one: the lowest.
-    row: its place in per-row device memory, or None while it has none. The record itself tells one owner of a row from
-    the next: late results of a record that is not `live` are dropped.
-    start, buffered: where the row's frames begin in its ring, and how many are in it.
+    rank: of the requests that wait for a row, the lowest gets one.
+    row: its place in per-row device memory, or None while it has none. Late results of a record that is not `live` are dropped,
+    whoever owns the row by then.
+    start, buffered: the beginning of the row's frames in its ring, and their number.
     paused: a consumer is behind: nothing of it begins.
-    alone: a batch that it was part of could not be prepared: the next is its own, so that only what is at fault fails.
-    done: frames that nothing is to be made of any more, but samples of some may be on their way.
-    in_flight, samples: batches of it whose samples are not on the host yet, and how many came.
+    alone: its last batch failed, so the next one is its own (`omni.stage.together`).
+    done: frames that were decoded; samples of some may be on their way.
+    in_flight: batches of it whose samples are not on the host yet. samples: those that arrived.
     """
 
     id: str
@@ -39,11 +39,11 @@ class FrameRequest:
 
     @property
     def ended(self) -> bool:
-        """Whether every frame that will ever come is in the row's ring."""
+        """Whether its last frame is in the row's ring."""
         return not self.open_sources and not self.arrivals
 
     def forget(self, frames: int, capacity: int) -> None:
-        """The oldest `frames` in the ring are no longer needed by anything that is to be launched."""
+        """Drops the oldest `frames` from the ring: no later launch needs them."""
         self.start = (self.start + frames) % capacity
         self.buffered -= frames
 

@@ -1,4 +1,4 @@
-"""The half of a stage worker that every stage shares whose requests are fed code frames and give samples."""
+"""The part of a stage worker that stages share whose requests take code frames and give samples."""
 
 from abc import abstractmethod
 from collections import deque
@@ -16,7 +16,7 @@ from omni_frames.store import FrameStore
 
 
 class FrameModel(Protocol):
-    """What is to be known of a model. num_groups: codes per frame. sample_rate: in Hz."""
+    """num_groups: codes per frame. sample_rate: in Hz."""
 
     @property
     def num_groups(self) -> int: ...
@@ -25,17 +25,17 @@ class FrameModel(Protocol):
 
 
 class FrameWorker(MailboxWorker[RequestT]):
-    """Takes frames out of the producer's memory into rows of its own, and gives samples to the host. A kind of stage adds what is
+    """Takes frames out of the producer's memory into rows of its own, and gives samples to the host. A kind of stage adds the part
     between: `open`, `run` and `over`, and `read` if there are other inputs.
 
-    device, stream: where its phases are launched, in order. rows, store: who has a row, and the frames in it. samples: the buffers
-    of what comes of them. totals: `counters`; "steps" and "frames" are counted by whoever launches them.
+    device, stream: its phases are launched there, in order. rows: the requests with a row. store: the frames in the rows. samples:
+    output buffers. totals: `counters`; a kind counts "steps" and "frames" itself.
     """
 
     def __init__(
         self, name: str, device: Device, model: FrameModel, rows: int, capacity: int, most_samples: int, priority: int
     ) -> None:
-        """rows: requests that have one at once. capacity: frames of each that wait on the device. most_samples: of one batch."""
+        """rows: requests with a row at once. capacity: frames of each that wait on the device. most_samples: of one batch."""
         super().__init__(name)
         self.device = device
         self.stream = device.stream(name, priority=priority)
@@ -53,12 +53,12 @@ class FrameWorker(MailboxWorker[RequestT]):
 
     @abstractmethod
     def over(self, request: RequestT) -> bool:
-        """Whether there is nothing left to wait for: neither frames nor samples."""
+        """Whether neither frames nor samples of the request are still to come."""
 
     def read(self, request: RequestT, message: Feed) -> Arrival | None:
-        """The frames of an input; None if there are none in it, and nothing of it is used later.
+        """The frames of an input; None if it has none and is of no use later.
 
-        Raises ValueError, which says what was wanted, for anything else.
+        Raises ValueError, which names the wanted input, for anything else.
         """
         return read_arrival(message, self._groups)
 
@@ -74,7 +74,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """steps, frames, samples: launched. retries: batches that could not be launched and were tried again, one by one."""
+        """steps, frames, samples: launched. retries: failed batches whose requests ran again, each alone."""
         return {**self.totals, "retries": self.retries}
 
     def close(self) -> None:
@@ -122,18 +122,17 @@ class FrameWorker(MailboxWorker[RequestT]):
         return moved
 
     def launched(self, batch: SampleBatch[RequestT]) -> None:
-        """Samples are on their way: they are given when they are there."""
+        """A batch was launched: its samples are given out when they arrive."""
         for request in batch.requests:
             request.in_flight += 1
         self._in_flight.append(batch)
         self.totals["samples"] += batch.samples * len(batch.requests)
 
     def isolate(self, batch: Sequence[RequestT], doing: str, error: Exception) -> None:
-        """After a failure that can be tried again: each is, alone (`together`), and one that was alone fails."""
-        if len(batch) == 1:
+        """After a failure that can be tried again."""
+        if not self.retry_each(batch, doing, error):
             self.fail(batch[0].id, doing, error)
             return
-        self.retried(f"{doing} of {len(batch)} requests", error)
         for request in batch:
             request.alone = True
 
@@ -144,7 +143,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         return moved
 
     def _collect(self) -> bool:
-        """Gives the samples that are there, oldest first."""
+        """Gives out the samples that have arrived, oldest first."""
         moved = False
         while self._in_flight and self._in_flight[0].ready:
             batch = self._in_flight.popleft()
@@ -165,8 +164,3 @@ class FrameWorker(MailboxWorker[RequestT]):
     def _finish(self, request: RequestT) -> None:
         counts = {"frames": request.done, "samples": request.samples}
         self.finish(request.id, "stop" if request.done else "empty", counts)
-
-
-def together(requests: list[RequestT]) -> list[RequestT]:
-    """Those of `requests` that may share a batch: all, but one that is to go alone does."""
-    return next(([request] for request in requests if request.alone), requests)

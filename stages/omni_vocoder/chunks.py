@@ -1,4 +1,4 @@
-"""How many frames go into a chunk."""
+"""Sizes of chunks."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,16 @@ from omni_vocoder.options import VocoderOptions
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """The properties that chunks of one step share: their frames, and whether they are the first of their requests."""
+
+    frames: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """Frames of a request's first chunk and of each later one; `fewest` is what the model needs to begin at all."""
+    """Frames of a request's first chunk and of each later one. fewest: the least that the model can begin with."""
 
     first: int
     later: int

@@ -6,26 +6,25 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from omni.batch_graphs import BatchGraphs
-from omni.device import Device, Launch, Span, Stream, Uploader
+from omni.device import Device, Graph, Launch, Span, Stream, Uploader
+from omni.graphs import Captured, CapturedGraphs
 from omni_frames import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
-from omni_vocoder.chunks import ChunkSizes
-from omni_vocoder.graphs import Captured, ChunkShape
+from omni_vocoder.chunks import ChunkShape, ChunkSizes
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.request import VocoderRequest
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A chunk of several rows whose inputs are on their way to the device. Nothing of their state is lost if it goes no further.
+    """A chunk of several rows whose inputs are on their way to the device. The rows' state is unchanged until its launch.
 
-    padded: the captured batch that may stand for this one; None if there is none.
+    captured: the graphs to replay, one for each output buffer; None for a step that runs uncaptured.
     rows_B, places_BN: int64, valid until the next preparation.
     """
 
     requests: tuple[VocoderRequest, ...]
     chunk: ChunkShape
-    padded: int | None
+    captured: Captured[list[Graph]] | None
     rows_B: Tensor
     places_BN: Tensor
 
@@ -53,7 +52,8 @@ class Decoder:
         self._state = model.new_state(rows + 1)
         self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
         self._chunks = (ChunkShape(sizes.first, True), ChunkShape(sizes.later, False))
-        self._graphs = BatchGraphs[Captured](stream.name, "chunks of other sizes, at the end of requests,")
+        others = "chunks of other sizes, at the end of requests,"
+        self._graphs = CapturedGraphs[ChunkShape, list[Graph]](stream.name, others=others)
 
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures chunks of these numbers of rows. At start, before there are requests. sizes: best the largest first."""
@@ -63,10 +63,10 @@ class Decoder:
                 rows_B, places_BN = Span(0, (size,)), Span(size, (size, chunk.frames))
                 views = self._upload.view(rows_B), self._upload.view(places_BN)
                 self._device.launch(self._stream, set_null_rows, *views, self._null_row)
-                for turn in range(MAX_IN_FLIGHT):
-                    decode = [self._decode(chunk, *views, turn)]
-                    name = f"{self._stream.name}-{chunk.frames}-frames-{size}"
-                    self._graphs.add((chunk, turn), size, self._device.capture(self._stream, name, decode))
+                name = f"{self._stream.name}-{chunk.frames}-frames-{size}"
+                decodes = [[self._decode(chunk, *views, turn)] for turn in range(MAX_IN_FLIGHT)]
+                graphs = [self._device.capture(self._stream, name, decode) for decode in decodes]
+                self._graphs.add(chunk, size, graphs)
 
     @property
     def ready(self) -> bool:
@@ -76,20 +76,21 @@ class Decoder:
     def prepare(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
         """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. May be tried again if it fails."""
         count, chunk = len(requests), ChunkShape(frames, first)
-        padded = self._graphs.padded((chunk, 0), count)
-        rows, places = np.full(padded or count, self._null_row), np.zeros((padded or count, frames), np.int64)
+        captured = self._graphs.find(chunk, count)
+        size = captured.size if captured is not None else count
+        rows, places = np.full(size, self._null_row), np.zeros((size, frames), np.int64)
         rows[:count] = [request.row for request in requests]
         places[:count] = [self._store.places(request, 0, frames) for request in requests]
         rows_B, places_BN = self._upload.send([rows, places])
         if first:
             self._device.launch(self._stream, reset_rows, self._model, self._state, rows_B)
-        return PreparedStep(tuple(requests), chunk, padded, rows_B, places_BN)
+        return PreparedStep(tuple(requests), chunk, captured, rows_B, places_BN)
 
     def launch(self, prepared: PreparedStep) -> SampleBatch[VocoderRequest]:
-        """Enqueues the decoding, which moves the rows' state on, and the copy of the samples. Changes no request."""
+        """Enqueues the decoding, which advances the rows' state, and the copy of the samples. Changes no request."""
         chunk, turn = prepared.chunk, self._samples.turn
-        if prepared.padded is not None:
-            self._device.replay(self._stream, self._graphs.get((chunk, turn), prepared.padded))
+        if prepared.captured is not None:
+            self._device.replay(self._stream, prepared.captured.graph[turn])
         else:
             self._device.enqueue(self._stream, [self._decode(chunk, prepared.rows_B, prepared.places_BN, turn)])
         return self._samples.send(prepared.requests, self._model.samples(chunk.frames, chunk.first))
@@ -101,7 +102,7 @@ class Decoder:
 
 
 def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
-    """Inputs of a batch of nothing."""
+    """Inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     places_BN.zero_()
 
@@ -119,10 +120,10 @@ def decode_frames(
     first: bool,
     wav_BS: Tensor,
 ) -> None:
-    """Writes the samples of a chunk of each row of a batch, and moves their state on.
+    """Writes the samples of a chunk of each row of a batch, and advances the rows' state.
 
     B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, frames that wait, `C` of each row. places_BN:
-    int64, where the chunks' frames are, in the ring seen as `[R * C, G]`. rows_B: int64, which rows of `state` these are.
+    int64, the chunks' frames in the ring seen as `[R * C, G]`. rows_B: int64, the rows of `state`.
     first: whether the chunks are the first of their requests. wav_BS: fp32, is written. Raises ValueError if the model gives
     another shape.
     """

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from omni.batch_sizes import captured_sizes
 from omni.device import COMPLETED
+from omni.graphs import captured_sizes
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, dry_run

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from omni.batch_sizes import check_sizes
+from omni.graphs import check_sizes
 
 _MOST = 2**16
 

@@ -1,10 +1,10 @@
-"""The stage worker: which rows are decoded together, and when."""
+"""The stage worker: forms batches of rows to decode."""
 
 from collections.abc import Iterable
 
 from omni.device import Device
-from omni.stage import Open
-from omni_frames import FrameWorker, together
+from omni.stage import Open, together
+from omni_frames import FrameWorker
 from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.decoder import Decoder
 from omni_vocoder.model import StateT, VocoderModel
@@ -42,7 +42,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         return moved
 
     def _next_batch(self) -> list[VocoderRequest]:
-        """Rows whose next chunk has the same shape; first chunks go before later ones, for they are waited for."""
+        """Rows whose next chunk has the same shape. First chunks go before later ones: the user waits for them."""
         groups: dict[tuple[bool, int], list[VocoderRequest]] = {}
         ready = [request for request in self.rows.seated if not request.paused and request.next_chunk(self._sizes)]
         for request in together(ready):

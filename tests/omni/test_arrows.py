@@ -1,10 +1,10 @@
-"""Who may import whom, and where no model may be named."""
+"""The allowed imports between packages, and the places where no model may be named."""
 
 import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,15 @@ from support.patience import PATIENCE_SECONDS
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
 OFFERED = {
     "omni_ar": {
-        *("options", "generation_config", "inputs", "model", "layers", "loading", "processors"),
+        *("options", "generation_config", "inputs", "model", "layers", "processors"),
         *("adapters", "hidden_conditioning", "text_conditioning"),
     },
     "omni_diffusion": {"options", "inputs", "model", "layers"},
     "omni_encoder": {"options", "inputs", "model", "plan", "towers"},
     "omni_vocoder": {"options", "model", "state", "layers", "streaming"},
 }
-"""What plugins use of a kind: options, inputs, the model contract, what models are made of and read with, what feeds a stage. The
-rest is kernels and what runs the stage."""
+"""The modules of a kind that plugins may use: options, inputs, the model contract, building blocks of models, adapters that feed a
+stage. The others are kernels and the code that runs the stage."""
 SHARED = "omni_frames"
 """What stage kinds that take code frames share: no kind itself."""
 PLUGINS = [ROOTS["plugins"], REPOSITORY / "examples", REPOSITORY / "tests" / "examples" / "plain_tts"]
@@ -35,19 +35,56 @@ MODELS = re.compile("|".join(sorted(NAMES - {"text"})), re.IGNORECASE)
 TEXTS = {".py", ".json", ".md", ".toml", ".txt", ".cu", ".cpp", ".typed"}
 
 
+LAZY = {
+    "omni/__init__.py": "`import omni` starts without torch",
+    "omni/cli": "a command starts with the modules that it needs, and signals are heeded before slow imports",
+    "stages/omni_ar/kernels/sampling/__init__.py": "temporary: `SamplingState` belongs to kernels",
+}
+"""Where imports in functions and under `TYPE_CHECKING` are allowed, and why. Elsewhere they would hide a circle."""
+KERNEL = re.compile(r"omni_\w+\.kernels\.\w+\.\w*kernel")
+"""Kernels are imported where they run: they import triton, which torch for CPUs lacks."""
+LEAVES = {
+    "omni_ar/kernels": {"omni_ar.kernels"},
+    "omni_ar/layers": {"omni_ar.attention", "omni_ar.kernels", "omni_ar.layers", "omni_ar.model"},
+    "omni_ar/sampling": {"omni_ar.kernels", "omni_ar.processors", "omni_ar.sampling"},
+    "omni_encoder/kernels": {"omni_encoder.kernels"},
+}
+"""Folders of a kind that know nothing of the code that runs the stage, and the modules of their own kind that they import."""
+EXCEPTIONS = {
+    ("omni_ar/kernels/sampling", "omni_ar.sampling"),
+    ("omni_ar/kernels/step", "omni_ar.sampling"),
+}
+"""Temporary: `SamplingState`, `SamplingFlags` and the bits of a row's needs belong to `kernels/sampling`."""
+
+
 def sources(root: str) -> list[Path]:
     return sorted(ROOTS[root].rglob("*.py"))
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Modules that a file imports, anywhere in it. `from a import b` counts as `a.b`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Modules that a file imports, also in functions and under `TYPE_CHECKING`. `from a import b` counts as `a.b`."""
+    yield from imports_below(ast.parse(path.read_text()))
+
+
+def imports_below(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: write imports in full"
+            assert node.level == 0, f"write the import of {node.module} in full"
             assert node.module is not None
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def late_imports(path: Path) -> Iterator[str]:
+    """Modules of this repository that a file imports anywhere but at its top level."""
+    for statement in ast.parse(path.read_text()).body:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            yield from (module for module in imports_below(statement) if own(module) is not None)
+
+
+def below(module: str, packages: Iterable[str]) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
 def import_paths(path: Path) -> Iterator[str]:
@@ -112,6 +149,30 @@ def test_what_is_offered_is_there_and_a_worker_is_not_offered(kind: str):
 
 def test_every_stage_kind_says_what_it_offers():
     assert {path.parent.name for path in ROOTS["stages"].glob("*/plugin.py")} == {*OFFERED}
+
+
+@pytest.mark.parametrize("folder", LEAVES)
+def test_kernels_layers_and_sampling_know_nothing_of_the_run(folder: str):
+    kind, files = folder.partition("/")[0], sorted((ROOTS["stages"] / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        name = path.relative_to(ROOTS["stages"]).as_posix()
+        allowed_here = {module for start, module in EXCEPTIONS if name.startswith(start)} | LEAVES[folder]
+        refused = [module for module in imports(path) if below(module, [kind]) and not below(module, allowed_here)]
+        assert not refused, f"{name} imports {', '.join(refused)}"
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_no_import_hides_in_a_function_or_from_the_interpreter(root: str):
+    for path in sources(root):
+        name = path.relative_to(REPOSITORY)
+        late = [module for module in late_imports(path) if not KERNEL.fullmatch(module)]
+        assert not late or any(name.is_relative_to(place) for place in LAZY), f"{name} imports {', '.join(late)} late"
+
+
+def test_every_reason_for_a_late_import_is_still_needed():
+    late = [path.relative_to(REPOSITORY) for root in ROOTS for path in sources(root) if any(late_imports(path))]
+    assert all(any(name.is_relative_to(place) for name in late) for place in LAZY)
 
 
 def test_names_of_import_paths_keep_the_arrows_too():

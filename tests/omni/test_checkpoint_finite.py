@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from omni import Omni
-from omni.checkpoint import Checkpoint, Destination, load_module
+from omni.checkpoint import Checkpoint, Destination, StackedWeights, load_module
 from omni.checkpoint.finite import check_finite
 from omni.errors import CheckpointError
 from support.tiny_chat import write_chat_model
@@ -37,15 +37,22 @@ def test_what_is_no_float_or_has_no_contents_is_let_by() -> None:
         check_finite({"a": weight}, [weight])
 
 
+class Stack(nn.Module, StackedWeights):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Parameter(torch.empty(3, 2, 3))
+
+    def stacked_weights(self, name: str) -> dict[str, Destination]:
+        return {f"part{i}": Destination("stack", (i,)) for i in range(3)}
+
+
 def test_a_part_of_a_stacked_parameter_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     parts = {f"part{i}": torch.full((2, 3), float(i)) for i in range(3)}
     parts["part1"][1, 2] = math.inf
     save_file(parts, tmp_path / "model.safetensors")
-    module = nn.Module()
-    module.stack = nn.Parameter(torch.empty(3, 2, 3))
     with pytest.raises(CheckpointError, match=r"^part1: "):
-        load_module(module, Checkpoint(tmp_path), lambda name: Destination("stack", (int(name[-1]),)))
+        load_module(Stack(), Checkpoint(tmp_path))
 
 
 def test_numbers_too_large_for_the_dtype_in_use(tmp_path: Path) -> None:
@@ -54,10 +61,10 @@ def test_numbers_too_large_for_the_dtype_in_use(tmp_path: Path) -> None:
     for dtype, fits in ((torch.bfloat16, True), (torch.float16, False)):
         module = nn.Linear(3, 2, bias=False, dtype=dtype)
         if fits:
-            load_module(module, Checkpoint(tmp_path), Destination)
+            load_module(module, Checkpoint(tmp_path))
             continue
         with pytest.raises(CheckpointError, match=r"^weight: holds numbers that are not finite in float16"):
-            load_module(module, Checkpoint(tmp_path), Destination)
+            load_module(module, Checkpoint(tmp_path))
 
 
 def test_a_model_with_a_nan_does_not_start(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from omni.checkpoint import Checkpoint, Destination, fill_dummy, load_module, stream
+from omni.checkpoint import Checkpoint, Destination, StackedWeights, fill_dummy, load_module, stream
 from omni.device import open_device
 from omni.errors import CheckpointError
 
 EXPERTS, INNER, WIDTH = 3, 4, 5
 
 
-class Experts(nn.Module):
+class Experts(nn.Module, StackedWeights):
     """A gate, stacked experts, a norm with a bias, and one tied pair."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -26,16 +26,20 @@ class Experts(nn.Module):
         self.register_buffer("count", torch.zeros(2, dtype=torch.int64))
         self.register_buffer("derived", torch.ones(2), persistent=False)
 
+    def stacked_weights(self, name: str) -> dict[str, Destination]:
+        destinations: dict[str, Destination] = {}
+        for expert in range(EXPERTS):
+            destinations[f"experts.{expert}.gate_proj.weight"] = Destination(
+                "experts_gate_up", (expert, slice(0, INNER))
+            )
+            destinations[f"experts.{expert}.up_proj.weight"] = Destination(
+                "experts_gate_up", (expert, slice(INNER, 2 * INNER))
+            )
+            destinations[f"experts.{expert}.down_proj.weight"] = Destination("experts_down", (expert,))
+        return destinations
 
-def rename(name: str) -> Destination | None:
-    name = name.removeprefix("m.")
-    parts = name.split(".")
-    if parts[0] != "experts":
-        return None if parts[0] == "unused" else Destination(name)
-    expert, kind = int(parts[1]), parts[2]
-    if kind == "down_proj":
-        return Destination("experts_down", (expert,))
-    return Destination("experts_gate_up", (expert, slice(0, INNER) if kind == "gate_proj" else slice(INNER, 2 * INNER)))
+
+PREFIXES = {"m.": ""}
 
 
 def published() -> dict[str, torch.Tensor]:
@@ -46,7 +50,7 @@ def published() -> dict[str, torch.Tensor]:
         shapes[f"m.experts.{expert}.up_proj.weight"] = (INNER, WIDTH)
         shapes[f"m.experts.{expert}.down_proj.weight"] = (WIDTH, INNER)
     weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return weights | {"m.count": torch.tensor([7, 8]), "m.unused.x": torch.zeros(1), "other.x": torch.zeros(1)}
+    return weights | {"m.count": torch.tensor([7, 8]), "other.x": torch.zeros(1)}
 
 
 def checkpoint(folder: Path, weights: dict[str, torch.Tensor]) -> Checkpoint:
@@ -60,7 +64,7 @@ def test_fills_in_place(tmp_path: Path, dtype: torch.dtype) -> None:
     weights = published()
     module = Experts(dtype)
     pointers = {name: p.data_ptr() for name, p in module.named_parameters()}
-    load_module(module, checkpoint(tmp_path, weights), rename, prefixes=["m."])
+    load_module(module, checkpoint(tmp_path, weights), PREFIXES)
     assert {name: p.data_ptr() for name, p in module.named_parameters()} == pointers
     gates = [weights[f"m.experts.{e}.gate_proj.weight"] for e in range(EXPERTS)]
     ups = [weights[f"m.experts.{e}.up_proj.weight"] for e in range(EXPERTS)]
@@ -76,7 +80,7 @@ def test_fills_in_place(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_a_module_built_in_inference_mode_loads(tmp_path: Path) -> None:
     with torch.inference_mode():
         module = Experts()
-    load_module(module, checkpoint(tmp_path, published()), rename, prefixes=["m."])
+    load_module(module, checkpoint(tmp_path, published()), PREFIXES)
     assert module.get_buffer("count").tolist() == [7, 8]
 
 
@@ -86,7 +90,7 @@ def test_a_wrong_shape_is_named_and_nothing_is_copied(tmp_path: Path) -> None:
     before = {name: p.clone() for name, p in module.named_parameters()}
     weights = published() | {"m.experts.2.up_proj.weight": torch.zeros(INNER, WIDTH + 1)}
     with pytest.raises(CheckpointError, match=r"wrong tensor shape: expected \(4, 5\), found \(4, 6\)") as caught:
-        load_module(module, checkpoint(tmp_path, weights), rename, prefixes=["m."])
+        load_module(module, checkpoint(tmp_path, weights), PREFIXES)
     assert caught.value.field == "m.experts.2.up_proj.weight"
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
 
@@ -96,8 +100,8 @@ def test_a_wrong_shape_is_named_and_nothing_is_copied(tmp_path: Path) -> None:
     [
         ("m.gate.weight", "gate.weight"),
         ("m.norm.bias", "norm.bias"),
-        ("m.experts.1.down_proj.weight", r"experts_down\[1\]"),
-        ("m.experts.2.up_proj.weight", r"experts_gate_up\[2\]"),
+        ("m.experts.1.down_proj.weight", r"experts\.1\.down_proj\.weight"),
+        ("m.experts.2.up_proj.weight", r"experts\.2\.up_proj\.weight"),
         ("m.count", "count"),
     ],
 )
@@ -105,39 +109,37 @@ def test_a_parameter_that_nothing_fills_is_named(tmp_path: Path, lost: str, para
     weights = published()
     del weights[lost]
     with pytest.raises(CheckpointError, match=f"no weights for .*{parameter}"):
-        load_module(Experts(), checkpoint(tmp_path, weights), rename, prefixes=["m."])
+        load_module(Experts(), checkpoint(tmp_path, weights), PREFIXES)
 
 
 def test_a_weight_for_either_name_fills_a_tied_parameter(tmp_path: Path) -> None:
     weights = published()
     weights["m.head.weight"] = weights.pop("m.gate.weight")
     module = Experts()
-    load_module(module, checkpoint(tmp_path, weights), rename, prefixes=["m."])
+    load_module(module, checkpoint(tmp_path, weights), PREFIXES)
     assert torch.equal(module.gate.weight, weights["m.head.weight"])
 
 
 def test_an_unexpected_weight_is_named(tmp_path: Path) -> None:
     weights = published() | {"m.extra.weight": torch.zeros(1)}
     with pytest.raises(CheckpointError, match=r"unexpected.*'extra\.weight'") as caught:
-        load_module(Experts(), checkpoint(tmp_path, weights), rename, prefixes=["m."])
+        load_module(Experts(), checkpoint(tmp_path, weights), PREFIXES)
     assert caught.value.field == "m.extra.weight"
 
 
 def test_an_expert_too_many(tmp_path: Path) -> None:
     weights = published() | {"m.experts.3.down_proj.weight": torch.zeros(WIDTH, INNER)}
-    with pytest.raises(CheckpointError, match="no place in parameter 'experts_down'"):
-        load_module(Experts(), checkpoint(tmp_path, weights), rename, prefixes=["m."])
+    with pytest.raises(CheckpointError, match=r"unexpected.*'experts\.3\.down_proj\.weight'"):
+        load_module(Experts(), checkpoint(tmp_path, weights), PREFIXES)
 
 
 def test_two_weights_for_one_place(tmp_path: Path) -> None:
     weights = published() | {"m.m.norm.bias": torch.zeros(WIDTH)}
     with pytest.raises(CheckpointError, match=r"norm\.bias: goes where"):
-        load_module(
-            Experts(), checkpoint(tmp_path, weights), lambda n: rename(n.replace("m.m.", "m.")), prefixes=["m."]
-        )
+        load_module(Experts(), checkpoint(tmp_path, weights), {"m.m.": ""} | PREFIXES)
 
 
-class Stacked(nn.Module):
+class Stacked(nn.Module, StackedWeights):
     """Queries, keys and values as one product, with a bias; and a norm."""
 
     def __init__(self) -> None:
@@ -145,11 +147,15 @@ class Stacked(nn.Module):
         self.qkv = nn.Linear(WIDTH, 8)
         self.norm = nn.LayerNorm(WIDTH)
 
+    def stacked_weights(self, name: str) -> dict[str, Destination]:
+        return {
+            f"{x}.{kind}": Destination(f"qkv.{kind}", (rows,))
+            for x, rows in ROWS.items()
+            for kind in ("weight", "bias")
+        }
+
 
 ROWS = {"q": slice(0, 4), "k": slice(4, 6), "v": slice(6, 8)}
-STACKED = {
-    f"{x}.{kind}": Destination(f"qkv.{kind}", (rows,)) for x, rows in ROWS.items() for kind in ("weight", "bias")
-}
 
 
 def published_parts() -> dict[str, torch.Tensor]:
@@ -163,7 +169,7 @@ def published_parts() -> dict[str, torch.Tensor]:
 
 def test_parts_of_a_stacked_parameter(tmp_path: Path) -> None:
     weights, module = published_parts(), Stacked()
-    load_module(module, checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+    load_module(module, checkpoint(tmp_path, weights))
     for kind in ("weight", "bias"):
         assert torch.equal(module.qkv.get_parameter(kind), torch.cat([weights[f"{x}.{kind}"] for x in "qkv"]))
 
@@ -173,42 +179,30 @@ def test_a_part_that_nothing_fills_is_named_as_published(tmp_path: Path, lost: s
     weights = published_parts()
     del weights[lost]
     with pytest.raises(CheckpointError, match=f"no weights for 1 parameters of the model: {lost}$|: {lost};"):
-        load_module(Stacked(), checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+        load_module(Stacked(), checkpoint(tmp_path, weights))
 
 
 def test_a_part_of_a_wrong_shape_is_named(tmp_path: Path) -> None:
     weights = published_parts() | {"k.weight": torch.zeros(4, WIDTH)}
     with pytest.raises(CheckpointError, match=r"expected \(2, 5\), found \(4, 5\)") as caught:
-        load_module(Stacked(), checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+        load_module(Stacked(), checkpoint(tmp_path, weights))
     assert caught.value.field == "k.weight"
 
 
 def test_a_part_that_comes_twice_is_named(tmp_path: Path) -> None:
     weights = published_parts() | {"again.k.weight": torch.zeros(2, WIDTH)}
     with pytest.raises(CheckpointError, match=r"k\.weight: goes where (again\.)?k\.weight goes"):
-        load_module(
-            Stacked(),
-            checkpoint(tmp_path, weights),
-            lambda name: Destination(name.removeprefix("again.")),
-            stacked=STACKED,
-        )
-
-
-def test_rows_that_a_rename_of_ones_own_leaves_out_are_named(tmp_path: Path) -> None:
-    weights = published_parts()
-    del weights["k.weight"]
-    with pytest.raises(CheckpointError, match=r"2 parameters of the model: qkv\.weight\[4\], qkv\.weight\[5\]"):
-        load_module(Stacked(), checkpoint(tmp_path, weights), lambda name: STACKED.get(name, Destination(name)))
+        load_module(Stacked(), checkpoint(tmp_path, weights), {"again.": "", "": ""})
 
 
 def test_a_module_on_the_meta_device_is_checked_only(tmp_path: Path) -> None:
     with torch.device("meta"):
         module = Stacked()
     weights = published_parts()
-    load_module(module, checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+    load_module(module, checkpoint(tmp_path, weights))
     del weights["q.bias"]
     with pytest.raises(CheckpointError, match=r"q\.bias"):
-        load_module(module, checkpoint(tmp_path, weights), Destination, stacked=STACKED)
+        load_module(module, checkpoint(tmp_path, weights))
 
 
 @pytest.mark.gpu
@@ -221,7 +215,7 @@ def test_a_module_on_a_gpu(tmp_path: Path, dtype: torch.dtype, monkeypatch: pyte
     for _ in range(5):
         # Its random initialization is still running when the weights arrive.
         there = nn.Linear(500, 700, device="cuda", dtype=dtype)
-        load_module(there, checkpoint(tmp_path, weights), Destination, device=device)
+        load_module(there, checkpoint(tmp_path, weights), device=device)
         for name, weight in weights.items():
             assert torch.equal(there.get_parameter(name).cpu(), weight.to(dtype))
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Uploader
-from omni.stage import Open
-from omni_frames import FrameRequest, FrameWorker, together
+from omni.stage import Open, together
+from omni_frames import FrameRequest, FrameWorker
 from support.frame_bench import POISON, FrameBench
 
 CHUNK = 2

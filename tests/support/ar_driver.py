@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omni.batch_sizes import captured_lengths, captured_sizes
 from omni.connector import Ref
 from omni.device import COMPLETED, Device, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import OmniError
+from omni.graphs import captured_lengths, captured_sizes
 from omni.payload import GeneratedTokens, PageSlice, Payload
 from omni.sampling import SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced

@@ -13,9 +13,9 @@ from torch import Tensor
 from omni.device import Stream
 from omni.device.base import Phase
 from omni.device.cpu import CpuDevice
+from omni_ar.kernels.step.state import OUTPUTS, RowState
 from omni_ar.model import CodecModel, Codes, DrawCode
 from omni_ar.run.phases import predict_codes, sample_rows
-from omni_ar.run.state import OUTPUTS, RowState
 
 CLOSE = 1e-4
 

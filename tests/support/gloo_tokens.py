@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from omni.device import Device, HostRing, HostSlot, Stream
+from omni_ar.kernels.step.state import GENERATION, RowState
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update
-from omni_ar.run.state import GENERATION, RowState
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import SamplingFlags, SamplingStart
 from support.two_ranks import Message, Ranks, Sending

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from omni.device.cpu import CpuDevice
+from omni_ar.kernels.step.state import GENERATION, RowState, StepBuffers
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, start_rows
-from omni_ar.run.state import GENERATION, RowState, StepBuffers
+from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.sampling import SamplingFlags
 from omni_ar.sampling.edits import EditParts
 from omni_ar.sampling.start import StartParts
@@ -38,9 +39,9 @@ class Sampler:
     def of(cls, vocab: int, options: dict[str, int]) -> "Sampler":
         model, device = SmallText(vocab), CpuDevice()
         limits = Limits.of("text", ArOptions(**options), model.shape)
-        state = RowState.allocate(device, model, limits, torch.float32)
+        state = allocate_rows(device, model, limits, torch.float32)
         broadcasts = device.zeros((limits.rows, 3 + limits.step_ids), torch.int64)
-        return cls(model, limits, state, StepBuffers.allocate(device, model, limits, torch.float32), broadcasts)
+        return cls(model, limits, state, allocate_step_buffers(device, model, limits, torch.float32), broadcasts)
 
     def start(self, rows_n: Tensor, words_nC: Tensor, sampling: Sequence[Tensor]) -> None:
         table_nM = torch.zeros(len(rows_n), self.limits.max_blocks, dtype=torch.int64)

@@ -20,7 +20,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from omni_ar.layers import stacked_destinations
+from omni.checkpoint import stacked_destinations
 from omni_diffusion.model import Windows
 from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN

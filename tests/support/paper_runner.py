@@ -14,12 +14,12 @@ from torch import Tensor
 
 from omni.device import Device, Event
 from omni_ar.inputs import Prompt
+from omni_ar.kernels.step.status import RowStatus
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
-from omni_ar.run.status import RowStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Written, snapshot
 from omni_ar.run.worker import ArWorker
 from support.ar_driver import ArWorkerDriver

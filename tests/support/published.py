@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from omni_ar.layers import stacked_destinations
+from omni.checkpoint import stacked_destinations
 
 
 def load_published(module: nn.Module, published: Mapping[str, Tensor]) -> None:

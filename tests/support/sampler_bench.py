@@ -9,6 +9,7 @@ from torch import Tensor
 
 from omni.device import Uploader, open_device
 from omni.sampling import LogitsEdit, SamplingParams
+from omni_ar.kernels.step.reference import observe
 from omni_ar.options import GREEDY
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.resolve import resolve_sampling
@@ -18,7 +19,6 @@ from omni_ar.sampling import (
     edit_words,
     flags_of,
     merge_edits,
-    observe,
     pack_edits,
     pack_sampling,
     sample,

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint import load_weights
 from omni.stage import StageContext
-from omni_ar.loading import load_weights
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 
 BYTES = 256

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers.models.mimi import modeling_mimi as hf
 
+from omni.checkpoint import load_weights
 from omni.stage import StageContext
-from omni_ar.loading import load_weights
 from omni_vocoder.layers import CausalConv, CausalTransposedConv, Residual, Serial, WindowShape, WindowTransformer
 from omni_vocoder.state import StateLayout
 

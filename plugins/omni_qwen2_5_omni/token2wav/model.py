@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from omni.checkpoint import load_weights
 from omni.stage import StageContext
-from omni_ar.loading import load_weights
 from omni_diffusion.layers import BlockDiffusion
 from omni_diffusion.options import DiffusionOptions
 from omni_qwen2_5_omni.config import read_config

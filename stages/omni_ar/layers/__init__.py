@@ -8,10 +8,9 @@ from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers, decoder_config
 from omni_ar.layers.decoder_layer import DecoderLayer
-from omni_ar.layers.expert_weights import ExpertDestination, ExpertPart, expert_destination
 from omni_ar.layers.frame_attention import FrameAttention, FrameCache
 from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameLayers, first_pass
-from omni_ar.layers.linear import Linear, StackedLinear, stacked_destinations
+from omni_ar.layers.linear import Linear, StackedLinear
 from omni_ar.layers.mlp import GatedMLP, Projection
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.norm import RMSNorm
@@ -25,8 +24,6 @@ __all__ = [
     "DecoderLayer",
     "DecoderLayers",
     "EmbedCode",
-    "ExpertDestination",
-    "ExpertPart",
     "FrameAttention",
     "FrameCache",
     "FrameLayers",
@@ -40,8 +37,6 @@ __all__ = [
     "SparseMoE",
     "StackedLinear",
     "decoder_config",
-    "expert_destination",
     "first_pass",
     "residual_sum",
-    "stacked_destinations",
 ]

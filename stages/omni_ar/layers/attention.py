@@ -107,7 +107,7 @@ class Attention(AttentionProjections):
             cache.key[self.layer],
             cache.value[self.layer],
             meta.slots_T,
-            ahead=self.o_proj.weight,
+            prefetch=self.o_proj.weight,
         )
         attended_TX = backend.attend(q_THW, cache, self.layer, meta).flatten(1)
         return self.o_proj.in_parts(attended_TX)

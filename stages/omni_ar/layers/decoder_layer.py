@@ -11,10 +11,10 @@ from omni_ar.layers.norm import RMSNorm
 
 
 class FeedForward(Protocol):
-    def after(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of a residual stream `[T, D]` to which `delta_TD` is still to be added: what the layer makes of its norm, and the stream.
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Adds `delta_TD` to the residual stream `[T, D]`, then norm and MLP: the output, and the stream.
 
-        delta_TD, and what is made: may come in parts (`residual_sum`).
+        delta_TD and the output may come in parts (`residual_sum`).
         """
         ...
 
@@ -58,7 +58,7 @@ class DecoderLayer(nn.Module):
         x_TD: `[T, D]`. delta_TD: the same, or in float32 parts `[P, T, D]` (`residual_sum`); None where nothing is left to add.
         cos_TW, sin_TW: as `RotaryEmbedding` returns them.
         """
-        qkv_TX, x_TD = self.input_layernorm.into(self.self_attn.qkv_proj, x_TD, delta_TD)
+        qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
         attended_TD = self.self_attn(qkv_TX, cos_TW, sin_TW, cache, meta, backend)
-        delta_TD, x_TD = self.mlp.after(self.post_attention_layernorm, x_TD, attended_TD)
+        delta_TD, x_TD = self.mlp.fused_mlp(self.post_attention_layernorm, x_TD, attended_TD)
         return x_TD, delta_TD

@@ -85,7 +85,7 @@ class _FrameLayer(nn.Module):
     def forward(
         self, x_TD: Tensor, delta_TD: Tensor | None, start: int, cos_GW: Tensor, sin_GW: Tensor, frames: FrameCache
     ) -> tuple[Tensor, Tensor]:
-        qkv_TX, x_TD = self.input_layernorm.into(self.self_attn.qkv_proj, x_TD, delta_TD)
+        qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
         attended_TD = self.self_attn(qkv_TX, start, cos_GW, sin_GW, frames)
-        delta_TD, x_TD = self.mlp.after(self.post_attention_layernorm, x_TD, attended_TD)
+        delta_TD, x_TD = self.mlp.fused_mlp(self.post_attention_layernorm, x_TD, attended_TD)
         return x_TD, delta_TD

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from omni.checkpoint import Destination
+from omni.checkpoint import Destination, StackedWeights
 from omni_ar.kernels.linear import linear, linear_parts
 
 
@@ -21,7 +21,7 @@ class Linear(nn.Linear):
         return linear_parts(x_TD, self.weight, self.bias)
 
 
-class StackedLinear(Linear):
+class StackedLinear(Linear, StackedWeights):
     """Rows of several published linear maps, one after another.
 
     parts: the published name of each (a sibling of this module) and its outputs, in order.
@@ -39,18 +39,14 @@ class StackedLinear(Linear):
         super().__init__(inputs, sum(parts.values()), bias=bias, device=device, dtype=dtype)
         self.parts = dict(parts)
 
-
-def stacked_destinations(module: nn.Module) -> dict[str, Destination]:
-    """From the published name of each stacked weight and bias below `module` to its rows of the stacked parameter."""
-    destinations: dict[str, Destination] = {}
-    for path, stacked in module.named_modules():
-        if not isinstance(stacked, StackedLinear):
-            continue
-        parent = path[: path.rfind(".") + 1]
+    def stacked_weights(self, name: str) -> dict[str, Destination]:
+        """The parts' weights and biases are named as siblings of this module."""
+        parent, prefix = name[: name.rfind(".") + 1], f"{name}." if name else ""
+        destinations: dict[str, Destination] = {}
         start = 0
-        for name, outputs in stacked.parts.items():
-            for kind, _ in stacked.named_parameters(recurse=False):
-                place = Destination(f"{path}.{kind}", (slice(start, start + outputs),))
-                destinations[f"{parent}{name}.{kind}"] = place
+        for part, outputs in self.parts.items():
+            for kind, _ in self.named_parameters(recurse=False):
+                rows = slice(start, start + outputs)
+                destinations[f"{parent}{part}.{kind}"] = Destination(f"{prefix}{kind}", (rows,))
             start += outputs
-    return destinations
+        return destinations

@@ -26,15 +26,17 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]` to `[T, D]`."""
-        y_TD: Tensor = self.down_proj(gated_linear(x_TD, self.gate_up_proj.weight, ahead=self.down_proj.weight))
+        y_TD: Tensor = self.down_proj(gated_linear(x_TD, self.gate_up_proj.weight, prefetch=self.down_proj.weight))
         return y_TD
 
-    def after(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of a residual stream to which `delta_TD` is still to be added: what comes of its norm, and the stream, both `[T, D]`.
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Adds `delta_TD` to the residual stream, then norm and MLP: the output, and the stream, both `[T, D]`.
 
-        What is added, before and after, may come in parts (`residual_sum`).
+        delta_TD and the output may come in parts (`residual_sum`).
         """
-        active_TI, x_TD = norm.into(self.gate_up_proj, x_TD, delta_TD, gated=True, ahead=self.down_proj.weight)
+        active_TI, x_TD = norm.norm_linear(
+            self.gate_up_proj, x_TD, delta_TD, gated=True, prefetch=self.down_proj.weight
+        )
         return self.down_proj.in_parts(active_TI), x_TD
 
 

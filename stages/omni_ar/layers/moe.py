@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint import Destination, StackedWeights
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts, route
 from omni_ar.kernels.norm import rms_norm
@@ -33,7 +34,7 @@ def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
         _observers.remove(callback)
 
 
-class SparseMoE(nn.Module):
+class SparseMoE(nn.Module, StackedWeights):
     """Each token through its `top_k` experts, weighted by the router.
 
     norm_topk: whether a token's weights are scaled to sum to 1.
@@ -63,10 +64,10 @@ class SparseMoE(nn.Module):
         y_TD, _ = self._mix(x_TD, None, None)
         return y_TD
 
-    def after(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of a residual stream to which `delta_TD` is still to be added: what comes of its norm, and the stream, both `[T, D]`.
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Adds `delta_TD` to the residual stream, then norm and experts: the output, and the stream, both `[T, D]`.
 
-        What is added may come in parts (`residual_sum`).
+        delta_TD may come in parts (`residual_sum`).
         """
         return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
 
@@ -78,6 +79,21 @@ class SparseMoE(nn.Module):
             normed_TD = sum_TD if norm is None else rms_norm(sum_TD, norm.weight_D, norm.eps)
             observe(self.route(normed_TD)[1])
         return y_TD, sum_TD
+
+    def stacked_weights(self, name: str) -> dict[str, Destination]:
+        """Published are `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`."""
+        prefix, inner = f"{name}." if name else "", self.experts_down.shape[2]
+        destinations: dict[str, Destination] = {}
+        for expert in range(self.experts_down.shape[0]):
+            for part, parameter, index in (
+                ("gate", "experts_gate_up", (expert, slice(0, inner))),
+                ("up", "experts_gate_up", (expert, slice(inner, 2 * inner))),
+                ("down", "experts_down", (expert,)),
+            ):
+                destinations[f"{prefix}experts.{expert}.{part}_proj.weight"] = Destination(
+                    f"{prefix}{parameter}", index
+                )
+        return destinations
 
     def _shared(self) -> SharedExpert | None:
         return None

@@ -30,17 +30,19 @@ class RMSNorm(nn.Module):
             return self(x_TD), x_TD
         return add_rms_norm(x_TD, delta_TD, self.weight, self.eps)
 
-    def into(
+    def norm_linear(
         self,
         linear: nn.Linear,
         x_TD: Tensor,
         delta_TD: Tensor | None,
         *,
         gated: bool = False,
-        ahead: Tensor | None = None,
+        prefetch: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `add`, with the norm taken on into a linear map: `[T, outputs]`, and the stream.
+        """As `add`, and `linear` of the norm: `[T, outputs]`, and the stream.
 
-        gated: the map's outputs are gate, then up, of which `silu(gate) * up` is given. ahead: a weight that is needed next.
+        gated: the map's outputs are gate, then up, and the result is `silu(gate) * up`. prefetch: the next product's weight.
         """
-        return norm_linear(x_TD, delta_TD, self.weight, self.eps, linear.weight, linear.bias, gated=gated, ahead=ahead)
+        return norm_linear(
+            x_TD, delta_TD, self.weight, self.eps, linear.weight, linear.bias, gated=gated, prefetch=prefetch
+        )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from omni.device import Device, Launch, Span, Stream
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, Batch, PayloadSink, PlacedEmbedding, PromptTokens
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack import PackedChunks, PackedEmbedding, PackedStep
@@ -28,7 +29,7 @@ from omni_ar.run.phases import (
     run_forward,
 )
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
-from omni_ar.run.state import ChunkBuffers, RowState, StepBuffers, next_width
+from omni_ar.run.state import ChunkBuffers, next_width
 from omni_ar.run.step import PromptScores
 
 View = Callable[[Span], Tensor]

@@ -15,12 +15,12 @@ from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
 from omni.sampling import StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
+from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, Confirmed
 from omni_ar.run.rows import RowTable
 from omni_ar.run.state import IMPOSSIBLE
-from omni_ar.run.status import RowStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandoff, Written
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
+from omni_ar.kernels.step.state import OUTPUTS, RowState, StepBuffers
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.state import OUTPUTS, RowState, StepBuffers
 from omni_ar.sampling import (
     SamplingFlags,
     SamplingStart,

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from omni.device import Device, Event, Graph, Launch, Stream, Uploader
+from omni.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.chunk_graphs import ChunkGraphs
+from omni_ar.run.captured_chunks import CapturedChunks
 from omni_ar.run.forward import ChunkStep, Forward
-from omni_ar.run.graphs import CapturedStep, StepGraphs
 from omni_ar.run.limits import Limits, step_words
 from omni_ar.run.pack import PackedChunks, PackedStarts, PackedStep, captured_spans, pack_step, scored_positions
 from omni_ar.run.pages import Pages
@@ -20,7 +22,7 @@ from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, star
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
-from omni_ar.run.state import RowState, StepBuffers
+from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
@@ -61,11 +63,11 @@ class Runner:
         self._limits = limits
         self.dtype = dtype
         self._processors = processors
-        self._state = RowState.allocate(device, model, limits, dtype, processors)
-        self._buffers = StepBuffers.allocate(device, model, limits, dtype)
+        self._state = allocate_rows(device, model, limits, dtype, processors)
+        self._buffers = allocate_step_buffers(device, model, limits, dtype)
         self._forward = Forward(device, self.stream, model, backend, limits, dtype, self._state, self._buffers)
-        self._graphs = StepGraphs(name)
-        self._chunk_graphs = ChunkGraphs(name, device, self.stream, model, self._forward, limits, dtype)
+        self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
+        self._captured_chunks = CapturedChunks(name, device, self.stream, model, self._forward, limits, dtype)
         self.captures_chunks = backend.captures_prefills
         """Whether the attention backend lets steps with prompts be captured."""
         self._pages: Pages | None = None
@@ -83,7 +85,7 @@ class Runner:
         """Allocates KV and payload pages, the null block besides; replaces those that were there."""
         self._pages = None  # the old ones go before the new ones come
         self._graphs.clear()  # they are of the old ones
-        self._chunk_graphs.clear()
+        self._captured_chunks.clear()
         self._pages = Pages.allocate(self.device, self._model, num_blocks, self._limits.block_size, self.dtype)
 
     def capture(self, sizes: Iterable[int]) -> None:
@@ -94,15 +96,20 @@ class Runner:
             rows_B, advance_B, steps_XB = map(self._uploader.view, captured_spans(size, words))
             launch(self.stream, set_null_rows, rows_B, self._limits.null_row, advance_B, steps_XB)
             decode = self._forward.decodes(rows_B, steps_XB, self._limits.max_blocks, self.pages)
-            graph = self.device.capture(self.stream, f"{self._graphs.name}-decode-{size}", decode)
+            self._capture("decode", size, decode)
             self.source.capture(rows_B, advance_B)
-            self._graphs[size] = CapturedStep(graph, self._capture_codes(rows_B))
+            if self.pages.codes is not None:
+                self._capture("codes", size, [self._codes(rows_B, EVERYTHING, self.pages.codes)])
 
     def capture_chunks(self, sizes: Iterable[int]) -> None:
         """Captures the forward of steps with prompts, of these numbers of tokens in chunks. As `capture`, and before it: these take
         the most memory. Not for a runner whose backend does not let it (`captures_chunks`)."""
         for size in sizes:
-            self._chunk_graphs.capture(size, self.pages)
+            self._captured_chunks.capture(size, self.pages)
+
+    def _capture(self, phases: Literal["decode", "codes"], size: int, launches: list[Launch]) -> None:
+        name = f"{self.stream.name}-{phases}-{size}"
+        self._graphs.add(phases, size, self.device.capture(self.stream, name, launches))
 
     @property
     def conditioning(self) -> Tensor:
@@ -137,8 +144,10 @@ class Runner:
         self.source.begin(plan.step)
         self._scorer.begin()
         rows = tuple(snapshot(request) for request in plan.sampled)
-        padded = self._graphs.padded(len(rows))
-        padded_shape = self._chunk_graphs.padded_shape(plan) if plan.chunks else None
+        decode = self._graphs.find("decode", len(rows)) if rows else None
+        padded = decode.size if decode is not None else None
+        captured = self._captured_chunks.find(plan) if plan.chunks else None
+        padded_shape = captured.padded_shape if captured is not None else None
         packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded, padded_shape)
         view, launch = self._uploader.view, self.device.launch
         if packed.starts is not None:
@@ -148,12 +157,12 @@ class Runner:
         scores = self._prompt_scores(plan, packed.chunks)
         if packed.chunks is not None:
             step = ChunkStep(plan, packed, packed.chunks, padded_shape or plan.padded_shape, view, scores)
-            if padded_shape is not None:
-                self._chunk_graphs.launch(step, self.pages)
+            if captured is not None:
+                self._captured_chunks.launch(captured, step, self.pages)
             else:
                 self.device.enqueue(self.stream, self._forward.chunks(step, self.pages))
-        elif padded is not None:
-            self.device.replay(self.stream, self._graphs[padded].decode)
+        elif decode is not None:
+            self.device.replay(self.stream, decode.graph)
         else:
             blocks = self._forward.decode_blocks(plan)
             decodes = self._forward.decodes(view(packed.rows), view(packed.steps), blocks, self.pages)
@@ -223,17 +232,11 @@ class Runner:
         pages = self.pages
         if pages.codes is None:
             return
-        graph = self._graphs[context.padded].codes if context.padded is not None else None
-        if graph is not None:
-            self.device.replay(self.stream, graph)
+        captured = self._graphs.find("codes", context.padded) if context.padded is not None else None
+        if captured is not None:
+            self.device.replay(self.stream, captured.graph)
         else:
             self.device.enqueue(self.stream, [self._codes(context.rows_R, context.flags, pages.codes)])
-
-    def _capture_codes(self, rows_B: Tensor) -> Graph | None:
-        codes, name = self.pages.codes, f"{self._graphs.name}-codes-{rows_B.shape[0]}"
-        if codes is None:
-            return None
-        return self.device.capture(self.stream, name, [self._codes(rows_B, EVERYTHING, codes)])
 
     def _codes(self, rows_R: Tensor, flags: SamplingFlags, pages: Tensor) -> Launch:
         hidden_RD, size = self._buffers.hidden[: rows_R.shape[0]], self._limits.block_size

@@ -3,9 +3,9 @@
 import torch
 
 from omni.device import Device, Downloader, Stream
+from omni_ar.kernels.step.state import StepBuffers
 from omni_ar.model import ArModel
 from omni_ar.run.phases import copy_scores, score_prompt, score_tokens
-from omni_ar.run.state import StepBuffers
 from omni_ar.run.step import ScoreHandoff, StepContext
 
 _LOGITS_AT_ONCE = 64

@@ -1,22 +1,20 @@
-"""Where the tokens come from that rows go on with."""
+"""Sources of the tokens that rows go on with."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, SharedRing, Stream
+from omni.graphs import CapturedGraphs
 from omni_ar.categories import HAND_OVER
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, set_counter
-from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
-
-_log = logging.getLogger(__name__)
 
 
 class TokenSource(Protocol):
@@ -27,7 +25,7 @@ class TokenSource(Protocol):
 
     @property
     def lag(self) -> int:
-        """How many steps after the one that a row was in it may be in one again: 1 if its token is there at once."""
+        """The least distance between two steps of a row: 1 if its token is there at once."""
         ...
 
     @property
@@ -53,32 +51,32 @@ class TokenSource(Protocol):
         ...
 
     def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
-        """Called after `begin`, for rows that the step sets up: their `RowState.words`, and what sampling is to know of them.
+        """Called after `begin`, for rows that the step sets up: their `RowState.words`, and their sampling state.
 
-        `start_rows` has been launched here; whoever samples elsewhere sends this there. The tensors are valid as in
+        `start_rows` has been launched here; a source that samples elsewhere sends this there. The tensors are valid as in
         `Uploader.view`.
         """
         ...
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
-        """Launches what makes the tokens of the step's rows from `context.hidden_RD`, or sends for them, and hands them over.
+        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands them over.
 
-        frames: launches what must come between the two, where frames have a say in what ends a request.
-        A row whose generation is not that of the step is to be left as it is.
+        frames: launches the work between the two, where frames can end a request.
+        A row whose generation is not that of the step stays as it is.
         """
         ...
 
     def forget(self) -> None:
-        """The newest step failed half-way: its rows start again, and tokens of it that are still to come are nobody's."""
+        """The newest step failed half-way: its rows start again, and its tokens that are still to come are dropped."""
         ...
 
 
 class LocalTokens:
-    """Samples here. `accept_tokens` writes the tokens into the host's memory itself, so the token point is but an event: nothing
-    that follows on the main stream is waited for, and a copy would cost the host three more calls a step.
+    """Samples here. `accept_tokens` writes the tokens into the host's memory itself, so the token point is an event: it waits for
+    nothing that follows on the main stream, and a copy would cost the host three more calls a step.
 
-    The rows' counts, `post_update`, come before it: the token is a few microseconds later for it, and the host, for which a graph
-    is dear whatever is in it, launches one for all.
+    The rows' counts, `post_update`, come before it: the token is a few microseconds later, but the host launches one graph for
+    all, and each graph costs it much, whatever is in it.
     """
 
     lag = 1
@@ -103,8 +101,7 @@ class LocalTokens:
         self._buffers = buffers
         self._drafts = limits.step_ids - 1
         self._processors = processors
-        self._graphs: dict[int, Graph] = {}
-        self._told = False
+        self._graphs = CapturedGraphs[None, Graph](name)
         # Its turns are those of `RowState.counter`, which the device counts by itself.
         self._handoffs = SharedRing(device, stream, state.handoff)
 
@@ -115,7 +112,7 @@ class LocalTokens:
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
         size = rows_B.shape[0]
         sampling = self._sampling(rows_B, advance_B, EVERYTHING, None)
-        self._graphs[size] = self._device.capture(self._stream, f"{self._name}-sample-{size}", sampling)
+        self._graphs.add(None, size, self._device.capture(self._stream, f"{self._name}-sample-{size}", sampling))
         self._set_counter()  # capturing may have run steps, or not
 
     def begin(self, step: int) -> None:
@@ -138,15 +135,14 @@ class LocalTokens:
         return TokenHandoff(host=sent.slot, ready=sent.ready, made=sent.made)
 
     def _captured(self, context: StepContext) -> Graph | None:
-        """What stands for the step, unless it is asked for what only some steps are: processors, edits."""
+        """None for a step with logits processors or edits, which few steps have."""
         if context.padded is None:
             return None
         if context.edits is not None or context.flags.processors:
-            if not self._told:
-                self._told = True
-                _log.warning("%s: sampling with logits processors or by a form runs uncaptured", self._name)
+            self._graphs.log_uncaptured("sampling steps with logits processors or structured outputs")
             return None
-        return self._graphs.get(context.padded)
+        captured = self._graphs.find(None, context.padded)
+        return captured.graph if captured is not None else None
 
     def _sampling(
         self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None

@@ -338,11 +338,10 @@ class ArWorker(MailboxWorker[ArRequest]):
         end = self._runner.device.record(self._runner.stream)
         for request in plan.requests:
             request.last_step = end
-        if len(plan.requests) == 1:
+        if self.retry_each(plan.requests, "running a step", error):
+            self._scheduler.retry(plan)
+        else:
             self.fail(plan.requests[0].id, "running a step", error)
-            return
-        self.retried(f"a step of {len(plan.requests)} requests", error)
-        self._scheduler.retry(plan)
 
     def _fail_lost(self) -> bool:
         """Fails requests that planning could not go on with, or whose payload could not be moved out of blocks that others need."""

@@ -4,7 +4,6 @@ from omni_ar.sampling.bits import bit_words, pack_bits, unpack_bits
 from omni_ar.sampling.bounds import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_EDITED_IDS, MAX_STOP_IDS
 from omni_ar.sampling.edits import PackedEdits, StepEdits, apply_edits, edit_words, merge_edits, pack_edits, view_edits
 from omni_ar.sampling.flags import EVERYTHING, SamplingFlags, flags_of
-from omni_ar.sampling.history import observe
 from omni_ar.sampling.logprobs import top_logprobs
 from omni_ar.sampling.pack import StartingRow, pack_sampling, start_words
 from omni_ar.sampling.rng import gumbel, open_uniform, philox4x32
@@ -50,7 +49,6 @@ __all__ = [
     "gumbel",
     "keep_top",
     "merge_edits",
-    "observe",
     "open_uniform",
     "pack_bits",
     "pack_edits",

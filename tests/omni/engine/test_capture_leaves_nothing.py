@@ -11,7 +11,7 @@ import torch
 from omni.device import HostSlot
 from omni.engine import Engine
 from omni.payload import Payload
-from omni_ar.run.state import RowState
+from omni_ar.kernels.step.state import RowState
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker

@@ -60,7 +60,10 @@ def assert_healed(driver: ArDriver) -> None:
 @pytest.mark.usefixtures("replays_fail")
 def test_an_error_of_every_replay_beside_decodes_is_healed_and_told() -> None:
     driver = under_pressure(CpuDevice())
-    with pytest.raises(AssertionError, match=TOLD.format(r"text, a step of \d requests", "IndexError")), no_retries():
+    with (
+        pytest.raises(AssertionError, match=TOLD.format(r"text, running a step in a batch of \d", "IndexError")),
+        no_retries(),
+    ):
         driver.run()
     assert_healed(driver)
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from omni_ar.kernels.step.state import LAST
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
-from omni_ar.run.state import LAST
 from omni_ar.run.step import StepContext
 from omni_vocoder.decoder import Decoder, PreparedStep
 from omni_vocoder.request import VocoderRequest
@@ -61,7 +61,7 @@ def poison(runner: Runner, unused_id: int | None) -> None:
         state.words[null_row, LAST] = unused_id
     buffers.hidden.fill_(NAN)
     buffers.codes_ND.fill_(NAN)
-    chunks = runner._chunk_graphs._buffers
+    chunks = runner._captured_chunks._buffers
     assert chunks is not None
     for between in (chunks.inputs_TD, chunks.outputs_TD):
         between.fill_(NAN)

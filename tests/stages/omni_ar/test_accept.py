@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
 from omni.sampling import SamplingParams
+from omni_ar.kernels.step.state import ACTIVE, LAST, LENGTH, LIMIT, OUTPUTS, RowState
+from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import GREEDY, ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update
-from omni_ar.run.state import ACTIVE, LAST, LENGTH, LIMIT, OUTPUTS, RowState
-from omni_ar.run.status import RowStatus
+from omni_ar.run.state import allocate_rows
 from omni_ar.sampling import flags_of
 from support.small_text import SmallText
 
@@ -60,7 +61,7 @@ class Row:
 
 def new_state(rows: list[Row]) -> RowState:
     limits = Limits.of("text", ArOptions(max_num_seqs=len(rows), max_model_len=64), MODEL.shape)
-    state = RowState.allocate(CpuDevice(), MODEL, limits, torch.float32)
+    state = allocate_rows(CpuDevice(), MODEL, limits, torch.float32)
     state.sampling.stop_ids.fill_(-1)
     state.sampling.stop_ids[:, : len(STOPS)] = torch.tensor(STOPS)
     for index, row in enumerate(rows):

@@ -64,7 +64,7 @@ def test_a_batch_of_more_rows_runs_uncaptured_and_that_is_said_once(caplog: pyte
         assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 9)
     assert not device.replays
     assert [record.getMessage() for record in caplog.records] == [
-        "ar: a batch of 4 rows runs uncaptured, as do all of more than 2: raise ar.graph_batch_sizes"
+        "ar: batches of more than 2 rows run uncaptured: raise ar.graph_batch_sizes"
     ]
 
 
@@ -93,7 +93,7 @@ def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured(cap
     with caplog.at_level(logging.WARNING):
         while not driver.ends:
             driver.tick()
-    said = ["ar: sampling with logits processors or by a form runs uncaptured"]
+    said = ["ar: sampling steps with logits processors or structured outputs run uncaptured"]
     assert [record.getMessage() for record in caplog.records] == said
     assert len(driver.tokens("0")) == 6
     assert device.replays["ar-decode-1"] == 5

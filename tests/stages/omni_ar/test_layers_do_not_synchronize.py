@@ -5,12 +5,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
+from omni_ar.kernels.step.reference import observe
 from omni_ar.layers import Attention, DecoderLayer, RotaryEmbedding, SharedExpertMoE
 from omni_ar.sampling import (
     SamplingFlags,
     SamplingState,
     gumbel,
-    observe,
     open_uniform,
     philox4x32,
     sample,

@@ -11,9 +11,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeThinkerTextSparseMoeBlock,
 )
 
-from omni.checkpoint import Destination
+from omni.checkpoint import Destination, stacked_destinations
 from omni_ar.kernels.moe.reference import run_every_expert, run_grouped
-from omni_ar.layers import SharedExpertMoE, SparseMoE, expert_destination, stacked_destinations
+from omni_ar.layers import SharedExpertMoE, SparseMoE
 from omni_ar.layers.moe import observe_routing
 
 # (width, intermediate): the second pair is not a multiple of 16 bytes, which grouped_mm refuses.
@@ -38,22 +38,26 @@ def config_fields(width, intermediate, experts, top_k, norm_topk):
     }
 
 
+def _published(reference):
+    """Weights as a checkpoint has them: those of each expert by themselves."""
+    for name, value in reference.state_dict().items():
+        if not name.startswith("experts."):
+            yield name, value
+            continue
+        parts = ("gate", "up") if "gate_up" in name else ("down",)
+        for expert, matrix in enumerate(value):
+            for part, piece in zip(parts, matrix.chunk(len(parts)), strict=True):
+                yield f"experts.{expert}.{part}_proj.weight", piece
+
+
 def copy_checkpoint(reference, ours):
     """Loads `ours` from the names that a published checkpoint has, each expert's matrices on their own."""
     parameters, stacked = dict(ours.named_parameters()), stacked_destinations(ours)
     loaded = set()
-    for name, value in reference.state_dict().items():
-        if name.startswith("experts."):
-            parts = ("gate", "up") if "gate_up" in name else ("down",)
-            for expert, matrix in enumerate(value):
-                for part, piece in zip(parts, matrix.chunk(len(parts)), strict=True):
-                    destination = expert_destination(f"experts.{expert}.{part}_proj.weight")
-                    destination.view(parameters[destination.parameter].data).copy_(piece)
-                    loaded.add(destination.parameter)
-        else:
-            place = stacked.get(name, Destination(name))
-            parameters[place.parameter].data[place.index].copy_(value)
-            loaded.add(place.parameter)
+    for name, value in _published(reference):
+        place = stacked.get(name, Destination(name))
+        parameters[place.parameter].data[place.index].copy_(value)
+        loaded.add(place.parameter)
     assert loaded == set(parameters)
     return ours.requires_grad_(False)
 
@@ -151,32 +155,17 @@ def test_routing_can_be_observed():
     assert torch.equal(seen[0], moe.gate(inputs(4, 16, seed=1)).topk(3).indices)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("mlp.experts.3.gate_proj.weight", ("mlp.experts_gate_up", 3, "gate")),
-        ("model.layers.10.mlp.experts.127.up_proj.weight", ("model.layers.10.mlp.experts_gate_up", 127, "up")),
-        ("experts.0.down_proj.weight", ("experts_down", 0, "down")),
-        ("mlp.shared_expert.gate_proj.weight", None),
-        ("mlp.gate_proj.weight", None),
-        ("mlp.gate.weight", None),
-        ("mlp.experts.x.gate_proj.weight", None),
-        ("mlp.experts.1.gate_proj.bias", None),
-        ("mlp.myexperts.1.gate_proj.weight", None),
-        ("mlp.experts.1.gate_proj.weight.extra", None),
-    ],
-)
-def test_expert_names(name, expected):
-    assert expert_destination(name) == expected
-
-
-def test_expert_views_tile_the_parameters():
-    sizes = {"experts_gate_up": (3, 8, 5), "experts_down": (3, 5, 4)}
-    written = {name: torch.zeros(shape) for name, shape in sizes.items()}
-    for expert in range(3):
-        for part, shape in (("gate", (4, 5)), ("up", (4, 5)), ("down", (5, 4))):
-            destination = expert_destination(f"experts.{expert}.{part}_proj.weight")
-            view = destination.view(written[destination.parameter])
-            assert view.shape == shape
-            view += 1
-    assert all((value == 1).all() for value in written.values())
+@pytest.mark.parametrize("name", ["", "model.layers.10.mlp"])
+def test_experts_weights_tile_the_stacked_parameters(name):
+    moe = SparseMoE(5, 4, 3, 2, True)
+    prefix = f"{name}." if name else ""
+    written = {f"{prefix}{key}": torch.zeros_like(parameter) for key, parameter in moe.named_parameters()}
+    shapes = {"gate": (4, 5), "up": (4, 5), "down": (5, 4)}
+    wanted = {f"{prefix}experts.{i}.{part}_proj.weight": shapes[part] for i in range(3) for part in shapes}
+    destinations = moe.stacked_weights(name)
+    assert destinations.keys() == wanted.keys()
+    for weight, place in destinations.items():
+        view = written[place.parameter][place.index]
+        assert view.shape == wanted[weight]
+        view += 1
+    assert all((written[f"{prefix}{key}"] == 1).all() for key in ("experts_gate_up", "experts_down"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_ar.run.status import RowStatus
+from omni_ar.kernels.step.status import RowStatus
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,17 @@ import torch
 from torch import Tensor
 
 from omni.device import Stream
-from omni.device.base import LaunchList
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
 from omni_ar.run import receivers
-from omni_ar.run.graphs import CapturedStep, StepGraphs
 from omni_ar.run.limits import Limits
 from omni_ar.run.source import LocalTokens, TokenSource
-from omni_ar.run.state import RowState, StepBuffers
 from support.ar_driver import ArDriver, plain_prompt
 from support.counting_device import CountingDevice
 from support.listener_model import Listener, answered
@@ -163,17 +161,6 @@ def test_captured_prompts_of_all_sizes_share_the_memory_of_the_largest():
     width = model.shape.hidden_width
     assert device.sizes.count((4 + 29, width)) == 2, "what the forward reads, and what it leaves"
     assert not {(4 + 7, width), (4 + 19, width)} & set(device.sizes)
-
-
-def test_graphs_pad_those_who_sample_and_are_gone_when_cleared():
-    graphs = StepGraphs("ar")
-    graphs[4] = CapturedStep(LaunchList("ar-decode-4", ()), None)
-    assert graphs.padded(3) == 4
-    assert graphs.padded(0) is None, "a step that samples for nobody"
-    graphs.clear()
-    assert graphs.padded(3) is None
-    with pytest.raises(KeyError):
-        graphs[4]
 
 
 class LateZeros(CpuDevice):

@@ -7,10 +7,10 @@ import pytest
 
 from omni.device import Stream
 from omni.device.cpu import CpuDevice
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.scores import Scorer
-from omni_ar.run.state import RowState, StepBuffers
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver
 from support.gloo_tokens import GlooTokens

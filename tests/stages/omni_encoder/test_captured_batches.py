@@ -78,7 +78,7 @@ def test_a_longer_batch_runs_uncaptured_and_the_log_says_so_once(caplog: pytest.
     assert answers == [summed([1.0] * 5), summed([2.0] * 3), summed([3.0] * 6)]
     assert bench.tower.segments == [(5,), (6,)]
     assert [record.getMessage() for record in caplog.records] == [
-        "tower: a batch of 5 embeddings runs uncaptured, as do all of more than 4: raise tower.graph_lengths"
+        "tower: batches of more than 4 embeddings run uncaptured: raise tower.graph_lengths"
     ]
 
 

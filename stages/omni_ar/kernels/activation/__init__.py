@@ -8,14 +8,13 @@ from omni_ar.kernels.activation import reference
 __all__ = ["silu_and_mul"]
 
 
-def silu_and_mul(x_TX: Tensor, *, ahead: Tensor | None = None) -> Tensor:
+def silu_and_mul(x_TX: Tensor, *, prefetch: Tensor | None = None) -> Tensor:
     """`silu(gate) * up` of `[T, 2I]` rows that hold gate, then up. Returns `[T, I]`, contiguous, of the same dtype.
 
-    The activation is rounded to the dtype before it is multiplied. ahead: a contiguous weight that the next product reads, to be
-    fetched meanwhile.
+    The activation is rounded to the dtype before it is multiplied. prefetch: a contiguous weight, the next product's.
     """
     if not runs_kernel(x_TX):
         return reference.silu_and_mul(x_TX)
     from omni_ar.kernels.activation import kernel
 
-    return kernel.silu_and_mul(x_TX, ahead)
+    return kernel.silu_and_mul(x_TX, prefetch)

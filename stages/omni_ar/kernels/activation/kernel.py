@@ -8,13 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from omni_ar.kernels.activation.silu import silu
-from omni_ar.kernels.fetch import fetch_ahead, fetch_bytes
 from omni_ar.kernels.overlap import overlaps
+from omni_ar.kernels.prefetch import prefetch_bytes, prefetch_l2
 
 _BLOCK = 1024
 
 
-def silu_and_mul(x_TX: Tensor, ahead: Tensor | None = None) -> Tensor:
+def silu_and_mul(x_TX: Tensor, prefetch: Tensor | None = None) -> Tensor:
     rows, both = x_TX.shape
     width = both // 2
     out_TI = x_TX.new_empty(rows, width)
@@ -27,10 +27,10 @@ def silu_and_mul(x_TX: Tensor, ahead: Tensor | None = None) -> Tensor:
     _silu_and_mul[grid](
         x_TX,
         out_TI,
-        out_TI if ahead is None else ahead,
+        out_TI if prefetch is None else prefetch,
         x_TX.stride(0),
         WIDTH=width,
-        FETCHED=fetch_bytes(ahead, rows, overlap),
+        PREFETCH_BYTES=prefetch_bytes(prefetch, rows, overlap),
         OVERLAP=overlap,
         BLOCK=block,
         num_warps=warps,
@@ -43,17 +43,17 @@ def silu_and_mul(x_TX: Tensor, ahead: Tensor | None = None) -> Tensor:
 def _silu_and_mul(
     x_ptr,
     out_ptr,
-    ahead_ptr,
+    prefetch_ptr,
     x_stride,
     WIDTH: tl.constexpr,
-    FETCHED: tl.constexpr,
+    PREFETCH_BYTES: tl.constexpr,
     OVERLAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        fetch_ahead(ahead_ptr, program, tl.num_programs(0) * tl.num_programs(1), FETCHED)
+        prefetch_l2(prefetch_ptr, program, tl.num_programs(0) * tl.num_programs(1), PREFETCH_BYTES)
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column_I = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

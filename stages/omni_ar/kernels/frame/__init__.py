@@ -8,7 +8,7 @@ from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.frame import reference
-from omni_ar.kernels.rope import HeadNorms
+from omni_ar.kernels.rope.norms import HeadNorms
 
 __all__ = ["attend_frame"]
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from omni_ar.kernels.overlap import overlaps
-from omni_ar.kernels.rope import HeadNorms
+from omni_ar.kernels.rope.norms import HeadNorms
 from omni_ar.kernels.rope.turned import turned
 
 _WARPS = 1

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from omni_ar.kernels.rope import HeadNorms
+from omni_ar.kernels.rope.norms import HeadNorms
 from omni_ar.kernels.rope.reference import qk_norm_rope_write
 
 

@@ -37,15 +37,15 @@ def linear_parts(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) 
 
 
 def gated_linear(
-    x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None, *, ahead: Tensor | None = None
+    x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None, *, prefetch: Tensor | None = None
 ) -> Tensor:
     """`silu(gate) * up`, `[T, N / 2]`, of a linear map whose outputs are gate, then up. Rounded where separate operations would.
 
-    ahead: a contiguous weight that the next product reads, to be fetched meanwhile.
+    prefetch: a contiguous weight, the next product's.
     """
     chosen = settings("gated", x_TD, weight_ND) if runs_kernel(x_TD) else None
     if chosen is None:
-        return reference.gated_linear(x_TD, weight_ND, bias_N, ahead)
+        return reference.gated_linear(x_TD, weight_ND, bias_N, prefetch)
     from omni_ar.kernels.linear import kernel
 
     return kernel.gated_linear(x_TD, weight_ND, bias_N, chosen)
@@ -60,12 +60,12 @@ def norm_linear(
     bias_N: Tensor | None = None,
     *,
     gated: bool = False,
-    ahead: Tensor | None = None,
+    prefetch: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A residual addition, RMSNorm and a linear map: `(linear(rms_norm(sum)), sum)`.
 
     sum: `x_TD + delta_TD`, or `x_TD` itself where `delta_TD` is None. delta_TD: may come in parts, as for `add_rms_norm`. gated:
-    the outputs are gate, then up, and what comes is `silu(gate) * up`, `[T, N / 2]`. ahead: as for `gated_linear`.
+    the outputs are gate, then up, and the result is `silu(gate) * up`, `[T, N / 2]`. prefetch: as for `gated_linear`.
 
     Rounded where separate operations would round, but that the kernel on the matrix units scales by the norm behind the product:
     its normed rows are not rounded, and fp16 rows above 65504 over the largest norm weight overflow.
@@ -78,9 +78,9 @@ def norm_linear(
 
         return kernel.norm_linear(x_TD, delta_TD, norm_D, eps, weight_ND, bias_N, gated, chosen)
     if delta_TD is None:
-        normed_TD = rms_norm(x_TD, norm_D, eps, ahead=weight_ND)
+        normed_TD = rms_norm(x_TD, norm_D, eps, prefetch=weight_ND)
     else:
-        normed_TD, x_TD = add_rms_norm(x_TD, delta_TD, norm_D, eps, ahead=weight_ND)
+        normed_TD, x_TD = add_rms_norm(x_TD, delta_TD, norm_D, eps, prefetch=weight_ND)
     if gated:
-        return gated_linear(normed_TD, weight_ND, bias_N, ahead=ahead), x_TD
+        return gated_linear(normed_TD, weight_ND, bias_N, prefetch=prefetch), x_TD
     return linear(normed_TD, weight_ND, bias_N), x_TD

@@ -10,5 +10,5 @@ def linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None) -> Tensor:
     return F.linear(x_TD, weight_ND, bias_N)
 
 
-def gated_linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, ahead: Tensor | None = None) -> Tensor:
-    return silu_and_mul(F.linear(x_TD, weight_ND, bias_N), ahead=ahead)
+def gated_linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, prefetch: Tensor | None = None) -> Tensor:
+    return silu_and_mul(F.linear(x_TD, weight_ND, bias_N), prefetch=prefetch)

@@ -110,7 +110,7 @@ def _launch(
         BIAS=bias_N is not None and splits == 1,
         ROWS_LEFT=settings.rows_left,
         SLICES=settings.slices,
-        FETCHED=fetched if fetched % 16 == 0 else 0,
+        PREFETCH_BYTES=fetched if fetched % 16 == 0 else 0,
         HELD=settings.held,
         OVERLAP=overlap,
         TILE_N=tile_n,

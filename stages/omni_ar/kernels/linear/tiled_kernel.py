@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from omni_ar.kernels.activation.silu import silu
-from omni_ar.kernels.fetch import fetch_ahead
+from omni_ar.kernels.prefetch import prefetch_l2
 
 
 class Inputs(NamedTuple):
@@ -44,7 +44,7 @@ def some_rows(
     BIAS: tl.constexpr,
     ROWS_LEFT: tl.constexpr,
     SLICES: tl.constexpr,
-    FETCHED: tl.constexpr,
+    PREFETCH_BYTES: tl.constexpr,
     HELD: tl.constexpr,
     OVERLAP: tl.constexpr,
     TILE_N: tl.constexpr,
@@ -61,7 +61,7 @@ def some_rows(
     weight_Smd = weight_ptr + _upright(weight_m, SLICES) * WIDTH + share + _across(TILE_D, SLICES)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        _fetch(weight_ptr, first, OUTPUTS, WIDTH, SPLITS, GATED, FETCHED, TILE_N)
+        _fetch(weight_ptr, first, OUTPUTS, WIDTH, SPLITS, GATED, PREFETCH_BYTES, TILE_N)
     held = ()
     if HELD:
         held = _all_weights(weight_Smd, SHARE, TILE_D, SLICES)
@@ -104,14 +104,14 @@ def _fetch(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     GATED: tl.constexpr,
-    FETCHED: tl.constexpr,
+    PREFETCH_BYTES: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
     """A program's weights, but for the last program: there they may end before a whole tile does."""
     if first + TILE_N <= OUTPUTS:
-        fetch_ahead(weight_ptr + first.to(tl.int64) * WIDTH, tl.program_id(1), SPLITS, FETCHED)
+        prefetch_l2(weight_ptr + first.to(tl.int64) * WIDTH, tl.program_id(1), SPLITS, PREFETCH_BYTES)
         if GATED:
-            fetch_ahead(weight_ptr + (OUTPUTS + first).to(tl.int64) * WIDTH, tl.program_id(1), SPLITS, FETCHED)
+            prefetch_l2(weight_ptr + (OUTPUTS + first).to(tl.int64) * WIDTH, tl.program_id(1), SPLITS, PREFETCH_BYTES)
 
 
 @triton.jit

@@ -8,32 +8,32 @@ from omni_ar.kernels.norm import reference
 __all__ = ["add_rms_norm", "residual_sum", "rms_norm"]
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float, *, ahead: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, *, prefetch: Tensor | None = None) -> Tensor:
     """Scales every `x[..., :]` to a root mean square of 1, in fp32, and by `weight_D`.
 
     x: `[..., D]`, any float dtype, its last dimension contiguous. Returns the same shape and dtype, contiguous.
-    ahead: a contiguous weight that the next product reads, to be fetched meanwhile.
+    prefetch: a contiguous weight, the next product's.
     """
     if not runs_kernel(x):
         return reference.rms_norm(x, weight_D, eps)
     from omni_ar.kernels.norm import kernel
 
-    return kernel.rms_norm(x, weight_D, eps, ahead)
+    return kernel.rms_norm(x, weight_D, eps, prefetch)
 
 
 def add_rms_norm(
-    x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float, *, ahead: Tensor | None = None
+    x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float, *, prefetch: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """A residual addition and the norm that follows it: `(rms_norm(sum), sum)`, both `[T, D]`.
 
     sum: `x_TD + delta_TD`, rounded to the dtype of `x_TD` before it is normed. delta_TD: of the same dtype, or in fp32 parts
-    `[P, T, D]`, whose sum is rounded first. ahead: as for `rms_norm`.
+    `[P, T, D]`, whose sum is rounded first. prefetch: as for `rms_norm`.
     """
     if not runs_kernel(x_TD):
         return reference.add_rms_norm(x_TD, delta_TD, weight_D, eps)
     from omni_ar.kernels.norm import kernel
 
-    return kernel.add_rms_norm(x_TD, delta_TD, weight_D, eps, ahead)
+    return kernel.add_rms_norm(x_TD, delta_TD, weight_D, eps, prefetch)
 
 
 def residual_sum(x_TD: Tensor, delta_TD: Tensor) -> Tensor:

@@ -8,26 +8,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_ar.kernels.fetch import fetch_ahead, fetch_bytes
 from omni_ar.kernels.overlap import overlaps
+from omni_ar.kernels.prefetch import prefetch_bytes, prefetch_l2
 
 # Elements that one program holds at least, so that narrow rows share one.
 _PROGRAM = 1024
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float, ahead: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, prefetch: Tensor | None = None) -> Tensor:
     x_TD = x.reshape(-1, x.shape[-1])
     out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
-    _launch(x_TD, None, weight_D, eps, out_TD, None, ahead)
+    _launch(x_TD, None, weight_D, eps, out_TD, None, prefetch)
     return out_TD.view(x.shape)
 
 
 def add_rms_norm(
-    x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float, ahead: Tensor | None = None
+    x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float, prefetch: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     out_TD = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
     sum_TD = torch.empty_like(out_TD)
-    _launch(x_TD, delta_TD, weight_D, eps, out_TD, sum_TD, ahead)
+    _launch(x_TD, delta_TD, weight_D, eps, out_TD, sum_TD, prefetch)
     return out_TD, sum_TD
 
 
@@ -38,7 +38,7 @@ def _launch(
     eps: float,
     out_TD: Tensor,
     sum_TD: Tensor | None,
-    ahead: Tensor | None,
+    prefetch: Tensor | None,
 ) -> None:
     rows, width = x_TD.shape
     if not rows:
@@ -56,7 +56,7 @@ def _launch(
         weight_D,
         out_TD,
         out_TD if sum_TD is None else sum_TD,
-        out_TD if ahead is None else ahead,
+        out_TD if prefetch is None else prefetch,
         rows,
         x_TD.stride(0),
         delta_PTD.stride(1),
@@ -65,7 +65,7 @@ def _launch(
         ADD=delta_TD is not None,
         PARTS=delta_PTD.shape[0],
         WIDTH=width,
-        FETCHED=fetch_bytes(ahead, rows, overlap),
+        PREFETCH_BYTES=prefetch_bytes(prefetch, rows, overlap),
         OVERLAP=overlap,
         BLOCK_T=block_t,
         BLOCK_D=block_d,
@@ -81,7 +81,7 @@ def _rms_norm(
     weight_ptr,
     out_ptr,
     sum_ptr,
-    ahead_ptr,
+    prefetch_ptr,
     rows,
     x_stride,
     delta_stride,
@@ -90,7 +90,7 @@ def _rms_norm(
     ADD: tl.constexpr,
     PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
-    FETCHED: tl.constexpr,
+    PREFETCH_BYTES: tl.constexpr,
     OVERLAP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -99,7 +99,7 @@ def _rms_norm(
     column_1D = tl.arange(0, BLOCK_D)[None, :]
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-        fetch_ahead(ahead_ptr, tl.program_id(0), tl.num_programs(0), FETCHED)
+        prefetch_l2(prefetch_ptr, tl.program_id(0), tl.num_programs(0), PREFETCH_BYTES)
     weight_1D = tl.load(weight_ptr + column_1D, mask=column_1D < WIDTH, other=0.0).to(tl.float32)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()

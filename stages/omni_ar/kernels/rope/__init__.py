@@ -4,23 +4,14 @@ Shape legend: T tokens, P position axes, W head width, F = W / 2 frequencies, H 
 N blocks of B slots.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.rope import reference
+from omni_ar.kernels.rope.norms import HeadNorms
 
 __all__ = ["HeadNorms", "qk_norm_rope_write", "rotary_table"]
-
-
-class HeadNorms(NamedTuple):
-    """RMSNorm over each query and key head: weights `[W]`."""
-
-    query_W: Tensor
-    key_W: Tensor
-    eps: float
 
 
 def rotary_table(
@@ -47,16 +38,16 @@ def qk_norm_rope_write(
     value_NBKW: Tensor,
     slots_T: Tensor,
     *,
-    ahead: Tensor | None = None,
+    prefetch: Tensor | None = None,
 ) -> Tensor:
     """Norms and turns the queries and keys of `qkv_TX` (queries, keys, values) and stores keys and values in their slots.
 
     norms: None leaves heads unscaled. cos_TW, sin_TW: as `rotary_table` gives them. key_NBKW, value_NBKW: one layer's contiguous
     pages, of the dtype of `qkv_TX`; slots_T: int64, slot s is offset s % B of block s // B; null slots may repeat.
-    ahead: a contiguous weight that the next product reads, to be fetched meanwhile. Returns the queries, `[T, H, W]`, contiguous.
+    prefetch: a contiguous weight, the next product's. Returns the queries, `[T, H, W]`, contiguous.
     """
     if not runs_kernel(qkv_TX):
         return reference.qk_norm_rope_write(qkv_TX, norms, cos_TW, sin_TW, num_heads, key_NBKW, value_NBKW, slots_T)
     from omni_ar.kernels.rope import kernel
 
-    return kernel.qk_norm_rope_write(qkv_TX, norms, cos_TW, sin_TW, num_heads, key_NBKW, value_NBKW, slots_T, ahead)
+    return kernel.qk_norm_rope_write(qkv_TX, norms, cos_TW, sin_TW, num_heads, key_NBKW, value_NBKW, slots_T, prefetch)

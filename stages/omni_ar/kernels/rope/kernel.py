@@ -3,19 +3,15 @@
 Shape legend: see the package; besides, h heads of one program.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_ar.kernels.fetch import fetch_ahead, fetch_bytes
 from omni_ar.kernels.overlap import overlaps
+from omni_ar.kernels.prefetch import prefetch_bytes, prefetch_l2
+from omni_ar.kernels.rope.norms import HeadNorms
 from omni_ar.kernels.rope.turned import turned
-
-if TYPE_CHECKING:
-    from omni_ar.kernels.rope import HeadNorms
 
 _TABLE_TOKENS = 4
 _HEADS = 4
@@ -85,14 +81,14 @@ def _rotary_table(
 
 def qk_norm_rope_write(
     qkv_TX: Tensor,
-    norms: "HeadNorms | None",
+    norms: HeadNorms | None,
     cos_TW: Tensor,
     sin_TW: Tensor,
     num_heads: int,
     key_NBKW: Tensor,
     value_NBKW: Tensor,
     slots_T: Tensor,
-    ahead: Tensor | None = None,
+    prefetch: Tensor | None = None,
 ) -> Tensor:
     tokens = qkv_TX.shape[0]
     kv_heads, head_dim = key_NBKW.shape[2:]
@@ -110,14 +106,14 @@ def qk_norm_rope_write(
             q_THW,
             key_NBKW,
             value_NBKW,
-            q_THW if ahead is None else ahead,
+            q_THW if prefetch is None else prefetch,
             qkv_TX.stride(0),
             cos_TW.stride(0),
             NORM=norms is not None,
             HEADS=num_heads,
             KV_HEADS=kv_heads,
             HALF=head_dim // 2,
-            FETCHED=fetch_bytes(ahead, tokens, overlaps(qkv_TX)),
+            PREFETCH_BYTES=prefetch_bytes(prefetch, tokens, overlaps(qkv_TX)),
             OVERLAP=overlaps(qkv_TX),
             BLOCK_H=_HEADS,
             BLOCK_F=triton.next_power_of_2(head_dim // 2),
@@ -141,14 +137,14 @@ def _qk_norm_rope_write(
     q_ptr,
     key_ptr,
     value_ptr,
-    ahead_ptr,
+    prefetch_ptr,
     qkv_stride,
     table_stride,
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    FETCHED: tl.constexpr,
+    PREFETCH_BYTES: tl.constexpr,
     OVERLAP: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -156,7 +152,7 @@ def _qk_norm_rope_write(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        fetch_ahead(ahead_ptr, program, tl.num_programs(0) * tl.num_programs(1), FETCHED)
+        prefetch_l2(prefetch_ptr, program, tl.num_programs(0) * tl.num_programs(1), PREFETCH_BYTES)
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head_h1 = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]

@@ -1,14 +1,10 @@
 """Rotary positions in plain torch. Shape legend: see the package."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from omni_ar.kernels.norm.reference import rms_norm
-
-if TYPE_CHECKING:
-    from omni_ar.kernels.rope import HeadNorms
+from omni_ar.kernels.rope.norms import HeadNorms
 
 
 def rotary_table(
@@ -29,7 +25,7 @@ def apply_rotary(x_THW: Tensor, cos_TW: Tensor, sin_TW: Tensor) -> Tensor:
 
 def qk_norm_rope_write(
     qkv_TX: Tensor,
-    norms: "HeadNorms | None",
+    norms: HeadNorms | None,
     cos_TW: Tensor,
     sin_TW: Tensor,
     num_heads: int,

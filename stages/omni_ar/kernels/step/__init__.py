@@ -1,23 +1,19 @@
-"""What a decode step does besides computing: a handful of words per row, in one launch for each phase.
+"""The bookkeeping of a decode step: a handful of words per row, in one launch for each phase (`omni_ar.run.phases`).
 
-`omni_ar.run.phases` says what these do to the state. Shape legend: R rows of the batch, W handoff words, G code groups, D width.
+Shape legend: R rows of the batch, W handoff words, G code groups, D width.
 """
-
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.step import reference
-
-if TYPE_CHECKING:
-    from omni_ar.run.state import RowState, StepBuffers
-    from omni_ar.sampling import SamplingFlags
+from omni_ar.kernels.step.state import RowState, StepBuffers
+from omni_ar.sampling.flags import SamplingFlags
 
 __all__ = ["accept_tokens", "end_frames", "frame_inputs", "place_frames", "post_update", "prepare_decodes"]
 
 
-def prepare_decodes(state: "RowState", rows_R: Tensor, block_size: int, out: "StepBuffers", max_blocks: int) -> None:
+def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
     """Inputs of decode rows. The kernel copies as much of a row's table as its length needs; the rest stays, blocks too."""
     if not runs_kernel(rows_R):
         return reference.prepare_decodes(state, rows_R, block_size, out, max_blocks)
@@ -26,7 +22,7 @@ def prepare_decodes(state: "RowState", rows_R: Tensor, block_size: int, out: "St
     return kernel.prepare_decodes(state, rows_R, block_size, out, max_blocks)
 
 
-def accept_tokens(state: "RowState", rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None = None) -> None:
+def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None = None) -> None:
     """Takes sampled ids as the rows' newest, and evaluates stops. Drafts have no kernel."""
     if not runs_kernel(rows_R) or out_RW.shape[1] > 3 or offered_R is not None:
         return reference.accept_tokens(state, rows_R, out_RW, offered_R)
@@ -36,7 +32,7 @@ def accept_tokens(state: "RowState", rows_R: Tensor, out_RW: Tensor, offered_R: 
 
 
 def post_update(
-    state: "RowState", rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, drafts: int, flags: "SamplingFlags"
+    state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags
 ) -> None:
     """Counts tokens. The kernel reads what a row needs from its state, whatever `flags` say; drafts have no kernel."""
     if not runs_kernel(rows_R) or drafts:
@@ -46,8 +42,8 @@ def post_update(
     return kernel.post_update(state, rows_R, accepted_RW, advance_R)
 
 
-def frame_inputs(state: "RowState", rows_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row: its newest token, and which frame of its request that token begins. int64 `[R]` both."""
+def frame_inputs(state: RowState, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's newest token, and the number of the frame that it begins. int64 `[R]` both."""
     if not runs_kernel(rows_R):
         return reference.frame_inputs(state, rows_R)
     from omni_ar.kernels.step import kernel
@@ -56,9 +52,9 @@ def frame_inputs(state: "RowState", rows_R: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def place_frames(
-    state: "RowState", rows_R: Tensor, codes_RG: Tensor, next_RD: Tensor, block_size: int, code_pages: Tensor
+    state: RowState, rows_R: Tensor, codes_RG: Tensor, next_RD: Tensor, block_size: int, code_pages: Tensor
 ) -> None:
-    """Puts frames into the page slots of their tokens, or of the null block if the step gave the row none, and what they add to the
+    """Puts frames into the page slots of their tokens, or of the null block if the step gave the row none, and their part of the
     next input into the state. code_pages: int64 `[blocks, block_size, G]`."""
     if not runs_kernel(rows_R):
         return reference.place_frames(state, rows_R, codes_RG, next_RD, block_size, code_pages)
@@ -67,9 +63,9 @@ def place_frames(
     return kernel.place_frames(state, rows_R, codes_RG, next_RD, block_size, code_pages)
 
 
-def end_frames(state: "RowState", rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
-    """Ends rows whose frame's first `end_groups` codes are all `code`, and says who ended, and whose last token has a frame, in
-    what waits to be handed over. `accept_tokens` has counted the step already."""
+def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
+    """Ends rows whose frame's first `end_groups` codes are all `code`, and writes into the handoff slot which rows ended, and
+    whether their last tokens have frames. `accept_tokens` has counted the step already."""
     if not runs_kernel(rows_R):
         return reference.end_frames(state, rows_R, codes_RG, code, end_groups)
     from omni_ar.kernels.step import kernel

@@ -1,4 +1,4 @@
-"""What a step's tokens do to the rows' state."""
+"""Takes a step's tokens into the rows' state."""
 
 import triton
 import triton.language as tl

@@ -1,9 +1,9 @@
-"""`omni_ar.run.state`'s words and the rows' status, as kernels name them."""
+"""Columns of `RowState.words` and the rows' status, as kernels name them."""
 
 import triton.language as tl
 
-from omni_ar.run import state
-from omni_ar.run.status import RowStatus
+from omni_ar.kernels.step import state
+from omni_ar.kernels.step.status import RowStatus
 
 LAST = tl.constexpr(state.LAST)
 LENGTH = tl.constexpr(state.LENGTH)

@@ -1,4 +1,4 @@
-"""What code prediction reads of the rows, and where its frames go."""
+"""The inputs of code prediction, and the places of its frames."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,7 @@ from omni_ar.kernels.step.columns import (
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["rows_ptr"])
 def read_rows(rows_ptr, words_ptr, last_ptr, position_ptr, rows, BLOCK_R: tl.constexpr):
-    """Of each row its newest token, and which frame of its request that token begins. One program takes BLOCK_R rows."""
+    """Each row's newest token, and the number of the frame that it begins. One program takes BLOCK_R rows."""
     place = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = place < rows
     row_ptr = words_ptr + tl.load(rows_ptr + place, mask=inside, other=0) * COLUMNS

@@ -7,7 +7,7 @@ from torch import Tensor
 from omni_ar.kernels.step.accept import accept_rows, update_row
 from omni_ar.kernels.step.frames import end_row, place_frame, read_rows
 from omni_ar.kernels.step.prepare import prepare_row
-from omni_ar.run.state import RowState, StepBuffers
+from omni_ar.kernels.step.state import RowState, StepBuffers
 
 # Rows that one program takes at once, where one program takes all.
 _ROWS = 64

@@ -28,8 +28,8 @@ def prepare_row(
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """What row `rows[place]` feeds into a step, to `place` of `ids`, `lengths`, `slots`, each axis of `positions`, `out_table` and
-    `out_codes`. next_codes: `[rows, WIDTH]`, what codes add to the next input; WIDTH 0 for none. max_blocks: of a table.
+    """Writes the inputs of row `rows[place]` to `place` of `ids`, `lengths`, `slots`, each axis of `positions`, `out_table` and
+    `out_codes`. next_codes: `[rows, WIDTH]`, the codes' part of the next input; WIDTH 0 for none. max_blocks: of a table.
     """
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)

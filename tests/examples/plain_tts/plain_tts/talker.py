@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers.codec_talker import CodecTalker
-from omni_ar.loading import load_weights
 from omni_ar.model import PromptTokens
 from plain_tts.config import TtsConfig, read_config
 

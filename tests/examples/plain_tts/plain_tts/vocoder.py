@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from omni.checkpoint import load_weights
 from omni.stage import StageContext
-from omni_ar.loading import load_weights
 from omni_vocoder.layers import CausalConv, CausalTransposedConv, Residual, Serial, UpsamplingRates
 from omni_vocoder.state import StreamChunk
 from omni_vocoder.streaming import StreamingVocoder

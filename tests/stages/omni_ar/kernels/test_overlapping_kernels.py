@@ -52,7 +52,7 @@ class Chain:
                 return tiled.norm_linear(x, delta, self.norm, EPS, weight, None, gated, settings)
             if way == "held" and gated:
                 return tiled.norm_linear(x, delta, self.norm, EPS, weight, None, gated, replace(HELD, tile_n=8))
-            x, total = add_rms_norm(x, delta, self.norm, EPS, ahead=weight)
+            x, total = add_rms_norm(x, delta, self.norm, EPS, prefetch=weight)
             return (tiled.gated_linear if gated else tiled.linear)(x, weight, None, TILED), total
 
         cos, sin = rotary_table(self.slots[None], self.frequency, None, torch.bfloat16)
@@ -60,7 +60,7 @@ class Chain:
         x, delta = self.x, self.x
         for qkv_weight, o_weight, gate_up_weight, down_weight in self.layers:
             qkv, x = normed(x, delta, qkv_weight, False)
-            query = qk_norm_rope_write(qkv, norms, cos, sin, HEADS, *self.pages, self.slots, ahead=o_weight)
+            query = qk_norm_rope_write(qkv, norms, cos, sin, HEADS, *self.pages, self.slots, prefetch=o_weight)
             delta = linear(query.flatten(1) + self.pages[0].flatten(1).repeat(1, HEADS // KV_HEADS), o_weight)
             active, x = normed(x, delta, gate_up_weight, True)
             delta = linear(active, down_weight)

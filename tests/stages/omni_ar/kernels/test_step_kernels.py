@@ -10,21 +10,11 @@ from torch import Tensor
 from omni.device import SharedMemory, open_device
 from omni.device.cpu import CpuDevice
 from omni_ar.kernels.step import kernel, reference
+from omni_ar.kernels.step.state import ACTIVE, COUNTED, DELTA, GENERATION, LAST, LENGTH, LIMIT, OUTPUTS, RowState
+from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
-from omni_ar.run.state import (
-    ACTIVE,
-    COUNTED,
-    DELTA,
-    GENERATION,
-    LAST,
-    LENGTH,
-    LIMIT,
-    OUTPUTS,
-    RowState,
-    StepBuffers,
-)
-from omni_ar.run.status import RowStatus
+from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.sampling import EVERYTHING
 from omni_ar.sampling.needs import ENDLESS
 from support.sampling_kernels import state_of
@@ -56,13 +46,13 @@ class Bench:
         self.limits = Limits.of("text", options, self.model.shape)
         self.generator = torch.Generator().manual_seed(3)
         self.state = self._state()
-        self.buffers = StepBuffers.allocate(CpuDevice(), self.model, self.limits, torch.float32)
+        self.buffers = allocate_step_buffers(CpuDevice(), self.model, self.limits, torch.float32)
         self.there = on_device(self.state, device)
         self.buffers_there = on_device(self.buffers, device)
         self.device = device
 
     def _state(self) -> RowState:
-        state = RowState.allocate(CpuDevice(), self.model, self.limits, torch.float32)
+        state = allocate_rows(CpuDevice(), self.model, self.limits, torch.float32)
         for row, length in enumerate(LENGTHS):
             outputs = row % 4
             words = {LAST: row, LENGTH: length, DELTA: row - 3, OUTPUTS: outputs, LIMIT: outputs + 1 + row % 3}

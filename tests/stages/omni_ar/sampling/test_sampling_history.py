@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from omni_ar.sampling import MAX_BAD_WORD_LENGTH, SamplingFlags, observe, start_words
+from omni_ar.kernels.step.reference import observe
+from omni_ar.sampling import MAX_BAD_WORD_LENGTH, SamplingFlags, start_words
 from support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 19

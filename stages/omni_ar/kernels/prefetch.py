@@ -1,4 +1,4 @@
-"""Weights of the next product, on their way to the L2 cache while a kernel before it does what leaves the memory idle."""
+"""Prefetches weights of the next product to the L2 cache while the kernel before it leaves the memory idle."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,33 +10,33 @@ from torch import Tensor
 
 # With more rows the products are no longer bound by reading their weights.
 _MOST_ROWS = 64
-# A part of the L2 cache that leaves room for what the step itself is about.
+# A part of the L2 cache that leaves room for the step's own data.
 _MOST_BYTES = 24 << 20
 _LINE = 128
 
-_nothing: ContextVar[bool] = ContextVar("nothing", default=False)
+_disabled: ContextVar[bool] = ContextVar("disabled", default=False)
 
 
 @contextmanager
-def nothing_fetched() -> Iterator[None]:
-    """While entered, this thread's kernels fetch nothing ahead: what fetching is measured against."""
-    token = _nothing.set(True)
+def no_prefetch() -> Iterator[None]:
+    """While entered, this thread's kernels prefetch nothing: the baseline of measurements."""
+    token = _disabled.set(True)
     try:
         yield
     finally:
-        _nothing.reset(token)
+        _disabled.reset(token)
 
 
-def fetch_bytes(weight: Tensor | None, rows: int, overlap: bool) -> int:
-    """How much of `weight` a kernel over so many rows fetches ahead: 0 where it does not. A multiple of 128."""
-    if weight is None or not overlap or rows > _MOST_ROWS or _nothing.get():
+def prefetch_bytes(weight: Tensor | None, rows: int, overlap: bool) -> int:
+    """Bytes of `weight` that a kernel over `rows` rows prefetches: a multiple of 128, 0 for none."""
+    if weight is None or not overlap or rows > _MOST_ROWS or _disabled.get():
         return 0
     return min(weight.nbytes, _MOST_BYTES) // _LINE * _LINE
 
 
 @triton.jit
-def fetch_ahead(weight_ptr, program, programs, BYTES: tl.constexpr):
-    """Begins to fetch the share of `program` of the `BYTES` at `weight_ptr`, and does not wait. All programs together fetch all."""
+def prefetch_l2(weight_ptr, program, programs, BYTES: tl.constexpr):
+    """Starts the copy of the program's share of the `BYTES` at `weight_ptr`, and does not wait. All programs together copy all."""
     if BYTES > 0:
         share = tl.cdiv(BYTES, programs * 128) * 128
         start = program * share

@@ -1,13 +1,13 @@
-"""What the device says of a row after a step."""
+"""The status of a row after a step."""
 
 from enum import IntEnum
 
 
 class RowStatus(IntEnum):
-    """Whether a row goes on, why it does not, and whether its last token has a frame. Of a row without a token it means nothing.
+    """Whether a row goes on, the reason if not, and whether its last token has a frame. Meaningless for a row without a token.
 
     STOPPED: by a stop id, or by a frame that is dropped. FULL: at its token limit. STOPPED_WITH_FRAME: by a frame that is kept.
-    FULL_WITH_FRAME: at its limit, in a model whose frames are made before the host is told (`CodecModel.frame_end`).
+    FULL_WITH_FRAME: at its limit, in a model whose frames come before the handoff (`CodecModel.frame_end`).
     """
 
     RUNNING = 0
@@ -22,7 +22,7 @@ class RowStatus(IntEnum):
 
     @property
     def reason(self) -> str:
-        """Of a row that is over: why, as the end of its request says it."""
+        """The finish reason of a row that is over."""
         return "length" if self in (RowStatus.FULL, RowStatus.FULL_WITH_FRAME) else "stop"
 
     @property

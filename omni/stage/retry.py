@@ -1,0 +1,18 @@
+"""Parts of a failed batch run again, each alone, so that only the part at fault fails (`MailboxWorker.retry_each`)."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+
+class BatchPart(Protocol):
+    """A request, or an item of one. alone: its last batch failed, so the next one is its own."""
+
+    alone: bool
+
+
+PartT = TypeVar("PartT", bound=BatchPart)
+
+
+def together(parts: Sequence[PartT]) -> Sequence[PartT]:
+    """The parts that may share a batch: all, or the first that runs alone, if there is one."""
+    return next(([part] for part in parts if part.alone), parts)

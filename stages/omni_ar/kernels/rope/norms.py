@@ -1,0 +1,13 @@
+"""The norms that heads get before they are turned. Shape legend: see the package."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class HeadNorms(NamedTuple):
+    """RMSNorm over each query and key head: weights `[W]`."""
+
+    query_W: Tensor
+    key_W: Tensor
+    eps: float
