@@ -13,7 +13,7 @@ from importlib import import_module
 
 from omni.version import __version__
 
-# True for type checkers alone. The command line heeds no signal before this module is there, and typing is slow to import.
+# True for type checkers alone. The command line handles no signal before this module is loaded, and typing is slow to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from omni.api import AsyncOmni, Metrics, Omni, Output, Result, StageMetrics, TokenLogprob, Usage
@@ -67,7 +67,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-# Hidden from type checkers, which would otherwise take every misspelt name for one that exists.
+# Hidden from type checkers, which would otherwise accept every misspelt name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,25 +1,25 @@
-"""Errors that reach a user. Each names the field that is wrong, what is wrong with it, and how to mend it."""
+"""Errors for users. Each has the field, the problem and the remedy."""
 
 import reprlib
 
 QUOTED = 200
-"""Characters of a user's input that an error quotes at most."""
+"""Longest quotation of a user's input in an error, in characters."""
 
 
 def quoted(value: object) -> str:
-    """`repr(value)` for an error: at most `QUOTED` characters of it, of valid Unicode, whatever `value` is; large ones are not
-    written out first."""
+    """`repr(value)` for an error: at most `QUOTED` characters of valid Unicode, for any value. Large values are cut before they are
+    formatted."""
     try:
         text = _REPR.repr(value)
-    except Exception:  # the value is a user's, and so may its __repr__ be
+    except Exception:  # the value's __repr__ may be the user's own
         text = object.__repr__(value)
     return shortened(text)
 
 
 def shortened(text: str) -> str:
-    """`text` as it stands, without quotes, for an error: at most `QUOTED` characters of it, on one line of valid Unicode.
+    """`text` without quotes, for an error: at most `QUOTED` characters, on one line of valid Unicode.
 
-    For names, URLs and what libraries say of the input, which may hold all of it.
+    For names, URLs and messages of libraries, which may hold the whole input.
     """
     start = text[: QUOTED + 1].encode("utf-8", "backslashreplace").decode()
     start = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in start)
@@ -27,16 +27,16 @@ def shortened(text: str) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Type and text of any exception, for another error: as `shortened`, also if its own `__str__` raises."""
+    """Type and message of any exception, `shortened`, for another error. Its `__str__` may raise."""
     try:
         text = str(error)
-    except Exception:  # it is a library's or a user's, and does what it likes
-        text = "it cannot even say why"
+    except Exception:  # a library's or a user's own exception may raise here
+        text = "without a message"
     return shortened(f"{type(error).__name__}: {text}")
 
 
 class _Repr(reprlib.Repr):
-    """Stops at a depth and a number of elements."""
+    """Bounded in depth and number of elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,11 +61,11 @@ _REPR = _Repr()
 
 
 class OmniError(Exception):
-    """Base of every error omni raises on purpose."""
+    """Base of all errors of omni."""
 
 
 class _FieldError(OmniError):
-    """`field` (dotted path into what the user gave), `problem` and `remedy`, as one sentence."""
+    """`field` (dotted path into the user's input), `problem` and `remedy`, as one sentence."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
@@ -83,8 +83,8 @@ class InputError(_FieldError):
 
 
 class OverloadedError(_FieldError):
-    """As many requests wait as may, or they hold as much memory as they may. Raised for the request that came too late, or gave way
-    to a more urgent one; later it may be let in."""
+    """Too many requests wait, or they hold too much memory. Raised for the newest request, or for one rejected for a more urgent
+    one; a retry may succeed later."""
 
 
 class CheckpointError(_FieldError):
@@ -92,11 +92,11 @@ class CheckpointError(_FieldError):
 
 
 class PluginError(OmniError):
-    """A plugin that the pipeline needs could not be loaded, or two plugins claim one name."""
+    """A plugin of the pipeline could not be loaded, or two plugins claim one name."""
 
 
 class StageError(OmniError):
-    """A request failed while it ran; the message names the stage and what it was doing."""
+    """A request failed while it ran. stage, doing: where, and in which step."""
 
     def __init__(self, stage: str, doing: str, problem: str) -> None:
         super().__init__(f"stage {stage!r} failed while {doing}: {problem}")
@@ -106,7 +106,7 @@ class StageError(OmniError):
 
 
 def known(stage: str, doing: str, error: BaseException) -> OmniError:
-    """The error itself if it is omni's own; any other as a StageError, whose cause it is."""
+    """The error itself if it is omni's own; any other as the cause of a StageError."""
     if isinstance(error, OmniError):
         return error
     failure = StageError(stage, doing, said(error))
@@ -119,7 +119,7 @@ class ForkError(OmniError):
 
 
 class SyncError(OmniError):
-    """The host would have waited for the device. phase: the phase being launched, None outside of phases."""
+    """The host would have waited for the device. phase: the one being launched, None outside of phases."""
 
     def __init__(self, operation: str, phase: str | None, remedy: str) -> None:
         where = f"in phase {phase}" if phase is not None else "outside of phases"

@@ -17,10 +17,10 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 @hookspec
 def omni_model_families() -> Sequence[ModelFamily]:  # type: ignore[empty-body]
-    """The model families this plugin brings. Called once, when plugins are loaded.
+    """The model families of this plugin. Called once, when plugins are loaded.
 
     Returns one `ModelFamily` for each; a checkpoint is matched by the `model_type` in its config.json. A name or a model type
-    that another plugin claims too belongs to neither; needing it is an error that names both.
+    that another plugin claims too belongs to neither; its use is an error that names both.
 
     Example:
 
@@ -32,7 +32,7 @@ def omni_model_families() -> Sequence[ModelFamily]:  # type: ignore[empty-body]
 
 @hookspec
 def omni_stage_kinds() -> Sequence[StageKindEntry]:  # type: ignore[empty-body]
-    """The kinds of stage this plugin brings. Called once, when plugins are loaded.
+    """The stage kinds of this plugin. Called once, when plugins are loaded.
 
     Returns one `StageKindEntry` for each: the name that `Stage.kind` uses and where to find an `omni.stage.StageKind`.
 
@@ -46,7 +46,7 @@ def omni_stage_kinds() -> Sequence[StageKindEntry]:  # type: ignore[empty-body]
 
 @hookspec
 def omni_connectors() -> Sequence[ConnectorEntry]:  # type: ignore[empty-body]
-    """The connectors this plugin brings. Called once, when plugins are loaded.
+    """The connectors of this plugin. Called once, when plugins are loaded.
 
     Returns one `ConnectorEntry` for each: its name and where to find a factory of `omni.connector.Connector`.
 
@@ -60,11 +60,11 @@ def omni_connectors() -> Sequence[ConnectorEntry]:  # type: ignore[empty-body]
 
 @hookspec
 def omni_logits_processors() -> Sequence[LogitsProcessorEntry]:  # type: ignore[empty-body]
-    """The logits processors this plugin brings. Called once, when plugins are loaded.
+    """The logits processors of this plugin. Called once, when plugins are loaded.
 
-    Returns one `LogitsProcessorEntry` for each: the name that requests ask for it by (`SamplingParams.processors`), and where to
-    find a factory of an `omni_ar.processors.LogitsProcessor`, which runs on the device, or of a `HistoryProcessor`, which runs on
-    the host and makes the rows that use it wait for each of their tokens.
+    Returns one `LogitsProcessorEntry` for each: its name in requests (`SamplingParams.processors`), and where to find a factory of
+    an `omni_ar.processors.LogitsProcessor`, which runs on the device, or of a `HistoryProcessor`, which runs on the host, so that
+    requests with it wait for each of their tokens.
 
     Example:
 

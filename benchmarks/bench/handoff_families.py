@@ -24,7 +24,7 @@ from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams
 from omni_ar.inputs import Placeholder, Prompt
-from omni_ar.text_conditioning import SpokenPrompt
+from omni_ar.text_conditioning import TextConditioningArgs
 from omni_qwen3_omni.config import OmniConfig, read_config
 
 _BLOCK = 16
@@ -146,7 +146,7 @@ class OmniFamily(Family):
             bench.submit(request, {THINKER: [prompt]}, sampling, ("text", ROWS), edges)
         bench.run()
 
-    def _talker_args(self, generator: np.random.Generator, key: str) -> SpokenPrompt:
+    def _talker_args(self, generator: np.random.Generator, key: str) -> TextConditioningArgs:
         """A talker's prompt as long as the thinker's, of text ids, with the thinker's hidden states in front."""
         config = self.setup.config
         assert config.talker is not None
@@ -158,4 +158,4 @@ class OmniFamily(Family):
             next_position=self.prompt,
             placeholders=(Placeholder(name="hidden", index=0, positions=np.arange(self._media), key=key),),
         )
-        return SpokenPrompt(prompt=prompt, lead=(), eos=config.tts_eos, pad=config.tts_pad)
+        return TextConditioningArgs(prompt=prompt, lead=(), eos=config.tts_eos, pad=config.tts_pad)

@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from bench.kernel_cases import Buffers, Call, Case
 from bench.kernel_shapes import Sizes
-from omni.sampling import SamplingParams
-from omni_ar.options import GREEDY
-from omni_ar.run.resolve import resolve_sampling
-from omni_ar.sampling import SamplingState, draw, flags_of, sample
-from omni_ar.sampling.needs import needs_of
-from omni_ar.sampling.state import NEVER
+from omni.sampling import GREEDY, SamplingParams
+from omni_ar.kernels.sampling.state import NEVER
+from omni_ar.sampling import SamplingState, draw, flags_of, needs_of, resolve_sampling, sample
 
 _NARROW = "top-k 50, top-p 0.8, penalty"
 _KINDS: Mapping[str, SamplingParams] = {
@@ -37,20 +35,11 @@ class Rows:
 
         resolved = resolve_sampling(params, GREEDY, "bench", vocab)
         state = SamplingState.allocate(zeros, rows, vocab)
-        for values, given in (
-            (state.needs, needs_of(resolved)),
-            (state.temperature, resolved.temperature),
-            (state.top_k, resolved.top_k),
-            (state.top_p, resolved.top_p),
-            (state.code_temperature, resolved.code_temperature),
-            (state.code_top_k, resolved.code_top_k),
-            (state.code_top_p, resolved.code_top_p),
-            (state.repetition, resolved.repetition_penalty),
-            (state.stop_ids, -1),
-            (state.bad_words, NEVER),
-        ):
-            assert given is not None, "resolved"
-            values.fill_(given)
+        parameters = msgspec.structs.asdict(resolved) | {"needs": needs_of(resolved), "sample_index": 0}
+        for name, values in state.columns().items():
+            values.fill_(parameters[name])
+        state.stop_ids.fill_(-1)
+        state.bad_words.fill_(NEVER)
         state.seed.copy_(torch.arange(rows))
         state.seen[:, ::7] = True
         return cls(state, resolved)
@@ -71,7 +60,7 @@ def cases(sizes: Sizes, buffers: Buffers) -> Iterator[Case]:
 def _sample(params: SamplingParams, rows: int, vocab: int, b: Buffers) -> Callable[[], Call]:
     def make() -> Call:
         made = Rows.of(params, rows, vocab, b.device)
-        logits, flags = torch.randn(rows, vocab, device=b.device), flags_of([made.params])
+        logits, flags = torch.randn(rows, vocab, device=b.device), flags_of(made.params)
         which, position = b.arange(rows), b.arange(rows)
         return lambda: sample(logits, made.state, which, position, flags)
 
@@ -81,7 +70,7 @@ def _sample(params: SamplingParams, rows: int, vocab: int, b: Buffers) -> Callab
 def _draw(rows: int, vocab: int, b: Buffers) -> Callable[[], Call]:
     def make() -> Call:
         made = Rows.of(SamplingParams(temperature=1.0, code_top_k=50, code_top_p=0.8), rows, vocab, b.device)
-        logits, which, flags = b.randn(rows, vocab), b.arange(rows), flags_of([made.params])
+        logits, which, flags = b.randn(rows, vocab), b.arange(rows), flags_of(made.params)
         return lambda: draw(logits, made.state, which, which, 3, flags)
 
     return make

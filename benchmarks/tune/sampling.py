@@ -25,22 +25,22 @@ from bench.replay import H200_BANDWIDTH, replayed_seconds
 from omni.device.kernel_choice import plain_torch
 from omni_ar.kernels.sampling import kernel
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings
-from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingState, draw, needs, sample
-from omni_ar.sampling.state import NEVER
+from omni_ar.kernels.sampling.state import NEVER
+from omni_ar.sampling import EVERYTHING, Need, SamplingFlags, SamplingState, draw, sample
 
 VOCAB, TALKER, CODES = 152_064, 3_072, 2_048
 ROWS = (1, 8, 32, 64)
 CASES = {
     "greedy": 0,
-    "temperature": needs.RANDOM,
-    "top-k 50": needs.RANDOM | needs.TOP_K,
-    "top-k 50, top-p 0.8": needs.RANDOM | needs.TOP_K | needs.TOP_P,
-    "top-p 0.8, peaked": needs.RANDOM | needs.TOP_P,
-    "top-p 0.8, flat": needs.RANDOM | needs.TOP_P,
-    "repetition, greedy": needs.REPETITION,
-    "everything": (1 << 12) - 1,
+    "temperature": Need.RANDOM,
+    "top-k 50": Need.RANDOM | Need.TOP_K,
+    "top-k 50, top-p 0.8": Need.RANDOM | Need.TOP_K | Need.TOP_P,
+    "top-p 0.8, peaked": Need.RANDOM | Need.TOP_P,
+    "top-p 0.8, flat": Need.RANDOM | Need.TOP_P,
+    "repetition, greedy": Need.REPETITION,
+    "everything": Need.ALL,
 }
-DRAWN = needs.CODE_RANDOM | needs.CODE_TOP_K | needs.CODE_TOP_P
+DRAWN = Need.CODE_RANDOM | Need.CODE_TOP_K | Need.CODE_TOP_P
 CHECKED = ("greedy", "temperature", "top-k 50, top-p 0.8")
 ROW_SETTINGS = [RowSettings(warps=warps) for warps in (1, 2, 4, 8)]
 SETTINGS = [
@@ -65,9 +65,9 @@ def state_of(rows: int, vocab: int, bits: int) -> SamplingState:
     """Rows that all need the same."""
     state = SamplingState.allocate(lambda size, dtype: torch.zeros(size, dtype=dtype, device="cuda"), rows, vocab)
     for values, value in (
-        (state.needs, bits), (state.temperature, 0.9 if bits & needs.RANDOM else 0.0), (state.top_k, 50),
-        (state.top_p, 0.8), (state.min_p, 0.01), (state.repetition, 1.1), (state.frequency, 0.5), (state.presence, 0.5),
-        (state.code_temperature, 1.0), (state.code_top_k, 50), (state.code_top_p, 0.8),
+        (state.needs, bits), (state.temperature, 0.9 if bits & Need.RANDOM else 0.0), (state.top_k, 50),
+        (state.top_p, 0.8), (state.min_p, 0.01), (state.repetition_penalty, 1.1), (state.frequency_penalty, 0.5),
+        (state.presence_penalty, 0.5), (state.code_temperature, 1.0), (state.code_top_k, 50), (state.code_top_p, 0.8),
         (state.min_tokens, 2**40), (state.stop_ids, -1), (state.bad_words, NEVER),
     ):  # fmt: skip
         values.fill_(value)
@@ -108,9 +108,7 @@ def check_samples(vocab: int, case: str, settings: WideSettings | None = None, r
     """settings: of a wide vocabulary; row: of a narrow one. None for those in use."""
     bits, rows_R = CASES[case], torch.arange(max(ROWS), device="cuda")
     state, logits_RV = state_of(max(ROWS), vocab, bits), logits_of(max(ROWS), vocab, 2.0)[0]
-    flags = SamplingFlags(
-        any_random=bool(bits & needs.RANDOM), any_top_k=bool(bits & needs.TOP_K), any_top_p=bool(bits & needs.TOP_P)
-    )
+    flags = SamplingFlags(bits)
     with plain_torch():
         expected_R = sample(logits_RV, state, rows_R, rows_R, flags)
     out_R = torch.empty_like(rows_R)

@@ -3,18 +3,16 @@
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, overload
+from typing import Self, Unpack, overload
 
-from omni.api.ask import Messages, Requests, Sampling
-from omni.api.batch import Batch, Item
+from omni.api.request import GenerateArguments, Messages, Requests
 from omni.api.results import Output, Result
-from omni.api.session import Session
+from omni.api.session import GenerateCall, Item, Session
 
 
 class _Mailbox:
-    """From any thread into one event loop. A burst of items wakes the loop once. None: look whether it is over."""
+    """From any thread into one event loop. A burst of items wakes the loop once. None: the reader checks for the end."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,13 +27,13 @@ class _Mailbox:
             try:
                 self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
-                # The loop is closed, and with it went everybody who could have read this.
+                # The loop is closed, so no reader is left.
                 self._items.clear()
 
     async def get(self) -> Item | None:
         """For one reader at a time."""
         if self._items:
-            # A reader that is behind would otherwise never let go of the loop, nor see that it was cancelled.
+            # Otherwise a reader that is behind would never yield to the loop, nor see its cancellation.
             await asyncio.sleep(0)
         while not self._items:
             await self._filled.wait()
@@ -43,34 +41,34 @@ class _Mailbox:
         return self._items.popleft()
 
     def _wake(self) -> None:
-        # Before the reader looks: an item that comes after its look wakes the loop again.
+        # Before the reader checks: an item that comes after its check wakes the loop again.
         self._waking = False
         self._filled.set()
 
 
 class AsyncOutputStream:
-    """The outputs of one `generate` call, an asynchronous iterator. Its requests run from the start, read or not.
+    """The outputs of one `generate` call, an asynchronous iterator. Its requests run from the start, whether it is read or not.
 
-    `aclose`, leaving its `async with` block, letting go of it (`break`) or cancelling the task that reads it gives up
-    what is not over. Several tasks may read it: each output goes to one of them, an error too, and all end when it is over, closed,
-    or one of them cancelled.
+    `aclose`, leaving its `async with` block, dropping the last reference to it (`break`) or cancelling the task that reads it
+    cancels unfinished requests. Several tasks may read it: each output or error goes to one of them, and all end with the last
+    output, when it is closed, or when one of them is cancelled.
     """
 
-    def __init__(self, session: Session, batch: Batch, mailbox: _Mailbox) -> None:
-        # Keeps the model loaded as long as somebody reads.
+    def __init__(self, session: Session, call: GenerateCall, mailbox: _Mailbox) -> None:
+        # Keeps the model loaded while the stream is read.
         self._session = session
-        self._batch = batch
+        self._call = call
         self._mailbox = mailbox
         self._turn = asyncio.Lock()
-        """Whose turn it is to read: outputs are made in the order in which their items came."""
+        """Of the task that reads: outputs are made in the order of their items."""
         self._closed = False
-        # Not a `__del__`, which would also be called for what was interrupted while it was made.
-        weakref.finalize(self, batch.abandon).atexit = False
+        # Not a `__del__`, which would also run for an object whose `__init__` was interrupted.
+        weakref.finalize(self, call.abandon).atexit = False
 
     def submit(self) -> None:
-        """Starts the requests. If it is interrupted, they are given up."""
+        """Starts the requests. If it is interrupted, they are cancelled."""
         try:
-            self._batch.submit()
+            self._call.submit()
         except BaseException:
             self._close()
             raise
@@ -79,7 +77,7 @@ class AsyncOutputStream:
         return self
 
     async def __anext__(self) -> Output:
-        self._batch.check_home()
+        self._call.check_owner()
         try:
             async with self._turn:
                 output = await self._next()
@@ -91,16 +89,16 @@ class AsyncOutputStream:
         return output
 
     async def _next(self) -> Output | None:
-        while not self._closed and not self._batch.done:
+        while not self._closed and not self._call.finished:
             item = await self._mailbox.get()
             if item is not None and not self._closed:
-                output = self._batch.take(item)
+                output = self._call.take(item)
                 if output is not None:
                     return output
         return None
 
     async def aclose(self) -> None:
-        """Gives up what is not over. Idempotent."""
+        """Cancels unfinished requests. Idempotent."""
         self._close()
 
     async def __aenter__(self) -> Self:
@@ -114,7 +112,7 @@ class AsyncOutputStream:
     def _close(self) -> None:
         self._closed = True
         self._mailbox.put(None)
-        self._batch.give_up()
+        self._call.cancel_soon()
 
 
 class AsyncOmni(Session):
@@ -123,78 +121,40 @@ class AsyncOmni(Session):
     Loading blocks: inside a running event loop, make one with `await asyncio.to_thread(AsyncOmni, model)`.
     """
 
-    def generate(
-        self,
-        messages: Messages | Requests,
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        n: int = 1,
-    ) -> AsyncOutputStream:
+    def generate(self, messages: Messages | Requests, **arguments: Unpack[GenerateArguments]) -> AsyncOutputStream:
         """Outputs as they come: `async for out in omni.generate(...)`. Arguments and errors as in `Omni.generate`."""
-        mailbox = _Mailbox()
-        batch, _ = self._batch(
-            messages, modalities, voice, sampling, priority, cache_salt, n, keep=False, put=mailbox.put
-        )
-        outputs = AsyncOutputStream(self, batch, mailbox)
-        outputs.submit()
+        outputs, _ = self._start(messages, arguments, keep=False)
         return outputs
 
-    # A string is a sequence of strings too; what fits first is meant.
+    # A string is a sequence of strings too; the first overload that fits applies.
     @overload
     async def complete(  # type: ignore[overload-overlap]
-        self,
-        messages: Messages,
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        n: int = 1,
+        self, messages: Messages, **arguments: Unpack[GenerateArguments]
     ) -> Result: ...
 
     @overload
-    async def complete(
-        self,
-        messages: Requests,
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        n: int = 1,
-    ) -> list[Result]: ...
+    async def complete(self, messages: Requests, **arguments: Unpack[GenerateArguments]) -> list[Result]: ...
 
     async def complete(
-        self,
-        messages: Messages | Requests,
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        n: int = 1,
+        self, messages: Messages | Requests, **arguments: Unpack[GenerateArguments]
     ) -> Result | list[Result]:
         """The whole answer: a `Result`, or for a list of requests a list of them in order."""
-        mailbox = _Mailbox()
-        batch, many = self._batch(
-            messages, modalities, voice, sampling, priority, cache_salt, n, keep=True, put=mailbox.put
-        )
-        outputs = AsyncOutputStream(self, batch, mailbox)
-        outputs.submit()
+        outputs, call = self._start(messages, arguments, keep=True)
         async for _ in outputs:
             pass
-        results = batch.results()
-        return results if many else results[0]
+        return call.results()
+
+    def _start(
+        self, messages: object, arguments: GenerateArguments, *, keep: bool
+    ) -> tuple[AsyncOutputStream, GenerateCall]:
+        mailbox = _Mailbox()
+        call = self._call(messages, arguments, keep=keep, put=mailbox.put)
+        outputs = AsyncOutputStream(self, call, mailbox)
+        outputs.submit()
+        return outputs, call
 
     async def close(self) -> None:
-        """Gives up what is under way, frees the model and ends every thread. Idempotent."""
+        """Aborts all requests, frees the model and ends every thread. Idempotent."""
         if not self._client.owner.forked:
             await asyncio.to_thread(self._client.close)
 

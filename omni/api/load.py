@@ -1,4 +1,4 @@
-"""From what a user names to an engine that runs."""
+"""From a model's name to its engine."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -35,11 +35,13 @@ from omni.plugin.manager import Plugins, load_plugins
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run; the engine is not started yet. options: of the front end. limits: the engine's, of what may wait."""
+    """A model ready to run; the engine is not started yet. options: of the front end. limit: of prompts. limits: the engine's, of
+    waiting requests."""
 
     pipeline: Pipeline
     frontend: Frontend
     options: FrontendOptions
+    limit: PromptLimit | None
     limits: EngineOptions
     compiler: SamplingCompiler
     engine: Engine
@@ -64,11 +66,18 @@ def load(
     if options.load_format == "auto":
         check_shapes(plan, checkpoint, plugins, options)
     engine = build_engine(plan, checkpoint, plugins, opened, options)
-    return Loaded(plan.pipeline, frontend, front, options, compiler, engine)
+    limit = prompt_limit(plan.pipeline, engine)
+    try:
+        if limit is not None:
+            limit.check_template(frontend.shortest_prompt)
+    except CheckpointError:
+        engine.close()
+        raise
+    return Loaded(plan.pipeline, frontend, front, limit, options, compiler, engine)
 
 
 def prompt_limit(pipeline: Pipeline, engine: Engine) -> PromptLimit | None:
-    """Of the stage that reads what requests say; None if it tells none."""
+    """Of the stage that takes the prompt; None if it has no limit."""
     stage = pipeline.main_stage
     tokens = engine.longest_prompt(stage) if stage is not None else None
     return PromptLimit(stage, tokens) if stage is not None and tokens is not None else None
@@ -84,7 +93,7 @@ def layers_of(
     timeline: str | os.PathLike[str] | None = None,
     origin: str = "overrides",
 ) -> list[Layer]:
-    """Everything a user sets, in the order in which it goes over a family's settings: file, overrides, arguments.
+    """All settings of the user, later ones overriding earlier ones: file, overrides, arguments.
 
     origin: of the overrides. Raises ConfigError for a file that cannot be read.
     """

@@ -12,29 +12,29 @@ from omni.engine import Held
 from omni.frontend.base import Prepared
 
 _DEPTH = 8
-"""As far as a chat or a prepared one goes: by stage, payloads, what describes one, its placeholders, one of them, its positions."""
+"""Depth of a chat, and of a prepared one: stages, payloads, a payload, its struct, placeholders, one of them, positions."""
 
 
 _LARGE = 4096
-"""Bytes from which on an object is counted once for all requests that hold it."""
+"""Objects of at least so many bytes are counted once for all requests that hold them."""
 
 
 def held_by(messages: object) -> Held:
-    """What a chat as given keeps: its texts, base64, bytes, arrays, tensors and pictures; those decoded, as they will be.
+    """The memory of a chat as given: its texts, base64, bytes, arrays, tensors and decoded pictures.
 
-    Looks no deeper than a chat goes. What is no chat is counted by its shell.
+    Looks only as deep as a chat can be. Of other objects, the outermost is counted.
     """
     return _sizes(messages)
 
 
 def held_prepared(prepared: Prepared) -> Held:
-    """What a prepared request keeps: its payloads' tensors, and the arrays in what describes them."""
+    """The memory of a prepared request: its payloads' tensors, and the arrays in their structs."""
     return _sizes((list(prepared.inputs.values()), list(prepared.edges.values())))
 
 
 def _sizes(value: object) -> Held:
-    """Every object once. Small ones are one sum: what is counted again and again, under a lock, are the few that are large."""
-    # By identity, and kept, so that no other gets the identity of one that is gone.
+    """Every object once. Small ones are one sum, so that only the few large ones are compared under a lock."""
+    # By identity; kept, so that no new object gets the identity of a freed one.
     leaves = {id(leaf): (leaf, size) for leaf, size in _leaves(value, _DEPTH)}
     large = [(leaf, size) for leaf, size in leaves.values() if size >= _LARGE]
     small = sum(size for _, size in leaves.values() if size < _LARGE)
@@ -67,5 +67,5 @@ def _leaves(value: object, depth: int) -> Iterator[tuple[object, int]]:
 
 
 def _plain(values: Sequence[object]) -> bool:
-    """Whether it is of numbers alone: there may be millions, and none counts for itself."""
+    """Whether it holds numbers only: there may be millions, which are not counted singly."""
     return all(issubclass(kind, int | float) for kind in set(map(type, values)))

@@ -2,65 +2,64 @@
 
 import threading
 import weakref
-from collections.abc import Sequence
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Literal, Self, overload
+from typing import Literal, Self, Unpack, overload
 
-from omni.api.ask import Messages, Requests, Sampling
-from omni.api.batch import Batch, Item
+from omni.api.request import GenerateArguments, Messages, Requests
 from omni.api.results import Output, Result
-from omni.api.session import Session
+from omni.api.session import GenerateCall, Item, Session
 
 
 class OutputStream:
-    """The outputs of one `generate` call, an iterator. Its requests run from the start, read or not.
+    """The outputs of one `generate` call, an iterator. Its requests run from the start, whether it is read or not.
 
-    Closing it, leaving its `with` block, letting go of it or an exception while it waits (Ctrl-C) gives up what is not
-    over. Several threads may read it: each output goes to one of them, an error too, and all end when it is over or closed.
+    Closing it, leaving its `with` block, dropping the last reference to it or an exception while it waits (Ctrl-C) cancels
+    unfinished requests. Several threads may read it: each output or error goes to one of them, and all end with the last output
+    or when it is closed.
     """
 
-    def __init__(self, session: Session, batch: Batch, mailbox: "SimpleQueue[Item | None]") -> None:
-        # Keeps the model loaded as long as somebody reads.
+    def __init__(self, session: Session, call: GenerateCall, mailbox: "SimpleQueue[Item | None]") -> None:
+        # Keeps the model loaded while the stream is read.
         self._session = session
-        self._batch = batch
+        self._call = call
         self._mailbox = mailbox
         self._turn = threading.Lock()
-        """Whose turn it is to read: outputs are made in the order in which their items came."""
+        """Of the thread that reads: outputs are made in the order of their items."""
         self._closed = False
-        # Not a `__del__`, which would also be called for what was interrupted while it was made.
-        weakref.finalize(self, batch.abandon).atexit = False
+        # Not a `__del__`, which would also run for an object whose `__init__` was interrupted.
+        weakref.finalize(self, call.abandon).atexit = False
 
     def submit(self) -> None:
-        """Starts the requests. If it is interrupted, they are given up."""
+        """Starts the requests. If it is interrupted, they are cancelled."""
         try:
-            self._batch.submit()
+            self._call.submit()
         except BaseException:
-            self._give_up()
+            self._cancel_soon()
             raise
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Output:
-        self._batch.check_home()
+        self._call.check_owner()
         try:
             with self._turn:
                 output = self._next()
         except BaseException:
-            self._give_up()
+            self._cancel_soon()
             raise
         if output is None:
             raise StopIteration
         return output
 
     def _next(self) -> Output | None:
-        while not self._closed and not self._batch.done:
+        while not self._closed and not self._call.finished:
             item = self._mailbox.get()
             if item is None or self._closed:
                 continue
             try:
-                output = self._batch.take(item)
+                output = self._call.take(item)
             except BaseException:
                 # Before the next reader's turn.
                 self._closed = True
@@ -70,18 +69,18 @@ class OutputStream:
         return None
 
     def close(self) -> None:
-        """Gives up what is not over. Idempotent."""
+        """Cancels unfinished requests. Idempotent."""
         self._end()
-        self._batch.cancel()
+        self._call.cancel()
 
-    def _give_up(self) -> None:
+    def _cancel_soon(self) -> None:
         """As `close`, without waiting."""
         self._end()
-        self._batch.give_up()
+        self._call.cancel_soon()
 
     def _end(self) -> None:
         self._closed = True
-        # Who waits for an item looks again; the others wait for the turn.
+        # Wakes the reader that waits for an item; the others wait for their turn.
         self._mailbox.put(None)
 
     def __enter__(self) -> Self:
@@ -96,94 +95,49 @@ class Omni(Session):
 
     @overload
     def generate(
-        self,
-        messages: Messages | Requests,
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        n: int = 1,
-        stream: Literal[True] = True,
+        self, messages: Messages | Requests, *, stream: Literal[True] = True, **arguments: Unpack[GenerateArguments]
     ) -> OutputStream: ...
 
-    # A string is a sequence of strings too; what fits first is meant.
+    # A string is a sequence of strings too; the first overload that fits applies.
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self,
-        messages: Messages,
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        n: int = 1,
-        stream: Literal[False],
+        self, messages: Messages, *, stream: Literal[False], **arguments: Unpack[GenerateArguments]
     ) -> Result: ...
 
     @overload
     def generate(
-        self,
-        messages: Requests,
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        n: int = 1,
-        stream: Literal[False],
+        self, messages: Requests, *, stream: Literal[False], **arguments: Unpack[GenerateArguments]
     ) -> list[Result]: ...
 
     def generate(
-        self,
-        messages: Messages | Requests,
-        *,
-        modalities: Sequence[str] | None = None,
-        voice: str | None = None,
-        sampling: Sampling = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        n: int = 1,
-        stream: bool = True,
+        self, messages: Messages | Requests, *, stream: bool = True, **arguments: Unpack[GenerateArguments]
     ) -> OutputStream | Result | list[Result]:
         """Answers a chat, or a list of chats at once.
 
         messages: OpenAI-style messages, or a string. A list that holds only lists and strings is a list of requests.
-        modalities: what to give, of `self.modalities`; None gives all of it.
-        voice: of `self.voices`, for audio; None takes the first.
-        sampling: by stage, or alone for the stage that writes the text (where none does, the first that samples).
-        priority: the lower is served first; among equals, who came first.
-        cache_salt: only requests of the same salt share what is cached of prompts and media; keep tenants apart by it.
-        n: answers to each request, 1 to 64, told apart by `Output.sample`; a `Result` has the others in `alternatives`. They
-        differ where sampling draws: at temperature 0 they are all alike.
-        stream: True gives outputs as they come, those of a list mixed and told apart by `Output.index`. False waits
-        and gives a `Result`, or a list of them in the order of the requests.
+        stream: True gives outputs as they come; those of a list are mixed and numbered by `Output.index`. False waits and gives a
+        `Result`, or a list of them in the order of the requests.
+        arguments: `modalities`, `voice`, `sampling`, `priority`, `cache_salt` and `n`, see `GenerateArguments`.
 
-        Raises InputError for wrong settings at once, StageError when closed, ForkError in a forked process. What goes wrong in a
-        single request is raised where its outputs are read, also that too many wait (OverloadedError); in a list it stays in that
-        request's `Result.error` or last `Output.error`, and the others go on. So it does in one of `n` answers, unless the request
-        could not be prepared, which would be the error of all of them.
+        Raises InputError for wrong arguments at once, StageError when closed, ForkError in a forked process. Errors of a single
+        request are raised where its outputs are read, OverloadedError too. Errors of a request in a list are in its
+        `Result.error` or last `Output.error`, and the other requests continue. So are those of one of `n` answers, unless the
+        request could not be prepared, which is an error of all of them.
         """
         mailbox: SimpleQueue[Item | None] = SimpleQueue()
-        batch, many = self._batch(
-            messages, modalities, voice, sampling, priority, cache_salt, n, keep=not stream, put=mailbox.put, forms=True
-        )
-        outputs = OutputStream(self, batch, mailbox)
+        call = self._call(messages, arguments, keep=not stream, put=mailbox.put, check_grammars=True)
+        outputs = OutputStream(self, call, mailbox)
         outputs.submit()
         if stream:
             return outputs
         for _ in outputs:
             pass
-        results = batch.results()
-        return results if many else results[0]
+        return call.results()
 
     def close(self) -> None:
-        """Gives up what is under way, frees the model and ends every thread. Idempotent.
+        """Aborts all requests, frees the model and ends every thread. Idempotent.
 
-        A thread that is in a library's hands, preparing a request, is left to it. Ctrl-C interrupts the waiting, not the closing.
+        A thread that a library keeps busy with a request is left alone. Ctrl-C interrupts the waiting, not the closing.
         """
         self._client.close()
 

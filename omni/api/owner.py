@@ -1,4 +1,4 @@
-"""The process in which a model lives."""
+"""The process that loaded a model."""
 
 import os
 
@@ -8,8 +8,8 @@ from omni.errors import ForkError
 
 
 class OwnerProcess:
-    """A forked child gets a copy of the model's memory, but none of its threads: whoever waited for them would wait for ever. And
-    what is shared with the parent (device, files) is the parent's. So a child must leave all of it alone."""
+    """A forked child gets a copy of the model's memory, but none of its threads: a wait for them would never end. And the device
+    and files that it shares are the parent's. So a child must not use the model."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -49,7 +49,7 @@ _FORKS = _Forks()
 def adapt_to_fork(device: torch.device) -> None:
     """Before a model is loaded. Raises ForkError where a forked process cannot use the device.
 
-    On the CPU a forked process computes with one thread: the others of OpenMP's stayed with the parent, and would be waited for.
+    On the CPU a forked process computes with one thread: OpenMP's others stayed with the parent, and a wait for them never ends.
     """
     if _FORKS.forked and device.type == "cpu":
         torch.set_num_threads(1)

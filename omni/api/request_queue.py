@@ -1,263 +1,377 @@
-"""Where requests wait: from `generate` to the stages."""
+"""Where requests wait between `generate` and the stages, and the threads that prepare them."""
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 
-from omni.api.job import Job
-from omni.api.prepare import Preparation, Preparer
+from omni.api.measure import held_prepared
+from omni.api.request import Request, RequestHandle, Started
 from omni.api.serial_executor import SerialExecutor
-from omni.api.ticket import Ticket
-from omni.api.workers import GENERAL, Worker
-from omni.engine import Admission, Engine, EngineOptions, Overloaded, Ranked
+from omni.engine import Admission, Engine, EngineOptions, EngineRequest, Held, Ranked, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, known
-from omni.frontend.messages import RemoteMedia
-from omni.media import Downloads, MediaOptions
+from omni.frontend.base import Chat, Frontend
+from omni.frontend.compile import SamplingCompiler
+from omni.frontend.encoding import PromptLimit
+from omni.frontend.messages import RemoteMedia, parse_messages
+from omni.frontend.options import FrontendOptions
+from omni.media import Downloads
 
 _log = logging.getLogger(__name__)
 
+THREADS = max(2, min(8, os.cpu_count() or 1))
+"""Threads that prepare any request. One more takes short texts only, so that these need not wait while all others decode media."""
+
 Effect = Callable[[], object]
-"""What follows of a change for others. Called without the lock."""
+"""A call to others that a change leads to. Made without the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """requests: by handle. held: their host memory."""
+
+    requests: Mapping[str, EngineRequest]
+    started: Started
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPreparer:
+    """Decodes media, has the family's front end make inputs of the chat, and compiles its sampling. May take long."""
+
+    frontend: Frontend
+    compiler: SamplingCompiler
+    engine: Engine
+    options: FrontendOptions
+    limit: PromptLimit | None
+
+    def prepare(self, request: Request) -> PreparedRequest | OmniError:
+        """Any error is returned."""
+        taken = time.perf_counter()
+        try:
+            return self._prepare(request, taken)
+        except BaseException as error:  # a library's panic too: an exception in a thread is lost
+            return known("frontend", "preparing the request", error)
+
+    def _prepare(self, request: Request, taken: float) -> PreparedRequest:
+        arguments, frontend = request.arguments, self.frontend
+        messages = parse_messages(
+            request.messages,
+            sample_rate=frontend.sample_rate,
+            names=frontend.takes_names,
+            media=self.options.media,
+            downloaded=request.downloaded,
+        )
+        chat = Chat(
+            messages,
+            arguments.modalities,
+            arguments.voice,
+            arguments.sampling,
+            arguments.cache_salt,
+            control_tokens=self.options.control_tokens,
+            limit=self.limit,
+        )
+        prepared = frontend.prepare(chat)
+        compiled = self.compiler.compile(arguments.sampling, arguments.fields, arguments.n)
+        self.engine.check({stage: compiled.sampling[stage] for stage in arguments.sampling}, arguments.fields)
+        requests = {
+            handle: EngineRequest(
+                handle,
+                arguments.modalities,
+                prepared.inputs,
+                prepared.edges,
+                compiled.sampling,
+                arguments.priority,
+                arguments.cache_salt,
+                sample,
+                compiled.rules(),
+            )
+            for sample, handle in enumerate(request.samples)
+        }
+        started = Started(taken, prepared.prompt_tokens, compiled.after_stop)
+        return PreparedRequest(requests, started, held_prepared(prepared))
+
+
+class PreparingThread:
+    """A daemon thread. If a library keeps it busy while the model is closed, it is left alone and ends when the library returns."""
+
+    def __init__(
+        self, number: int, work: Callable[["PreparingThread", Request], object], *, only_short: bool = False
+    ) -> None:
+        self.only_short = only_short
+        self._work = work
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"omni-frontend_{number}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, request: Request) -> None:
+        """Starts to prepare it at once: the thread must be idle."""
+        self._requests.put(request)
+
+    def end(self) -> None:
+        """No further request follows."""
+        self._requests.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Waits at most so long for the thread to end."""
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, seconds))
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            try:
+                self._work(self, request)
+            except BaseException:  # the thread continues after any error of a library
+                _log.exception("a request could not be prepared")
+            # The loop variable would keep it until the next one comes.
+            del request
 
 
 class RequestQueue:
-    """Downloads what requests need, has threads prepare them, and hands them to the engine; each by priority, then arrival.
+    """Downloads media of requests, has threads prepare them, and submits them to the engine; each by priority, then arrival.
 
     | a request | leaves for | when |
     |---|---|---|
-    | joins | downloading, or the queue | `Admission` has it in |
-    | waits for downloads | downloading, a URL at a time | few enough are under way |
-    | is downloading | the queue | all is there |
-    | is queued | a thread | one is free, and there is memory for what it becomes |
+    | joins | downloading, or the queue | `Admission` accepts it |
+    | waits for downloads | downloading, a URL at a time | few enough downloads run |
+    | is downloading | the queue | all its media are there |
+    | is queued | a thread | one is free, and there is memory for its inputs |
     | is being prepared | the ready ones | it is prepared |
     | is ready | the engine, an answer at a time | a place at the stages is free |
 
-    All of them wait in the sense of `Admission`, and any of them may be told to give way, or be over from elsewhere (`over`): then
-    it is gone at once. Only a thread that prepares it goes on to the end, for nobody.
+    All of them count as waiting for `Admission`. Any of them may be rejected for a more urgent one, or finished elsewhere
+    (`remove`), and then leaves at once; a thread that prepares it still completes, and its result is dropped.
 
-    Called from any thread but those that Ctrl-C can interrupt.
+    Called from any thread that Ctrl-C cannot interrupt.
     """
 
     def __init__(
-        self, preparer: Preparer, downloads: Downloads, executor: SerialExecutor, limits: EngineOptions
+        self, preparer: RequestPreparer, downloads: Downloads, executor: SerialExecutor, limits: EngineOptions
     ) -> None:
         self._preparer = preparer
-        self._engine: Engine = preparer.engine
-        self._media: MediaOptions = preparer.options.media
+        self._engine = preparer.engine
+        self._media = preparer.options.media
         self._downloads = downloads
         self._executor = executor
         self._lock = threading.Lock()
-        self._admission: Admission[Job] = Admission(
-            limits.max_active_requests, limits.max_waiting_requests, limits.max_waiting_bytes, GENERAL + 1
+        self._admission: Admission[Request] = Admission(
+            limits.max_active_requests, limits.max_waiting_requests, limits.max_waiting_bytes, THREADS + 1
         )
         self._active: set[str] = set()
-        """Tickets of answers that the engine has."""
-        self._jobs: dict[str, Job] = {}
-        """By ticket, of answers that it does not have yet."""
-        self._to_download: Ranked[Job] = Ranked()
+        """Handles of answers that the engine has."""
+        self._waiting: dict[str, Request] = {}
+        """By handle, of answers that the engine does not have yet."""
+        self._to_download: Ranked[Request] = Ranked()
         self._fetching = 0
-        self._short: Ranked[Job] = Ranked()
-        self._long: Ranked[Job] = Ranked()
+        self._short: Ranked[Request] = Ranked()
+        self._long: Ranked[Request] = Ranked()
         self._closed = False
-        self._workers = [Worker(number, self._work, only_short=number == GENERAL) for number in range(GENERAL + 1)]
+        self._threads = [PreparingThread(i, self._work, only_short=i == THREADS) for i in range(THREADS + 1)]
         self._idle = {
-            short: [worker for worker in self._workers if worker.only_short == short] for short in (True, False)
+            short: [thread for thread in self._threads if thread.only_short == short] for short in (True, False)
         }
 
     def start(self) -> None:
-        for worker in self._workers:
-            worker.start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def waiting(self) -> int:
-        """Requests that are not at the stages yet, all answers of one counted once."""
+        """Requests that are not at the stages yet. All answers of a request count once."""
         return self._admission.waiting
 
     @property
     def held_bytes(self) -> int:
-        """Host memory that they hold."""
+        """Host memory of the waiting requests."""
         return self._admission.held_bytes
 
-    def join(self, jobs: Sequence[Job]) -> None:
-        """Requests come. They may be refused, or others may have to give way: they are told."""
-        for job in jobs:
-            self._change(partial(self._join, job))
+    def add(self, requests: Sequence[Request]) -> None:
+        """Adds requests. They may be refused, or others rejected for them: their handles are cancelled."""
+        for request in requests:
+            self._change(partial(self._add, request))
 
-    def over(self, ticket: Ticket) -> None:
-        """An answer is over, or given up, wherever it was."""
-        self._change(lambda: self._over(ticket))
+    def remove(self, handle: RequestHandle) -> None:
+        """An answer is finished or cancelled, in any state."""
+        self._change(lambda: self._remove(handle))
 
     def close(self) -> None:
-        """Lets nobody in any more. Does not wait for threads that prepare."""
+        """Accepts no further request. Does not wait for the threads."""
         with self._lock:
             self._closed = True
-        for worker in self._workers:
-            worker.end()
+        for thread in self._threads:
+            thread.end()
 
-    def join_threads(self, until: Callable[[], float]) -> None:
-        """Waits for the threads. until: says how many seconds are left for that."""
-        for worker in self._workers:
-            worker.join(until())
+    def join_threads(self, seconds_left: Callable[[], float]) -> None:
+        """Waits for the threads, for `seconds_left()` at most."""
+        for thread in self._threads:
+            thread.join(seconds_left())
 
     def _change(self, change: Callable[[], Iterable[Effect]]) -> None:
-        """Applies it, and whatever has become possible."""
+        """Applies the change, and all that it makes possible."""
         with self._lock:
             effects = list(change())
             if not self._closed:
-                effects += [*self._begin_downloads(), *self._let_in()]
-                self._give_work()
+                effects += [*self._begin_downloads(), *self._submit_ready()]
+                self._assign_threads()
         for effect in effects:
             try:
                 effect()
-            except BaseException:  # the others are to be told all the same
-                _log.exception("a request could not be told what became of it")
+            except BaseException:  # the other requests are notified all the same
+                _log.exception("a request could not be notified")
 
-    def _join(self, job: Job) -> Iterable[Effect]:
-        job.tickets = {name: ticket for name, ticket in job.tickets.items() if not ticket.over}
-        if not job.tickets:
+    def _add(self, request: Request) -> Iterable[Effect]:
+        request.handles = {name: handle for name, handle in request.handles.items() if not handle.finished}
+        if not request.handles:
             return []
-        question = job.question
-        if self._closed or question.error is not None:
-            return _cancels(job, question.error or StageError("engine", "taking a request", "it is closed"))
+        if self._closed or request.error is not None:
+            return _cancels(request, request.error or StageError("engine", "taking a request", "it is closed"))
+        priority = request.arguments.priority
         try:
-            gave_way = self._admission.join(job.id, job, job.priority, len(self._active), question.held, ready=False)
+            rejected = self._admission.join(request.id, request, priority, len(self._active), request.held, ready=False)
         except OverloadedError as error:
-            return _cancels(job, error)
-        self._jobs |= dict.fromkeys(job.tickets, job)
-        if question.remote:
-            self._to_download.add(job.id, self._admission.rank(job.id), job)
+            return _cancels(request, error)
+        self._waiting |= dict.fromkeys(request.handles, request)
+        if request.remote:
+            self._to_download.add(request.id, self._admission.rank(request.id), request)
         else:
-            self._queue(job)
-        return self._tell(gave_way)
+            self._queue(request)
+        return self._reject(rejected)
 
-    def _queue(self, job: Job) -> None:
-        queue = self._short if job.question.short else self._long
-        queue.add(job.id, self._admission.rank(job.id), job)
+    def _queue(self, request: Request) -> None:
+        queue = self._short if request.short else self._long
+        queue.add(request.id, self._admission.rank(request.id), request)
 
     def _begin_downloads(self) -> Iterable[Effect]:
-        while (job := self._to_download.first()) is not None:
-            if self._fetching >= self._media.max_downloads or not self._admission.may_grow(job.priority):
+        while (request := self._to_download.first()) is not None:
+            if self._fetching >= self._media.max_downloads or not self._admission.may_grow(request.arguments.priority):
                 return
-            medium = job.to_download.popleft()
-            if not job.to_download:
-                self._to_download.remove(job.id)
+            medium = request.to_download.popleft()
+            if not request.to_download:
+                self._to_download.remove(request.id)
             self._fetching += 1
             # Not in this thread, which may be the engine's.
-            yield partial(self._executor.soon, partial(self._fetch, job, medium))
+            yield partial(self._executor.soon, partial(self._fetch, request, medium))
 
-    def _fetch(self, job: Job, medium: RemoteMedia) -> None:
+    def _fetch(self, request: Request, medium: RemoteMedia) -> None:
         future = self._downloads.fetch(medium.url, medium.field)
         with self._lock:
-            waits = job.id in self._admission
+            waits = request.id in self._admission
             if waits:
-                job.downloads[medium.url] = future
+                request.downloads[medium.url] = future
         if not waits:
             future.cancel()
-        future.add_done_callback(partial(self._fetched, job, medium.url))
+        future.add_done_callback(partial(self._fetched, request, medium.url))
 
-    def _fetched(self, job: Job, url: str, future: "Future[bytes]") -> None:
-        self._change(lambda: self._take_download(job, url, future))
+    def _fetched(self, request: Request, url: str, future: "Future[bytes]") -> None:
+        self._change(lambda: self._take_download(request, url, future))
 
-    def _take_download(self, job: Job, url: str, future: "Future[bytes]") -> Iterable[Effect]:
+    def _take_download(self, request: Request, url: str, future: "Future[bytes]") -> Iterable[Effect]:
         self._fetching -= 1
-        if job.id not in self._admission:
+        if request.id not in self._admission:
             return []
         error = CancelledError() if future.cancelled() else future.exception()
         if error is not None:
-            return self._give_up(job, known("frontend", "downloading", error))
-        job.downloaded[url] = future.result()
-        if len(job.downloaded) == len(job.question.remote):
-            job.downloads.clear()
-            self._queue(job)
-        held = [*job.question.held, *((data, len(data)) for data in job.downloaded.values())]
+            return self._abort(request, known("frontend", "downloading", error))
+        request.downloaded[url] = future.result()
+        if len(request.downloaded) == len(request.remote):
+            request.downloads.clear()
+            self._queue(request)
+        held = [*request.held, *((data, len(data)) for data in request.downloaded.values())]
         try:
-            return self._tell(self._admission.hold(job.id, held))
+            return self._reject(self._admission.hold(request.id, held))
         except OverloadedError as overloaded:
-            return self._give_up(job, overloaded)
+            return self._abort(request, overloaded)
 
-    def _give_work(self) -> None:
+    def _assign_threads(self) -> None:
         while True:
             short, long = self._short.first(), self._long.first()
             first = min(
-                (job for job in (short, long) if job), key=lambda job: self._admission.rank(job.id), default=None
+                (each for each in (short, long) if each), key=lambda each: self._admission.rank(each.id), default=None
             )
-            for job, idle in ((short, self._idle[True]), (first, self._idle[False])):
-                if job is not None and idle and self._admission.may_grow(job.priority):
-                    (self._short if job.question.short else self._long).remove(job.id)
-                    idle.pop().give(job)
+            for request, idle in ((short, self._idle[True]), (first, self._idle[False])):
+                if request is not None and idle and self._admission.may_grow(request.arguments.priority):
+                    (self._short if request.short else self._long).remove(request.id)
+                    idle.pop().put(request)
                     break
             else:
                 return
 
-    def _work(self, worker: Worker, job: Job) -> None:
-        outcome: Preparation | OmniError | None
+    def _work(self, thread: PreparingThread, request: Request) -> None:
+        outcome: PreparedRequest | OmniError | None
         try:
-            outcome = self._prepare(job)
-        except BaseException as error:  # whatever it is, its user is to know, and the worker is free again
+            outcome = self._prepare(request)
+        except BaseException as error:  # any error is reported to the user, and the thread is free again
             outcome = known("frontend", "preparing the request", error)
-        self._change(partial(self._take_preparation, worker, job, outcome))
+        self._change(partial(self._take_prepared, thread, request, outcome))
 
-    def _prepare(self, job: Job) -> Preparation | OmniError | None:
-        if all(ticket.over for ticket in list(job.tickets.values())):
+    def _prepare(self, request: Request) -> PreparedRequest | OmniError | None:
+        if all(handle.finished for handle in list(request.handles.values())):
             return None
-        outcome = self._preparer.prepare(job.question, job.downloaded, job.answers)
-        if isinstance(outcome, Preparation):
-            # Before the engine can give anything.
-            for ticket in list(job.tickets.values()):
-                ticket.prepared(outcome.started)
+        outcome = self._preparer.prepare(request)
+        if isinstance(outcome, PreparedRequest):
+            # Before the engine can give an output.
+            for handle in list(request.handles.values()):
+                handle.start(outcome.started)
         return outcome
 
-    def _take_preparation(self, worker: Worker, job: Job, outcome: Preparation | OmniError | None) -> Iterable[Effect]:
-        self._idle[worker.only_short].append(worker)
-        job.forget_question()
-        if job.id not in self._admission or outcome is None:
+    def _take_prepared(
+        self, thread: PreparingThread, request: Request, outcome: PreparedRequest | OmniError | None
+    ) -> Iterable[Effect]:
+        self._idle[thread.only_short].append(thread)
+        request.release_messages()
+        if request.id not in self._admission or outcome is None:
             return []
         if isinstance(outcome, OmniError):
-            return self._give_up(job, outcome)
-        job.requests = {name: outcome.requests[name] for name in job.tickets}
-        return self._tell(self._admission.hold(job.id, outcome.held, ready=True))
+            return self._abort(request, outcome)
+        request.prepared = {name: outcome.requests[name] for name in request.handles}
+        return self._reject(self._admission.hold(request.id, outcome.held, ready=True))
 
-    def _let_in(self) -> Iterable[Effect]:
-        while (candidate := self._admission.next(len(self._active))) is not None:
-            job = candidate.thing
-            name, request = next(iter(job.requests.items()))
-            ticket = job.tickets[name]
+    def _submit_ready(self) -> Iterable[Effect]:
+        while (waiting := self._admission.next(len(self._active))) is not None:
+            request = waiting.item
+            name, prepared = next(iter(request.prepared.items()))
+            handle = request.handles[name]
             self._active.add(name)
-            self._drop_answer(job, name)
-            yield partial(ticket.start, self._engine, request)
+            self._drop_answer(request, name)
+            yield partial(handle.submit, self._engine, prepared)
 
-    def _over(self, ticket: Ticket) -> Iterable[Effect]:
-        if ticket.id in self._active:
-            self._active.discard(ticket.id)
-        elif ticket.id in self._jobs:
-            return self._drop_answer(self._jobs[ticket.id], ticket.id)
+    def _remove(self, handle: RequestHandle) -> Iterable[Effect]:
+        if handle.id in self._active:
+            self._active.discard(handle.id)
+        elif handle.id in self._waiting:
+            return self._drop_answer(self._waiting[handle.id], handle.id)
         return []
 
-    def _drop_answer(self, job: Job, name: str) -> Iterable[Effect]:
-        """It waits no more; nor does the request, if it was the last of it."""
-        del self._jobs[name], job.tickets[name]
-        job.requests.pop(name, None)
-        return [] if job.tickets else self._drop(job)
+    def _drop_answer(self, request: Request, name: str) -> Iterable[Effect]:
+        """The answer no longer waits; nor does the request, if it was the last one."""
+        del self._waiting[name], request.handles[name]
+        request.prepared.pop(name, None)
+        return [] if request.handles else self._drop(request)
 
-    def _tell(self, gave_way: Iterable[Overloaded[Job]]) -> Iterable[Effect]:
-        return [effect for each in gave_way for effect in self._give_up(each.candidate.thing, each.error)]
+    def _reject(self, rejected: Iterable[Rejected[Request]]) -> Iterable[Effect]:
+        return [effect for each in rejected for effect in self._abort(each.waiting.item, each.error)]
 
-    def _give_up(self, job: Job, error: OmniError) -> Iterable[Effect]:
-        return [*_cancels(job, error), *self._drop(job)]
+    def _abort(self, request: Request, error: OmniError) -> Iterable[Effect]:
+        return [*_cancels(request, error), *self._drop(request)]
 
-    def _drop(self, job: Job) -> Iterable[Effect]:
-        """It does not wait any more: all that it holds is free."""
-        self._admission.leave(job.id)
-        for name in job.tickets:
-            del self._jobs[name]
-        job.tickets, job.requests = {}, {}
+    def _drop(self, request: Request) -> Iterable[Effect]:
+        """The request no longer waits: all that it holds is freed."""
+        self._admission.leave(request.id)
+        for name in request.handles:
+            del self._waiting[name]
+        request.handles, request.prepared = {}, {}
         for queue in (self._to_download, self._short, self._long):
-            queue.remove(job.id)
-        downloads, job.downloads = list(job.downloads.values()), {}
+            queue.remove(request.id)
+        downloads, request.downloads = list(request.downloads.values()), {}
         return [future.cancel for future in downloads]
 
 
-def _cancels(job: Job, error: OmniError) -> list[Effect]:
-    return [partial(ticket.cancel, error) for ticket in job.tickets.values()]
+def _cancels(request: Request, error: OmniError) -> list[Effect]:
+    return [partial(handle.cancel, error) for handle in request.handles.values()]

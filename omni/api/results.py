@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""Outputs, results and metrics of requests."""
 
 import os
 from collections.abc import Mapping
@@ -12,10 +12,9 @@ from omni.media import save_wav
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """One stage's share of a request.
+    """Metrics of one stage for a request.
 
-    counts: its totals (`"tokens"`, `"frames"`, ...).
-    seconds: from when the request was ready for the stages to the stage's end.
+    counts: totals (`"tokens"`, `"frames"`, ...). seconds: from the end of the request's preparation to the stage's end.
     """
 
     counts: Mapping[str, int]
@@ -23,20 +22,20 @@ class StageMetrics:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """None for a stage that makes no tokens."""
+        """None for a stage that generates no tokens."""
         tokens = self.counts.get("tokens")
         return tokens / self.seconds if tokens is not None and self.seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Times of one request, in seconds, from its submission unless said otherwise. None where it did not come to that.
+    """Times of one request in seconds, from its submission unless stated otherwise. None if the event did not happen.
 
-    queued: until a front-end thread took it up, downloads included. prepare: from there until it was ready for the stages (media,
-    tokens, features); it may then wait for a place there (`engine.max_active_requests`).
+    queued: until its preparation, including downloads. prepare: duration of the preparation (media, tokens, features); the request
+    may then wait for a place at the stages (`engine.max_active_requests`).
     ttft: time to the first text token. first_audio: time to the first sample. total: time to the end.
     audio_seconds: length of the speech. rtf: real-time factor, time to the last sample / `audio_seconds`.
-    stages: by stage, those that are done.
+    stages: by finished stage.
     """
 
     queued: float | None
@@ -59,9 +58,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """What the model held of one token: natural logarithms of probabilities, before penalties, temperature and the like.
+    """Log-probability of one token (natural logarithm), before penalties, temperature and the like.
 
-    rank: the token's place among all ids by likelihood, 1 is the likeliest. top: of the likeliest ids, as many as were asked for.
+    rank: of the token among all ids by probability; 1 is the most probable. top: log-probabilities of the most probable ids, as
+    many as requested.
     """
 
     id: int
@@ -72,13 +72,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of an answer, as it comes.
+    """A piece of an answer.
 
     text: new text, `""` if none. audio: new samples, float32 `[n]` on the host, or None. sample_rate: Hz, with audio.
-    index: which request of a list. sample: which of the `n` answers to it.
+    index: of the request in a list. sample: of the answer among its `n`.
     logprobs, prompt_logprobs: of further tokens, in order, each once; they may come later than the tokens' text.
-    finish_reasons: why they ended (`"stop"`, `"length"`, ...), of the stages that are done by now.
-    finished: the request's last piece; it brings metrics and usage, and the error of a request of a list that failed.
+    finish_reasons: of finished stages (`"stop"`, `"length"`, ...).
+    finished: whether it is the last piece, with metrics and usage, and the error of a failed request of a list.
     """
 
     index: int = 0
@@ -100,9 +100,9 @@ class Result:
     """A whole answer.
 
     audio: float32 `[n]` on the host, None if there is none. sample_rate: Hz. finish_reasons: by stage.
-    tokens: the ids that the stage that writes the text generated, those of a stop string included, which `text` ends before.
-    logprobs: of each of `tokens`, if asked for. prompt_logprobs: of the prompt's tokens but the first, which nothing foretells.
-    error: None, or why the request failed; the rest is then what there was until it did.
+    tokens: generated ids of the text, including those of a stop string, which `text` does not include.
+    logprobs: of each of `tokens`, if requested. prompt_logprobs: of the prompt's tokens except the first, which has none.
+    error: None, or why the request failed; the other fields then hold the outputs before the error.
     alternatives: with `n` above 1, the other answers, in order.
     """
 

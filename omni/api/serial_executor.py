@@ -1,8 +1,8 @@
-"""Work that is not to be cut in half, done in a thread of its own.
+"""Uninterrupted work, in a thread of its own.
 
-Ctrl-C interrupts the main thread between any two steps, and the garbage collector runs finalizers in any thread at any point, also
-while that very thread holds a lock. So users' threads and finalizers change nothing that others rely on: they put a function into a
-queue that is made for it, which happens or does not, and this thread calls it.
+Ctrl-C interrupts the main thread between any two steps, and the garbage collector runs finalizers in any thread at any point, even
+while that thread holds a lock. So users' threads and finalizers change no shared state: they put a function into a queue, which
+is one atomic step, and this thread calls it.
 """
 
 import logging
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class SerialExecutor:
-    """One daemon thread and its queue. It does things in the order in which they were asked for."""
+    """One daemon thread and its queue of functions, called in order."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -34,18 +34,18 @@ class SerialExecutor:
         return threading.current_thread() is self._thread
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Has `work` called, unless the thread is at its end. Safe in a finalizer."""
+        """Has `work` called, unless the thread is about to end. Safe in a finalizer."""
         self._work.put(work)
 
     def ask(self, work: Callable[[], object]) -> None:
-        """Has `work` called, by this thread if the executor's has ended. Does not wait."""
+        """Has `work` called, in the caller's thread if the executor's has ended. Does not wait."""
         self._work.put(work)
         if self._ended.is_set():
-            # The thread may have looked for the last time before this came.
+            # The thread may have emptied its queue before this was put.
             self._do_the_rest()
 
     def call(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises. Waits for it; who is interrupted meanwhile (Ctrl-C) has still asked for it."""
+        """Returns or raises as `work` does. Waits for it; an interrupted wait (Ctrl-C) does not cancel the work."""
         if self.current:
             return work()
         answer: Future[T] = Future()
@@ -53,13 +53,13 @@ class SerialExecutor:
         return answer.result()
 
     def end(self) -> None:
-        """The thread ends once it has done what was asked so far. To be called by work of its own."""
+        """The thread ends after the work that is queued now. Called by its own work."""
         self._ending = True
 
     def join(self) -> None:
-        """Waits for the end of the thread. A no-op in the thread itself, and before it was started."""
+        """Waits for the end of the thread. A no-op in the thread itself, and before `start`."""
         if not self.current and self._thread.ident is not None:
-            # Not by the thread's own join: one that Ctrl-C interrupts takes the thread for dead (Python 3.11).
+            # Not `Thread.join`: after one that Ctrl-C interrupts, the thread counts as dead (Python 3.11).
             self._ended.wait()
 
     def _run(self) -> None:
@@ -80,18 +80,18 @@ class SerialExecutor:
             del work
 
     def _do(self, work: Callable[[], object]) -> None:
-        # Of a library that panics too: whoever waits for the thread would wait for ever. Elsewhere Ctrl-C is the user's.
+        # A library's panic too, since a wait for the thread would never end. In the caller's thread Ctrl-C is the user's.
         caught = BaseException if self.current else Exception
         try:
             work()
         except caught:
-            _log.exception("could not do what was asked")
+            _log.exception("work of the executor failed")
 
 
 def _answer(answer: "Future[T]", work: Callable[[], T]) -> None:
     try:
         result = work()
-    except BaseException as error:  # the one who asked is to know, whatever it is
+    except BaseException as error:  # any error belongs to the caller
         answer.set_exception(error)
     else:
         answer.set_result(result)

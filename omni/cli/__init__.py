@@ -3,7 +3,7 @@
 Each imports only what it needs.
 """
 
-# True for type checkers alone; without the import of typing, which takes longer than all of this.
+# True for type checkers alone, without the slow import of typing.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from omni.cli.commands import app
@@ -14,10 +14,10 @@ __all__ = ["app", "main"]
 def main() -> None:
     """The console entry point."""
     try:
-        # Before anything that takes time: after it every signal is heeded.
+        # Before anything that takes time: from here on signals are handled.
         from omni.cli import interrupt, streams
 
-        streams.mend()  # first: what is opened must not take the number of a stream that is closed
+        streams.mend()  # first: an opened file must not take the number of a closed stream
         interrupt.install()
     except KeyboardInterrupt:
         import os

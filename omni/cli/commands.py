@@ -1,4 +1,4 @@
-"""The commands and their options; what they do is in modules of their own, imported when they run."""
+"""The commands and their options. Each command is a module of its own, imported when it runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +28,7 @@ def omni(
 @app.command()
 def run(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="What to ask.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt.")],
     image: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Picture, or its URL; repeatable.")] = None,
     audio: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Recording, or its URL; repeatable.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
@@ -43,15 +43,15 @@ def run(
     settings: Settings = None,
     modalities: Annotated[
         str | None,
-        typer.Option(help="What to give. (default: all that the model gives)"),
+        typer.Option(help="Outputs, comma-separated. (default: all of the model)"),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Text tokens at most; of a model that only speaks, codec frames.")
+        int | None, typer.Option(help="Maximum of text tokens; of codec frames if the model only speaks.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, at every stage.")] = None,
-    n: Annotated[int, typer.Option("--n", help="Answers to the prompt; each is shown when it is whole.")] = 1,
+    n: Annotated[int, typer.Option("--n", help="Answers to the prompt; each is shown when it is complete.")] = 1,
     timeline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write when each phase was launched and ran: `omni timeline`.")
+        Path | None, typer.Option(metavar="FILE", help="Write the timeline of all phases, for `omni timeline`.")
     ] = None,
     device: DeviceName = None,
     dtype: DType = None,
@@ -67,10 +67,10 @@ def run(
     The model gets the pictures first, then the recordings, then the prompt.
     """
     with reported(debug):
-        from omni.cli.run import Question, answer
+        from omni.cli.run import RunArguments, answer
 
         answer(
-            Question(
+            RunArguments(
                 model=model,
                 prompt=prompt,
                 images=tuple(image or ()),
@@ -90,11 +90,13 @@ def run(
 
 @app.command()
 def timeline(
-    trace: Annotated[Path, typer.Argument(metavar="FILE", help="What `omni run --timeline` wrote.")],
+    trace: Annotated[Path, typer.Argument(metavar="FILE", help="Written by `omni run --timeline`.")],
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw some steps instead: a .png, or a .html to zoom in.")
     ] = None,
-    stage: Annotated[str | None, typer.Option(help="Whose steps to draw. (default: who has most)")] = None,
+    stage: Annotated[
+        str | None, typer.Option(help="Stage of the drawn steps. (default: the one with the most)")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="How many steps to draw. (default: 3)")] = None,
     first: Annotated[
         int | None, typer.Option("--from", help="The first step to draw. (default: around the median one)")
@@ -102,7 +104,7 @@ def timeline(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say where a run's time went: phases, device idle between steps, overlap, host time. Or draw it."""
+    """Report the times of a run: phases, device idle between steps, overlap, host time. Or draw it."""
     with reported(debug):
         from omni.cli.timeline import check_options, draw_steps, show
 
@@ -117,7 +119,7 @@ def timeline(
 def explain(
     model: Model,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Load the stages, measure them, and show the memory as it is divided.")
+        bool, typer.Option("--measure", help="Load and measure the stages, and show the division of memory.")
     ] = False,
     config: Config = None,
     settings: Settings = None,
@@ -127,9 +129,9 @@ def explain(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what would run: the stages, every setting and where it came from, memory, connectors.
+    """Show the stages, every setting with its origin, memory and connectors.
 
-    Reads no weight and needs no device, unless it is to measure.
+    Reads no weight and needs no device, unless it measures.
     """
     with reported(debug):
         from omni.cli.explain import explain as show
@@ -139,7 +141,9 @@ def explain(
 
 @app.command()
 def doctor(
-    model: Annotated[str | None, typer.Argument(help="A checkpoint folder or a hub id: what it still needs.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A checkpoint folder or a hub id, to check its requirements.")
+    ] = None,
     config: Config = None,
     settings: Settings = None,
     device: DeviceName = None,
@@ -148,7 +152,7 @@ def doctor(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check the environment, the devices and the plugins, and what a model still needs. Exit code 1 if there is a problem."""
+    """Check the environment, devices, plugins, and a model's requirements. Exit code 1 if there is a problem."""
     with reported(debug):
         from omni.cli.doctor import examine
 
@@ -162,7 +166,7 @@ def plugins(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="With tracebacks.")] = False,
     debug: Debug = False,
 ) -> None:
-    """List the plugins, what they registered, and why broken ones are."""
+    """List the plugins, their entries, and the errors of broken ones."""
     with reported(debug):
         from omni.cli.plugins import show
 
@@ -171,14 +175,14 @@ def plugins(
 
 @app.command()
 def tiny(
-    directory: Annotated[Path, typer.Argument(help="Where to write it; made if need be.")],
+    directory: Annotated[Path, typer.Argument(help="Folder to write; created if missing.")],
     family: Annotated[
         str | None, typer.Option(help="Model family; `omni plugins` lists them. (default: the only one)")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
     debug: Debug = False,
 ) -> None:
-    """Write a tiny checkpoint with random weights, in the published format, to try things without a download."""
+    """Write a tiny checkpoint with random weights, in the published format, for trials without a download."""
     with reported(debug):
         from omni.cli.tiny import write
 

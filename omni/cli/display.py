@@ -1,4 +1,4 @@
-"""The terminal while an answer comes in, and the summary after it."""
+"""The terminal output during an answer, and the summary after it."""
 
 import sys
 from collections import defaultdict
@@ -16,13 +16,13 @@ _ERASE_LINE = "\r\x1b[K"
 class Display:
     """Text to stdout as it comes; a line on stderr, if that is a terminal, that counts the seconds of speech.
 
-    Where both are terminals the line waits for the end of the text, which it would overwrite. Of several answers (`samples`) each
-    is shown when it is whole. text_stage: None where no stage writes text. to_stderr: the text too, as stdout has the speech.
+    If both are terminals, the line waits for the end of the text, which it would overwrite. Each of several answers (`samples`)
+    is shown when it is complete. text_stage: None without text. to_stderr: the text too, since stdout has the speech.
     """
 
     def __init__(self, text_stage: str | None, samples: int = 1, *, to_stderr: bool = False) -> None:
         self.problem: OSError | None = None
-        """Why text could not be written. What comes after it is not shown."""
+        """Why text could not be written. Later text is not shown."""
         self._text_stage = text_stage
         self._samples = samples
         self._to_stderr = to_stderr
@@ -56,7 +56,7 @@ class Display:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            return  # whoever reads may have stopped reading
+            return  # the terminal may no longer be read
         self._end_line()
         if self._line_shown:
             typer.echo(_ERASE_LINE, nl=False, err=True)
@@ -77,7 +77,7 @@ class Display:
 
 
 def summary(metrics: Metrics) -> str:
-    """One line for the request, one for each stage that made tokens."""
+    """One line for the request, one for each stage with tokens."""
     times = [
         ("TTFT", metrics.ttft, "{:.3f} s"),
         ("first audio", metrics.first_audio, "{:.3f} s"),

@@ -1,4 +1,4 @@
-"""How errors show: one line, unless a table belongs to it, and exit code 1."""
+"""Errors on the terminal: one line, or a line and a table, and exit code 1."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from omni.errors import ConfigError, InputError, OmniError
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turns an exception into one line on stderr and exit code 1; with `debug`, lets it through."""
+    """Turns an exception into one line on stderr and exit code 1; with `debug`, re-raises it."""
     try:
         yield
     except (typer.Exit, typer.Abort):
@@ -25,7 +25,7 @@ def reported(debug: bool) -> Iterator[None]:
             raise typer.Exit(interrupt.code()) from error
         error = _of_stdout(error)
         if isinstance(error, BrokenPipeError):
-            # The reader went away (`omni run ... | head`), and knows.
+            # The reader ended (`omni run ... | head`): nothing to report.
             drop(sys.stdout)
             raise typer.Exit(1) from None
         if debug:
@@ -38,20 +38,20 @@ def say(error: Exception) -> None:
     """The line on stderr."""
     known = isinstance(error, OmniError)
     message = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
-    # A setting's error may end in a table, the stages' memory; what libraries say is run together.
+    # A setting's error may end in a table, the stages' memory; messages of libraries are joined to one line.
     lines = message.splitlines() if isinstance(error, ConfigError) else [" ".join(message.split())]
     typer.echo("\n".join(["error: " + lines[0], *lines[1:]]), err=True)
 
 
 def stdout_error(error: OSError) -> Exception:
-    """What to raise for standard output that cannot be written: BrokenPipeError if its reader went away, else InputError."""
+    """The error of unwritable standard output: BrokenPipeError if its reader ended, otherwise InputError."""
     if isinstance(error, BrokenPipeError):
         return error
     return InputError("standard output", f"cannot be written ({error.strerror})", "send it where there is room")
 
 
 def _of_stdout(error: Exception) -> Exception:
-    """The error in other words if it is standard output's, which then goes nowhere."""
+    """The error, converted if it is of standard output, which is then redirected to the null device."""
     if not isinstance(error, OSError) or error.filename is not None:
         return error
     problem = stdout_problem()

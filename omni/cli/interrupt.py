@@ -1,14 +1,14 @@
-"""Signals that ask a command to end: SIGINT (Ctrl-C) and SIGTERM. One line on stderr, and exit code 130 or 143.
+"""SIGINT (Ctrl-C) and SIGTERM end a command, with one line on stderr and exit code 130 or 143.
 
 | while | the first | the second |
 |---|---|---|
 | inside `unwinding`: an answer comes in, a file is written | raises KeyboardInterrupt in the main thread | ends the process |
 | anything else: imports, plugins, weights, graphs, the interpreter's end | ends the process | |
 
-What starts has nothing to give back, and libraries that catch everything, or wait for their threads, could keep an exception from
-ending it. Unwinding has `LIMIT` seconds, for the same reason.
+During the start there is nothing to release, and libraries that catch everything, or wait for their threads, could keep an
+exception from ending the process. For the same reason unwinding is limited to `LIMIT` seconds.
 
-The process may be in a library that does not come back to Python for long: a thread hears of signals too, and ends it from there.
+A library may not return to Python for long, so a thread gets signals too, and ends the process if necessary.
 """
 
 import os
@@ -31,7 +31,7 @@ _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class _State:
-    """Of the process, as signals are."""
+    """Of the process."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -44,7 +44,7 @@ _state = _State()
 
 
 def install() -> None:
-    """Heeds signals from now on, but for those that whoever started this process had it ignore. Needs the main thread."""
+    """Handles signals from now on, except those that the parent process set to be ignored. Needs the main thread."""
     for number in _LINES:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _handle)
@@ -57,7 +57,7 @@ def install() -> None:
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """For what has something to give back: the first signal raises KeyboardInterrupt here."""
+    """For code with something to release: within it, the first signal raises KeyboardInterrupt."""
     _state.unwinds = True
     try:
         yield
@@ -66,22 +66,22 @@ def unwinding() -> Iterator[None]:
 
 
 def came() -> bool:
-    """Whether a signal came, whatever became of its exception."""
+    """Whether a signal came, even if its exception was swallowed."""
     return _state.first is not None
 
 
 def code() -> int:
-    """The exit code of a process that a signal ended."""
+    """The exit code of a process ended by a signal."""
     return 128 + (signal.SIGINT if _state.first is None else _state.first)
 
 
 def end() -> NoReturn:
-    """Ends the process, which waits for no thread and flushes nothing."""
-    # Never let go: of those who end the process at the same time, one says so. A handler that interrupts it has the lock too.
+    """Ends the process at once: waits for no thread, flushes nothing."""
+    # Never released: of threads that end the process together, only one prints. Reentrant for an interrupting handler.
     _state.ending.acquire()
     line = _LINES[signal.Signals(code() - 128)] + "\n"
     with suppress(OSError):
-        # Nobody may be reading: this must not wait.
+        # Must not wait: there may be no reader.
         if select.select([], [2], [], 0)[1]:
             os.write(2, (("\n" if os.isatty(2) else "") + line).encode())
     os._exit(code())
@@ -111,7 +111,7 @@ def _watch(reads: int) -> None:
 
 
 def _unraisable(args: "UnraisableHookArgs") -> None:
-    """A finalizer may run wherever a signal comes, and what it raises is printed and forgotten."""
+    """A signal may come in a finalizer, whose exceptions are printed and dropped."""
     if came() and issubclass(args.exc_type, KeyboardInterrupt):
         end()
     sys.__unraisablehook__(args)

@@ -1,4 +1,4 @@
-"""What a model takes of a device's memory: counted without one, or measured on one."""
+"""The device memory of a model: counted without a device, or measured on one."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from omni.stage import Footprint
 
 
 class StageShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes, and counts of pages. working and pages: None unless measured. least, most: sums with the fewest and the most pages."""
+    """Bytes, and counts of pages. working, pages: None unless measured. least, most: sums with the fewest and the most pages."""
 
     weights: int
     fixed: int
@@ -49,9 +49,9 @@ class StageShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """budget: bytes that the stages may share, None where that is not known or not bounded; bound: where it comes from.
+    """budget: bytes that the stages share, None if unknown or unbounded. bound: its source.
 
-    problem: why the stages do not fit, or why nothing is known about them; None if neither.
+    problem: why the stages do not fit, or why their memory is unknown; None otherwise.
     """
 
     measured: bool
@@ -62,13 +62,13 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sketch(target: Target) -> dict[str, Footprint]:
-    """What each stage takes, from its shapes alone. Raises what building a stage raises."""
+    """The footprint of each stage, from its shapes alone. Raises any error of building a stage."""
     loaded = load_stages(target.plan, target.checkpoint, MetaDevice(), target.engine.dtype, "dummy")
     return {name: stage.footprint for name, stage in loaded.items()}
 
 
 def count_memory(target: Target) -> MemoryReport:
-    """Without reading a weight, and without the device unless its free memory is the bound."""
+    """Reads no weight, and uses the device only if its free memory is the bound."""
     device = target.engine.device
     asked = target.engine.options.memory_bytes
     free = None
@@ -77,9 +77,9 @@ def count_memory(target: Target) -> MemoryReport:
     bound = _bound(device, asked, free)
     try:
         footprints = sketch(target)
-    # Whatever a stranger's model does on a device without memory: the rest of the report stands.
+    # A plugin's model may raise anything on the meta device: the rest of the report stands.
     except Exception as error:
-        problem = f"not known: {type(error).__name__}: {error}"
+        problem = f"unknown: {type(error).__name__}: {error}"
         return MemoryReport(measured=False, budget=None, bound=bound, stages={}, problem=problem)
     stages = {name: StageShare.of(footprint, None) for name, footprint in footprints.items()}
     budget: Budget | None = None
@@ -113,10 +113,10 @@ def _measure(
 ) -> tuple[dict[str, Footprint], dict[str, StageMemory]]:
     loaded = load_stages(target.plan, target.checkpoint, device, target.engine.dtype, target.engine.options.load_format)
     footprints = {name: stage.footprint for name, stage in loaded.items()}
-    divide(footprints, {}, budget)  # what cannot fit need not be measured
+    divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
     working = measure_stages(loaded, device)
     divided = divide(footprints, working, budget)
-    # Without a budget an engine measures nothing, and the division leaves out what was asked for here.
+    # Without a budget an engine measures nothing, so the division has no measurements.
     return footprints, {name: replace(memory, working=working[name]) for name, memory in divided.items()}
 
 
@@ -124,7 +124,7 @@ def _bound(device: torch.device, asked: int | None, free: int | None) -> str:
     if asked is not None:
         return "engine.memory_bytes"
     if free is not None:
-        return f"free on {device}, but for a reserve"
+        return f"free on {device}, minus a reserve"
     if device.type == "cpu":
-        return "none on the CPU: every stage gets the most pages that it could use"
-    return f"what is free on {device}, which is not here"
+        return "none on the CPU: every stage gets its maximum of pages"
+    return f"free on {device}, which does not exist here"

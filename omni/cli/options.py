@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they choose."""
+"""Options that several commands share, and their values."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """How to run a model, as the command line says it."""
+    """How to run a model, from the command line."""
 
     config: Path | None = None
     settings: tuple[str, ...] = ()

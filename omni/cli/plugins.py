@@ -1,4 +1,4 @@
-"""`omni plugins`: what is installed."""
+"""`omni plugins`: the installed plugins."""
 
 import msgspec
 import typer

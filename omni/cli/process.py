@@ -6,14 +6,14 @@ from omni.cli import interrupt, streams
 
 
 def run() -> None:
-    """Runs the command that the arguments name. Needs `streams.mend` and `interrupt.install` first."""
+    """Runs the command of the arguments. Needs `streams.mend` and `interrupt.install` first."""
     from omni.cli.commands import app
     from omni.cli.errors import say, stdout_error
 
     try:
         app()
     except OSError as error:
-        # Of what is printed before a command runs, such as help.
+        # From output before a command runs, such as help.
         problem = streams.stdout_problem()
         if problem is None:
             raise
@@ -22,5 +22,5 @@ def run() -> None:
         raise SystemExit(1) from error
     finally:
         if interrupt.came():
-            # Threads of libraries may still wait for what nobody wants any more.
+            # Threads of libraries may still wait for something.
             interrupt.end()

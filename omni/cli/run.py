@@ -1,4 +1,4 @@
-"""`omni run`: one question, answered as it comes."""
+"""`omni run`: answers a prompt, and prints the text as it comes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from omni.api import Metrics, Omni, Output
-from omni.api.ask import MAX_SAMPLES
+from omni.api.request import MAX_SAMPLES
 from omni.cli.display import Display, summary
 from omni.cli.errors import stdout_error
 from omni.cli.interrupt import unwinding
@@ -19,11 +19,11 @@ from omni.timeline.file import REMEDY
 from omni.utils.files import real, why_not
 
 _DEFAULT_OUT = "out.wav"
-"""Where speech goes that nobody gave a file for."""
+"""File for the speech, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class RunArguments:
     """The command line's arguments."""
 
     model: str
@@ -46,53 +46,53 @@ class Question:
         return self.out is not None and descriptor_of(self.out) == STDOUT
 
 
-def answer(question: Question) -> None:
+def answer(arguments: RunArguments) -> None:
     """Streams the text to stdout, writes the wav, and reports on stderr.
 
     Raises OmniError; BrokenPipeError if the reader of stdout went away.
     """
-    answers, unfit = _answers(question)
-    _check_timeline(question)
-    choices = question.choices
+    answers, unfit = _answers(arguments)
+    _check_timeline(arguments)
+    choices = arguments.choices
     omni = Omni(
-        question.model,
+        arguments.model,
         device=choices.device,
         dtype=choices.dtype,
         load_format=choices.load_format,
         config=choices.config,
         overrides=choices.overrides(),
-        timeline=question.timeline,
+        timeline=arguments.timeline,
     )
     with unwinding(), omni:
-        modalities = _modalities(question, omni.modalities)
+        modalities = _modalities(arguments, omni.modalities)
         speaks = "audio" in modalities
         if speaks and unfit is not None:
             raise unfit
         outputs = omni.generate(
-            _messages(question),
+            _messages(arguments),
             modalities=modalities,
-            voice=question.voice,
-            sampling=_sampling(question, omni.pipeline),
-            n=question.n,
+            voice=arguments.voice,
+            sampling=_sampling(arguments, omni.pipeline),
+            n=arguments.n,
         )
         shown = omni.pipeline.text_stage
-        with outputs, Display(shown, question.n, to_stderr=question.out_is_stdout) as display:
+        with outputs, Display(shown, arguments.n, to_stderr=arguments.out_is_stdout) as display:
             for output in outputs:
                 display.show(output)
                 answers[output.sample].take(output)
-                if not _wanted(question, display, answers):
-                    _raise_first(question, display, answers)
+                if not _wanted(arguments, display, answers):
+                    _raise_first(arguments, display, answers)
         # Before the model is closed: a timeline that cannot be written then takes no answer away.
         for each in answers:
             each.report(speaks=speaks)
-    _raise_first(question, display, answers)
+    _raise_first(arguments, display, answers)
 
 
 class _Answer:
     """One answer's speech, and how it ended."""
 
     def __init__(self, name: str, speech: Speech | None) -> None:
-        """speech: None if it cannot be written, which matters only if there is some."""
+        """speech: None if it cannot be written, which matters only if the model speaks."""
         self.error: OmniError | None = None
         self.lost: OmniError | None = None
         """Why its speech could not be written."""
@@ -123,35 +123,35 @@ class _Answer:
             typer.echo(summary(self._metrics), err=True)
 
 
-def _answers(question: Question) -> tuple[list[_Answer], InputError | None]:
-    """One for each of `n`, and why speech could not be written, if nobody asked for any: the model may give none."""
-    name = _DEFAULT_OUT if question.out is None else question.out
-    asked = question.out is not None or question.voice is not None or "audio" in (question.modalities or ())
+def _answers(arguments: RunArguments) -> tuple[list[_Answer], InputError | None]:
+    """One for each of `n`, and the error of an unwritable file if speech was not asked for: the model may give none."""
+    name = _DEFAULT_OUT if arguments.out is None else arguments.out
+    asked = arguments.out is not None or arguments.voice is not None or "audio" in (arguments.modalities or ())
     unfit: InputError | None = None
     answers = []
-    for sample in range(min(question.n, MAX_SAMPLES)):  # how many there may be is checked later
+    for sample in range(min(arguments.n, MAX_SAMPLES)):  # the limit is checked later
         speech: Speech | None = None
         try:
-            speech = speech_to(name, sample, question.n)
+            speech = speech_to(name, sample, arguments.n)
         except InputError as error:
             if asked:
                 raise
             unfit = error
-        written = name if descriptor_of(name) is not None else str(numbered(Path(name), sample, question.n))
+        written = name if descriptor_of(name) is not None else str(numbered(Path(name), sample, arguments.n))
         answers.append(_Answer(written, speech))
     return answers, unfit
 
 
-def _wanted(question: Question, display: Display, answers: list[_Answer]) -> bool:
-    """Whether there is still somebody to go on for, after stdout or a stream of speech failed."""
+def _wanted(arguments: RunArguments, display: Display, answers: list[_Answer]) -> bool:
+    """Whether any output can still be written, after stdout or a stream of speech failed."""
     if display.problem is None and not any(each.lost for each in answers):
         return True
-    if question.out is not None and not all(each.lost for each in answers):
+    if arguments.out is not None and not all(each.lost for each in answers):
         return True
-    return display.problem is None and not question.out_is_stdout
+    return display.problem is None and not arguments.out_is_stdout
 
 
-def _raise_first(question: Question, display: Display, answers: list[_Answer]) -> None:
+def _raise_first(arguments: RunArguments, display: Display, answers: list[_Answer]) -> None:
     for each in answers:
         if each.error is not None:
             raise each.error
@@ -159,48 +159,48 @@ def _raise_first(question: Question, display: Display, answers: list[_Answer]) -
         raise stdout_error(display.problem)
     for each in answers:
         if each.lost is not None:
-            gone = question.out_is_stdout and isinstance(each.lost.__cause__, BrokenPipeError)
+            gone = arguments.out_is_stdout and isinstance(each.lost.__cause__, BrokenPipeError)
             raise BrokenPipeError if gone else each.lost
 
 
-def _modalities(question: Question, gives: tuple[str, ...]) -> tuple[str, ...]:
-    """What is asked for, or else all that the model gives."""
-    wanted = gives if question.modalities is None else question.modalities
-    if question.out is not None and "audio" not in wanted:
+def _modalities(arguments: RunArguments, gives: tuple[str, ...]) -> tuple[str, ...]:
+    """Those asked for, by default all of the model."""
+    wanted = gives if arguments.modalities is None else arguments.modalities
+    if arguments.out is not None and "audio" not in wanted:
         raise InputError(
             "--out", "is given, but no audio is asked for", "ask a model that speaks for audio, or leave it out"
         )
     return wanted
 
 
-def _check_timeline(question: Question) -> None:
-    if question.timeline is None:
+def _check_timeline(arguments: RunArguments) -> None:
+    if arguments.timeline is None:
         return
-    problem = why_not(question.timeline)
+    problem = why_not(arguments.timeline)
     if problem is not None:
         raise InputError("--timeline", problem, REMEDY)
-    if question.modalities is not None and "audio" not in question.modalities:
+    if arguments.modalities is not None and "audio" not in arguments.modalities:
         return
-    out = Path(_DEFAULT_OUT if question.out is None else question.out)
-    samples = range(min(question.n, MAX_SAMPLES))
-    if real(question.timeline) in [real(numbered(out, sample, question.n)) for sample in samples]:
-        raise InputError("--timeline", f"{question.timeline} is the wav's name too", "give two different names")
+    out = Path(_DEFAULT_OUT if arguments.out is None else arguments.out)
+    samples = range(min(arguments.n, MAX_SAMPLES))
+    if real(arguments.timeline) in [real(numbered(out, sample, arguments.n)) for sample in samples]:
+        raise InputError("--timeline", f"{arguments.timeline} is the wav's name too", "give two different names")
 
 
-def _messages(question: Question) -> list[dict[str, object]]:
+def _messages(arguments: RunArguments) -> list[dict[str, object]]:
     parts = [
-        *({"type": "image_url", "image_url": image} for image in question.images),
-        *({"type": "input_audio", "input_audio": audio} for audio in question.audios),
-        {"type": "text", "text": question.prompt},
+        *({"type": "image_url", "image_url": image} for image in arguments.images),
+        *({"type": "input_audio", "input_audio": audio} for audio in arguments.audios),
+        {"type": "text", "text": arguments.prompt},
     ]
     messages: list[dict[str, object]] = [{"role": "user", "content": parts}]
-    if question.system is not None:
-        messages.insert(0, {"role": "system", "content": question.system})
+    if arguments.system is not None:
+        messages.insert(0, {"role": "system", "content": arguments.system})
     return messages
 
 
-def _sampling(question: Question, pipeline: Pipeline) -> dict[str, SamplingParams]:
-    sampling = {stage: SamplingParams(seed=question.seed) for stage in pipeline.sampling_stages}
+def _sampling(arguments: RunArguments, pipeline: Pipeline) -> dict[str, SamplingParams]:
+    sampling = {stage: SamplingParams(seed=arguments.seed) for stage in pipeline.sampling_stages}
     if pipeline.main_stage is not None:
-        sampling[pipeline.main_stage] = SamplingParams(seed=question.seed, max_tokens=question.max_tokens)
+        sampling[pipeline.main_stage] = SamplingParams(seed=arguments.seed, max_tokens=arguments.max_tokens)
     return sampling

@@ -1,4 +1,4 @@
-"""Where speech goes: to a wav file when it is whole, or to a stream as it comes."""
+"""Writes speech: to a wav file when it is complete, or to a stream as it comes."""
 
 import fcntl
 import io
@@ -24,22 +24,22 @@ STDOUT = 1
 _NAMES = {"-": STDOUT, "/dev/stdout": STDOUT, "/dev/stderr": 2}
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
 _UNKNOWN = 0xFFFFFFFF
-"""A length that is not known yet, in a wav's header."""
+"""In a wav's header: the length is unknown."""
 _HEADER_BYTES = 44
 
 
 class Speech(Protocol):
-    """One answer's speech. Raises InputError for what cannot be written."""
+    """The speech of one answer. Raises InputError if it cannot be written."""
 
     def push(self, samples: torch.Tensor, sample_rate: int) -> None:
         """samples: `[n]` float32."""
 
     def finish(self) -> bool:
-        """It is all there. Whether there was any."""
+        """The speech is complete. Returns whether there was any."""
 
 
 class WavFile:
-    """A file, which is written in the end; one that was there is as it was until then."""
+    """A file, written at the end; an existing one is unchanged until then."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,10 +57,10 @@ class WavFile:
 
 
 class WavStream:
-    """A pipe, a device, or a file that somebody else has opened. Its header tells no length, but for such a file's in the end."""
+    """A pipe, a device, or a file opened by another process. Only the header of such a file gets a length, at the end."""
 
     def __init__(self, name: str, opened: Callable[[], int]) -> None:
-        """opened: gives the descriptor; it may wait for a reader."""
+        """opened: returns the descriptor; it may wait for a reader."""
         self._name = name
         self._opened = opened
         self._descriptor: int | None = None
@@ -93,7 +93,9 @@ class WavStream:
         return True
 
     def _failed(self, error: OSError) -> InputError:
-        return InputError("--out", f"{self._name} cannot be written ({error.strerror})", "send it where it is taken")
+        return InputError(
+            "--out", f"{self._name} cannot be written ({error.strerror})", "send it where it can be written"
+        )
 
 
 def descriptor_of(name: str) -> int | None:
@@ -103,7 +105,7 @@ def descriptor_of(name: str) -> int | None:
 
 
 def speech_to(name: str, sample: int, samples: int) -> Speech:
-    """For one of several answers. Changes nothing yet. Raises InputError for a name that cannot be written."""
+    """For one of several answers. Writes nothing yet. Raises InputError for an unwritable name."""
     descriptor = descriptor_of(name)
     if descriptor is None and not is_special(name):
         path = numbered(Path(name), sample, samples)
@@ -129,7 +131,7 @@ def numbered(path: Path, sample: int, samples: int) -> Path:
 
 
 def _place(descriptor: int) -> int | None:
-    """Where a file is written next, None of what is no file or is only appended to."""
+    """The position of a file; None for other descriptors and append-only files."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return None
     appends = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
@@ -141,12 +143,12 @@ def _write(descriptor: int, data: bytes | memoryview) -> None:
     while left:
         try:
             left = left[os.write(descriptor, left) :]
-        except BlockingIOError:  # somebody else made it so
+        except BlockingIOError:  # another process made the descriptor non-blocking
             select.select([], [descriptor], [])
 
 
 def _header(sample_rate: int, length: int) -> bytes:
-    """A wav's, of mono 16-bit PCM. length: bytes of samples."""
+    """The header of a wav, mono 16-bit PCM. length: bytes of samples."""
     riff = _UNKNOWN if length == _UNKNOWN else length + _HEADER_BYTES - 8
     layout = (16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
     return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", *layout, b"data", length)

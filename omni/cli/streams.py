@@ -10,9 +10,9 @@ _closed: set[int] = set()
 
 
 def mend() -> None:
-    """Puts the null device where a stream is closed: the next file that is opened would take its number, and its output.
+    """Opens the null device for closed streams: otherwise the next opened file would get the stream's number and output.
 
-    What cannot be written to stderr is dropped from now on: a report that nobody can read takes no answer away.
+    From now on output that cannot be written to stderr is dropped, so that it costs no answer.
     """
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         if stream is None:
@@ -20,7 +20,7 @@ def mend() -> None:
             with suppress(OSError):
                 os.fstat(number)
                 continue
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number, which is this
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number, this one
     if 0 in _closed:
         sys.stdin = _null("r")
     if 1 in _closed:
@@ -44,7 +44,7 @@ def is_closed(number: int) -> bool:
 
 
 def stdout_problem() -> OSError | None:
-    """Why what was printed cannot be written, None if it can."""
+    """Why printed text cannot be written; None if it can."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -53,8 +53,8 @@ def stdout_problem() -> OSError | None:
 
 
 def drop(stream: TextIO) -> None:
-    """Sends the stream nowhere. What it still holds would fail once more when the interpreter flushes it at its end."""
-    with suppress(io.UnsupportedOperation):  # of tests: it has no descriptor
+    """Redirects the stream to the null device. Its buffer would fail again when the interpreter flushes it at its end."""
+    with suppress(io.UnsupportedOperation):  # in tests it has no descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)

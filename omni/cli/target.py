@@ -1,4 +1,4 @@
-"""A model and its settings, resolved for commands that look at it without running it."""
+"""A model and its settings, for commands that do not run it."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from omni.plugin.manager import Plugins, load_plugins
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """Where a model would run. The device need not exist here."""
+    """The engine's options and device. The device need not exist here."""
 
     options: EngineOptions
     settings: tuple[Setting, ...]
@@ -29,7 +29,7 @@ class EngineTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What would run, and where. plan: checked; no weight read. frontend: its settings."""
+    """A resolved model. plan: checked; no weight read. frontend: its settings."""
 
     checkpoint: Checkpoint
     plugins: Plugins
@@ -44,7 +44,7 @@ class Target:
 
 
 def layers_from(choices: Choices) -> list[Layer]:
-    """Raises ConfigError for a file that cannot be read and for what is no override."""
+    """Raises ConfigError for an unreadable file and for malformed overrides."""
     return layers_of(
         config=choices.config,
         overrides=choices.overrides(),
@@ -56,7 +56,7 @@ def layers_from(choices: Choices) -> list[Layer]:
 
 
 def resolve_engine(layers: list[Layer]) -> EngineTarget:
-    """Raises ConfigError for settings that no engine could have."""
+    """Raises ConfigError for settings that are wrong for any model."""
     options, settings = engine_options(layers)
     device = name_device(options.device)
     check_formats(dtype_for(options, device), options.load_format)
@@ -64,7 +64,7 @@ def resolve_engine(layers: list[Layer]) -> EngineTarget:
 
 
 def resolve_target(model: str, choices: Choices) -> Target:
-    """Everything but the weights; from a hub, only the files that are not weights are fetched. Raises OmniError."""
+    """Everything except the weights, which are not downloaded either. Raises OmniError."""
     layers = layers_from(choices)
     engine = resolve_engine(layers)
     _, frontend = frontend_options(layers)

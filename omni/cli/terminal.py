@@ -1,4 +1,4 @@
-"""What standard output can show."""
+"""The encoding of standard output, and tables."""
 
 import sys
 
@@ -17,13 +17,13 @@ def takes_lines() -> bool:
 
 
 def echo(text: str) -> None:
-    """Prints text; what the encoding lacks, as in the name of a folder, comes as an escape."""
+    """Prints text, with escapes for characters that the encoding lacks."""
     encoding = sys.stdout.encoding or "ascii"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def columns(rows: list[tuple[str, ...]], right: tuple[int, ...] = (), indent: str = "  ") -> list[str]:
-    """Lines of a table. right: columns that are flush right."""
+    """Lines of a table. right: right-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [indent + "  ".join(_cells(row, widths, right)).rstrip() for row in rows]
 

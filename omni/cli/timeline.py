@@ -1,4 +1,4 @@
-"""`omni timeline`: what a recorded run says, in numbers or as a picture."""
+"""`omni timeline`: a recorded run in numbers or as a picture."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +13,12 @@ from omni.timeline.report import make_report, report_lines
 
 
 def check_options(picture: Path | None, drawing: Mapping[str, object], *, as_json: bool) -> None:
-    """Raises InputError for options of a picture without one, and for a report's beside a picture. drawing: by name, as given."""
+    """Raises InputError for options of a picture without one, and of a report with a picture. drawing: by name, as given."""
     if picture is not None and as_json:
-        raise InputError("--json", "is of the report, and a picture is asked for", "leave one of them out")
+        raise InputError("--json", "is for the report, and a picture is asked for", "leave one of them out")
     for name, value in drawing.items():
         if picture is None and value is not None:
-            raise InputError(name, "says what to draw, and no picture is asked for", "give --picture FILE too")
+            raise InputError(name, "is for a picture, and none is asked for", "give --picture FILE too")
 
 
 def show(path: Path, *, as_json: bool) -> None:
@@ -32,7 +32,7 @@ def show(path: Path, *, as_json: bool) -> None:
 
 
 def draw_steps(path: Path, picture: Path, *, stage: str | None, steps: int, first: int | None) -> None:
-    """Draws some steps. Raises InputError for a file that is no timeline, for steps that are not in it and for a bad name."""
+    """Draws some steps. Raises InputError for a file that is no timeline, missing steps and a bad name of the picture."""
     trace = read_trace(path)
     draw([(str(path.name), trace, window_of(trace, stage=stage, steps=steps, first=first))], picture)
     typer.echo(f"wrote {picture}", err=True)

@@ -23,13 +23,13 @@ class _WriteTiny(Protocol):
 def write(directory: Path, family: str | None, seed: int) -> None:
     """Has a family write its tiny checkpoint.
 
-    Raises ConfigError if `directory` is not empty or cannot be written, or if the family has none, PluginError if the family is
-    unknown. Nothing is left then.
+    Raises ConfigError if `directory` is not empty or cannot be written, or if the family has none, and PluginError for an unknown
+    family. Leaves nothing behind then.
     """
     chosen, path = _choose(load_plugins(), family)
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise ConfigError(str(directory), "is there already", "name a new or an empty folder")
+            raise ConfigError(str(directory), "exists already", "name a new or an empty folder")
         write_tiny = cast(_WriteTiny, locate(path, f"families.{chosen.name}.tiny"))
         with unwinding(), filling(directory) as part:
             _write(write_tiny, part, seed)
@@ -41,13 +41,13 @@ def write(directory: Path, family: str | None, seed: int) -> None:
 
 
 def _write(write_tiny: _WriteTiny, part: Path, seed: int) -> None:
-    """Raises OSError for a full disk, of which libraries tell each in its own way."""
+    """Raises OSError for a full disk, which libraries report in different ways."""
     try:
         write_tiny(part, seed=seed)
     except OSError:
         raise
     except Exception:
-        # Whether it was the disk is seen by writing to it.
+        # Writing to the disk shows whether it was full.
         (part / "room").write_bytes(bytes(_ROOM))
         raise
 
@@ -60,7 +60,7 @@ def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:
         return family, family.tiny
     names = _tiny_names(plugins)
     if len(names) > 1:
-        # Beside strangers' families, the one that comes with omni is meant.
+        # By default the family that comes with omni, not one of another distribution.
         shipped = {record.name for record in plugins.records if record.distribution == _DISTRIBUTION}
         names = [name for name in names if plugins.families.owners[name] in shipped] or names
     if len(names) != 1:

@@ -1,4 +1,4 @@
-"""Settings: where they come from, how one source is laid over another, and what came from where."""
+"""Settings: their sources, how one overrides another, and the origin of each."""
 
 from omni.config.file import read_config
 from omni.config.layer import Layer, parse_override

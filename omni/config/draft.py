@@ -1,4 +1,4 @@
-"""Options while settings are laid over them."""
+"""Options while settings are applied to them."""
 
 import re
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from omni.errors import ConfigError
 
 
 class Draft:
-    """One struct's fields, checked together when all of them are set: one may bound another."""
+    """One struct's fields, checked together after all of them are set: one may bound another."""
 
     def __init__(self, path: str, options: msgspec.Struct) -> None:
-        """path: where the options stand."""
+        """path: of the options."""
         self.path = path
         self.type = type(options)
         self._before = options
@@ -30,7 +30,7 @@ class Draft:
         return value if isinstance(value, Draft) else None
 
     def build(self, origins: Mapping[str, Layer]) -> msgspec.Struct:
-        """The options. origins: by path, what set it. Raises ConfigError, naming the settings that the options refuse."""
+        """The options. origins: the layer of each path. Raises ConfigError, naming the refused settings."""
         if not self._changed:
             return self._before
         fields = {n: value.build(origins) if isinstance(value, Draft) else value for n, value in self._changed.items()}
@@ -43,6 +43,6 @@ class Draft:
             raise ConfigError(field, str(error), remedy) from error
 
     def _refused(self, problem: str, paths: list[str]) -> list[str]:
-        """Of the paths that were set, those of this struct that the problem names, or else all of this struct."""
+        """Those of `paths` in this struct that the problem names, by default all in this struct."""
         own = [path for path in paths if path.startswith(f"{self.path}.")]
         return [path for path in own if re.search(rf"\b{re.escape(path.rpartition('.')[2])}\b", problem)] or own

@@ -26,5 +26,5 @@ def read_config(file: str | os.PathLike[str]) -> Layer:
     for name, table in tables.items():
         if not isinstance(table, dict):
             remedy = "write it below the name of its stage, or below [engine]"
-            raise ConfigError(f"{file}: {name}", "stands in no table", remedy)
+            raise ConfigError(f"{file}: {name}", "is outside of any table", remedy)
     return Layer(os.fspath(file), tables, file=True)

@@ -1,4 +1,4 @@
-"""Settings from one place."""
+"""Settings of one source."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from omni.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source sets. Later layers go over earlier ones.
+    """The settings of one source. Later layers override earlier ones.
 
-    origin: what `Setting.origin` says of these values: a file's name, `"--set"`, `"overrides"`, `"argument"`.
-    values: by dotted path; a table changes the fields that it names. Strings may stand for other types, as `--set` needs it.
-    file: values are a file's tables: their types are strict, and errors name the file.
+    origin: for `Setting.origin`: a file's name, `"--set"`, `"overrides"`, `"argument"`.
+    values: by dotted path; a table changes the fields that it names. Strings may stand for other types, for `--set`.
+    file: whether values are a file's tables: then types are strict, and errors name the file.
     """
 
     origin: str
@@ -20,7 +20,7 @@ class Layer:
     file: bool = False
 
     def name(self, path: str) -> str:
-        """The setting at `path`, as errors call it."""
+        """The name of the setting at `path` in errors."""
         return f"{self.origin}: {path}" if self.file else path
 
     def only(self, name: str) -> "Layer":

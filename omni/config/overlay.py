@@ -1,4 +1,4 @@
-"""Lays settings over options, and keeps who set what."""
+"""Applies settings to options, and records the origin of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -16,11 +16,11 @@ OptionsByName = Mapping[str, msgspec.Struct]
 def overlay(
     options: OptionsByName, layers: Sequence[Layer], others: Sequence[str] = ()
 ) -> tuple[dict[str, msgspec.Struct], tuple[Setting, ...]]:
-    """The options with each layer laid over them in turn, and every field of the result with its origin.
+    """The options with each layer applied in turn, and every field of the result with its origin.
 
-    options: by the first part of the paths that reach them, a stage's name. others: first parts that are set elsewhere, for errors.
+    options: by the first part of their paths, a stage's name. others: first parts that are set elsewhere, for errors.
     Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out of range;
-    naming several, if they do not go together. Ranges are those of the result: a value that another bounds may be set before it.
+    naming several, if they contradict. Ranges are checked for the result: a value may be set before the one that bounds it.
     """
     drafts = {name: Draft(name, before) for name, before in options.items()}
     origins: dict[str, Layer] = {}
@@ -38,7 +38,7 @@ def overlay(
 
 
 class _Write:
-    """One value on its way into options."""
+    """One value to apply."""
 
     def __init__(self, layer: Layer, origins: dict[str, Layer], path: str) -> None:
         self._layer = layer
@@ -82,7 +82,7 @@ class _Write:
         problem = ""
         for candidate in _readings(value, strict=self._layer.file):
             try:
-                # JSON and TOML have keys of text only, also where ids are meant.
+                # Keys are text in JSON and TOML, even if they are ids.
                 return msgspec.convert(candidate, wanted, str_keys=True)
             except msgspec.ValidationError as error:
                 problem = problem or str(error)
@@ -102,7 +102,7 @@ def _table_in(value: object) -> Mapping[str, object] | None:
 
 
 def _readings(value: object, *, strict: bool) -> list[object]:
-    """What a value may mean, the likeliest first. TOML has no null, so `"none"` is one in a file too."""
+    """Possible meanings of a value, the most likely first. TOML has no null, so `"none"` means it in files too."""
     if not isinstance(value, str):
         return [value]
     if value.lower() in ("none", "null"):

@@ -1,15 +1,15 @@
-"""A setting as it results, and where it came from."""
+"""A setting and its origin."""
 
 import msgspec
 
 DEFAULT = "default"
-"""The origin of a value that the options' own type gives."""
+"""The origin of a default of the options' type."""
 FAMILY = "family"
-"""The origin of a value that the model family chose for this checkpoint."""
+"""The origin of the model family's value for this checkpoint."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """path: dotted, `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the `Layer` that set it last."""
+    """path: dotted, `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the last `Layer` that set it."""
 
     path: str
     value: object

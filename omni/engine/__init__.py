@@ -1,6 +1,6 @@
 """The engine: one loop that drives the stages on a device."""
 
-from omni.engine.admission import Admission, Overloaded
+from omni.engine.admission import Admission, Rejected
 from omni.engine.build import (
     Plan,
     build_engine,
@@ -37,9 +37,9 @@ __all__ = [
     "EngineOutput",
     "EngineRequest",
     "Held",
-    "Overloaded",
     "Plan",
     "Ranked",
+    "Rejected",
     "RequestFailed",
     "RequestFinished",
     "Sink",

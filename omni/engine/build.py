@@ -18,7 +18,8 @@ from omni.engine.connect import choose_connector, open_connector
 from omni.engine.engine import Engine
 from omni.engine.memory import Budget, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
-from omni.engine.orchestrator import Arrival, Orchestrator
+from omni.engine.orchestrator import Orchestrator
+from omni.engine.request import SubmitRequest
 from omni.errors import CheckpointError, ConfigError, OmniError, shortened
 from omni.pipeline import Pipeline, validate
 from omni.pipeline.adapter import AdapterFactory
@@ -33,8 +34,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked pipeline, with everything it names imported; no weight read yet. settings: of its stages. processors: those that
-    its requests may ask for, by name."""
+    """A checked pipeline, with all named objects imported; no weight read yet. settings: of its stages. processors: logits
+    processors for its requests, by name."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
@@ -44,7 +45,7 @@ class Plan:
 
 
 def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = ()) -> Plan:
-    """The checkpoint's pipeline with settings laid over it, checked whole; those of the engine are left to `engine_options`.
+    """The checkpoint's pipeline with settings applied, checked whole. Settings of the engine are for `engine_options`.
 
     Raises ConfigError, CheckpointError or PluginError.
     """
@@ -61,7 +62,7 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
     except OmniError:
         raise
     except Exception as error:
-        problem = f"does not suit family {family.name!r}: {type(error).__name__}: {error}"
+        problem = f"does not fit family {family.name!r}: {type(error).__name__}: {error}"
         raise CheckpointError("config.json", problem, "use it as published") from error
     configured, settings = configure(pipeline, layers)
     return replace(check_pipeline(configured, plugins), settings=settings)
@@ -99,7 +100,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
 
 
 def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -> None:
-    """Raises ConfigError for those that `load_stages` does not take. field: of the dtype."""
+    """Raises ConfigError for formats that `load_stages` does not support. field: of the dtype."""
     if dtype not in _DTYPES:
         raise ConfigError(field, f"{dtype!r} is not supported", f"use one of {', '.join(_DTYPES)}")
     if load_format not in ("auto", "dummy"):
@@ -109,10 +110,10 @@ def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -
 def load_stages(
     plan: Plan, checkpoint: Checkpoint, device: Device, dtype: str, load_format: str, graphs: bool = False
 ) -> dict[str, LoadedStage]:
-    """Loads every stage's weights onto `device`, in the pipeline's order. dtype: of stages that have none of their own.
-    graphs: whether stages that start capture their steps.
+    """Loads every stage's weights onto `device`, in the pipeline's order. dtype: of stages without one of their own.
+    graphs: whether stages capture their steps at start.
 
-    On `omni.device.meta.MetaDevice` with load format `"dummy"` no weight is read and no memory taken: that gives the footprints.
+    On `omni.device.meta.MetaDevice` with load format `"dummy"` no weight is read and no memory allocated, for footprints.
     Raises ConfigError and CheckpointError.
     """
     check_formats(dtype, load_format)
@@ -130,27 +131,27 @@ def load_stages(
 
 
 def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions) -> None:
-    """Raises CheckpointError for weights that are not of the stages' shapes, before any memory is taken: a width that is wrong in
-    config.json may ask for more than there is. Before that PluginError, if a connector is not installed: that needs no weights."""
+    """Raises CheckpointError for weights of other shapes than the stages', before any memory is allocated: a wrong width in
+    config.json may exceed it. First raises PluginError if a connector is not installed."""
     for edge in plan.pipeline.edges:
         plugins.connectors[choose_connector(edge).name]
     assert options.dtype is not None, "the caller chose it for the device"
     try:
         load_stages(plan, checkpoint, MetaDevice(), options.dtype, options.load_format)
     except (RuntimeError, NotImplementedError) as error:
-        # A plugin's model that cannot be built without contents: its weights are compared when it is loaded.
+        # A plugin's model that cannot be built on the meta device: its shapes are checked while it is loaded.
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
 @contextmanager
 def _built(stage: str) -> Iterator[None]:
-    """Families check what they know of config.json. Libraries refuse the rest in ways of their own: it is about that file, too."""
+    """Families check the fields of config.json that they use. A library's errors about the rest are reported for that file too."""
     try:
         yield
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        problem = f"stage {stage!r} cannot be built as it says ({type(error).__name__}: {shortened(str(error))})"
+        problem = f"stage {stage!r} cannot be built from it ({type(error).__name__}: {shortened(str(error))})"
         remedy = (
-            "use the config.json that belongs to these weights; if it is right, this is a fault of the stage's plugin"
+            "use the config.json that belongs to these weights; if it is right, report a fault of the stage's plugin"
         )
         raise CheckpointError("config.json", problem, remedy) from error
 
@@ -158,7 +159,7 @@ def _built(stage: str) -> Iterator[None]:
 def build_engine(
     plan: Plan, checkpoint: Checkpoint, plugins: Plugins, device: Device, options: EngineOptions
 ) -> Engine:
-    """Loads every stage onto `device`, measures what its steps take if memory is bounded, and divides what is left as pages."""
+    """Loads every stage onto `device`, measures the memory of its steps if memory is bounded, and divides the rest into pages."""
     assert options.dtype is not None, "the caller chose it for the device"
     connectors = {edge.name: open_connector(edge, plugins, device) for edge in plan.pipeline.edges}
     budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device))
@@ -174,7 +175,7 @@ def build_engine(
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
     transfer = device.stream("transfer")
-    admission: Admission[Arrival] = Admission(options.max_active_requests, options.max_waiting_requests)
+    admission: Admission[SubmitRequest] = Admission(options.max_active_requests, options.max_waiting_requests)
     orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer, admission)
     if timeline is not None:
         timeline.start()
@@ -189,7 +190,7 @@ def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | 
     footprints = {name: stage.footprint for name, stage in loaded.items()}
     working: dict[str, int] = {}
     if budget is not None:
-        divide(footprints, working, budget)  # what cannot fit need not be measured
+        divide(footprints, working, budget)  # raises before measuring if the rest does not fit
         working = measure_stages(loaded, device)
     return divide(footprints, working, budget)
 

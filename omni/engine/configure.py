@@ -1,4 +1,4 @@
-"""Settings laid over the engine's own options and over a pipeline's."""
+"""Settings applied to the engine's options and to a pipeline's."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -14,13 +14,13 @@ _DTYPE = "dtype"
 
 
 def engine_options(layers: Sequence[Layer]) -> tuple[EngineOptions, tuple[Setting, ...]]:
-    """What layers set below `engine`, and the origins. Raises ConfigError."""
+    """The engine's options from layers, and the origin of each. Raises ConfigError."""
     options, settings = overlay({ENGINE: EngineOptions()}, [layer.only(ENGINE) for layer in layers])
     return cast(EngineOptions, options[ENGINE]), settings
 
 
 def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
-    """The pipeline with its stages' options and dtypes set by layers, and the origins. Raises ConfigError."""
+    """The pipeline with its stages' options and dtypes from layers, and the origin of each. Raises ConfigError."""
     before = {stage.name: _settable(stage) for stage in pipeline.stages}
     others = (ENGINE, FRONTEND)
     after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
@@ -48,5 +48,5 @@ def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
 
 
 def dtype_for(options: EngineOptions, device: torch.device) -> str:
-    """The dtype that the options name, or else the one that suits the device."""
+    """The dtype of the options, by default the one for the device."""
     return options.dtype or ("float32" if device.type == "cpu" else "bfloat16")

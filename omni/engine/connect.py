@@ -1,4 +1,4 @@
-"""Which connector carries an edge."""
+"""The connector of an edge."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from omni.plugin.manager import Plugins
 
 @dataclass(frozen=True, slots=True)
 class ConnectorChoice:
-    """A connector's registered name, and why it was chosen."""
+    """A connector's registered name, and the reason for it."""
 
     name: str
     why: str
 
 
 def choose_connector(edge: Edge) -> ConnectorChoice:
-    """Follows from where the edge's stages run: all of them run in this process, on one device."""
+    """By where the edge's stages run: all of them in this process, on one device."""
     return ConnectorChoice("local", "same process, same device")
 
 
 def open_connector(edge: Edge, plugins: Plugins, device: Device) -> Connector:
-    """The edge's connector, which brings payload into the memory that its consumer asks for. Raises PluginError."""
+    """The edge's connector, which delivers payloads in the memory that its consumer needs. Raises PluginError."""
     name = choose_connector(edge).name
     connector = cast(Callable[[], Connector], locate(plugins.connectors[name].connector, f"connectors.{name}"))()
     return connector if edge.memory == "device" else HostConnector(connector, device, edge.name)

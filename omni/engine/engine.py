@@ -12,7 +12,15 @@ from omni.connector import Connector
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
-from omni.engine.request import EngineRequest, Outlet, RequestFailed, Sink
+from omni.engine.request import (
+    AbortRequest,
+    EngineCommand,
+    EngineRequest,
+    RequestFailed,
+    SafeSink,
+    Sink,
+    SubmitRequest,
+)
 from omni.errors import OmniError, StageError, said
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage, StageWorker
@@ -23,7 +31,7 @@ _log = logging.getLogger(__name__)
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001
 _LANE = "engine"
-"""Where a timeline shows whose turn it is on the loop's thread: a stage's worker, or what routes between them."""
+"""The timeline's lane of the loop's thread: the turns of each stage's worker and of the orchestrator."""
 _CLOSED = StageError("engine", "closing", "the engine was closed")
 
 
@@ -43,13 +51,13 @@ class Engine:
         timeline: TimelineFile | None = None,
     ) -> None:
         self.memory = memory
-        """What each stage takes of the device's memory, as divided at the start."""
+        """Each stage's share of the device's memory, divided at the start."""
         self._device = device
         self._orchestrator = orchestrator
         self._workers = workers
         self._connectors = connectors
         self._timeline = timeline
-        self._commands: deque[tuple[EngineRequest, Sink] | tuple[str, OmniError]] = deque()
+        self._commands: deque[EngineCommand] = deque()
         self._wake = threading.Event()
         self._gate = threading.Lock()
         self._stopping = False
@@ -71,51 +79,51 @@ class Engine:
         """Starts a request; its outputs go to `sink` on the engine's thread. A closed engine refuses it at once."""
         with self._gate:
             if not self._stopping:
-                self._commands.append((request, sink))
+                self._commands.append(SubmitRequest(request, SafeSink(request.id, sink)))
                 self._wake.set()
                 return
         sink(RequestFailed(_CLOSED))
 
     def abort(self, request_id: str, error: OmniError) -> None:
-        """Gives a request up. Its sink gets `RequestFailed(error)` unless it is over already."""
-        self._commands.append((request_id, error))
+        """Aborts a request. Its sink gets `RequestFailed(error)`, unless the request is finished."""
+        self._commands.append(AbortRequest(request_id, error))
         self._wake.set()
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
-        """Raises InputError for what a stage could never do. Both by stage; fields: how to name its parameters. Any thread."""
+        """Raises InputError for parameters that a stage cannot apply. fields: their names in errors. Both by stage. Any thread."""
         for name, params in sampling.items():
             self._workers[name].check(params, fields[name])
 
     def longest_prompt(self, stage: str) -> int | None:
-        """Tokens that a prompt may have at a stage; None where inputs are not counted so."""
+        """Tokens of the longest prompt that a stage takes; None for a stage without prompts."""
         return self._workers[stage].longest_prompt
 
     def usage(self) -> Mapping[str, StageUsage]:
-        """What each stage holds right now."""
+        """Resources in use at each stage."""
         return {name: worker.usage() for name, worker in self._workers.items()}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
-        """What each stage has done since the start, in totals by name."""
+        """Totals of each stage since the start, by name."""
         return {name: worker.counters() for name, worker in self._workers.items()}
 
     @property
     def idle(self) -> bool:
         """No request is under way and no stage holds anything."""
         held = any(count for usage in self.usage().values() for count in usage.values())
-        return not self._commands and not self._orchestrator.live and not held
+        return not self._commands and not self._orchestrator.unfinished and not held
 
     def close(self) -> None:
-        """Gives up what is under way, stops the loop and frees the stages. Idempotent.
+        """Aborts all requests, stops the loop and frees the stages. Idempotent.
 
-        What cannot be closed keeps nothing else from it: the first error is raised at the end, once; others are logged.
-        Ctrl-C interrupts it wherever it is; the next call goes on from there. Of several threads, one closes and the others wait.
+        Errors do not stop it: the first is raised at the end, once; others are logged. Ctrl-C interrupts it at any point; the next
+        call continues from there. Of several threads, one closes and the others wait.
         """
         with self._gate:
             self._stopping = True
         self._wake.set()
         with self._closing:
             if self._thread is not None and self._thread.ident is not None:
-                # A join that Ctrl-C interrupts takes the thread for dead (Python 3.11), and the next would not wait.
+                # After a join that Ctrl-C interrupts, the thread counts as dead (Python 3.11), and the next join would not wait.
                 self._stopped.wait()
                 self._thread.join()
             while self._left_to_close:
@@ -123,7 +131,7 @@ class Engine:
                     self._left_to_close[0]()
                 except KeyboardInterrupt:
                     raise
-                except BaseException as error:  # a library's panic too: the others are to be closed all the same
+                except BaseException as error:  # a library's panic too: the other parts are closed all the same
                     if self._close_error is None:
                         self._close_error = error
                     else:
@@ -134,7 +142,7 @@ class Engine:
                 raise first
 
     def _steps_to_close(self) -> list[Callable[[], object]]:
-        """Each may be done again if it was interrupted."""
+        """Each can be repeated after an interruption."""
         return [
             self._end_requests,
             *(worker.close for worker in self._workers.values()),
@@ -145,7 +153,7 @@ class Engine:
     def _end_requests(self) -> None:
         healthy = self._failure in (None, _CLOSED)
         self._failure = self._failure or _CLOSED
-        self._take_commands()  # what the loop did not get to is refused
+        self._take_commands()  # those that the loop did not reach are refused
         self._orchestrator.abort_all(_CLOSED)
         with may_sync(SyncPoint.CLOSE):
             self._device.synchronize()
@@ -153,7 +161,7 @@ class Engine:
             self._drain()
 
     def _drain(self) -> None:
-        """Lets stages take the aborts of the last requests, so that each releases its inputs."""
+        """Has stages process the aborts of the last requests, so that each releases its inputs."""
         with torch.inference_mode():
             while self.tick():
                 pass
@@ -175,16 +183,13 @@ class Engine:
     def _take_commands(self) -> bool:
         moved = bool(self._commands)
         while self._commands:
-            first, second = self._commands.popleft()
-            if isinstance(first, EngineRequest):
-                assert callable(second)
-                if self._failure is not None:
-                    Outlet(first.id, second).end(RequestFailed(self._failure))
-                else:
-                    self._orchestrator.submit(first, second)
-            else:
-                assert isinstance(second, OmniError)
-                self._orchestrator.abort(first, second)
+            match self._commands.popleft():
+                case SubmitRequest(_, sink) if self._failure is not None:
+                    sink.finish(RequestFailed(self._failure))
+                case SubmitRequest() as command:
+                    self._orchestrator.submit(command)
+                case AbortRequest(request_id, error):
+                    self._orchestrator.abort(request_id, error)
         return moved
 
     def _run(self) -> None:
@@ -198,10 +203,8 @@ class Engine:
             while not self._stopping:
                 try:
                     self._loop()
-                except (
-                    BaseException
-                ) as error:  # of a library that panics too: nobody must wait for an engine that is gone
-                    # A worker isolates what is one request's fault; what gets here leaves stages in an unknown state.
+                except BaseException as error:  # a library's panic too: no request may wait for an engine that is gone
+                    # A worker isolates the errors of one request; one that gets here leaves stages in an unknown state.
                     self._failure = StageError("engine", "running its loop", said(error))
                     self._failure.__cause__ = error
                     self._orchestrator.abort_all(self._failure)
@@ -218,7 +221,7 @@ class Engine:
             else:
                 if self._timeline is not None:
                     self._timeline.poll()
-                # Work is on the device. Spinning keeps the launch gap short; a long wait must not burn a core.
+                # The device is busy. Spinning keeps the launch gap short; a long wait must not occupy a core.
                 time.sleep(0 if time.perf_counter() - since < _SPIN_SECONDS else _NAP_SECONDS)
 
     def _refuse_all(self) -> None:

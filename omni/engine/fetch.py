@@ -1,4 +1,4 @@
-"""From what a user calls a model to its checkpoint, with all that its family needs."""
+"""The checkpoint of a model that the user names, with the files of its family."""
 
 from pathlib import Path
 
@@ -9,9 +9,8 @@ from omni.plugin.manager import Plugins
 def open_checkpoint(model: str | Path, plugins: Plugins, *, weights: bool = True) -> Checkpoint:
     """The checkpoint in a folder or, downloaded if need be, in a repository on the Hugging Face hub.
 
-    Which files it needs is for its family to say (`ModelFamily.files`), and which family that is for its config.json; if none, no
-    weights are fetched. weights: False leaves them where they are, if they are not here.
-    Raises CheckpointError, and PluginError if two families claim the model type.
+    config.json names the family, and the family the files (`ModelFamily.files`); without a family no weights are fetched.
+    weights: False downloads none. Raises CheckpointError, and PluginError if two families claim the model type.
     """
     checkpoint = Checkpoint(resolve(model, weights=False))
     family = plugins.family_of(str(checkpoint.config.get("model_type", "")))

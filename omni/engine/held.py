@@ -1,17 +1,17 @@
-"""What those who wait hold in host memory."""
+"""Host memory of waiting requests."""
 
 from collections.abc import Sequence
 
 Held = Sequence[tuple[object, int]]
-"""Objects and the bytes that each takes."""
+"""Objects and the bytes of each."""
 
 
 class Ledger:
-    """Counts every object once, however many hold it: many requests may be about one picture."""
+    """Counts every object once, even if several requests hold it, such as one picture."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        # The objects are kept, so that no other gets the identity of one that is gone.
+        # The objects are kept, so that no new object gets the identity of a freed one.
         self._holders: dict[int, tuple[object, int, int]] = {}
 
     def add(self, held: Held) -> None:
@@ -21,7 +21,7 @@ class Ledger:
             self.bytes += 0 if holders else counted
 
     def remove(self, held: Held) -> None:
-        """What was added before."""
+        """held: as it was added."""
         for thing, _ in held:
             _, counted, holders = self._holders.pop(id(thing))
             if holders > 1:

@@ -12,7 +12,7 @@ _RESERVE_FLOOR = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes of device memory that a stage takes. working: the most that its steps take at once; None if it was not measured."""
+    """Bytes of device memory of a stage. working: peak of its steps; None if not measured."""
 
     weights: int
     fixed: int
@@ -27,18 +27,18 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes that all stages may take. field: the setting that a user changes to give them more."""
+    """Bytes for all stages. field: the setting that raises it."""
 
     bytes: int
     field: str
 
 
 def budget_of(asked: int | None, free: int | None, device: str) -> Budget | None:
-    """What the stages may take: `asked` (`engine.memory_bytes`), else what is `free` on the device but for a reserve.
+    """The stages' budget: `asked` (`engine.memory_bytes`), by default the `free` memory of the device minus a reserve.
 
-    The reserve, 2% and at least 256 MiB, is for what measuring once cannot see: room that the allocator loses between tensors as
-    batches of other sizes come and go, and whatever else takes memory on the device later. None where nothing sets a bound.
-    Raises ConfigError if more is asked for than there is.
+    The reserve, 2% and at least 256 MiB, is for memory that measuring once does not show: fragmentation of the allocator by batches
+    of other sizes, and later allocations by others on the device. None if nothing bounds the memory.
+    Raises ConfigError if more is asked for than is free.
     """
     if asked is not None:
         if free is not None and asked > free:
@@ -54,11 +54,11 @@ def budget_of(asked: int | None, free: int | None, device: str) -> Budget | None
 def divide(
     footprints: Mapping[str, Footprint], working: Mapping[str, int], budget: Budget | None
 ) -> dict[str, StageMemory]:
-    """Gives each stage its pages; without a budget the most that it could use, or those that its options chose.
+    """The memory of each stage, with its pages. Without a budget, each stage gets the pages of its options, by default its maximum.
 
-    With one, chosen pages come first, then every other stage gets its fewest, and the rest goes to them in proportion to what each
-    could still use. Less than one page of each is left over, unless all have their most. Raises ConfigError, with the numbers of
-    every stage, if the fewest do not fit.
+    With a budget, stages get the pages of their options, or their minimum; the rest is divided in proportion to what each could
+    still use. Less than one page of each stage remains, unless every stage is at its maximum. Raises ConfigError, with the numbers
+    of every stage, if the minimum does not fit.
     """
     least = {name: _memory(f, working.get(name), _least_pages(f)) for name, f in footprints.items()}
     if budget is None:

@@ -1,4 +1,4 @@
-"""Settings of the engine itself: what is not a stage's."""
+"""Settings of the engine."""
 
 import msgspec
 
@@ -9,13 +9,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: `"cpu"`, `"cuda"` or `"cuda:N"`; None takes the first CUDA device if there is one, else the CPU.
     dtype: of weights and activations; None is float32 on the CPU and bfloat16 elsewhere.
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
-    graphs: whether stages capture their steps at start and replay them; None does where that is faster, on a CUDA device.
-    memory_bytes: device memory that the stages share; None takes what is free on a CUDA device, and sets no bound on the CPU.
-    timeline: a file that gets the timeline of everything that the stages launch, written when the engine closes; None records none.
-    max_active_requests: requests that are at the stages at once; more wait on the host.
-    max_waiting_requests: requests that may wait, whatever for: downloads, preparation, a place at the stages.
-    max_waiting_bytes: host memory that these may hold: messages as given, then what is made of them. Beyond either, the least
-        urgent are refused.
+    graphs: whether stages capture their steps at start and replay them; None does so on a CUDA device, where it is faster.
+    memory_bytes: device memory that the stages share; None takes the free memory of a CUDA device, and sets no bound on the CPU.
+    timeline: a file for the timeline of the stages' launches, written when the engine closes; None records none.
+    max_active_requests: requests at the stages at once; more wait on the host.
+    max_waiting_requests: requests that may wait, for downloads, preparation or a place at the stages.
+    max_waiting_bytes: host memory of these: messages as given, then prepared inputs. Beyond either limit, the least urgent
+        requests are refused.
     """
 
     device: str | None = None

@@ -1,4 +1,4 @@
-"""Routes requests through the graph. Knows stages by their inbox and outbox only."""
+"""Routes requests through the graph. Uses only the inbox and outbox of stages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,15 @@ from omni.connector import Connector
 from omni.device import COMPLETED, Stream
 from omni.engine.admission import Admission
 from omni.engine.ranked import Rank
-from omni.engine.request import EngineRequest, Outlet, RequestFailed, RequestFinished, Sink, StageFinished, StageOutput
+from omni.engine.request import (
+    EngineRequest,
+    RequestFailed,
+    RequestFinished,
+    SafeSink,
+    StageFinished,
+    StageOutput,
+    SubmitRequest,
+)
 from omni.engine.route import Credit, Route
 from omni.errors import InputError, OmniError, StageError, said
 from omni.pipeline import FRONTEND, Edge, Pipeline
@@ -17,22 +25,16 @@ from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produce
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A checked request, and where its outputs go."""
+class ActiveRequest:
+    """A request at the stages.
 
-    request: EngineRequest
-    outlet: Outlet
+    running: stages that have not finished it. awaited: those of them that give a wanted output.
 
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """A request that is at the stages. running: those it still has work in. awaited: those of them that give a wanted output.
-
-    routes: by edge. credits: by stage, of those that produce for another.
+    routes: by edge. credits: by producing stage.
     """
 
     request: EngineRequest
-    outlet: Outlet
+    sink: SafeSink
     running: set[str]
     awaited: set[str]
     routes: Mapping[str, Route]
@@ -40,7 +42,7 @@ class Live:
 
 
 class Orchestrator:
-    """Lets requests in, opens them at the stages they need, moves payloads along edges within each edge's credit, streams outputs
+    """Admits requests, opens them at the stages they need, moves payloads along edges within each edge's credit, streams outputs
     to sinks, and isolates failures."""
 
     def __init__(
@@ -50,7 +52,7 @@ class Orchestrator:
         adapters: Mapping[str, AdapterFactory],
         connectors: Mapping[str, Connector],
         transfer: Stream,
-        admission: Admission[Arrival],
+        admission: Admission[SubmitRequest],
     ) -> None:
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
@@ -59,50 +61,49 @@ class Orchestrator:
         self._connectors = connectors
         self._transfer = transfer
         self._admission = admission
-        self._live: dict[str, Live] = {}
+        self._active: dict[str, ActiveRequest] = {}
         self._busy: dict[Route, None] = {}
-        """Routes with something under way, in the order they became so: a waiting request costs nothing."""
+        """Routes with payloads under way, the longest busy first: a waiting request costs nothing."""
         self._changed: dict[Credit, None] = {}
         """Credits that may have to be reported."""
 
     @property
-    def live(self) -> int:
-        """Requests under way, those that wait to be let in among them."""
-        return len(self._live) + self._admission.waiting
+    def unfinished(self) -> int:
+        """Requests under way, including those that wait for admission."""
+        return len(self._active) + self._admission.waiting
 
-    def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Takes a request. What is wrong with it goes to the sink."""
-        outlet = Outlet(request.id, sink)
+    def submit(self, command: SubmitRequest) -> None:
+        """Takes a request. Its errors go to its sink."""
+        request = command.request
         try:
             self._check(request)
-            self._route_stages(request)
-            arrival = Arrival(request, outlet)
-            gave_way = self._admission.join(request.id, arrival, request.priority, len(self._live))
+            self._stages_of(request)
+            rejected = self._admission.join(request.id, command, request.priority, len(self._active))
         except OmniError as error:
-            outlet.end(RequestFailed(error))
+            command.sink.finish(RequestFailed(error))
             return
-        for each in gave_way:
-            each.candidate.thing.outlet.end(RequestFailed(each.error))
+        for each in rejected:
+            each.waiting.item.sink.finish(RequestFailed(each.error))
         self._admit()
 
     def abort(self, request_id: str, error: OmniError) -> None:
-        """Gives a request up and frees what it holds everywhere. A no-op if it is over."""
+        """Aborts a request and frees all that it holds. A no-op if it is finished."""
         waiting = self._admission.leave(request_id)
         if waiting is not None:
-            waiting.thing.outlet.end(RequestFailed(error))
-        live = self._live.pop(request_id, None)
-        if live is not None:
-            live.outlet.end(RequestFailed(error))
-            self._clear(live, str(error))
+            waiting.item.sink.finish(RequestFailed(error))
+        active = self._active.pop(request_id, None)
+        if active is not None:
+            active.sink.finish(RequestFailed(error))
+            self._clear(active, str(error))
 
     def abort_all(self, error: OmniError) -> None:
         for waiting in self._admission.leave_all():
-            waiting.thing.outlet.end(RequestFailed(error))
-        for request_id in list(self._live):
+            waiting.item.sink.finish(RequestFailed(error))
+        for request_id in list(self._active):
             self.abort(request_id, error)
 
     def tick(self) -> bool:
-        """Empties every outbox, delivers what has arrived, lets requests in. Returns whether anything happened."""
+        """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened."""
         moved = False
         for name, worker in self._workers.items():
             while worker.outbox:
@@ -122,26 +123,26 @@ class Orchestrator:
 
     def _admit(self) -> bool:
         admitted = False
-        while (candidate := self._admission.next(len(self._live))) is not None:
+        while (waiting := self._admission.next(len(self._active))) is not None:
             admitted = True
-            self._admission.leave(candidate.key)
+            self._admission.leave(waiting.key)
             try:
-                self._open(candidate.thing, candidate.rank)
+                self._open(waiting.item, waiting.rank)
             except OmniError as error:
-                candidate.thing.outlet.end(RequestFailed(error))
+                waiting.item.sink.finish(RequestFailed(error))
         return admitted
 
-    def _open(self, arrival: Arrival, rank: Rank) -> None:
-        request = arrival.request
-        active, awaited = self._route_stages(request)
-        edges = [e for e in self._pipeline.edges if e.producer in active and e.consumer in active]
+    def _open(self, command: SubmitRequest, rank: Rank) -> None:
+        request = command.request
+        stages, awaited = self._stages_of(request)
+        edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
         credits = {
             e.producer: Credit(request.id, self._workers[e.producer], self._edges_from[e.producer], self._changed)
             for e in edges
         }
         routes = {edge.name: self._route(request, edge, credits[edge.producer]) for edge in edges}
-        self._live[request.id] = Live(request, arrival.outlet, set(active), set(awaited), routes, credits)
-        for name in active:
+        self._active[request.id] = ActiveRequest(request, command.sink, set(stages), set(awaited), routes, credits)
+        for name in stages:
             sources = {edge.name for edge in edges if edge.consumer == name} | ({FRONTEND} & _fed(request, name))
             sampling = request.sampling.get(name, SamplingParams())
             self._workers[name].inbox.append(
@@ -156,13 +157,13 @@ class Orchestrator:
                 )
             )
         for name, payloads in request.inputs.items():
-            if name in active:
+            if name in stages:
                 inbox = self._workers[name].inbox
                 inbox.extend(Feed(request.id, payload, COMPLETED) for payload in payloads)
                 inbox.append(Ended(request.id, FRONTEND))
 
     def _check(self, request: EngineRequest) -> None:
-        if request.id in self._live or request.id in self._admission:
+        if request.id in self._active or request.id in self._admission:
             raise InputError("id", f"{request.id!r} is already under way", "give each request an id of its own")
         stages = {stage.name for stage in self._pipeline.stages}
         for field, names, known in (
@@ -176,13 +177,13 @@ class Orchestrator:
                 if name not in known:
                     raise InputError(field, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
 
-    def _route_stages(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
-        """The stages that the request uses, and those of them that give what it wants."""
-        active = self._pipeline.active(request.modalities, request.inputs)
+    def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
+        """The stages that the request uses, and those of them that give a wanted output."""
+        stages = self._pipeline.active(request.modalities, request.inputs)
         awaited = frozenset(o.stage for o in self._pipeline.outputs if o.modality in request.modalities)
-        if not awaited or not awaited <= active:
+        if not awaited or not awaited <= stages:
             raise StageError("pipeline", "routing the request", "no stage that it feeds leads to a wanted output")
-        return active, awaited
+        return stages, awaited
 
     def _route(self, request: EngineRequest, edge: Edge, credit: Credit) -> Route:
         try:
@@ -193,63 +194,63 @@ class Orchestrator:
         return Route(request.id, edge, adapter, connector, consumer, self._transfer, credit)
 
     def _take(self, stage: str, message: Outbound) -> None:
-        live = self._live.get(message.request_id)
-        if live is None:
+        active = self._active.get(message.request_id)
+        if active is None:
             if isinstance(message, Produced):
                 message.close()
             return
         try:
             match message:
                 case Produced():
-                    self._forward(live, stage, message)
+                    self._forward(active, stage, message)
                 case Done():
-                    self._finish(live, stage, message)
+                    self._finish(active, stage, message)
                 case Failed():
-                    live.running.discard(stage)
+                    active.running.discard(stage)
                     self.abort(message.request_id, message.error)
         except OmniError as error:
             self.abort(message.request_id, error)
 
-    def _forward(self, live: Live, stage: str, produced: Produced) -> None:
+    def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
             for edge in self._edges_from[stage] if not produced.for_user else ():
-                route = live.routes.get(edge.name)
-                if route is not None and edge.consumer in live.running:
+                route = active.routes.get(edge.name)
+                if route is not None and edge.consumer in active.running:
                     route.send(produced)
                     self._busy[route] = None
         finally:
             produced.close()
         if not produced.payload.tensors:
             for output in self._pipeline.outputs:
-                if output.stage == stage and output.modality in live.request.modalities:
-                    live.outlet.give(StageOutput(output.modality, produced.payload.meta))
+                if output.stage == stage and output.modality in active.request.modalities:
+                    active.sink.give(StageOutput(output.modality, produced.payload.meta))
 
-    def _finish(self, live: Live, stage: str, done: Done) -> None:
-        live.running.discard(stage)
-        live.awaited.discard(stage)
-        if stage in live.credits:
-            live.credits[stage].close()
+    def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
+        active.running.discard(stage)
+        active.awaited.discard(stage)
+        if stage in active.credits:
+            active.credits[stage].close()
         for edge in self._pipeline.edges_from(stage):
-            if edge.name in live.routes:
-                live.routes[edge.name].end(done.reason)
-                self._busy[live.routes[edge.name]] = None
+            if edge.name in active.routes:
+                active.routes[edge.name].end(done.reason)
+                self._busy[active.routes[edge.name]] = None
         for edge in self._pipeline.edges_into(stage):
-            if edge.name in live.routes:
-                live.routes[edge.name].abort(f"{stage} is done")
-        live.outlet.give(StageFinished(stage, done.reason, done.counts, done.held))
-        if not live.awaited:
-            del self._live[done.request_id]
-            self._clear(live, "everything wanted has been given")
-            live.outlet.end(RequestFinished())
+            if edge.name in active.routes:
+                active.routes[edge.name].abort(f"{stage} is done")
+        active.sink.give(StageFinished(stage, done.reason, done.counts, done.held))
+        if not active.awaited:
+            del self._active[done.request_id]
+            self._clear(active, "all wanted outputs were given")
+            active.sink.finish(RequestFinished())
 
-    def _clear(self, live: Live, reason: str) -> None:
-        for route in live.routes.values():
+    def _clear(self, active: ActiveRequest, reason: str) -> None:
+        for route in active.routes.values():
             route.abort(reason)
             self._busy.pop(route, None)
-        for credit in live.credits.values():
+        for credit in active.credits.values():
             credit.close()
-        for name in live.running:
-            self._workers[name].inbox.append(Abort(live.request.id))
+        for name in active.running:
+            self._workers[name].inbox.append(Abort(active.request.id))
 
 
 def _fed(request: EngineRequest, stage: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Things in the order of a rank."""
+"""Items in the order of their rank."""
 
 import heapq
 from collections.abc import Iterator
@@ -9,44 +9,41 @@ Rank = tuple[int, int]
 
 
 class Ranked(Generic[T]):
-    """Things by key; the one of the lowest rank is `first`.
-
-    Adding, removing and looking cost the logarithm of how many there are; being there costs nothing.
-    """
+    """Items by key; `first` has the lowest rank. `add`, `remove` and `first` take logarithmic time."""
 
     def __init__(self) -> None:
-        self._things: dict[str, tuple[Rank, T]] = {}
+        self._items: dict[str, tuple[Rank, T]] = {}
         self._order: list[tuple[Rank, str]] = []
-        """A heap. What was removed is still in it, and is told by being in `_things` no more, or with another rank."""
+        """A heap. Removed items stay in it, recognized by their absence from `_items` or by another rank there."""
 
     def __len__(self) -> int:
-        return len(self._things)
+        return len(self._items)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._things
+        return key in self._items
 
     def __iter__(self) -> Iterator[T]:
-        """In no order."""
-        return iter([thing for _, thing in self._things.values()])
+        """In no particular order."""
+        return iter([item for _, item in self._items.values()])
 
-    def add(self, key: str, rank: Rank, thing: T) -> None:
-        """No two have the same key."""
-        self._things[key] = (rank, thing)
+    def add(self, key: str, rank: Rank, item: T) -> None:
+        """The key must be new."""
+        self._items[key] = (rank, item)
         heapq.heappush(self._order, (rank, key))
 
     def remove(self, key: str) -> T | None:
-        """None if it is not there."""
-        entry = self._things.pop(key, None)
-        if len(self._order) > 2 * len(self._things) + 16:
-            self._order = [(rank, one) for one, (rank, _) in self._things.items()]
+        """None if there is none."""
+        entry = self._items.pop(key, None)
+        if len(self._order) > 2 * len(self._items) + 16:
+            self._order = [(rank, one) for one, (rank, _) in self._items.items()]
             heapq.heapify(self._order)
         return entry[1] if entry is not None else None
 
     def first(self) -> T | None:
-        """The one of the lowest rank, which stays. None if there is nothing."""
+        """The item of the lowest rank, which stays. None if there is none."""
         while self._order:
             rank, key = self._order[0]
-            entry = self._things.get(key)
+            entry = self._items.get(key)
             if entry is not None and entry[0] == rank:
                 return entry[1]
             heapq.heappop(self._order)

@@ -1,4 +1,4 @@
-"""What the front end tells the engine, and what the engine tells back."""
+"""The commands that the engine takes, and the outputs of its requests."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ class EngineRequest:
     """A prepared request.
 
     modalities: wanted outputs. inputs: host payloads by stage. edges: adapter arguments by edge name. sampling: by stage.
-    priority: the lower is served first. cache_salt: requests of different salts share nothing that is cached.
-    sample_index: which sample of what was asked for this is. rules: by stage, what only the host can tell of its tokens.
+    priority: lower numbers are served first. cache_salt: requests of different salts share no cached state.
+    sample_index: of this sample among those of one user request. rules: by stage, those that only the host can apply.
     """
 
     id: str
@@ -35,7 +35,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or what the stage's kind defines."""
+    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or a type of the stage's kind."""
 
     modality: str
     meta: msgspec.Struct
@@ -43,9 +43,9 @@ class StageOutput:
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """One stage is done with the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: totals (`"tokens"`, ...).
+    """One stage has finished the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: totals (`"tokens"`, ...).
 
-    held: generated tokens that were not given out, since the text ends within them.
+    held: generated tokens that were not given out, because a stop string ends in them.
     """
 
     stage: str
@@ -56,42 +56,57 @@ class StageFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """Everything wanted has been given. The last message."""
+    """All wanted outputs were given. The last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The request was given up and everything it held is being freed. The last message."""
+    """The request was aborted, and all that it holds is being freed. The last message."""
 
     error: OmniError
 
 
 EngineOutput = StageOutput | StageFinished | RequestFinished | RequestFailed
 Sink = Callable[[EngineOutput], None]
-"""Takes a request's outputs on the engine's thread; must be brief. If it raises, its request is given up."""
+"""Takes a request's outputs on the engine's thread; must be brief. If it raises, its request is aborted."""
 
 
-class Outlet:
-    """Gives a request's outputs to its sink. A sink that raises harms its own request only."""
+class SafeSink:
+    """A sink whose errors affect its own request only."""
 
     def __init__(self, request_id: str, sink: Sink) -> None:
         self._request_id = request_id
         self._sink = sink
 
     def give(self, output: EngineOutput) -> None:
-        """Raises StageError if the sink raises: then its request is to be given up."""
+        """Raises StageError if the sink raises; the caller then aborts the request."""
         try:
             self._sink(output)
         except Exception as error:
-            self._report()
+            self._log_error()
             raise StageError("sink", "taking an output", said(error)) from error
 
-    def end(self, output: RequestFinished | RequestFailed) -> None:
-        """The last output. The request is over, also if the sink raises."""
+    def finish(self, output: RequestFinished | RequestFailed) -> None:
+        """The last output. The request is finished, even if the sink raises."""
         try:
             self._sink(output)
         except Exception:
-            self._report()
+            self._log_error()
 
-    def _report(self) -> None:
+    def _log_error(self) -> None:
         _log.exception("the sink of request %s raised", self._request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    request: EngineRequest
+    sink: SafeSink
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    request_id: str
+    error: OmniError
+
+
+EngineCommand = SubmitRequest | AbortRequest

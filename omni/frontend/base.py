@@ -1,6 +1,6 @@
-"""What a model family brings to the front end: from a chat to stage inputs, and from token ids back to text.
+"""The front end contract of a model family: from a chat to stage inputs, and from token ids to text.
 
-The front end runs in threads of its own. It talks to the engine by messages only.
+Front ends run in threads of their own, outside of the engine's.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class AudioPart:
-    """samples: float32 mono at the front end's `sample_rate`. field: where in the request it stood, for errors."""
+    """samples: float32 mono at the front end's `sample_rate`. field: its path in the request, for errors."""
 
     samples: NDArray[np.float32]
     field: str
@@ -37,7 +37,7 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """image: RGB. field: where in the request it stood, for errors."""
+    """image: RGB. field: its path in the request, for errors."""
 
     image: Image.Image
     field: str
@@ -48,7 +48,7 @@ Part = TextPart | AudioPart | ImagePart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """name: which of several of the same role says it, where a family tells them apart; never empty."""
+    """name: of the speaker, for families that distinguish speakers of one role; never empty."""
 
     role: Role
     content: tuple[Part, ...]
@@ -57,11 +57,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A request as the user put it, media decoded.
+    """A user's request, media decoded.
 
-    voice: as given, None takes the family's default. cache_salt: requests of different salts share nothing that is cached.
-    control_tokens: whether the written form of a control token, such as `<|im_end|>`, is text in what the user says, or the token.
-    limit: of the prompt, so that what is too long is refused before it is tokenized; None leaves that to its stage.
+    voice: as given; None takes the family's default. cache_salt: requests of different salts share no cached state.
+    control_tokens: whether the written form of a control token in the user's texts, such as `<|im_end|>`, is text or the token.
+    limit: of the prompt, to refuse a long text before it is tokenized; None leaves that to the stage.
     """
 
     messages: tuple[Message, ...]
@@ -77,8 +77,8 @@ class Chat:
 class Prepared:
     """A chat as stage inputs.
 
-    inputs: by stage name, the payloads that stage gets from the front end, host tensors only.
-    edges: by edge name (`"thinker->talker"`), what that edge's adapter needs to know of this request.
+    inputs: payloads by stage, with host tensors only.
+    edges: arguments of adapters, by edge (`"thinker->talker"`).
     prompt_tokens: length of the text model's prompt, for usage.
     """
 
@@ -91,46 +91,51 @@ class TextDecoder(Protocol):
     """Token ids to text, incrementally. One per request."""
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text that `ids` completes; bytes of an unfinished character are kept back."""
+        """The text that `ids` complete; bytes of an unfinished character are kept."""
         ...
 
     def finish(self) -> str:
-        """What was kept back."""
+        """The kept bytes, as text."""
         ...
 
 
 class Frontend(ABC):
-    """Built by `Pipeline.frontend`, called with the checkpoint. Its methods are called from several threads."""
+    """Built by `Pipeline.frontend` from the checkpoint. Its methods are called from several threads."""
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Voices a request can name, the default first. If there are none, requests that name one are refused before `prepare`."""
+        """Voices that a request can name, the default first. Without any, requests that name one are refused before `prepare`."""
         return ()
 
     @property
     def sample_rate(self) -> int:
-        """Hz, at which `AudioPart`s are wanted; sound is resampled to it as it is decoded."""
+        """Of `AudioPart`s, in Hz. Sound is resampled to it as it is decoded."""
         return 16000
 
     @property
     def takes_names(self) -> bool:
-        """Whether `Message.name` means something here. If not, messages with one are refused before `prepare`."""
+        """Whether `Message.name` is used. If not, messages with one are refused before `prepare`."""
         return False
 
     @abstractmethod
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for what is wrong with the request (an unknown voice, an empty prompt, ...).
+        """Raises InputError for faults of the request (an unknown voice, an empty prompt, ...).
 
-        A prompt that is too long is refused by its stage, which knows what it was configured for.
+        The stage refuses a prompt that is too long for its options.
         """
 
+    @property
+    def shortest_prompt(self) -> int:
+        """Tokens that every prompt has at least, checked against the stage's limit at start. 0 if that is unknown."""
+        return 0
+
     def text_decoder(self) -> TextDecoder | None:
-        """A new one. None only where no stage writes text."""
+        """A new decoder. None only if no stage writes text."""
         return None
 
     def vocabulary(self) -> Vocabulary | None:
-        """What the ids of the stage that writes the text stand for; always the same object.
+        """The vocabulary of the stage that writes the text; always the same object.
 
-        None if no stage does or that cannot be told: stop strings, bad words and structured outputs are then refused.
+        None without such a stage, or if it is unknown: stop strings, bad words and structured outputs are then refused.
         """
         return None

@@ -1,22 +1,141 @@
-"""Chats that a tokenizer's chat template lays out, with a placeholder for each piece of media."""
+"""Front ends that render chats with a tokenizer's chat template: of text, and of text with sound and pictures."""
 
+import re
 import threading
-from collections.abc import Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from omni.errors import InputError, quoted
-from omni.frontend.base import AudioPart, Chat, ImagePart, TextDecoder, TextPart
-from omni.frontend.encoding import Ids
+from omni.frontend import probe
+from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Part, TextDecoder, TextPart
+from omni.frontend.encoding import ControlTokens, Encoder, Ids
+from omni.frontend.hf_files import chat_template
 from omni.frontend.hf_vocabulary import hf_vocabulary
+from omni.frontend.media import EncodedChat, Media, expand, picture
+from omni.frontend.mrope import mrope_positions
+from omni.frontend.probe import PREPROCESSOR, blamed_on, check_features, check_vocabulary, check_word
+from omni.frontend.template import ChatTemplate, Turns
 from omni.frontend.text import IncrementalDecoder
-from omni.frontend.tokenized import TokenizedFrontend
 from omni.frontend.vocabulary import Vocabulary
 
+_HARMLESS = "x"
+_ROLES = (("system", "user", "assistant", "user"), ("user", "assistant"))
+"""Of trial chats: with a system turn, which some templates refuse, and without."""
+_THOUGHT = re.compile(r"</?think(ing)?>")
+"""Words that a template may write where an answer begins, and that still belong to answers: earlier answers hold them."""
 _KINDS = {TextPart: "text", AudioPart: "audio", ImagePart: "image"}
 
 
+class TokenizedFrontend(Frontend):
+    """Base of front ends whose threads share one tokenizer of transformers. It writes no text: `ChatFrontend` does."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._template = chat_template(tokenizer)
+        self._shortest_prompt = 0
+        added = tokenizer.added_tokens_decoder
+        framing = self._framing([str(word) for word in added.values() if not word.special])
+        words = {i: word for i, word in added.items() if str(word) and (word.special or str(word) in framing)}
+        self._encoder = Encoder(tokenizer, framing)
+        self._control = ControlTokens(words, self._encoder.normalize)
+        self._longest_token = self._encoder.longest_token()
+
+    @property
+    def shortest_prompt(self) -> int:
+        """Tokens of the chat that `check_template` renders."""
+        return self._shortest_prompt
+
+    def check_length(self, chat: Chat) -> None:
+        """Raises InputError for texts too long for any prompt of the stage, without tokenizing them."""
+        if chat.limit is not None:
+            texts = [part.text for message in chat.messages for part in message.content if isinstance(part, TextPart)]
+            chat.limit.check_bytes(sum(len(text.encode()) for text in texts), self._longest_token)
+
+    def text_ids(self, text: str, *, add_special_tokens: bool = True) -> Ids:
+        """The ids of a text of the family's own, int64 `[T]`. Written forms of control tokens become their ids; for users' texts
+        there are `user_text_ids` and `turns_ids`."""
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens)
+
+    def user_text_ids(self, chat: Chat, text: str) -> Ids:
+        """The ids of a text that the user gives in `chat`, with special tokens. Raises InputError if it is too long."""
+        self.check_length(chat)
+        if not self._splits_control_tokens(chat, [{"content": text}]):
+            return self._encoder.encode(text, limit=chat.limit)
+        return self._encoder.encode_pieces([text], limit=chat.limit)
+
+    def turns_ids(self, chat: Chat, turns: Turns, *, answer: bool = True) -> Ids:
+        """The ids of a rendered chat. The template writes all special tokens: the tokenizer adds none.
+
+        turns: the template's messages, with the texts of `chat`. answer: up to where the model's answer begins.
+        Raises InputError for a chat that is too long, or that the template refuses.
+        """
+        self.check_length(chat)
+        rendered = self.render(turns, answer=answer)
+        if not self._splits_control_tokens(chat, turns, rendered):
+            return self._encoder.encode(rendered, add_special_tokens=False, limit=chat.limit)
+        pieces = self._control.pieces(turns, rendered, lambda turns: self.render(turns, answer=answer))
+        return self._encoder.encode_pieces(pieces, add_special_tokens=False, limit=chat.limit)
+
+    def render(self, turns: Turns, *, answer: bool) -> str:
+        """A chat as text, up to where an `answer` begins if one is wanted. Threads do not wait for each other. Raises InputError
+        for a chat that the template refuses."""
+        return self._required_template.render(turns, answer=answer)
+
+    def check_template(self, placeholders: Mapping[str, int], *, answer: bool) -> Ids:
+        """Raises CheckpointError for a chat template that renders short chats wrongly, see `omni.frontend.probe`.
+
+        placeholders: ids by kind of medium. Returns the ids of a chat of text.
+        """
+        ids = probe.check_template(
+            self._required_template,
+            lambda text: self.text_ids(text, add_special_tokens=False),
+            placeholders,
+            answer,
+        )
+        self._shortest_prompt = len(ids)
+        return ids
+
+    @property
+    def _required_template(self) -> ChatTemplate:
+        assert self._template is not None, "load_tokenizer refuses a folder without a template, except with chat=False"
+        return self._template
+
+    def _splits_control_tokens(self, chat: Chat, turns: Turns, rendered: str | None = None) -> bool:
+        """Whether control tokens in users' texts have to be kept from becoming tokens. rendered: by the template, if it is used.
+
+        Raises InputError if this tokenizer cannot do that.
+        """
+        if chat.control_tokens == "tokens":
+            return False
+        supported = self._encoder.supports_pieces
+        if not self._control.are_in(turns):
+            return supported and rendered is not None and self._control.edited(turns, rendered)
+        if not supported:
+            problem = "hold a control token, which this checkpoint's tokenizer cannot take as text"
+            raise InputError("messages", problem, 'remove it, or set frontend.control_tokens to "tokens"')
+        return True
+
+    def _framing(self, words: Sequence[str]) -> frozenset[str]:
+        """Those of `words` that the chat template writes around turns or before an answer, though the tokenizer does not mark them
+        as special. If the template renders no trial chat, all that it mentions."""
+        if not words or self._template is None:
+            return frozenset()
+        contents = (_HARMLESS, [{"type": "text", "text": _HARMLESS}])
+        chats = [[{"role": role, "content": said} for role in roles] for roles in _ROLES for said in contents]
+        rendered = "".join(map(self._try, chats)) or str(self._tokenizer.get_chat_template())
+        return frozenset(word for word in words if word in rendered and not _THOUGHT.fullmatch(word))
+
+    def _try(self, turns: Turns) -> str:
+        try:
+            return self.render(turns, answer=turns[-1]["role"] == "user")
+        except InputError:  # a template may refuse such a chat
+            return ""
+
+
 class ChatFrontend(TokenizedFrontend):
-    """What front ends of models that write share, with a tokenizer of transformers: with a chat template, for `chat_ids`."""
+    """Base of front ends of models that write text."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -41,9 +160,9 @@ class ChatFrontend(TokenizedFrontend):
         return self.turns_ids(chat, turns)
 
     def chosen_voice(self, chat: Chat, mute: str) -> str | None:
-        """The voice that answers, however its name is capitalized; None if text alone is wanted.
+        """The voice of the answer, in any capitalization; None if only text is wanted.
 
-        mute: why a checkpoint without voices has none. Raises InputError for an unknown voice, and for audio where there is none.
+        mute: why a checkpoint without voices has none. Raises InputError for an unknown voice, and for audio without voices.
         """
         if "audio" not in chat.modalities:
             return None
@@ -56,21 +175,130 @@ class ChatFrontend(TokenizedFrontend):
         return known[(chat.voice or self.voices[0]).lower()]
 
 
-def check_content(chat: Chat, reserved: Sequence[str]) -> None:
-    """Raises InputError for a chat without content; where control tokens in texts are tokens, for words of media too."""
+@dataclass(frozen=True, slots=True)
+class MediaLayout:
+    """audio_token, image_token: ids of placeholders. merge, per_second: as of `mrope_positions`. values: of a patch of a picture.
+    bins: of a spectrum. vocab_size: of the text model."""
+
+    audio_token: int
+    image_token: int
+    merge: int
+    per_second: int
+    values: int
+    bins: int
+    vocab_size: int
+
+
+class MediaConfig(Protocol):
+    """The parts of a family's config that media need."""
+
+    @property
+    def audio_token(self) -> int: ...
+    @property
+    def image_token(self) -> int: ...
+    @property
+    def spatial_merge_size(self) -> int: ...
+    @property
+    def position_id_per_seconds(self) -> int: ...
+    @property
+    def thinker_vocab_size(self) -> int: ...
+
+
+def media_layout(config: MediaConfig, hf: Any) -> MediaLayout:
+    """hf: transformers' config of the text model and its encoders."""
+    vision = hf.vision_config
+    return MediaLayout(
+        audio_token=config.audio_token,
+        image_token=config.image_token,
+        merge=config.spatial_merge_size,
+        per_second=config.position_id_per_seconds,
+        values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        bins=hf.audio_config.num_mel_bins,
+        vocab_size=config.thinker_vocab_size,
+    )
+
+
+class MultimodalFrontend(ChatFrontend):
+    """Base of front ends for sound and pictures, and text models with multimodal rotary positions.
+
+    tokenizer, images: a tokenizer and an image processor of transformers; the tokenizer names the placeholders.
+    """
+
+    def __init__(self, layout: MediaLayout, tokenizer: Any, images: Any) -> None:
+        super().__init__(tokenizer)
+        self._layout = layout
+        self._images = images
+
+    @abstractmethod
+    def sounds(self, parts: Sequence[AudioPart]) -> list[Media]:
+        """All clips of a request. Raises InputError for a clip without usable sound."""
+
+    def check(self) -> Ids:
+        """Raises CheckpointError, naming the file, for a tokenizer, a template or processors that would fail requests.
+
+        Returns the ids of a chat of text.
+        """
+        words, layout = self._tokenizer, self._layout
+        check_vocabulary(words, layout.vocab_size)
+        check_word(words, "audio_token", lambda: words.audio_token, layout.audio_token)
+        check_word(words, "image_token", lambda: words.image_token, layout.image_token)
+        check_word(words, "video_token", lambda: words.video_token)
+        placeholders = {"audio": layout.audio_token, "image": layout.image_token}
+        ids = self.check_template(placeholders, answer=True)
+        with blamed_on(PREPROCESSOR):
+            pixels = picture(self._images, probe.picture(), layout.merge).tensors["pixels"]
+            features = self.sounds([probe.sound(self.sample_rate)])[0].tensors["features"]
+        check_features(PREPROCESSOR, pixels, layout.values, 1, "thinker_config.vision_config")
+        check_features(PREPROCESSOR, features, layout.bins, 0, "thinker_config.audio_config.num_mel_bins")
+        return ids
+
+    def encode(self, chat: Chat) -> EncodedChat:
+        """Raises InputError for an empty prompt, placeholders in texts and unusable media."""
+        self.check_length(chat)
+        words, layout = self._tokenizer, self._layout
+        check_content(chat, (words.audio_token, words.image_token, words.video_token))
+        parts = [part for message in chat.messages for part in message.content]
+        sounds = self.sounds([part for part in parts if isinstance(part, AudioPart)])
+        pictures = [picture(self._images, part, layout.merge) for part in parts if isinstance(part, ImagePart)]
+        ids, places = expand(self.chat_ids(chat), {layout.audio_token: sounds, layout.image_token: pictures})
+        positions, next_position = mrope_positions(
+            ids,
+            [each.grid for each in pictures],
+            image_token=layout.image_token,
+            merge=layout.merge,
+            per_second=layout.per_second,
+        )
+        places_by_kind = {"audio": places[layout.audio_token], "image": places[layout.image_token]}
+        return EncodedChat(ids, positions, next_position, {"audio": sounds, "image": pictures}, places_by_kind)
+
+
+def check_content(chat: Chat, placeholders: Sequence[str]) -> None:
+    """Raises InputError for a chat without content, and for placeholders in texts where control tokens in texts are tokens."""
     parts = [part for message in chat.messages for part in message.content]
     if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
         raise InputError("messages", "hold no text, sound or picture", "give the model something to answer")
     for index, message in enumerate(chat.messages if chat.control_tokens == "tokens" else ()):
-        # Neighbouring texts are read as one.
+        # Adjacent texts are tokenized as one.
         text = "".join(part.text if isinstance(part, TextPart) else "\n" for part in message.content)
-        for word in reserved:
+        for word in placeholders:
             if word in text:
                 problem = f"holds {word!r}, which stands for media"
                 raise InputError(f"messages[{index}].content", problem, "remove it or attach the media as a part")
 
 
-def _part(part: TextPart | AudioPart | ImagePart) -> dict[str, str]:
+def message_texts(chat: Chat) -> list[str]:
+    """The text of each message, its parts joined. Raises InputError for sound and pictures."""
+    return [_text(message.content) for message in chat.messages]
+
+
+def _text(content: tuple[Part, ...]) -> str:
+    for part in content:
+        if not isinstance(part, TextPart):
+            raise InputError(part.field, "is sound or a picture", "give this model text only")
+    return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def _part(part: Part) -> dict[str, str]:
     kind = _KINDS[type(part)]
     # Templates ask for the type, or for a key of its name.
     return {"type": kind, kind: part.text if isinstance(part, TextPart) else ""}

@@ -1,4 +1,4 @@
-"""From what a request says of its text to what a stage can do: ids, and rules for the host."""
+"""Compiles sampling parameters about text: stop strings, bad words and structured outputs become ids, and rules for the host."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ from omni.sampling import HostRules, SamplingParams
 _MOST_STOP_BYTES = 4096
 
 _MOST_BAD_WORDS = 128
-"""Each is told to a stage twice: with a space before it, and without."""
+"""Each is two sequences of ids at a stage: with a leading space, and without."""
 
 _MOST_BAD_WORD_BYTES = 4096
 
-_OF_THE_TEXT = ("stop", "bad_words", "structured", "logprobs", "prompt_logprobs")
-"""What has a meaning only where the text is written."""
+_TEXT_PARAMETERS = ("stop", "bad_words", "structured", "logprobs", "prompt_logprobs")
+"""Those that only the stage that writes the text has."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """A grammar, the ids that end the text, and how to name it in errors."""
+class _Structured:
+    """ends: ids that end the text. field: for errors."""
 
     grammar: Grammar
     ends: frozenset[int]
@@ -43,18 +43,18 @@ class CompiledSampling:
     _vocabulary: Vocabulary | None = None
     _stops: StopTexts | None = None
     _min_tokens: int = 0
-    _form: _Form | None = None
+    _structured: _Structured | None = None
 
     def rules(self) -> Mapping[str, HostRules]:
-        """By stage, for one sample: rules have state. May take a while."""
-        stops = None
+        """By stage, for one sample: rules have state. May take long."""
+        stops, structured = None, self._structured
         if self._stops is not None and self._vocabulary is not None:
             stops = StopStrings(self._stops, self._vocabulary, self._min_tokens)
-        host_processors = (GrammarMatcher(self._form.grammar, self._form.ends, self._form.field),) if self._form else ()
+        host_processors = (GrammarMatcher(structured.grammar, structured.ends, structured.field),) if structured else ()
         return {self._stage: HostRules(stops, host_processors)} if stops or host_processors else {}
 
     def after_stop(self, held: Sequence[int]) -> str:
-        """The text of `held`, the tokens in which a stop string ended the text, from that string on."""
+        """The text from the stop string on. held: the tokens that it ends in."""
         if self._stops is None or self._vocabulary is None or not held:
             return ""
         tail = stopped_text(self._stops, [self._vocabulary.written(token) for token in held])
@@ -62,11 +62,10 @@ class CompiledSampling:
 
 
 class SamplingCompiler:
-    """Made before anything is served: it holds the interpreter lock for a while where the vocabulary is large.
+    """Made before serving: with a large vocabulary it holds the interpreter lock for a while.
 
-    stage: writes the text; None where none does. vocabulary: of that stage; None if it cannot be told, which leaves what is said in
-    ids.
-    Raises ConfigError if a stage that does not write the text has defaults that are about a text.
+    stage: the one that writes the text, None without one. vocabulary: of that stage, None if unknown; then only ids can be used.
+    Raises ConfigError if another stage has defaults about text.
     """
 
     def __init__(self, pipeline: Pipeline, stage: str | None, vocabulary: Vocabulary | None) -> None:
@@ -77,19 +76,19 @@ class SamplingCompiler:
         for name, params in self._defaults.items():
             try:
                 self.check({name: params}, {name: f"{name}.sampling"})
-                self.check_forms({name: params}, {name: f"{name}.sampling"})
+                self.check_grammars({name: params}, {name: f"{name}.sampling"})
             except InputError as error:
                 raise ConfigError(error.field, error.problem, error.remedy) from error
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
-        """At submission: what can be told at once. fields: by stage, how to name its parameters.
+        """The quick checks, at submission. fields: by stage, the name of its parameters in errors.
 
-        Raises InputError for parameters about a text at a stage that writes none, and where a vocabulary is needed and none told;
-        for texts that are no valid Unicode, and for too many of them.
+        Raises InputError for parameters about text at a stage that writes none or whose vocabulary is unknown, for invalid
+        Unicode, and for too many texts.
         """
         for stage, params in sampling.items():
             given = msgspec.structs.asdict(params)
-            for name in _OF_THE_TEXT:
+            for name in _TEXT_PARAMETERS:
                 if given[name] in (None, ()):
                     continue
                 if stage != self._stage:
@@ -97,19 +96,19 @@ class SamplingCompiler:
                     remedy = f"give it for stage {self._stage!r}" if self._stage is not None else "leave it out"
                     raise InputError(f"{fields[stage]}.{name}", problem, remedy)
                 if self._vocabulary is None and "logprobs" not in name:
-                    problem = "needs to know what ids write, which cannot be told of this checkpoint's tokenizer"
+                    problem = "needs the text of each id, which is unknown for this checkpoint's tokenizer"
                     raise InputError(f"{fields[stage]}.{name}", problem, "use ids: stop_token_ids or bad_words_ids")
             _check_stops(params.stop or (), f"{fields[stage]}.stop")
             _check_words(params.bad_words or (), f"{fields[stage]}.bad_words")
 
-    def check_forms(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
-        """May take seconds, the first time. Raises InputError for forms that do not compile. `sampling` has passed `check`."""
+    def check_grammars(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
+        """May take seconds the first time. `sampling` has passed `check`. Raises InputError for grammars that do not compile."""
         for stage, params in sampling.items():
             if params.structured is not None and self._grammars is not None:
                 self._grammars.compile(params.structured, f"{fields[stage]}.structured")
 
     def in_ids(self, sampling: Mapping[str, SamplingParams]) -> Mapping[str, SamplingParams]:
-        """What stages are asked for, with bad words as ids, and without what reaches them as rules."""
+        """The parameters for stages: bad words as ids, and without those that become rules."""
         return {
             name: self._params_in_ids(params) if name == self._stage else params for name, params in sampling.items()
         }
@@ -117,7 +116,7 @@ class SamplingCompiler:
     def in_texts(
         self, error: InputError, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]
     ) -> InputError:
-        """What a stage says of ids that were texts, as an error about the texts."""
+        """A stage's error about ids that were texts, as an error about the texts."""
         if self._stage is None:
             return error
         asked, field = sampling.get(self._stage), fields.get(self._stage, "")
@@ -135,10 +134,10 @@ class SamplingCompiler:
     def compile(
         self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str], samples: int = 1
     ) -> CompiledSampling:
-        """May take seconds: a form may have to be compiled. `sampling` has passed `check`.
+        """May take seconds, for a grammar. `sampling` has passed `check`.
 
-        samples: if there are several, each stage gets a seed here if nobody gave one, so that they differ by their index only.
-        Raises InputError for forms that do not compile.
+        samples: if there are several, stages without a seed get one here, so that samples differ by their index only.
+        Raises InputError for grammars that do not compile.
         """
         stage, vocabulary = self._stage, self._vocabulary
         if samples > 1:
@@ -158,7 +157,7 @@ class SamplingCompiler:
             _vocabulary=vocabulary,
             _stops=StopTexts(params.stop) if params.stop else None,
             _min_tokens=params.min_tokens or 0,
-            _form=self._form(params, defaults, asked, f"{field}.structured"),
+            _structured=self._compile_structured(params, defaults, asked, f"{field}.structured"),
         )
 
     def _seeded(self, sampling: Mapping[str, SamplingParams]) -> Mapping[str, SamplingParams]:
@@ -170,14 +169,14 @@ class SamplingCompiler:
             for name, params in asked.items()
         }
 
-    def _form(
+    def _compile_structured(
         self, params: SamplingParams, defaults: SamplingParams, asked: SamplingParams, field: str
-    ) -> _Form | None:
+    ) -> _Structured | None:
         if params.structured is None or self._grammars is None:
             return None
         own = defaults.stop_token_ids if not params.ignore_eos else ()
         ends = frozenset((*(own or ()), *(asked.stop_token_ids or ())))
-        return _Form(self._grammars.compile(params.structured, field), ends, field)
+        return _Structured(self._grammars.compile(params.structured, field), ends, field)
 
 
 def _defaults(pipeline: Pipeline, stage: str) -> SamplingParams:
@@ -199,6 +198,6 @@ def _check_words(words: Sequence[str], field: str) -> None:
 
 
 def _bad_word_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
-    """Each word's ids as it begins a text, and as it follows another word: tokenizers tell the two apart by the space before it."""
+    """Each word's ids at the beginning of a text, and after another word: tokenizers encode the leading space with the word."""
     texts = [text for word in words for text in (word, f" {word}")]
     return [ids for ids in (tuple(vocabulary.encode(text)) for text in texts) if ids]

@@ -1,44 +1,47 @@
-"""Tokenizers and processors of transformers, from a checkpoint folder."""
+"""Tokenizers, chat templates and processors of transformers, from a checkpoint folder."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
-from omni.checkpoint.regular_file import is_file
+from omni.checkpoint.json_file import read_optional_object
+from omni.checkpoint.regular_file import is_file, read_text
 from omni.errors import CheckpointError, shortened
-from omni.frontend.chat_template import check_configured, read_jinja, read_json
 from omni.frontend.preprocessor import check_preprocessor
+from omni.frontend.template import MAX_SOURCE, ChatTemplate
 from omni.frontend.tokenizer_files import check_tokenizer_files
+
+_JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json: chat_template"
 
 
 def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
-    """A tokenizer of the class `kind`, byte-level BPE, with its chat template, which it may lack unless the family has chats.
+    """A tokenizer of the class `kind`, byte-level BPE, with its chat template. chat: whether a template is required.
 
-    The template comes from chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there first. Raises
-    CheckpointError if a file is missing or wrong.
+    The template comes from the first of chat_template.jinja, chat_template.json and tokenizer_config.json. Raises CheckpointError
+    if a file is missing or wrong.
     """
-    # Read here first, for an error that names the file and the field.
+    # Read here first, for errors that name the file and the field.
     check_tokenizer_files(folder)
-    template = read_jinja(folder)
+    template = _read_jinja(folder)
     whole, *halves = (is_file(folder / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     # Without any of them transformers would go on with an empty vocabulary.
     if not whole and not all(halves):
         problem = f"there is none in {folder}, neither tokenizer.json nor vocab.json and merges.txt"
         raise CheckpointError("tokenizer", problem, "download the tokenizer files")
     try:
-        # The stage refuses a prompt that is too long; transformers would only warn, of a limit that is not the stage's.
+        # The stage refuses prompts that are too long; transformers would only warn, with a limit of its own.
         tokenizer = kind.from_pretrained(folder, local_files_only=True, model_max_length=sys.maxsize)
-    # What the tokenizers library raises has no class of its own.
+    # Errors of the tokenizers library have no class of their own.
     except Exception as error:
         problem = f"the files in {folder} cannot be read ({shortened(str(error))})"
         raise CheckpointError("tokenizer", problem, "download the tokenizer files again") from error
     if template is None and chat:
-        # Where processors keep it, a tokenizer does not look.
-        template = read_json(folder)
+        # Processors keep it in a file that tokenizers do not read.
+        template = _read_json(folder)
     if template is not None:
         tokenizer.chat_template = template
     elif tokenizer.chat_template:
-        check_configured(tokenizer.get_chat_template())
+        _check_template(tokenizer.get_chat_template(), _CONFIG)
     elif chat:
         problem = f"there is none in {folder}"
         raise CheckpointError("chat_template", problem, "download chat_template.json or chat_template.jinja")
@@ -46,14 +49,41 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
 
 
 def load_preprocessor(folder: Path, kind: Any) -> Any:
-    """A processor of the class `kind`, of pictures or of sound, from preprocessor_config.json.
+    """A processor of the class `kind`, for pictures or for sound, from preprocessor_config.json.
 
-    Raises CheckpointError if that is missing or wrong.
+    Raises CheckpointError if the file is missing or wrong.
     """
     check_preprocessor(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True)
-    # What transformers raises depends on what is wrong with the file.
+    # The class of transformers' errors depends on the fault of the file.
     except Exception as error:
         problem = f"the one in {folder} cannot be read ({shortened(str(error))})"
         raise CheckpointError("preprocessor_config.json", problem, "download the file") from error
+
+
+def chat_template(tokenizer: Any) -> ChatTemplate | None:
+    """The template of a tokenizer from `load_tokenizer`, which renders as `apply_chat_template` does; None if it has none."""
+    if not tokenizer.chat_template:
+        return None
+    folder = Path(tokenizer.name_or_path)
+    field = next((name for name in (_JINJA, _JSON) if is_file(folder / name)), _CONFIG)
+    return ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map, field)
+
+
+def _read_jinja(folder: Path) -> str | None:
+    file = folder / _JINJA
+    return _check_template(read_text(file, 4 * MAX_SOURCE), _JINJA) if is_file(file) else None
+
+
+def _read_json(folder: Path) -> str | None:
+    """Processors of transformers keep it there."""
+    template = read_optional_object(folder / _JSON).get("chat_template")
+    return _check_template(template, _JSON) if template else None
+
+
+def _check_template(template: object, file: str) -> str:
+    """Compiles the template: a wrong one would fail every request. Raises CheckpointError."""
+    ChatTemplate(template, {}, file)
+    assert isinstance(template, str)
+    return template

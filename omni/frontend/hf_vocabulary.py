@@ -14,11 +14,11 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def hf_vocabulary(tokenizer: Any, encoder: Encoder | None = None) -> Vocabulary | None:
-    """What each id adds to `tokenizer.decode(ids, skip_special_tokens=True)`; a space that it drops at the beginning is kept.
+    """The text that each id adds to `tokenizer.decode(ids, skip_special_tokens=True)`, with a leading space that decoding drops.
 
-    Byte-level tokenizers and those with a sign for spaces, with or without bytes to fall back to. encoder: the tokenizer's, if
+    For byte-level tokenizers and those with a character for spaces, with or without byte fallback. encoder: the tokenizer's, if
     there is one already. Takes about half a second for 150,000 ids.
-    None for a tokenizer of another make: what one of its ids writes depends on the others.
+    None for other tokenizers, where the text of an id depends on the others.
     """
     decoder = tokenizer.backend_tokenizer.decoder if isinstance(tokenizer, PreTrainedTokenizerFast) else None
     write = _writer(json.loads(decoder.__getstate__())) if decoder is not None else None
@@ -34,13 +34,13 @@ def hf_vocabulary(tokenizer: Any, encoder: Encoder | None = None) -> Vocabulary 
     encoder = encoder or Encoder(tokenizer)
 
     def encode(text: str) -> Sequence[int]:
-        return [int(token) for token in encoder.encode(text, bare=True)]
+        return [int(token) for token in encoder.encode(text, add_special_tokens=False)]
 
     return Vocabulary(tuple(tokens), encode)
 
 
 def _writer(decoder: Mapping[str, Any]) -> Callable[[str], bytes] | None:
-    """What a token writes, by the steps in which the tokenizers library decodes. None for steps that are not known here."""
+    """The text of a token, by the decoding steps of the tokenizers library. None for unknown steps."""
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
@@ -56,7 +56,7 @@ def _writer(decoder: Mapping[str, Any]) -> Callable[[str], bytes] | None:
                 signs.append((sign, " "))
             case {"type": "ByteFallback" | "Fuse"}:
                 pass
-            # Once the tokens are one text, this is about its ends only.
+            # After the tokens are joined, it affects only the ends of the text.
             case {"type": "Strip"} if "Fuse" in kinds[:place]:
                 pass
             case _:
@@ -72,13 +72,13 @@ def _spaced(token: str, signs: Sequence[tuple[str, str]], *, falls_back: bool) -
 
 
 def _byte_level(token: str) -> bytes:
-    # A token with a sign that stands for no byte is taken as it is, as the library does it.
+    # A token with a character that stands for no byte is taken literally, as in the library.
     written = [_SIGN_BYTES.get(sign) for sign in token]
     return token.encode() if None in written else bytes(byte for byte in written if byte is not None)
 
 
 def _sign_bytes() -> dict[str, int]:
-    """What byte-level tokens are written in: a printable byte's own sign, and for the others the signs from U+0100 on."""
+    """The alphabet of byte-level tokens: printable bytes as themselves, the others as characters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Sound and pictures as encoders take them, and their places in a prompt."""
+"""Sound and pictures as inputs of encoders, and their places in a prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from omni.frontend.mrope import Grid
 from omni.media import content_hash
 
 _MAX_PROPORTION = 200
-"""Long to short side of a picture that image processors take."""
+"""Largest ratio of sides that image processors accept."""
 
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """tensors: features for the encoder. length: tokens that it becomes. key: equal exactly if the content is. batch_key: pieces of
-    different ones are never encoded together. grid: of a picture. field: where in the request it stood, for errors."""
+    """tensors: features for the encoder. length: tokens in the prompt. key: equal if and only if the content is. batch_key: only
+    media of equal ones are encoded together. grid: of a picture. field: its path in the request, for errors."""
 
     tensors: Mapping[str, Tensor]
     length: int
@@ -31,6 +31,27 @@ class Media:
     batch_key: int = 0
     grid: Grid = (0, 0, 0)
     field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChat:
+    """A chat in tokens, with its media.
+
+    ids_T: int64. positions_3T: int64, rotary. next_position: of the token after them. media: by kind, `"audio"` and `"image"`, in
+    order. places: positions of each piece in `ids_T`.
+    """
+
+    ids_T: Ids
+    positions_3T: Ids
+    next_position: int
+    media: Mapping[str, Sequence[Media]]
+    places: Mapping[str, Sequence[Ids]]
+
+    def prefix_key(self) -> str:
+        """Key of everything that hidden states at the media depend on: the prompt up to the last piece."""
+        end = max((int(each[-1]) + 1 for pieces in self.places.values() for each in pieces), default=0)
+        prefix = (np.ascontiguousarray(self.ids_T[:end]), np.ascontiguousarray(self.positions_3T[:, :end]))
+        return "-".join([*map(content_hash, prefix), *(each.key for pieces in self.media.values() for each in pieces)])
 
 
 def picture(processor: Any, part: ImagePart, merge: int) -> Media:
@@ -51,11 +72,11 @@ def picture(processor: Any, part: ImagePart, merge: int) -> Media:
 
 
 def spectrum(extractor: Any, part: AudioPart) -> Tensor:
-    """A clip's mel spectrogram float32 `[mel bins, frames]`, by a feature extractor of transformers that is to pad clips with
-    minutes of silence: as much as a window reaches is enough. Raises InputError for a clip too short to be heard."""
+    """A clip's mel spectrogram float32 `[mel bins, frames]`, by a feature extractor of transformers that pads clips with minutes of
+    silence: here only by the length of a window. Raises InputError for a clip that is too short."""
     samples, hop = part.samples, extractor.hop_length
     if len(samples) <= 2 * hop:
-        raise InputError(part.field, f"has {len(samples)} samples: nothing is heard of it", "give more")
+        raise InputError(part.field, f"has {len(samples)} samples, too few for one frame", "give more")
     padded = np.pad(samples, (0, 2 * extractor.n_fft))
     made = extractor([padded], sampling_rate=extractor.sampling_rate, padding=False, truncation=False)
     mel = torch.as_tensor(np.asarray(made["input_features"][0]))
@@ -63,8 +84,8 @@ def spectrum(extractor: Any, part: AudioPart) -> Tensor:
 
 
 def spectra(extractor: Any, parts: Sequence[AudioPart]) -> list[Tensor]:
-    """Mel spectrograms of clips, float32 `[mel bins, frames]`, by a feature extractor of transformers that is to pad them to the
-    longest, with silence, before their spectra are taken."""
+    """Mel spectrograms of clips, float32 `[mel bins, frames]`, by a feature extractor of transformers, with the samples of all
+    clips padded to the longest."""
     if not parts:
         return []
     made = extractor(
@@ -80,7 +101,7 @@ def spectra(extractor: Any, parts: Sequence[AudioPart]) -> list[Tensor]:
 
 
 def expand(ids: Ids, media: Mapping[int, Sequence[Media]]) -> tuple[Ids, dict[int, list[Ids]]]:
-    """Repeats each placeholder for as many tokens as its media has.
+    """Repeats each placeholder once for each token of its medium.
 
     media: by placeholder, in order. Returns the longer ids, and by placeholder the ascending positions of each piece.
     """

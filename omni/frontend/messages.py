@@ -6,19 +6,19 @@
         {"type": "text", "text": "What do you see and hear?"},
     ]}]
 
-Media may also be given as they are: a path, a URL, a data URI, bytes, an array, a tensor, `(array, rate)`, a PIL image.
-A message may have a `name` beside its role where the model tells speakers apart.
+Media may also be given directly: a path, a URL, a data URI, bytes, an array, a tensor, `(array, rate)`, a PIL image.
+A message may have a `name` beside its role where the model distinguishes speakers.
 
-In three steps: `check_messages` opens nothing, `remote_media` says what is to be downloaded, and `parse_messages` decodes. All of
-them name a medium by its path, `messages[0].content[1].input_audio` or `messages[0].content[0].image_url`.
+In three steps: `check_messages` opens nothing, `remote_media` lists downloads, and `parse_messages` decodes. All of them name a
+medium by its path, `messages[0].content[1].input_audio` or `messages[0].content[0].image_url`.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Literal, TypeGuard, cast, get_args
 
-from omni.errors import InputError
-from omni.frontend.base import AudioPart, ImagePart, Message, Part, TextPart
-from omni.frontend.outline import Medium, Outline, check_size, outline
+from omni.errors import InputError, check_unicode, quoted, shortened
+from omni.frontend.base import AudioPart, ImagePart, Message, Part, Role, TextPart
 from omni.media import (
     AudioSource,
     Downloaded,
@@ -31,37 +31,71 @@ from omni.media import (
 )
 from omni.media.url import is_remote
 
-__all__ = ["RemoteMedia", "check_messages", "check_size", "has_media", "parse_messages", "remote_media"]
+MAX_PARTS = 10_000
+"""Parts of all messages of a chat together. Each takes time in the user's thread, before the request waits."""
 
+_ROLES: tuple[str, ...] = get_args(Role)
+_VIDEO = ("video", "video_url", "input_video")
+
+MediumKind = Literal["input_audio", "image_url"]
+_PARTS = ("text", *get_args(MediumKind))
 _DEFAULTS = MediaOptions()
 
 
 @dataclass(frozen=True, slots=True)
+class Medium:
+    """source: as the user gave it. field: its path, for errors."""
+
+    kind: MediumKind
+    source: object
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodedMessage:
+    """A message with its media as they were given."""
+
+    role: Role
+    content: tuple[TextPart | Medium, ...]
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteMedia:
-    """A medium that stands elsewhere. field: its path in the messages. url: as it was given, http or https."""
+    """A medium to download. field: its path in the messages. url: as it was given, http or https."""
 
     field: str
     url: str
 
 
+def check_size(messages: object) -> None:
+    """Raises InputError for a chat of more than `MAX_PARTS` parts; a message counts as at least one. Checks nothing else."""
+    parts = 0
+    for message in messages if _is_list(messages) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts += max(1, len(content)) if _is_list(content) else 1
+        if parts > MAX_PARTS:
+            raise InputError("messages", f"have more than {MAX_PARTS} parts", "join texts, or send less in one request")
+
+
 def check_messages(messages: object, *, names: bool = False, media: MediaOptions = _DEFAULTS) -> None:
-    """Raises InputError, with the path of the field, for all that can be told without opening a medium: the structure of a chat,
-    and media of the wrong type or from where they may not come. Arguments as of `parse_messages`."""
+    """Raises InputError, with the path of the field, for wrong structure and for media of a wrong type or a forbidden source.
+    Opens nothing. Arguments as of `parse_messages`."""
     _checked(messages, names, media)
 
 
 def has_media(messages: object) -> bool:
-    """Whether a chat has a picture or a sound, however it is given. Never raises: malformed messages have none."""
+    """Whether a chat has a picture or a sound. Never raises: malformed messages have none."""
     try:
-        return bool(_media(outline(messages)))
+        return bool(_media(_structure(messages)))
     except InputError:
         return False
 
 
 def remote_media(messages: object) -> tuple[RemoteMedia, ...]:
-    """The http(s) URLs in a chat, each once, with the first medium that has it. Never raises: of malformed messages, none."""
+    """The http(s) URLs in a chat, each once, with its first medium. Never raises: malformed messages have none."""
     try:
-        read = outline(messages)
+        read = _structure(messages)
     except InputError:
         return ()
     found: dict[str, RemoteMedia] = {}
@@ -83,8 +117,8 @@ def parse_messages(
     """A chat from a list of messages, or from a string: one message of the user.
 
     sample_rate: Hz, of `AudioPart`s. names: whether messages may have one (`Frontend.sample_rate`, `Frontend.takes_names`).
-    media: whence, and how much. downloaded: the content of each of `remote_media`; None downloads them here, one by one.
-    Reads and decodes media, so it may take a while. Raises InputError with the path of the field that is wrong.
+    media: allowed sources and sizes. downloaded: contents of `remote_media`; None downloads them here, one by one.
+    Reads and decodes media, which may take long. Raises InputError with the path of the field.
     """
     read = _checked(messages, names, media)
     return tuple(
@@ -93,11 +127,11 @@ def parse_messages(
     )
 
 
-def _checked(messages: object, names: bool, media: MediaOptions) -> tuple[Outline, ...]:
-    read = outline(messages)
+def _checked(messages: object, names: bool, media: MediaOptions) -> tuple[UndecodedMessage, ...]:
+    read = _structure(messages)
     for index, message in enumerate(read):
         if message.name is not None and not names:
-            problem = "is given, but this model does not tell speakers apart by name"
+            problem = "is given, but this model does not distinguish speakers by name"
             raise InputError(f"messages[{index}].name", problem, "leave it out")
     remote = 0
     for medium in _media(read):
@@ -111,7 +145,7 @@ def _checked(messages: object, names: bool, media: MediaOptions) -> tuple[Outlin
     return read
 
 
-def _media(read: tuple[Outline, ...]) -> list[Medium]:
+def _media(read: tuple[UndecodedMessage, ...]) -> list[Medium]:
     return [part for message in read for part in message.content if isinstance(part, Medium)]
 
 
@@ -124,3 +158,98 @@ def _part(part: TextPart | Medium, sample_rate: int, media: MediaOptions, downlo
         return AudioPart(samples, part.field)
     picture = cast(ImageSource, part.source)
     return ImagePart(load_image(picture, field=part.field, options=media, downloaded=downloaded), part.field)
+
+
+def _structure(messages: object) -> tuple[UndecodedMessage, ...]:
+    """The messages of a chat; a string is one of the user. Raises InputError with the path of the field."""
+    if isinstance(messages, str):
+        return (UndecodedMessage("user", (_text(messages, "messages"),), None),)
+    check_size(messages)
+    given = _list(messages, "messages", "are", "give a list of messages, or a string")
+    if not given:
+        raise InputError("messages", "are empty", "give at least one message")
+    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(given))
+
+
+def _message(message: object, field: str) -> UndecodedMessage:
+    given = _fields(message, field, ("role", "content"), optional="name")
+    role = given["role"]
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InputError(f"{field}.role", f"{quoted(role)} is unknown", f"use one of {', '.join(_ROLES)}")
+    name = given.get("name")
+    if name is not None:
+        name = _text(name, f"{field}.name").text
+        if not name:
+            raise InputError(f"{field}.name", "is empty", "give a name, or leave it out")
+    return UndecodedMessage(cast(Role, role), _content(given["content"], f"{field}.content"), name)
+
+
+def _content(content: object, field: str) -> tuple[TextPart | Medium, ...]:
+    if isinstance(content, str):
+        return (_text(content, field),)
+    parts = _list(content, field, "is", "give a string or a list of parts")
+    if not parts:
+        raise InputError(field, "is empty", "give at least one part, or a string")
+    return tuple(_parsed(part, f"{field}[{index}]") for index, part in enumerate(parts))
+
+
+def _parsed(part: object, field: str) -> TextPart | Medium:
+    if not isinstance(part, Mapping):
+        raise InputError(field, f"is a {_kind(part)}", 'give a dict such as {"type": "text", "text": "..."}')
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in _PARTS:
+        if isinstance(kind, str) and kind in _VIDEO:
+            remedy = "give single pictures as image_url parts and the sound as an input_audio part"
+            raise InputError(f"{field}.type", "video input is not supported", remedy)
+        raise InputError(f"{field}.type", f"{quoted(kind)} is unknown", f"use one of {', '.join(_PARTS)}")
+    source, field = _fields(part, field, ("type", kind))[kind], f"{field}.{kind}"
+    if kind == "text":
+        return _text(source, field)
+    if kind == "image_url" and isinstance(source, Mapping):
+        source = _image(source, field)
+    return Medium(cast(MediumKind, kind), source, field)
+
+
+def _image(source: Mapping[Any, Any], field: str) -> object:
+    # OpenAI's clients fill in `detail`; the models here have one resolution only.
+    given = _fields({"detail": "auto", **source}, field, ("url", "detail"))
+    detail = given["detail"]
+    if not isinstance(detail, str) or detail != "auto":
+        raise InputError(f"{field}.detail", f"{quoted(detail)} is not supported", 'use "auto" or leave it out')
+    return given["url"]
+
+
+def _text(text: object, field: str) -> TextPart:
+    if not isinstance(text, str):
+        raise InputError(field, f"is a {_kind(text)}", "give a string")
+    check_unicode(text, field)
+    return TextPart(text)
+
+
+def _fields(value: object, field: str, names: tuple[str, ...], optional: str | None = None) -> Mapping[str, Any]:
+    """`value` if it is a mapping with the keys `names`, and no others but `optional`."""
+    wanted = " and ".join(repr(name) for name in names)
+    if not isinstance(value, Mapping):
+        raise InputError(field, f"is a {_kind(value)}", f"give a dict with {wanted}")
+    for name in names:
+        if name not in value:
+            raise InputError(f"{field}.{name}", "is missing", f"give {wanted}")
+    for key in value:
+        if key not in names and key != optional:
+            named = shortened(key) if isinstance(key, str) else quoted(key)
+            raise InputError(f"{field}.{named}", "is not known here", f"give {wanted} only")
+    return value
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview | range)
+
+
+def _list(value: object, field: str, verb: str, remedy: str) -> Sequence[Any]:
+    if not _is_list(value):
+        raise InputError(field, f"{verb} a {_kind(value)}", remedy)
+    return value
+
+
+def _kind(value: object) -> str:
+    return shortened(type(value).__name__)

@@ -1,7 +1,7 @@
 """Multimodal rotary positions: time, height and width of every prompt token.
 
 Source: arXiv 2409.12191, section 2.1. Text and sound advance all axes together by one; an image's tokens share one time and spread
-over height and width; what follows continues after the largest position used.
+over height and width; the next token follows the largest position used.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ def mrope_positions(
 ) -> tuple[NDArray[np.int64], int]:
     """Positions int64 `[3, T]` of `ids` and the position of the token after them.
 
-    grids: of the images in `ids`, in order. merge: patches along height and width that become one token. per_second: positions from
-    one time of an image to its next.
+    grids: of the images in `ids`, in order. merge: patches along height and width that become one token. per_second: positions
+    between two times of an image.
     """
     positions = np.empty((3, len(ids)), np.int64)
     images = iter(grids)

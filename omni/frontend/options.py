@@ -12,10 +12,10 @@ from omni.pipeline import FRONTEND
 
 
 class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests are read and prepared.
+    """How requests are prepared.
 
-    media: where pictures and sound may come from. control_tokens: what the written form of a control token, such as `<|im_end|>`,
-    is in what a request says: `"text"`, or `"tokens"`, as in transformers.
+    media: sources and sizes of pictures and sound. control_tokens: whether the written form of a control token in a user's text,
+    such as `<|im_end|>`, is `"text"`, or the token, as in transformers: `"tokens"`.
     """
 
     media: MediaOptions = MediaOptions()
@@ -23,6 +23,6 @@ class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def frontend_options(layers: Sequence[Layer]) -> tuple[FrontendOptions, tuple[Setting, ...]]:
-    """What layers set below `frontend`, and the origins. Raises ConfigError."""
+    """The front end's options from layers, and the origin of each. Raises ConfigError."""
     options, settings = overlay({FRONTEND: FrontendOptions()}, [layer.only(FRONTEND) for layer in layers])
     return cast(FrontendOptions, options[FRONTEND]), settings

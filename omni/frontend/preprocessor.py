@@ -1,4 +1,4 @@
-"""preprocessor_config.json: what processors of transformers take from it unchecked, and would fail over at each request."""
+"""Checks fields of preprocessor_config.json that transformers takes unchecked, and that would fail every request."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,7 @@ class _Pictures(msgspec.Struct):
 
 
 class _Preprocessor(msgspec.Struct):
-    """Of pictures, then of sound. What is missing has transformers' default; null has one where None stands."""
+    """Of pictures, then of sound. Missing fields have transformers' defaults; so has null where None is allowed."""
 
     patch_size: _Side | msgspec.UnsetType = msgspec.UNSET
     merge_size: _Side | msgspec.UnsetType = msgspec.UNSET
@@ -50,11 +50,11 @@ class _Preprocessor(msgspec.Struct):
 
 
 def check_preprocessor(folder: Path) -> None:
-    """Raises CheckpointError, naming the field, if the file is missing or holds what no processor can work with."""
+    """Raises CheckpointError, naming the field, if the file is missing or has values that no processor can use."""
     path = folder / "preprocessor_config.json"
     resized = read_object(path).get("do_resize", True)
     if resized is not True:
-        # Patches are whole: pictures of most sizes would fail.
+        # Pictures must be divisible into patches: those of most sizes would fail.
         problem = f"is {quoted(resized)}, not True, which alone is supported"
         raise CheckpointError(f"{path.name}: do_resize", problem, OTHER_MODEL)
     read_as(path, _Preprocessor, MAX_BYTES)

@@ -1,6 +1,6 @@
-"""Trial requests: before a front end serves, it reads the shortest chats that there are, with each medium that its family takes.
+"""Trial requests: at start a front end prepares the shortest chats, with each kind of media that its family takes.
 
-What would fail every request fails at start, and names the file that it is about.
+Faults of a checkpoint that would fail every request are reported at start, with the file's name.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _TEXT = "hello"
 _RESTORE = "use the files that belong to these weights"
 _SECONDS = 0.25
 _SIDES = (50, 70)
-"""Of a picture, in pixels: no whole number of patches."""
+"""Of a picture, in pixels: not divisible into patches."""
 
 Ids = NDArray[np.int64]
 
@@ -33,20 +33,20 @@ class Encode(Protocol):
 
 @contextmanager
 def blamed_on(field: str) -> Iterator[None]:
-    """Whatever is raised within is a fault of the file, or of what `field` names in it."""
+    """Reports any error raised within as a fault of `field`, a file or a field of it."""
     try:
         yield
     except OmniError as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(field, f"fails a request ({shortened(str(error))})", _RESTORE) from error
-    except Exception as error:  # a library's, of what it took from the file
+    except Exception as error:  # of a library, about values of the file
         problem = f"fails every request ({type(error).__name__}: {shortened(str(error))})"
         raise CheckpointError(field, problem, _RESTORE) from error
 
 
 def check_vocabulary(tokenizer: Any, size: int) -> None:
-    """Raises CheckpointError for a tokenizer with ids that a model of `size` has no embedding of, or none for a text."""
+    """Raises CheckpointError for a tokenizer with ids beyond the model's vocabulary `size`, or without ids for a text."""
     with blamed_on("tokenizer"):
         token, most = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
         empty = not tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
@@ -58,16 +58,16 @@ def check_vocabulary(tokenizer: Any, size: int) -> None:
 
 
 def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping[str, int], answer: bool) -> Ids:
-    """Raises CheckpointError unless the template lays out each medium as one placeholder, and a text as itself.
+    """Raises CheckpointError unless the template renders each medium as one placeholder, and a text as itself.
 
-    Without media, what a message says is a text and no list of parts. placeholders: by kind, `"audio"` or `"image"`, the id that
-    config.json has. answer: as `ChatTemplate.render` has it.
+    Without media, a message's content is a text instead of a list of parts. placeholders: ids of config.json by kind, `"audio"` or
+    `"image"`. answer: as of `ChatTemplate.render`.
     Returns the ids of a chat of text.
     """
-    said = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)
-    if _TEXT not in said:
-        raise template.refuse(f"leaves out what a message says: {quoted(said)}")
-    ids = encode(said)
+    rendered = template.probe(_turn() if placeholders else [{"role": "user", "content": _TEXT}], answer=answer)
+    if _TEXT not in rendered:
+        raise template.refuse(f"leaves out the text of a message: {quoted(rendered)}")
+    ids = encode(rendered)
     for kind, token in placeholders.items():
         for count in (0, 1, 2):
             given = encode(template.probe(_turn(*[kind] * count), answer=answer)) if count else ids
@@ -81,7 +81,7 @@ def check_template(template: ChatTemplate, encode: Encode, placeholders: Mapping
 def check_word(tokenizer: Any, role: str, word: Callable[[], object], token: int | None = None) -> None:
     """Raises CheckpointError unless the tokenizer has a word for `role`, such as `"audio_token"`: a token, `token` if one is given.
 
-    word: reads it off the tokenizer, which has no such attribute if the file does not name it.
+    word: reads it from the tokenizer, which lacks the attribute if the file does not name it.
     """
     field = f"tokenizer_config.json: {role}"
     with blamed_on(field):

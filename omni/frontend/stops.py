@@ -1,4 +1,4 @@
-"""Texts that end an answer, found in the bytes of its tokens."""
+"""Stop strings, found in the bytes of tokens."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,11 +8,11 @@ from omni.sampling import StopVerdict
 
 
 class StopTexts:
-    """The stop strings of a request as an automaton over bytes (Aho and Corasick). Shared by its samples; does not change.
+    """The stop strings of a request as an automaton over bytes (Aho and Corasick). Immutable, shared by its samples.
 
-    The text ends at the stop string that is complete first; of several that are complete at the same byte, at the longest.
+    The text ends at the stop string that is complete first; of several complete at the same byte, at the longest.
 
-    A state is the longest end of the bytes so far that begins a stop string.
+    A state is the longest suffix of the bytes so far that begins a stop string.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -23,15 +23,15 @@ class StopTexts:
         for text in texts:
             self._add(text.encode())
         self._fall = [0] * len(self._next)
-        """By state: that of the next shorter end of the bytes."""
+        """By state: that of the next shorter suffix."""
         self._held = [0] * len(self._next)
         """By state: bytes that begin a stop string which is not complete."""
         self._connect()
         self.longest = max(self._depth)
-        """Bytes of the longest."""
+        """Bytes of the longest stop string."""
 
     def step(self, state: int, byte: int) -> int:
-        """The state after one more byte. That of no bytes is 0."""
+        """The state after one more byte. The first state is 0."""
         while state and byte not in self._next[state]:
             state = self._fall[state]
         return self._next[state].get(byte, 0)
@@ -69,7 +69,7 @@ class StopTexts:
 
 
 class StopStrings:
-    """Watches one request's tokens (a `StopMatcher`). What is complete before there are `min_tokens` tokens ends nothing."""
+    """A `StopMatcher` for one request. Stop strings complete before `min_tokens` tokens are ignored."""
 
     def __init__(self, texts: StopTexts, vocabulary: Vocabulary, min_tokens: int) -> None:
         self._texts = texts
@@ -78,7 +78,7 @@ class StopStrings:
         self._tokens = 0
         self._state = 0
         self._recent: deque[int] = deque()
-        """Bytes of the newest tokens, as many as may be part of a stop string."""
+        """Bytes of the newest tokens, those that may belong to a stop string."""
 
     def push(self, token: int) -> StopVerdict:
         written = self._vocabulary.written(token)
@@ -95,7 +95,7 @@ class StopStrings:
         return verdict
 
     def _covering(self, count: int) -> int:
-        """How many of the newest tokens hold the newest `count` bytes."""
+        """Number of newest tokens that hold the newest `count` bytes."""
         tokens = 0
         for length in reversed(self._recent):
             if count <= 0:
@@ -105,15 +105,15 @@ class StopStrings:
 
 
 def stopped_text(texts: StopTexts, pieces: Sequence[bytes]) -> bytes:
-    """Of a text that ended in the last of `pieces`, the bytes from its stop string on.
+    """The bytes from the stop string on, of a text that it ended in the last of `pieces`.
 
-    pieces: the bytes of the tokens that the stop string lies in, as `StopVerdict.held` counts them.
+    pieces: bytes of the tokens that hold the stop string, as many as `StopVerdict.held`.
     """
     text = b"".join(pieces)
     state = 0
     for place, byte in enumerate(text):
         state = texts.step(state, byte)
-        # One that was complete earlier came before the tokens that were asked for at least.
+        # One that was complete earlier came before `min_tokens`.
         if texts.found(state) and place >= len(text) - len(pieces[-1]):
             return text[place + 1 - texts.found(state) :]
     return b""

@@ -1,4 +1,4 @@
-"""Token ids to text while they come."""
+"""Token ids to text, incrementally."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,36 +9,36 @@ _MAX_HELD = 64
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer; every one of transformers' will do."""
+    """The part of transformers' tokenizers that is used."""
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any: ...
 
 
 class IncrementalDecoder:
-    """Gives text as soon as further ids cannot change it. One per request.
+    """Returns text as soon as further ids cannot change it. One per request.
 
-    What `push` and `finish` return, put together, is `tokenizer.decode(all_ids, skip_special_tokens=True,
-    clean_up_tokenization_spaces=False)`: cleaning up would take back spaces that were given already.
+    The concatenated results of `push` and `finish` are `tokenizer.decode(all_ids, skip_special_tokens=True,
+    clean_up_tokenization_spaces=False)`: cleaning up would remove spaces that were returned already.
 
-    The end of the ids may be half a character, which decodes to U+FFFD; so that sign is kept back while it is last.
-    Only a window of recent ids is decoded again: it reaches back far enough that what a tokenizer does to the start of
-    a text (some drop a space) happens to ids whose text was given already.
+    The last ids may be half a character, which decodes to U+FFFD; so that character is kept while it is last.
+    Only a window of recent ids is decoded again. It is so long that a tokenizer's changes to the start of a text (some drop a
+    space) concern only text that was returned already.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._given = ""
-        """The part of the window's text that was given out."""
+        """The part of the window's text that was returned."""
 
     def push(self, ids: Sequence[int]) -> str:
         self._window += ids
         text = self._decode(self._window)
-        # A text of nothing but broken bytes is given out late, but it is given out.
+        # A text of broken bytes alone is returned late, but it is returned.
         held = min(len(text) - len(text.rstrip(_UNFINISHED)), _MAX_HELD)
         settled = text[: len(text) - held]
         if not settled.startswith(self._given):
-            # Byte by byte, a tokenizer may take a whole run of characters back until the last of them is complete.
+            # Byte by byte, a tokenizer may revise a whole run of characters until the last of them is complete.
             return ""
         new = settled[len(self._given) :]
         self._given = settled
@@ -57,7 +57,7 @@ class IncrementalDecoder:
             return
         recent = self._window[-keep:]
         recent_text = self._decode(recent)
-        # A cut inside a character would show as a different text; the next call tries another place.
+        # A cut inside a character would change the text; the next call tries another place.
         if len(recent_text) > held and text.endswith(recent_text):
             self._window, self._given = recent, recent_text[: len(recent_text) - held]
 

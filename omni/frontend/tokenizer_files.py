@@ -1,4 +1,4 @@
-"""tokenizer.json and tokenizer_config.json: what of them is read without bounds, or named by nobody if it is wrong."""
+"""Checks tokenizer files where libraries read without bounds, or report errors without a name."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +11,9 @@ from omni.checkpoint.regular_file import is_file
 from omni.errors import CheckpointError, quoted
 
 MAX_ADDED = 100_000
-"""Tokens beside the vocabulary: each is looked for in every text. Published tokenizers have 6,000 at most."""
+"""Added tokens: each is searched for in every text. Published tokenizers have up to 6,000."""
 MAX_ID = 2**22
-"""As many ids as a vocabulary may have."""
+"""Largest size of a vocabulary."""
 
 _Id = Annotated[int, Meta(ge=0, lt=MAX_ID)]
 
@@ -32,13 +32,13 @@ class _Numbered(_Added, kw_only=True):
 
 
 class _Tokenizer(msgspec.Struct):
-    """What is looked at of tokenizer.json; the tokenizers library reads the rest, and says in which line it is wrong."""
+    """Checked fields of tokenizer.json; the tokenizers library reports the line of other errors."""
 
     added_tokens: Annotated[list[_Numbered], Meta(max_length=MAX_ADDED)] | None = None
 
 
 class _Config(msgspec.Struct):
-    """The same of tokenizer_config.json."""
+    """Checked fields of tokenizer_config.json."""
 
     added_tokens_decoder: dict[str, _Added] | None = None
     add_prefix_space: bool | None = None
@@ -48,7 +48,7 @@ class _Config(msgspec.Struct):
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raises CheckpointError, naming the field, if a file holds what no tokenizer can work with, or would take long over; and if
+    """Raises CheckpointError, naming the field, for values that no tokenizer can use or that take it long, and if
     tokenizer_config.json is missing."""
     config = folder / "tokenizer_config.json"
     read_object(config)

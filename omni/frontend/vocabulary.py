@@ -1,4 +1,4 @@
-"""What the ids of a text model write."""
+"""The texts of a text model's ids."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Ids and the bytes of text that each stands for.
-
-    tokens: by id, the UTF-8 bytes that it adds to a text, which may be a part of a character. b"" for an id that writes nothing.
-    encode: a text's ids, without those that a tokenizer puts around it. May be called from any thread.
+    """tokens: by id, its UTF-8 bytes in a text, perhaps a part of a character. b"" for an id without text.
+    encode: a text's ids, without special tokens. May be called from any thread.
     """
 
     tokens: tuple[bytes, ...]
     encode: Callable[[str], Sequence[int]]
 
     def written(self, token: int) -> bytes:
-        """The bytes of an id. A model's last ids may be nobody's: they write nothing."""
+        """The bytes of an id. The last ids of a model may be unused: they have none."""
         return self.tokens[token] if token < len(self.tokens) else b""

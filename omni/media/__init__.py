@@ -1,4 +1,4 @@
-"""Sound and pictures: from whatever a user gives to arrays, and back to files."""
+"""Sound and pictures: from users' sources to arrays, and to files."""
 
 from omni.media.audio import AudioSource, check_audio, load_audio, save_wav
 from omni.media.download import Downloads

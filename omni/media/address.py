@@ -1,12 +1,12 @@
-"""Which network addresses are of the public internet."""
+"""Network addresses of the public internet."""
 
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 _INTERNET = ip_network("2000::/3")
-"""All that is handed out of IPv6. Outside are loopback, link-local, unique local, multicast, and what stands for an IPv4 address:
-mapped (::ffff:0:0/96) and translated (64:ff9b::/96, 64:ff9b:1::/48)."""
+"""All allocated addresses of IPv6. Outside are loopback, link-local, unique local, multicast, and IPv4 addresses: mapped
+(::ffff:0:0/96) and translated (64:ff9b::/96, 64:ff9b:1::/48)."""
 
-# IANA's registries of special-purpose addresses. The tables of `ipaddress` change with the release of Python.
+# IANA's registries of special-purpose addresses. The tables of `ipaddress` depend on the release of Python.
 _SPECIAL = tuple(
     ip_network(text)
     for text in (
@@ -34,7 +34,7 @@ _SPECIAL = tuple(
 
 
 def is_public(address: str) -> bool:
-    """Whether a connection to an IPv4 or IPv6 address leaves for the public internet. Raises ValueError if it is none."""
+    """Whether an IPv4 or IPv6 address is on the public internet. Raises ValueError for other texts."""
     found = ip_address(address)
     if found.version == 6 and found not in _INTERNET:
         return False

@@ -1,4 +1,4 @@
-"""Sound in: any source to mono float32 at a model's rate. Sound out: a wav file."""
+"""Loads sound from any source as mono float32 at a model's rate, and saves wav files."""
 
 import errno
 import io
@@ -20,16 +20,16 @@ from omni.utils.files import is_special, reason, replacing
 
 AudioSource = Location | bytes | Mapping[str, str] | Samples | tuple[Samples, int]
 """A path, URL or data URI; a file's bytes; `{"data": base64, "format": "wav"}`; samples `[n]` or `[channels, n]`, alone
-(at the rate the model wants) or as `(samples, rate)`."""
+(at the model's rate) or as `(samples, rate)`."""
 
 _BLOCK = 1 << 18
-"""Samples of all channels that are decoded at a time."""
+"""Samples of all channels decoded at a time."""
 
 _DEFAULTS = MediaOptions()
 
 
 def check_audio(source: object, field: str, options: MediaOptions = _DEFAULTS) -> None:
-    """Raises InputError, as `load_audio` would, for what is no sound by its type, or from where none may come. Opens nothing."""
+    """Raises InputError, as `load_audio` would, for a wrong type or a forbidden source. Opens nothing."""
     if isinstance(source, tuple):
         _pair(source, field)
     elif isinstance(source, Mapping):
@@ -52,10 +52,10 @@ def load_audio(
 ) -> NDArray[np.float32]:
     """Mono float32 samples `[n]` at `sample_rate` Hz, channels averaged. Integers are scaled to -1..1, floats are kept.
 
-    options: whence, and how much. downloaded: content by URL; None downloads a URL here. A file is decoded and resampled block by
-    block, so that memory is in proportion to the result.
+    options: allowed sources and sizes. downloaded: content by URL; None downloads a URL here. A file is decoded and resampled
+    block by block, in memory proportional to the result.
     Raises InputError, naming `field`, if the sound cannot be read, is empty, shorter than `min_seconds` or beyond the bounds of
-    `options` (told from a file's header, before it is decoded, and again while it is), is not finite, or has a shape that is none.
+    `options` (by a file's header, before it is decoded, and again while it is), is not finite, or has a wrong shape.
     """
     check_audio(source, field, options)
     bounds = _Bounds(field, min_seconds, options)
@@ -74,15 +74,15 @@ def load_audio(
 def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.Tensor, sample_rate: int) -> None:
     """Writes mono samples `[n]`, float32 within -1..1 (clipped to that), as 16-bit PCM.
 
-    Raises InputError if the samples are not finite or the file cannot be written; a file that was there is as it was then.
+    Raises InputError if the samples are not finite or the file cannot be written; an existing file is then unchanged.
     """
     array = to_mono(samples, "samples")
     if not np.isfinite(array).all():
-        raise InputError("samples", "are NaN or infinite in places", "give finite samples between -1 and 1")
+        raise InputError("samples", "hold NaN or infinite values", "give finite samples between -1 and 1")
     wav = io.BytesIO()
     soundfile.write(wav, np.clip(array, -1.0, 1.0), sample_rate, format="WAV", subtype="PCM_16")
     try:
-        # A device or a pipe is written to; nothing takes its place.
+        # A device or a pipe is written directly and never replaced.
         with open(path, "wb") if is_special(path) else replacing(path) as file:
             file.write(wav.getbuffer())
     except (OSError, ValueError) as error:
@@ -92,11 +92,11 @@ def save_wav(path: str | os.PathLike[str], samples: NDArray[np.float32] | torch.
 
 
 _UNKNOWN = 2**63 - 1
-"""Frames, as libsndfile counts them, of a file whose header gives none."""
+"""Frames that libsndfile reports for a file without a length in its header."""
 
 
 class _Bounds:
-    """What a sound may be. Told of the header first, and then of what there is."""
+    """The allowed size of a sound, checked for the header first and then for the samples."""
 
     def __init__(self, field: str, min_seconds: float, options: MediaOptions) -> None:
         self.field = field
@@ -108,7 +108,7 @@ class _Bounds:
         check_samples(frames * channels, self.field, self._options)
 
     def check_more(self, frames: int, channels: int) -> None:
-        """Of a file that goes on: how much there will be, its header does not know."""
+        """For a file whose header may understate its length."""
         check_samples(frames * channels, self.field, self._options)
 
 
@@ -133,11 +133,11 @@ def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.flo
             rate = int(sound.samplerate)
             check_rate(rate, field)
             if sound.frames == _UNKNOWN:
-                problem = "has a header that does not say how long it is, as streams have"
+                problem = "has a header without its length, as of a stream"
                 raise InputError(field, problem, "convert it, such as by ffmpeg -i SOUND out.wav")
             bounds.check(sound.frames, sound.channels, rate)
             return _resampled(_blocks(sound, bounds), rate, sample_rate, bounds)
-    # A TypeError: a headerless format, which soundfile tells by the file's name, lacks its rate.
+    # TypeError: soundfile requires a rate for headerless formats, which it recognizes by the file's name.
     except (soundfile.SoundFileError, TypeError, OSError) as error:
         reason = error.error_string if isinstance(error, soundfile.LibsndfileError) else str(error)
         problem = f"is not a sound file that can be read ({shortened(reason)})"
@@ -145,7 +145,7 @@ def _decode(file: BinaryIO, sample_rate: int, bounds: _Bounds) -> NDArray[np.flo
 
 
 def _blocks(sound: soundfile.SoundFile, bounds: _Bounds) -> Iterator[NDArray[np.float32]]:
-    """Mono. Read without `SoundFile.blocks`, which wants to seek: some codecs cannot."""
+    """Mono. Without `SoundFile.blocks`, which seeks: some codecs cannot."""
     most = max(1, _BLOCK // sound.channels)
     frames = 0
     while True:
@@ -161,7 +161,7 @@ def _blocks(sound: soundfile.SoundFile, bounds: _Bounds) -> Iterator[NDArray[np.
 def _resampled(
     blocks: Iterable[NDArray[np.float32]], rate: int, sample_rate: int, bounds: _Bounds
 ) -> NDArray[np.float32]:
-    """The blocks in a row at `sample_rate`, bit for bit as if they were resampled at once."""
+    """The concatenated blocks at `sample_rate`, bit for bit as if they were resampled at once."""
     resampler = soxr.ResampleStream(rate, sample_rate, 1, dtype="float32") if rate != sample_rate else None
     made: list[NDArray[np.float32]] = []
     frames = 0
@@ -172,7 +172,7 @@ def _resampled(
             )
         frames += len(block)
         made.append(block if resampler is None else resampler.resample_chunk(block))
-    # Of a file too: a damaged one may hold less than its header says.
+    # For files too: a damaged one may hold less than its header states.
     bounds.check(frames, 1, rate)
     if resampler is not None:
         made.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
@@ -185,7 +185,7 @@ def _base64(source: Mapping[str, object], field: str) -> str:
         problem = f"has the keys {quoted(list(source))}"
         raise InputError(field, problem, 'give {"data": <base64 of the file>, "format": "wav"}')
     if not isinstance(source.get("format", ""), str):
-        # What it says plays no part: files say themselves what they are.
+        # Its value is ignored: files are recognized by their content.
         problem = f"is a {shortened(type(source['format']).__name__)}"
         raise InputError(f"{field}.format", problem, "give a string, or leave it out")
     return data

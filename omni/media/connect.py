@@ -1,4 +1,4 @@
-"""Connections to hosts whose addresses may be checked."""
+"""Connections to hosts with checked addresses."""
 
 import asyncio
 import socket
@@ -14,23 +14,23 @@ _Option = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int,
 
 
 class Resolver:
-    """Host names to addresses, each in a thread that nobody waits for: `getaddrinfo` cannot be stopped.
+    """Host names to addresses, each in a daemon thread: `getaddrinfo` cannot be cancelled.
 
-    most: such threads at once. Whoever comes later waits until one ends, until its own deadline.
+    most: such threads at once. Further requests wait for one to end, until their own deadline.
     """
 
     def __init__(self, most: int) -> None:
         self._turns = asyncio.Semaphore(most)
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """Addresses in the system's order, without any that only one of its interfaces reaches. Raises OSError, and
-        StageError if no thread can be started."""
+        """Addresses in the system's order, without those of a single interface. Raises OSError, and StageError if no thread can be
+        started."""
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[str]] = loop.create_future()
 
         def settle(found: list[str] | Exception) -> None:
-            # Here and not by the one that waits: a thread whose request was given up still runs.
+            # Here and not in the waiting request, which may be cancelled while the thread still runs.
             self._turns.release()
             if done.cancelled():
                 return
@@ -49,22 +49,22 @@ class Resolver:
             try:
                 loop.call_soon_threadsafe(settle, found)
             except RuntimeError:
-                # The loop is closed: nobody waits any more.
+                # The loop is closed, so no request waits.
                 return
 
         try:
             threading.Thread(target=run, name="omni-resolve", daemon=True).start()
         except RuntimeError as error:
-            # The machine has none left, maybe for now.
+            # The machine is out of threads, perhaps temporarily.
             self._turns.release()
-            raise known("frontend", "looking a host up", error) from error
+            raise known("frontend", "resolving a host", error) from error
         return await done
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to the very addresses that were checked: asking for the name a second time may give others.
+    """Connects to the addresses that were checked: resolving the name a second time may give others.
 
-    field: of the medium, for errors. private: whether addresses may be other than of the public internet.
+    field: of the medium, for errors. private: whether addresses outside of the public internet are allowed.
     """
 
     def __init__(self, resolver: Resolver, field: str, *, private: bool) -> None:
@@ -82,14 +82,14 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[_Option] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Raises InputError if no address may be connected to."""
+        """Raises InputError if no address is allowed."""
         found = await self._resolver.resolve(host, port)
         allowed = [address for address in found if self._private or is_public(address)]
         if found and not allowed:
-            problem = f"is at {shortened(host)}, which is no host of the public internet"
+            problem = f"is at {shortened(host)}, which is not on the public internet"
             raise InputError(self._field, problem, "use another host, or set frontend.media.private_addresses")
         failure: Exception = OSError(f"{shortened(host)} has no address")
-        # Each has its share of the time: an address that never answers leaves some for the next.
+        # Each address gets a share of the time, so that one without an answer leaves some for the next.
         for tried, address in enumerate(allowed):
             left = len(allowed) - tried
             share = None if left == 1 or timeout is None else timeout / left
@@ -103,7 +103,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         raise failure
 
     async def aclose(self) -> None:
-        """Ends what was connected. A request that is given up during TLS leaves its connection open."""
+        """Closes all connections. A request that is cancelled during TLS leaves its own open."""
         for opened in self._opened:
             await opened.aclose()
 

@@ -1,4 +1,4 @@
-"""Downloads of media, apart from whatever prepares requests: one event loop in a thread that nobody waits for."""
+"""Downloads of media, in one event loop in a daemon thread of its own."""
 
 import asyncio
 import threading
@@ -14,8 +14,8 @@ from omni.media.options import MediaOptions
 class Downloads:
     """Fetches any number of URLs at once. The thread starts with the first.
 
-    Neither `fetch` nor `close` waits, nor does the end of the interpreter: each download ends `MediaOptions.download_seconds` after
-    its turn came, whatever the other side does, or when its future is cancelled.
+    Neither `fetch` nor `close` nor the end of the interpreter waits. Each download ends at most `MediaOptions.download_seconds`
+    after it began, or when its future is cancelled.
     """
 
     def __init__(self, options: MediaOptions) -> None:
@@ -26,10 +26,10 @@ class Downloads:
         self._closed = False
 
     def fetch(self, url: str, field: str) -> "Future[bytes]":
-        """The bytes behind an http(s) URL, later.
+        """The bytes of an http(s) URL, as a future.
 
-        Ends with InputError, naming `field`, if the URL may not be asked for (`MediaOptions`) or gives nothing usable; with
-        StageError if the downloads are closed before it is done, or no thread can be started.
+        It raises InputError, naming `field`, if the URL is forbidden (`MediaOptions`) or cannot be downloaded, and StageError if
+        the downloads are closed meanwhile or no thread can be started.
         """
         future: Future[bytes] = Future()
         with self._lock:
@@ -39,7 +39,7 @@ class Downloads:
             try:
                 worker = self._worker = self._worker or _Worker(self._options)
             except (RuntimeError, OSError) as error:
-                # The machine has no thread or no file left, maybe for now.
+                # The machine is out of threads or files, perhaps temporarily.
                 future.set_exception(known("frontend", "downloading", error))
                 return future
             self._waiting.add(future)
@@ -48,7 +48,7 @@ class Downloads:
         return future
 
     def close(self) -> None:
-        """Ends what is under way with an error. Idempotent."""
+        """Ends downloads under way with an error. Idempotent."""
         with self._lock:
             first, self._closed = not self._closed, True
             waiting = list(self._waiting)
@@ -71,7 +71,7 @@ class _Worker:
         self._turns = asyncio.Semaphore(options.max_downloads)
         self._resolver = Resolver(options.max_downloads)
         self._tasks: set[asyncio.Task[None]] = set()
-        # A daemon: the interpreter waits for all others as it ends.
+        # A daemon: at its end, the interpreter waits for all other threads.
         try:
             threading.Thread(target=self._run, name="omni-downloads", daemon=True).start()
         except BaseException:
@@ -88,7 +88,7 @@ class _Worker:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            # The loop is closed: what it did has ended.
+            # The loop is closed, and its downloads have ended.
             return
 
     def _run(self) -> None:
@@ -127,12 +127,12 @@ class _Worker:
             _settle(
                 future, InputError(field, problem, "give the file itself, or raise frontend.media.download_seconds")
             )
-        except Exception as error:  # whatever it is, the one who waits for it is to know
+        except Exception as error:  # any error belongs to the waiting request
             _settle(future, error)
 
 
 def _settle(future: "Future[bytes]", outcome: bytes | Exception) -> None:
-    """Once: it may have been cancelled or closed just now."""
+    """A no-op if it was cancelled or closed meanwhile."""
     try:
         if isinstance(outcome, bytes):
             future.set_result(outcome)

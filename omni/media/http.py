@@ -1,4 +1,4 @@
-"""One medium over HTTP."""
+"""Downloads one medium over HTTP."""
 
 import functools
 import ssl
@@ -14,7 +14,7 @@ from omni.media.options import MediaOptions
 from omni.media.url import check_url, failed
 
 _REDIRECTS = (301, 302, 303, 307, 308)
-# Nothing is unpacked here, so that what is counted is what is held.
+# No compression, so that the counted bytes are the bytes in memory.
 _HEADERS = ((b"User-Agent", b"omni"), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity"), (b"Connection", b"close"))
 _FAILURES = (
     httpcore.NetworkError,
@@ -29,9 +29,9 @@ _FAILURES = (
 
 
 async def download(url: str, field: str, options: MediaOptions, resolver: Resolver) -> bytes:
-    """What a GET of `url` gives, redirects followed and checked as `url` is. Raises InputError, naming `field`.
+    """The content of a GET of `url`. Redirects are followed, and checked as `url` is. Raises InputError, naming `field`.
 
-    Takes as long as the other side likes: a deadline is the caller's.
+    Has no deadline: the caller sets one.
     """
     parts = check_url(url, field, options)
     for _ in range(options.max_redirects + 1):
@@ -48,7 +48,7 @@ async def download(url: str, field: str, options: MediaOptions, resolver: Resolv
 
 
 async def _get(at: httpx.URL, url: str, field: str, options: MediaOptions, resolver: Resolver) -> bytes | httpx.URL:
-    """The content at `at`, or where that is. url: as it was given, for errors."""
+    """The content at `at`, or the URL of a redirect. url: as given, for errors."""
     proxy = _proxy(at) if options.uses_proxies else None
     backend = CheckedBackend(resolver, field, private=options.allows_private or proxy is not None)
     target = httpcore.URL(scheme=at.raw_scheme, host=at.raw_host, port=at.port, target=at.raw_path)
@@ -59,7 +59,7 @@ async def _get(at: httpx.URL, url: str, field: str, options: MediaOptions, resol
         extensions={"timeout": {"connect": options.download_seconds}},
     )
     try:
-        # Of this request alone, so that none is left open.
+        # For this request alone, so that no connection stays open.
         async with httpcore.AsyncConnectionPool(ssl_context=tls(), network_backend=backend, proxy=proxy) as connections:
             response = await connections.handle_async_request(asked)
             return await _content(response, at, url, field, options)
@@ -77,7 +77,7 @@ async def _content(
         raise failed(url, field, f"HTTP status {response.status}")
     encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise failed(url, field, f"it came as {shortened(encoding)}, which was not asked for")
+        raise failed(url, field, f"the answer is encoded as {shortened(encoding)}, which was not requested")
     if int(headers.get("content-length", "0")) > options.max_bytes:
         raise too_large(field, options.max_bytes)
     data = bytearray()
@@ -89,7 +89,7 @@ async def _content(
 
 
 def _proxy(at: httpx.URL) -> httpcore.Proxy | None:
-    """The environment's for that URL."""
+    """The environment's proxy for that URL."""
     found = getproxies().get(at.scheme)
     if not found or proxy_bypass(at.host):
         return None
@@ -101,5 +101,5 @@ def _proxy(at: httpx.URL) -> httpcore.Proxy | None:
 
 @functools.cache
 def tls() -> ssl.SSLContext:
-    """Checks certificates by the system's authorities, and that they are of the host that was named."""
+    """Verifies certificates by the system's authorities, and their host names."""
     return ssl.create_default_context()

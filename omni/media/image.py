@@ -1,4 +1,4 @@
-"""Pictures in: any source to an RGB picture."""
+"""Loads pictures from any source as RGB."""
 
 import io
 import os
@@ -21,25 +21,25 @@ ImageSource = Location | bytes | Image.Image | NDArray[np.generic] | torch.Tenso
 """A path, URL or data URI; a file's bytes; a picture; pixels as uint8 or as floats from 0 to 1, `[height, width]` or
 with 1, 3 or 4 channels first or last."""
 
-# Only these: Pillow's other readers are little tested, and one starts Ghostscript.
+# Only these: Pillow's other readers are less tested, and one starts Ghostscript.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _CHANNELS = (1, 3, 4)
 _DEFAULTS = MediaOptions()
 
 _IN_PYTHON = ("ppm", "ppm_plain", "bmp_rle")
-"""Decoders of Pillow that are loops in Python, a second for a million pixels: PPM as text or with another range than 8 bits, and
-BMP in runs."""
+"""Decoders of Pillow that are loops in Python, at a second for a million pixels: PPM as text or of other than 8 bits, and
+run-length encoded BMP."""
 _SLOW_PIXELS = 4 * 2**20
 _SLOW_BYTES = 2**16
 
 _MAX_SCANS = 20
-"""Of a progressive JPEG with as many pixels as may be; what cameras and programs write has about 10."""
-# What Pillow's readers raise on damaged files.
+"""Of a progressive JPEG of the largest size. Cameras and programs write about 10."""
+# Errors of Pillow's readers for damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error)
 
 
 def check_image(source: object, field: str, options: MediaOptions = _DEFAULTS) -> None:
-    """Raises InputError, as `load_image` would, for what is no picture by its type, or from where none may come. Opens nothing."""
+    """Raises InputError, as `load_image` would, for a wrong type or a forbidden source. Opens nothing."""
     if isinstance(source, str | os.PathLike):
         check_location(source, field, options)
     elif not isinstance(source, Image.Image | np.ndarray | torch.Tensor | bytes | bytearray):
@@ -50,17 +50,17 @@ def check_image(source: object, field: str, options: MediaOptions = _DEFAULTS) -
 def load_image(
     source: ImageSource, *, field: str, options: MediaOptions = _DEFAULTS, downloaded: Downloaded | None = None
 ) -> Image.Image:
-    """An RGB picture, upright as its EXIF orientation says, an alpha channel dropped; of several in a file, the first.
+    """An RGB picture, rotated by its EXIF orientation, without alpha channel; the first one of a file.
 
-    options: whence, and how much. downloaded: content by URL; None downloads a URL here.
-    Raises InputError, naming `field`, if it cannot be read, has no pixels or more than the options allow (told from a file's
-    header, before it is decoded), or is an array that is no picture.
+    options: allowed sources and sizes. downloaded: content by URL; None downloads a URL here.
+    Raises InputError, naming `field`, if it cannot be read, has no pixels or more than the options allow (by a file's header,
+    before it is decoded), or is an array of a wrong shape or type.
     """
     check_image(source, field, options)
     if isinstance(source, Image.Image):
         _check_size(source.width, source.height, field, options)
         picture = _guarded(lambda: _to_rgb(source), field, options)
-        # The user's own stays the user's.
+        # The user may change the original.
         return picture.copy() if picture is source else picture
     if isinstance(source, np.ndarray | torch.Tensor):
         check_values(source, field)
@@ -76,10 +76,10 @@ def _read(source: Location | bytes, field: str, options: MediaOptions, downloade
     most = options.max_image_bytes
     with open_location(source, field=field, options=options, max_bytes=most, downloaded=downloaded) as file:
         try:
-            # One more than may be: the file may have grown.
+            # One more than allowed: the file may have grown.
             data = file.read(most + 1)
         except OSError as error:
-            raise InputError(field, f"cannot be read ({error.strerror})", "give a file that can be") from error
+            raise InputError(field, f"cannot be read ({error.strerror})", "give a readable file") from error
     if len(data) > most:
         raise too_large(field, most)
     return data
@@ -105,7 +105,7 @@ def _decode(data: bytes, field: str, options: MediaOptions) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """As few copies as can be: one of a large picture is a quarter of a gigabyte."""
+    """Makes as few copies as possible: each of a large picture takes a quarter of a gigabyte."""
     image.load()
     turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
     upright = ImageOps.exif_transpose(image) if turned else image
@@ -118,18 +118,18 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _check_work(image: ImageFile.ImageFile, data: bytes, field: str, options: MediaOptions) -> None:
-    """Raises InputError for files that take more memory or time than their pixels do."""
+    """Raises InputError for files that take more memory or time than their size suggests."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
-        # Tiles are whole, however little of them is in the picture.
+        # Tiles are decoded whole, even if little of them is in the picture.
         width, height = (image.tag_v2.get(tag, 1) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
         _check_size(width, height, field, options)
     pixels = image.width * image.height
     slow = any(tile.codec_name in _IN_PYTHON for tile in image.tile)
     if slow and (pixels > _SLOW_PIXELS or len(data) > _SLOW_BYTES + 16 * pixels):
-        problem = f"is too large ({image.width} x {image.height}) for a file of its kind, which is slow to read"
+        problem = f"is too large ({image.width} x {image.height}) for its format, which is slow to read"
         raise InputError(field, problem, "save it as PNG")
     if image.format in ("JPEG", "MPO"):
-        # Each scan of a progressive picture passes over all of it. In between, the marker of a scan cannot occur.
+        # Each scan of a progressive picture decodes all of it. The marker occurs only at the start of a scan.
         scans = data.count(b"\xff\xda")
         if scans * pixels > _MAX_SCANS * options.max_image_pixels:
             problem = f"is too large ({image.width} x {image.height} in {scans} scans)"
@@ -137,7 +137,7 @@ def _check_work(image: ImageFile.ImageFile, data: bytes, field: str, options: Me
 
 
 def _to_hwc(source: NDArray[np.generic] | torch.Tensor, field: str, options: MediaOptions) -> NDArray[np.generic]:
-    """Pixels `[height, width, channels]`. Where both readings fit, arrays have channels last and tensors first."""
+    """Pixels `[height, width, channels]`. In ambiguous cases arrays have channels last and tensors first."""
     shape = tuple(source.shape)
     order = _order(shape, first=isinstance(source, torch.Tensor))
     if order is None:
@@ -149,7 +149,7 @@ def _to_hwc(source: NDArray[np.generic] | torch.Tensor, field: str, options: Med
 
 
 def _order(shape: tuple[int, ...], first: bool) -> tuple[int, ...] | None:
-    """Where height, width and channels are. first: whether channels come first where both are possible."""
+    """The axes of height, width and channels. first: whether channels come first if both are possible."""
     if len(shape) == 2:
         return 0, 1
     if len(shape) != 3:
@@ -164,7 +164,7 @@ def _to_uint8(pixels: NDArray[np.generic], field: str) -> NDArray[np.uint8]:
     if pixels.dtype.kind == "f":
         with np.errstate(over="ignore"):
             values = pixels.astype(np.float32)
-        # Negated, so that NaN fails too.
+        # Negated, so that NaN is refused too.
         if not (values.min() >= 0.0 and values.max() <= 1.0):
             raise InputError(field, f"holds values from {values.min():g} to {values.max():g}", remedy)
         pixels = np.rint(values * 255.0).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Keys of media: equal exactly if the content is."""
+"""Keys of media: equal if and only if the content is."""
 
 import hashlib
 

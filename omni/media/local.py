@@ -1,4 +1,4 @@
-"""Local files, as far as they may be opened."""
+"""Local files, within the allowed folder."""
 
 import os
 import stat
@@ -8,12 +8,12 @@ from typing import BinaryIO
 from omni.errors import InputError, quoted
 from omni.media.options import MediaOptions
 
-# Without waiting for somebody to write into a FIFO, and into no child.
+# Does not wait for a FIFO's writer, and is not inherited.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def check_path(path: str, field: str, options: MediaOptions) -> None:
-    """Raises InputError for a path that may not be opened, as far as its text says: whether there is such a file plays no part."""
+    """Raises InputError for a forbidden path, judged by its text, whether or not the file exists."""
     if not options.allows_local:
         remedy = "send the file itself as a data URI, or set frontend.media.local"
         raise InputError(field, "is a path, and local files are not opened here", remedy)
@@ -22,15 +22,15 @@ def check_path(path: str, field: str, options: MediaOptions) -> None:
 
 
 def open_file(path: str, field: str, options: MediaOptions, max_bytes: int) -> BinaryIO:
-    """A file of at most `max_bytes`, as yet: it may grow while it is read.
+    """A file of at most `max_bytes` now; it may grow while it is read.
 
-    Raises InputError if it may not be opened, if there is none, and for folders, devices and FIFOs.
+    Raises InputError if it is forbidden or missing, and for folders, devices and FIFOs.
     """
     check_path(path, field, options)
     try:
         file = _open(path, field, options)
     except (OSError, ValueError) as error:
-        # Base64 text given where a path belongs ends here, too: its "name" is too long.
+        # Base64 text in place of a path fails here too: the name is too long.
         remedy = "give the path of an existing file, a URL or a data URI"
         raise InputError(field, f"there is no file {quoted(path)}", remedy) from error
     if os.fstat(file.fileno()).st_size > max_bytes:
@@ -47,7 +47,7 @@ def _open(path: str, field: str, options: MediaOptions) -> BinaryIO:
     """Raises OSError and ValueError."""
     if options.local_folder is None:
         found = os.path.expanduser(path)
-        # Looked at first: opening a device may do something.
+        # Checked first: opening a device may have effects.
         if not stat.S_ISREG(os.stat(found).st_mode):
             raise FileNotFoundError(path)
         descriptor = os.open(found, _FLAGS)
@@ -61,8 +61,8 @@ def _open(path: str, field: str, options: MediaOptions) -> BinaryIO:
 
 
 def _open_below(folder: str, path: str, field: str) -> int:
-    """Symbolic links are followed once, and where they lead is opened from the folder down without following any: what somebody
-    changes meanwhile leads nowhere else."""
+    """Resolves symbolic links once, then opens the result from the folder down without following links, so that a concurrent
+    change cannot lead out of the folder."""
     below = _below(folder, path)
     root = os.path.realpath(folder)
     real = os.path.realpath(os.path.join(root, below or "."))
@@ -83,8 +83,8 @@ def _open_below(folder: str, path: str, field: str) -> int:
 
 
 def _below(folder: str, path: str) -> str | None:
-    """The path from `folder` down; None if it leads out of it. By the texts alone, `..` taken literally, so that the answer says
-    nothing of files elsewhere."""
+    """The path relative to `folder`; None if it leads out of it. Judged by the texts alone, with `..` resolved lexically, so that
+    the result reveals nothing about files elsewhere."""
     given = os.path.abspath(path)
     for root in (os.path.abspath(folder), os.path.realpath(folder)):
         if Path(given).is_relative_to(root):
@@ -93,5 +93,5 @@ def _below(folder: str, path: str) -> str | None:
 
 
 def _outside(field: str) -> InputError:
-    problem = "is a path out of the folder whose files may be opened here"
+    problem = "is a path outside of the allowed folder"
     return InputError(field, problem, "send the file itself as a data URI, or see frontend.media.local_folder")

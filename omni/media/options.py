@@ -1,23 +1,23 @@
-"""Settings of media: what a request may have the front end read."""
+"""Settings of media: allowed sources and sizes."""
 
 import msgspec
 
 
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where media may come from, and how much of it. Data URIs, bytes, arrays and pictures are always taken.
+    """Allowed sources and sizes of media. Data URIs, bytes, arrays and pictures are always allowed.
 
-    strict: for requests of people who are not trusted with this machine and its network: `remote`, `private_addresses`, `proxies`
-        and `local`, where they are not set, are no. Without it they are yes.
+    strict: for requests of untrusted users: `remote`, `private_addresses`, `proxies` and `local` then default to False, otherwise
+        to True.
     remote: whether media are downloaded from http(s) URLs; under `strict`, None does so if `allowed_domains` is set.
-    allowed_domains: whence, `"example.com"` exactly, `".example.com"` with all below it; None allows any.
-    private_addresses: whether a host may be at an address that is not of the public internet: private, loopback, link-local,
-        shared, multicast, reserved. Each address is checked that a connection is made to, redirects too.
-    proxies: whether HTTP_PROXY, HTTPS_PROXY and NO_PROXY are heeded; addresses are then for the proxy to check.
+    allowed_domains: of downloads, `"example.com"` exactly, `".example.com"` with its subdomains; None allows any.
+    private_addresses: whether hosts may have addresses outside of the public internet: private, loopback, link-local, shared,
+        multicast, reserved. Every address that is connected to is checked, redirects too.
+    proxies: whether HTTP_PROXY, HTTPS_PROXY and NO_PROXY are used; the proxy then has to check addresses.
     local: whether paths and `file:` URLs are opened; under `strict`, None does so if `local_folder` is set.
-    local_folder: only files below it, symbolic links followed; None allows all.
-    download_seconds: for one download, from the name of its host to its last byte.
+    local_folder: allows only files below it, after following symbolic links; None allows all.
+    download_seconds: for one download, from resolving its host to its last byte.
     max_downloads: at once; more wait. max_downloads_per_request: more are refused. max_redirects: of one download.
-    max_audio_bytes, max_image_bytes: of one file, as it comes.
+    max_audio_bytes, max_image_bytes: of one encoded file.
     max_audio_seconds: of one clip. max_audio_samples: of one clip at its own rate, all channels counted.
     max_image_pixels: of one picture.
     """
@@ -46,7 +46,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.max_redirects < 0:
             raise ValueError("max_redirects must be at least 0")
         if self.max_image_pixels > _PILLOWS_PIXELS:
-            raise ValueError(f"max_image_pixels must be at most {_PILLOWS_PIXELS}, what Pillow opens")
+            raise ValueError(f"max_image_pixels must be at most {_PILLOWS_PIXELS}, the limit of Pillow")
         for domain in self.allowed_domains or ():
             if not domain.strip(".") or set(domain) & set("/:*@% "):
                 raise ValueError(f"allowed_domains must be names such as example.com or .example.com, not {domain!r}")
@@ -69,7 +69,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def max_bytes(self) -> int:
-        """Of a file of any kind."""
+        """Of a file of either kind."""
         return max(self.max_audio_bytes, self.max_image_bytes)
 
     def _or_lenient(self, setting: bool | None, narrowed: bool) -> bool:
@@ -77,7 +77,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 _PILLOWS_PIXELS = 178_956_970
-"""Twice its `Image.MAX_IMAGE_PIXELS`, beyond which it refuses."""
+"""Twice `Image.MAX_IMAGE_PIXELS`; Pillow refuses more."""
 
 _POSITIVE = (
     "download_seconds",

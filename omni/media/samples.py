@@ -1,4 +1,4 @@
-"""Sound given as an array or a tensor, and the checks that every sound passes."""
+"""Sound as an array or a tensor, and checks for all sound."""
 
 import numpy as np
 import torch
@@ -13,15 +13,15 @@ Samples = NDArray[np.generic] | torch.Tensor
 _MAX_RATE = 768_000
 _MAX_CHANNELS = 32
 _LOUDEST = 16.0
-"""Beyond it, floats are taken to be integers that were never scaled; a clipped recording stays well below."""
+"""Floats beyond it are taken for unscaled integers; a clipped recording stays well below."""
 
 
 def check_values(values: NDArray[np.generic] | torch.Tensor, field: str) -> None:
-    """Raises InputError for arrays and tensors that hold no plain numbers. Of the others the shape may be asked."""
+    """Raises InputError for arrays and tensors without plain numbers, whose shape may be unusable too."""
     remedy = "give an array or a tensor of plain numbers"
     if isinstance(values, np.ndarray):
         if isinstance(values, np.ma.MaskedArray):
-            raise InputError(field, "is a masked array", "fill in what is masked, and give a plain array")
+            raise InputError(field, "is a masked array", "fill in the masked values, and give a plain array")
         if values.dtype.kind not in "fiub":
             raise InputError(field, f"holds {shortened(str(values.dtype))} values", remedy)
         return
@@ -40,7 +40,7 @@ def to_numpy(values: NDArray[np.generic] | torch.Tensor, field: str) -> NDArray[
     """The values on the host, in their own dtype (bfloat16 and the like, which numpy lacks, as float32). Raises InputError."""
     check_values(values, field)
     if isinstance(values, np.ndarray):
-        # Of subclasses too, and in this machine's order of bytes.
+        # Subclasses too, in this machine's byte order.
         return np.asarray(values, values.dtype.newbyteorder("="))
     try:
         tensor = values.detach().cpu().resolve_neg()
@@ -52,7 +52,7 @@ def to_numpy(values: NDArray[np.generic] | torch.Tensor, field: str) -> NDArray[
 
 
 def to_mono(samples: Samples, field: str) -> NDArray[np.float32]:
-    """Mono float32 `[n]`: channels averaged, integers scaled to -1..1. Raises InputError for what is no sound."""
+    """Mono float32 `[n]`: channels averaged, integers scaled to -1..1. Raises InputError for a wrong type or shape."""
     check_shape(samples, field)
     array = to_numpy(samples, field)
     if array.ndim == 1:
@@ -62,7 +62,7 @@ def to_mono(samples: Samples, field: str) -> NDArray[np.float32]:
 
 
 def check_shape(samples: Samples, field: str) -> tuple[int, int]:
-    """How many frames and channels. Raises InputError for what is no sound by its kind or shape."""
+    """Numbers of frames and channels. Raises InputError for a wrong type or shape."""
     check_values(samples, field)
     shape = tuple(samples.shape)
     if len(shape) == 1:
@@ -101,7 +101,7 @@ def check_length(samples: int, rate: int, field: str, min_seconds: float, max_se
 
 
 def _to_float(array: NDArray[np.generic], field: str) -> NDArray[np.float32]:
-    # Beyond the range of float32 is infinite, and said to be.
+    # Values beyond the range of float32 become infinite, which is reported.
     with np.errstate(over="ignore"):
         values = array.astype(np.float32) if array.dtype.kind in "fi" else np.zeros(0, np.float32)
     if array.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""Where media comes from: a path, a URL, a data URI, base64 text or bytes. Decoding is somebody else's work."""
+"""Sources of media: a path, a URL, a data URI, base64 text or bytes. Decodes no media."""
 
 import base64
 import binascii
@@ -19,11 +19,11 @@ Location = str | os.PathLike[str]
 """A path, a `file:`, `http:` or `https:` URL, or a data URI."""
 
 Downloaded = Mapping[str, bytes]
-"""What was downloaded, by URL as it was given."""
+"""Downloaded contents, by URL as given."""
 
 
 def check_location(source: Location, field: str, options: MediaOptions) -> None:
-    """Raises InputError for a place that media may not come from, as far as its text says. Opens nothing."""
+    """Raises InputError for a forbidden source, judged by its text. Opens nothing."""
     if is_remote(source):
         check_url(str(source), field, options)
     elif not _is_data(source):
@@ -35,8 +35,8 @@ def open_location(
 ) -> BinaryIO:
     """A file's content, from its start.
 
-    downloaded: None has a URL downloaded here and now. Raises InputError if the place is not allowed (`options`), if there is no
-    such thing, or if it holds more than `max_bytes`.
+    downloaded: None downloads a URL here. Raises InputError for a source that is forbidden (`options`), missing, or larger than
+    `max_bytes`.
     """
     if is_remote(source):
         return io.BytesIO(_limited(_fetched(str(source), field, options, downloaded), field, max_bytes))
@@ -46,8 +46,8 @@ def open_location(
 
 
 def decode_base64(text: str, *, field: str, max_bytes: int) -> bytes:
-    """The bytes that standard base64 text stands for. Raises InputError if it is no base64, or too long."""
-    # White space in it counts: it is worked on as well.
+    """The bytes of standard base64 text. Raises InputError for invalid base64, or if it is too long."""
+    # Including white space, which takes work too.
     if len(text) > 2 * max_bytes:
         raise too_large(field, max_bytes)
     try:
@@ -68,7 +68,7 @@ def _fetched(url: str, field: str, options: MediaOptions, downloaded: Downloaded
             downloads.close()
     check_url(url, field, options)
     if url not in downloaded:
-        raise failed(url, field, "nothing came")
+        raise failed(url, field, "it was not downloaded")
     return downloaded[url]
 
 
@@ -77,7 +77,7 @@ def _is_data(source: Location) -> bool:
 
 
 def _path(source: Location, field: str) -> str:
-    """Raises InputError for a `file:` URL that is none, and for a path that no file can have."""
+    """Raises InputError for a malformed `file:` URL, and for a path that is no text."""
     path = os.fspath(source)
     if isinstance(source, str) and source[:5].lower() == "file:":
         try:

@@ -1,4 +1,4 @@
-"""URLs of media, and which of them may be asked for."""
+"""URLs of media, and which are allowed."""
 
 import httpx
 
@@ -9,12 +9,12 @@ _SCHEMES = ("http", "https")
 
 
 def is_remote(source: object) -> bool:
-    """Whether a medium stands somewhere else, at an http(s) URL."""
+    """Whether a medium is given as an http(s) URL."""
     return isinstance(source, str) and source[:8].lower().partition(":")[0] in _SCHEMES
 
 
 def check_url(url: str, field: str, options: MediaOptions) -> httpx.URL:
-    """The parts of an http(s) URL that may be downloaded, as far as its text says. Raises InputError."""
+    """The parts of an http(s) URL. Raises InputError if it is forbidden, judged by its text."""
     if not options.allows_remote:
         remedy = "send the file itself as a data URI, or set frontend.media.remote"
         raise InputError(field, "is a URL, and media are not downloaded here", remedy)
@@ -36,20 +36,20 @@ def check_url(url: str, field: str, options: MediaOptions) -> httpx.URL:
 
 
 def failed(url: str, field: str, reason: str) -> InputError:
-    """reason: in at most as many characters as an error quotes."""
+    """reason: at most as long as a quotation in an error."""
     return InputError(
         field, f"could not download {shortened(url)} ({reason})", "check the URL, or give the file itself"
     )
 
 
 def _matches(host: str, domain: str) -> bool:
-    """domain: `".example.com"` is that domain and all below it."""
+    """domain: `".example.com"` includes its subdomains."""
     host, wanted = _ascii(host), _ascii(domain)
     return host == wanted.lstrip(".") or (wanted.startswith(".") and host.endswith(wanted))
 
 
 def _ascii(domain: str) -> str:
-    """As URLs have it on the wire."""
+    """As encoded in URLs."""
     dot = "." if domain.startswith(".") else ""
     name = domain.strip(".").lower()
     return dot + (name if name.isascii() else httpx.URL(f"http://{name}").raw_host.decode("ascii"))

@@ -8,17 +8,15 @@ from omni.errors import ConfigError
 from omni.pipeline.stage import Edge, Output, Stage
 
 FRONTEND = "frontend"
-"""The source name of inputs that come from the front end, and the first part of the paths of its settings; no stage may be
-called so."""
+"""The source name of the front end's inputs, and the first part of its settings' paths; no stage may have this name."""
 ENGINE = "engine"
-"""The first part of the paths of the engine's own settings; no stage may be called so."""
+"""The first part of the paths of the engine's settings; no stage may have this name."""
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model family returns for a checkpoint.
+    """A model family's graph for a checkpoint.
 
-    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`.
-    outputs: one per modality that this checkpoint can give.
+    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one for each modality.
     """
 
     family: str
@@ -28,7 +26,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     frontend: str
 
     def stage(self, name: str) -> Stage:
-        """The stage called `name`. Raises KeyError."""
+        """The stage of that name. Raises KeyError."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
@@ -36,17 +34,17 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def sampling_stages(self) -> tuple[str, ...]:
-        """The stages that sample: those whose options have a field `sampling`, the defaults."""
+        """The stages that sample: those whose options have a field `sampling`, with the defaults."""
         return tuple(stage.name for stage in self.stages if "sampling" in stage.options.__struct_fields__)
 
     @property
     def text_stage(self) -> str | None:
-        """The stage that writes the text; None where none does."""
+        """The stage that writes the text; None if there is none."""
         return next((output.stage for output in self.outputs if output.modality == "text"), None)
 
     @property
     def main_stage(self) -> str | None:
-        """Whom sampling concerns that names no stage: the stage that writes the text, or else the first that samples, if any."""
+        """The stage that stage-less sampling parameters apply to: the one that writes the text, else the first that samples."""
         return self.text_stage or next(
             (stage.name for stage in self.order() if stage.name in self.sampling_stages), None
         )

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 Memory = Literal["device", "host"]
-"""Where a consumer finds a payload's tensors."""
+"""Where a consumer gets a payload's tensors."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -13,10 +13,10 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: unique in the pipeline; the first part of every override path.
     kind: a registered stage kind (`"ar"`, `"encoder"`, `"vocoder"`, ...).
-    model: `"module:function"`; the kind says what the function takes and returns.
-    options: an instance of the kind's options struct: the family's defaults.
-    priority: stream priority hint; negative runs first where the device can.
-    dtype: of its weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None takes the engine's. Users set it as
+    model: `"module:function"`; the kind specifies the function's type.
+    options: an instance of the kind's options struct, with the family's defaults.
+    priority: stream priority hint; lower values run first where the device supports it.
+    dtype: of weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None takes the engine's. Users set it as
         `"name.dtype"`, unless the options have a field of that name.
     """
 
@@ -29,14 +29,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one stage produces becomes another's input.
+    """Payloads of one stage become inputs of another.
 
     adapter: `"module:factory"`, an `AdapterFactory`.
-    keyed: the tensors that the adapter passes on, if any, come with a content key, so that a consumer can cache prefixes past them.
-    credit: payloads with tensors of one request that may be under way to the consumer, or lie there untouched, before the producer
-    pauses the request; it goes on when half of them are left.
-    memory: where the consumer finds the tensors: `"device"`, as they were made, page slices not gathered, or `"host"`, copied into
-    pinned memory, each a whole tensor.
+    keyed: whether tensors come with a content key, so that a consumer can cache prefixes past them.
+    credit: payloads with tensors of one request that may be under way to the consumer, or wait there, before the producer pauses
+    the request; it resumes when half of them are left.
+    memory: `"device"`, tensors as they were produced, page slices not gathered; or `"host"`, copied into pinned memory as whole
+    tensors.
     """
 
     producer: str
@@ -56,7 +56,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user can ask for (`"text"`, `"audio"`) and the stage whose host payloads it is made of."""
+    """A modality for users (`"text"`, `"audio"`), and the stage whose host payloads are its outputs."""
 
     modality: str
     stage: str

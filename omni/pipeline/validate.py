@@ -10,7 +10,7 @@ from omni.pipeline.stage import Memory
 
 
 def validate(pipeline: Pipeline) -> None:
-    """Raises ConfigError for what is wrong with the graph itself: names, dangling edges, cycles, stages without purpose."""
+    """Raises ConfigError for faults of the graph: names, dangling edges, cycles, stages without effect."""
     names = [stage.name for stage in pipeline.stages]
     _check_names(names)
     _check_unique("pipeline.edges", (edge.name for edge in pipeline.edges))
@@ -19,7 +19,7 @@ def validate(pipeline: Pipeline) -> None:
         for end, name in (("producer", edge.producer), ("consumer", edge.consumer)):
             _check_known(f"pipeline.edges[{index}].{end}", name, names)
         if edge.memory not in get_args(Memory):
-            problem = f"{edge.memory!r} is no memory that a consumer can ask for"
+            problem = f"{edge.memory!r} is unknown"
             raise ConfigError(f"pipeline.edges[{index}].memory", problem, f"use one of {', '.join(get_args(Memory))}")
     for index, output in enumerate(pipeline.outputs):
         _check_known(f"pipeline.outputs[{index}].stage", output.stage, names)
@@ -40,7 +40,7 @@ def _check_names(names: list[str]) -> None:
     for name in names:
         if name in (ENGINE, FRONTEND) or not name.isidentifier():
             remedy = f"use an identifier other than {FRONTEND!r} and {ENGINE!r}"
-            raise ConfigError("pipeline.stages", f"{name!r} cannot name a stage", remedy)
+            raise ConfigError("pipeline.stages", f"{name!r} is no valid name of a stage", remedy)
 
 
 def _check_unique(field: str, names: Iterable[str]) -> None:

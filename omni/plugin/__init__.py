@@ -1,4 +1,4 @@
-"""Plugins: what they register, and how they are found."""
+"""Plugins: their entries, and how they are found."""
 
 from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 from omni.plugin.locate import locate

@@ -1,4 +1,4 @@
-"""What plugins register: names, and where to import the rest from. Torch-free, so that entry modules load fast."""
+"""Entries that plugins register: names and import paths. Torch-free, so that entry modules load fast."""
 
 import msgspec
 
@@ -9,10 +9,10 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: unique among families.
     model_types: values of `model_type` in config.json that this family serves.
     pipeline: `"module:function"`, called with an `omni.checkpoint.Checkpoint`, returns a `Pipeline`.
-    files: what a checkpoint needs beside JSON, tokenizer files and safetensors, by name or pattern (`"voices/*.pt"`): fetched with
-        them where the checkpoint is on a hub.
-    tiny: `"module:function"`, called with a directory, which is empty, and a keyword `seed`; writes a tiny
-        random checkpoint there. None: there is none.
+    files: names or patterns (`"voices/*.pt"`) of files that a checkpoint needs beside JSON, tokenizer files and safetensors, to
+        download them from a hub too.
+    tiny: `"module:function"`, called with an empty directory and a keyword `seed`; writes a tiny random checkpoint there. None if
+        there is none.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Imports what a `"module:attribute"` string names."""
+"""Imports objects named by `"module:attribute"` strings."""
 
 from importlib import import_module
 
@@ -17,4 +17,4 @@ def locate(path: str, field: str) -> object:
     try:
         return vars(module)[attribute]
     except KeyError:
-        raise ConfigError(field, f"{module_name} has no {attribute!r}", "name something the module defines") from None
+        raise ConfigError(field, f"{module_name} has no {attribute!r}", "name an attribute of the module") from None

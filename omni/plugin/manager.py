@@ -1,4 +1,4 @@
-"""Finds plugins by entry point, one by one, so that a broken one harms only what needs it."""
+"""Finds plugins by entry point, one by one, so that a broken one affects only its own users."""
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ ClaimT = TypeVar("ClaimT")
 
 @dataclass(frozen=True, slots=True)
 class PluginRecord:
-    """One entry point and how loading it went. error: a traceback, or None."""
+    """One entry point and its outcome. error: a traceback, or None."""
 
     name: str
     module: str
@@ -36,9 +36,9 @@ class PluginRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registry(Generic[EntryT]):
-    """What plugins registered under one hook, by name, and the plugin each came from.
+    """The entries of one hook by name, and the plugin of each.
 
-    contested: names that two plugins claim, with what to say to whoever needs one; they are not among the entries.
+    contested: names that two plugins claim, with the error for their use; they are not among the entries.
     """
 
     what: str
@@ -48,7 +48,7 @@ class Registry(Generic[EntryT]):
     contested: Mapping[str, str]
 
     def __getitem__(self, name: str) -> EntryT:
-        """The entry called `name`. Raises PluginError, which mentions plugins that failed to load or claim it both."""
+        """The entry of that name. Raises PluginError, which names plugins that failed to load, or that both claim it."""
         if name in self.entries:
             return self.entries[name]
         if name in self.contested:
@@ -62,7 +62,7 @@ class Registry(Generic[EntryT]):
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """Everything that plugins brought. Frozen after `load_plugins`."""
+    """The entries of all plugins. Frozen after `load_plugins`."""
 
     records: tuple[PluginRecord, ...]
     families: Registry[ModelFamily]
@@ -71,12 +71,12 @@ class Plugins:
     processors: Registry[LogitsProcessorEntry]
 
     model_types: Mapping[str, str]
-    """From config.json's `model_type` to the family that serves it."""
+    """Families by `model_type` of config.json."""
     contested_types: Mapping[str, str]
-    """Model types that two plugins claim, with what to say to whoever needs one."""
+    """Model types that two plugins claim, with the error for their use."""
 
     def family_of(self, model_type: str) -> ModelFamily | None:
-        """The family that serves config.json's `model_type`. Raises PluginError if two claim it."""
+        """The family of a `model_type` of config.json, if any. Raises PluginError if two claim it."""
         if model_type in self.contested_types:
             raise PluginError(self.contested_types[model_type])
         name = self.model_types.get(model_type)
@@ -84,7 +84,7 @@ class Plugins:
 
     @property
     def conflicts(self) -> tuple[str, ...]:
-        """Every name that two plugins claim. Only what needs the name fails."""
+        """Errors for names that two plugins claim. Only the use of such a name fails."""
         registries: tuple[Mapping[str, str], ...] = (
             self.families.contested,
             self.kinds.contested,
@@ -137,12 +137,12 @@ def _load(point: EntryPoint) -> _Loaded:
     record = PluginRecord(point.name, point.value, distribution, None)
     try:
         return _call_hooks(record, point.load())
-    except (Exception, SystemExit):  # a module may give up by leaving the interpreter; others stay
+    except (Exception, SystemExit):  # a module may exit the interpreter; the other plugins load all the same
         return _Loaded(replace(record, error=traceback.format_exc()))
 
 
 def _call_hooks(record: PluginRecord, module: ModuleType) -> _Loaded:
-    # A manager of its own for each plugin: one that raises cannot stop another's hooks, and typos are charged to their author.
+    # A manager of its own for each plugin, so that errors and unknown hooks are reported for the plugin that has them.
     manager = pluggy.PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
     manager.register(module, name=record.name)
@@ -178,16 +178,16 @@ def _registry(what: str, given: list[tuple[str, Sequence[EntryT]]], broken: tupl
 def _claims(
     what: str, claims: list[tuple[str, str, ClaimT]]
 ) -> tuple[dict[str, ClaimT], dict[str, str], dict[str, str]]:
-    """From (plugin, name, thing): things by name, their plugins, and an error for each name claimed twice."""
-    things: dict[str, ClaimT] = {}
+    """From (plugin, name, item): items by name, their plugins, and an error for each name claimed twice."""
+    items: dict[str, ClaimT] = {}
     owners: dict[str, str] = {}
     contested: dict[str, str] = {}
-    for plugin, name, thing in claims:
+    for plugin, name, item in claims:
         if name in owners:
             contested[name] = (
                 f"plugins {owners[name]!r} and {plugin!r} both claim the {what} {name!r}: uninstall one of them"
             )
-            things.pop(name, None)
+            items.pop(name, None)
         else:
-            owners[name], things[name] = plugin, thing
-    return things, owners, contested
+            owners[name], items[name] = plugin, item
+    return items, owners, contested

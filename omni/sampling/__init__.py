@@ -1,11 +1,13 @@
-"""How tokens are chosen at a stage: parameters that travel with the request, and rules that only the host can apply."""
+"""Sampling at a stage: parameters that travel with the request, and host rules."""
 
 from omni.sampling.host_rules import NO_RULES, HostLogitsProcessor, HostRules, LogitsEdit, StopMatcher, StopVerdict
-from omni.sampling.params import MAX_LOGPROBS, SamplingParams, StructuredOutput
+from omni.sampling.params import GREEDY, MAX_LOGPROBS, PARAMETERS, SamplingParams, StructuredOutput
 
 __all__ = [
+    "GREEDY",
     "MAX_LOGPROBS",
     "NO_RULES",
+    "PARAMETERS",
     "HostLogitsProcessor",
     "HostRules",
     "LogitsEdit",

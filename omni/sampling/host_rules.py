@@ -1,4 +1,4 @@
-"""What only the host can tell of a request's tokens at one stage. Made by the front end, used by the stage."""
+"""Rules that only the host can apply to a request's tokens at one stage. Made by the front end, used by the stage."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class LogitsEdit:
-    """What happens to the logits that one token is sampled from.
+    """Changes to the logits that one token is sampled from.
 
-    allowed: int64 `[ceil(V / 64)]`, bit i of word w is id 64 * w + i; the others, and ids behind the last word, are impossible.
-        None allows all.
-    ids, bias: int64 and float32 `[k]`; `bias` is added to the logits of `ids`, and -inf makes one impossible.
+    allowed: the bitmask of possible ids, int64 `[ceil(V / 64)]`; bit i of element m is id 64 * m + i. None allows all.
+    ids, bias: int64 and float32 `[k]`; `bias` is added to the logits of `ids`, and -inf makes an id impossible.
     """
 
     allowed: NDArray[np.int64] | None = None
@@ -22,39 +21,39 @@ class LogitsEdit:
 
 
 class HostLogitsProcessor(Protocol):
-    """Steers one request's tokens by what it has said so far. Its row waits for each of its tokens; no other row does.
+    """Edits one request's logits by the tokens it has generated. Its row waits for each of its tokens; no other row does.
 
     Called by one thread at a time, but not always by the same.
     """
 
     def edit(self) -> LogitsEdit:
-        """For the next token. Called once before the first token, and once after each `push`."""
+        """The edit for the next token. Called once before the first token, and once after each `push`."""
         ...
 
     def push(self, token: int) -> bool:
-        """Takes a token that was generated. Returns whether the request is complete with it: nothing can follow."""
+        """Takes a generated token. Returns whether the request is complete with it: no token can follow."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StopVerdict:
-    """held: of the newest tokens, how many may be part of a stop string, or are. stopped: the text ends within them."""
+    """held: number of newest tokens that may be part of a stop string, or are. stopped: the text ends within them."""
 
     held: int
     stopped: bool
 
 
 class StopMatcher(Protocol):
-    """Finds where a request's text ends. Brief: called by the engine's thread for each token."""
+    """Finds the end of a request's text. Brief: called by the engine's thread for each token."""
 
     def push(self, token: int) -> StopVerdict:
-        """Takes a token that was generated."""
+        """Takes a generated token."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HostRules:
-    """One request's rules at one stage. They have state: each request, and each sample of it, has its own."""
+    """One request's host rules at one stage. They have state: each request, and each of its samples, has its own."""
 
     stops: StopMatcher | None = None
     host_processors: tuple[HostLogitsProcessor, ...] = ()

@@ -1,4 +1,4 @@
-"""What the stages need of a checkpoint's config.json, in typed form. transformers parses the file and fills its defaults."""
+"""The fields of config.json that the stages use, typed. transformers parses the file and fills its defaults."""
 
 import math
 from typing import Any
@@ -18,10 +18,9 @@ PER_FRAME = 2
 
 
 class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole checkpoint.
-
-    vocab_size: codes of a code group, those of no codebook included. audio_token, audio_eos: text ids that stand for a frame, and
-    for the frame that ends a sound: `codec_eos` in every group. mimi: transformers' `MimiConfig`. mimi_window: of its transformers.
+    """vocab_size: codes of a code group, including those outside of the codebook. audio_token, audio_eos: text ids of a frame, and
+    of the frame that ends a sound, which is `codec_eos` in every group. mimi: transformers' `MimiConfig`. mimi_window: of its
+    transformers.
     """
 
     backbone: DecoderConfig
@@ -39,7 +38,7 @@ class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @once_per_config
 def read_config(raw: dict[str, Any]) -> CsmConfig:
-    """Raises CheckpointError if config.json does not describe a CSM that is served here."""
+    """Raises CheckpointError if config.json does not describe a supported CSM."""
     hf = parse_config(HfConfig, raw, "CSM")
     depth, mimi = hf.depth_decoder_config, hf.codec_config
     codec = Section(mimi.to_dict(), "codec_config")
@@ -68,7 +67,7 @@ def _decoder(hf: Any, path: str, *, reads_chats: bool = False) -> DecoderConfig:
 
 
 def _check(own: Section, codec: Section) -> None:
-    """What the modules are built on. codec: values that transformers works out are in it, too."""
+    """The assumptions of the modules. codec: includes values that transformers computes."""
     own.require_supported({"mlp_bias": False})
     own.require_counts("vocab_size", "text_vocab_size", most=2**22)
     own.require_counts("num_codebooks", least=2, most=1024)
@@ -96,8 +95,8 @@ def _check(own: Section, codec: Section) -> None:
 
 
 def _check_codec(codec: Section) -> None:
-    """Widths and kernels of Mimi. Whatever is a power or a product of these stays small."""
-    # Each looks back a power farther than the one before it.
+    """Widths and kernels of Mimi, bounded so that their powers and products stay small."""
+    # The reach of each is a power larger than the one before.
     codec.require_counts("num_residual_layers", least=0, most=16)
     codec.require_counts("dilation_growth_rate", "kernel_size", "last_kernel_size", "residual_kernel_size", most=64)
     codec.require_counts("num_filters", most=1024)

@@ -1,4 +1,4 @@
-"""From turns of a conversation to stage inputs: each is a speaker's text and its sound, and of the last the sound is to be made."""
+"""From the turns of a conversation to stage inputs. Each turn is a speaker's text and sound; the last one's sound is generated."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from transformers import PreTrainedTokenizerFast
 from omni.checkpoint import Checkpoint
 from omni.errors import InputError, quoted
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Prepared, TextPart
+from omni.frontend.chat import TokenizedFrontend
 from omni.frontend.hf_files import load_tokenizer
 from omni.frontend.media import Media, expand
 from omni.frontend.probe import check_vocabulary
-from omni.frontend.tokenized import TokenizedFrontend
 from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, placeholders_of
@@ -21,10 +21,10 @@ from omni_encoder.inputs import media_items
 
 
 class CsmFrontend(TokenizedFrontend):
-    """Chat template and prompt layout.
+    """Chat template and prompt.
 
-    Speakers are numbers, and a message's `name` is one. `voice` says the last message. Turns without a name are `voice`'s own where
-    they are the assistant's, and where they are the user's those of another: of speaker 0, or of 1 where 0 speaks.
+    Speakers are numbers, given as a message's `name`. `voice` is the speaker of the last message. Assistant turns without a name
+    are `voice`'s too, user turns without one are speaker 0's, or 1's if `voice` is 0.
     """
 
     voices = ("0", "1")
@@ -42,7 +42,7 @@ class CsmFrontend(TokenizedFrontend):
         self.check_template({"audio": self._config.audio_token}, answer=False)
 
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for what is no speaker, reserved words, and turns that lack their text or their sound."""
+        """Raises InputError for invalid speakers, placeholders in texts, and turns without their text or sound."""
         self.check_length(chat)
         if chat.control_tokens == "tokens":
             self._check_reserved(chat)
@@ -62,25 +62,25 @@ class CsmFrontend(TokenizedFrontend):
         ]
         conversation.append({"role": voice, "content": self._parts(last, f"messages[{len(turns)}].content", False)})
         sounds = [self._sound(part) for message in turns for part in message.content if isinstance(part, AudioPart)]
-        laid_out = self.turns_ids(chat, conversation, answer=False)
+        rendered_T = self.turns_ids(chat, conversation, answer=False)
         token = self._config.audio_token
-        ids, places = expand(laid_out, {token: sounds})
-        placeholders = placeholders_of({"audio": sounds}, {"audio": places[token]})
-        prompt = msgspec.structs.replace(Prompt.of(ids), placeholders=placeholders)
+        ids, places = expand(rendered_T, {token: sounds})
+        segments = placeholders_of({"audio": sounds}, {"audio": places[token]})
+        prompt = msgspec.structs.replace(Prompt.of(ids), placeholders=segments)
         inputs = {"backbone": [Payload(prompt)]} | media_items({"audio_encoder": sounds})
         return Prepared(inputs, prompt_tokens=prompt.length)
 
-    def _parts(self, message: Message, field: str, heard: bool) -> list[dict[str, str]]:
-        """As the chat template wants them, text first. heard: whether the turn's sound is given."""
+    def _parts(self, message: Message, field: str, with_sound: bool) -> list[dict[str, str]]:
+        """For the chat template, text first. with_sound: whether the turn must have its sound."""
         text = "".join(part.text for part in message.content if isinstance(part, TextPart))
         sounds = sum(isinstance(part, AudioPart) for part in message.content)
         if not text.strip():
-            raise InputError(field, "holds no text", "give what is said")
+            raise InputError(field, "holds no text", "give the text to speak")
         for part in message.content:
             if isinstance(part, ImagePart):
-                raise InputError(part.field, "is a picture, which this model does not see", "leave it out")
-        if sounds != heard:
-            remedy = "give the text and its sound" if heard else "give the text alone: the sound is made"
+                raise InputError(part.field, "is a picture, which this model does not take", "leave it out")
+        if sounds != with_sound:
+            remedy = "give the text and its sound" if with_sound else "give the text alone: its sound is generated"
             raise InputError(field, f"holds {sounds} sounds beside its text", remedy)
         return [{"type": "text", "text": text}, *[{"type": "audio", "audio": ""}] * sounds]
 
@@ -98,7 +98,7 @@ class CsmFrontend(TokenizedFrontend):
 
 def _speaker(name: str, field: str) -> str:
     if not (name.isascii() and name.isdigit()):
-        raise InputError(field, f"{quoted(name)} is no speaker", 'give a number, such as "0"')
+        raise InputError(field, f"{quoted(name)} is not a speaker", 'give a number, such as "0"')
     return name
 
 

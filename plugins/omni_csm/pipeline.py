@@ -14,16 +14,16 @@ _MOST_FRAMES = 125
 """As published: 10 seconds."""
 
 _DEPTH = "depth_decoder_"
-"""With these names generation_config.json tells how the codes after a frame's first are drawn."""
+"""The prefix in generation_config.json of sampling parameters for the codes after a frame's first."""
 
 _CODEC_DTYPE = "float32"
-"""As published, whatever the others are in."""
+"""As published, whatever the dtype of the other stages."""
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     """Speech only: no stage writes text."""
     config = read_config(checkpoint)
-    # The codec looks nowhere ahead: little is waited for before the first sound, which lasts while the next chunk is made.
+    # The codec has no lookahead, so the first chunk can be short. It plays while the next one is decoded.
     speaking = VocoderOptions(first_chunk_frames=4, chunk_frames=12)
     # A longer clip would not fit a prompt.
     encoding = EncoderOptions(max_batch_length=config.backbone.max_positions)
@@ -64,7 +64,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _sampling(checkpoint: Checkpoint, config: CsmConfig) -> SamplingParams:
-    """As published. A frame ends a sound, not a code, so no id stops."""
+    """As published. A frame ends a sound instead of a single code, so there is no stop id."""
     generation = {"max_new_tokens": _MOST_FRAMES} | checkpoint.generation_config
     published = sampling_defaults(generation | {"eos_token_id": None}, None, config.vocab_size)
     return code_sampling_defaults(generation, _DEPTH).with_defaults(published)

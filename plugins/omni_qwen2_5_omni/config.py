@@ -1,4 +1,4 @@
-"""What the stages need of a checkpoint's config.json, in typed form. transformers parses and fills its defaults."""
+"""The fields of config.json that the stages use, typed. transformers parses the file and fills its defaults."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
 
 
 class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """embedding_width: that of the thinker's hidden states, which codes are embedded in too."""
+    """embedding_width: of the thinker's hidden states and of the embeddings of codes."""
 
     decoder: DecoderConfig
     vocab_size: int
@@ -29,8 +29,8 @@ class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole checkpoint. talker: None where speech is switched off. tied: the thinker's output matrix is its embedding table.
-    hf: transformers' own object, for its towers and for token2wav."""
+    """talker: None if speech is switched off. tied: whether the thinker's output matrix is its embedding table. hf: transformers'
+    config, for its towers and for token2wav."""
 
     thinker: DecoderConfig
     thinker_vocab_size: int
@@ -64,7 +64,7 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
 
 
 def _decoder(field: str, hf: Any) -> DecoderConfig:
-    """Queries, keys and values have biases and no norms, and the axes of rotary positions lie one behind the other."""
+    """Queries, keys and values have biases and no norms; the sections of rotary positions are not interleaved."""
     if hf.use_sliding_window:
         raise CheckpointError(f"config.json: {field}.use_sliding_window", "is not supported", "use full attention")
     plain = decoder_config(hf, field, reads_chats=True)
@@ -90,7 +90,7 @@ def _talker(hf: Any) -> TalkerConfig:
 
 
 def _check(whole: Section) -> None:
-    """Raises CheckpointError for numbers that do not fit each other: at a step it would be too late to say so."""
+    """Raises CheckpointError for inconsistent numbers, which would otherwise fail at a step."""
     thinker, talker, vocoder = (whole.part(f"{name}_config") for name in ("thinker", "talker", "token2wav"))
     text = thinker.part("text_config")
     text.require_counts("vocab_size", most=2**22)

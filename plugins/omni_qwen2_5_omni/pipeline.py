@@ -11,13 +11,13 @@ from omni_qwen2_5_omni.config import OmniConfig, read_config
 
 _HERE = "omni_qwen2_5_omni"
 _END = 151645
-"""`<|im_end|>` as released, for folders that name no end."""
+"""`<|im_end|>` as released, for folders without an end id."""
 _MOST_TOKENS = {"max_new_tokens": 1024}
-"""The default of transformers' `generate`, whatever generation_config.json says."""
+"""The default of transformers' `generate`, which overrides generation_config.json."""
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
-    """A checkpoint whose speech is switched off has neither talker nor token2wav."""
+    """Without talker and token2wav if the checkpoint's speech is switched off."""
     config = read_config(checkpoint)
     published = _thinker_sampling(checkpoint, config.thinker_vocab_size)
     stages = [
@@ -31,9 +31,9 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     ]
     outputs = [Output(modality="text", stage="thinker")]
     if config.talker is not None:
-        # The talker's steps are short and a listener waits for them: where the device can choose they go before the thinker's.
+        # The talker's steps are short and determine the latency of speech: they run before the thinker's if the device can choose.
         speaking = ArOptions(sampling=_talker_sampling(config))
-        # Windows remember the ones before: they need no context that is denoised anew.
+        # Windows keep state of the earlier ones: no context is denoised again.
         denoising = DiffusionOptions(blocks_before=0, blocks_after=1)
         stages += [
             Stage(name="talker", kind="ar", model=f"{_HERE}.talker:build", options=speaking, priority=-1),
@@ -42,9 +42,9 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
                 kind="diffusion",
                 model=f"{_HERE}.token2wav:build",
                 options=denoising,
-                # As published, whatever the others are in.
+                # As published, whatever the dtype of the other stages.
                 dtype="float32",
-                # Before the talker's too: most of a device's work, and what a listener waits for longest. With the others first,
+                # Before the talker's too: it has most of the work and the longest share of the latency. With the others first,
                 # sound begins later (7B shape, one request on an H200: after 0.49 s; 0.55 s with -1, 0.65 s with 0).
                 priority=-2,
             ),
@@ -64,7 +64,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _thinker_sampling(checkpoint: Checkpoint, vocab_size: int) -> SamplingParams:
-    """As generation_config.json has it, but for the end: as transformers has it, what the thinker's own config says goes first."""
+    """As in generation_config.json, except for the end id: as in transformers, the thinker's own config takes precedence."""
     generation = checkpoint.generation_config | _MOST_TOKENS
     others = {name: value for name, value in generation.items() if name != "eos_token_id"}
     thinker = checkpoint.config["thinker_config"]
@@ -76,7 +76,7 @@ def _thinker_sampling(checkpoint: Checkpoint, vocab_size: int) -> SamplingParams
 
 
 def _talker_sampling(config: OmniConfig) -> SamplingParams:
-    """The defaults of transformers' `generate`; and no code is said that has no sound, for which that fails."""
+    """The defaults of transformers' `generate`, without codes that have no sound, where that fails."""
     talker, sounds = config.talker, config.hf.token2wav_config.dit_config.num_embeds + 1
     assert talker is not None
     stops = (talker.codec_pad, talker.codec_eos)

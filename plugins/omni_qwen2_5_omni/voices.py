@@ -1,4 +1,4 @@
-"""The voices that a checkpoint speaks with: what is in its spk_dict.pt."""
+"""The voices of a checkpoint, from its spk_dict.pt."""
 
 import msgspec
 from torch import Tensor
@@ -17,14 +17,14 @@ class VoiceReference(msgspec.Struct, frozen=True):
 
 
 def read_voices(checkpoint: Checkpoint) -> dict[str, VoiceReference]:
-    """The voices, the first of them the default. Raises CheckpointError if the file is missing, or wrong for config.json."""
+    """The voices, the default first. Raises CheckpointError if the file is missing, or does not fit config.json."""
     table, config = read_table(checkpoint.path / "spk_dict.pt", "voices"), read_config(checkpoint)
     return {name: _voice(table.table(name), config) for name in table}
 
 
 def _voice(entry: Table, config: OmniConfig) -> VoiceReference:
     dit = config.hf.token2wav_config.dit_config
-    # The speaker encoder reflects a spectrogram at its ends, as far as the widest of its convolutions reaches.
+    # The speaker encoder pads a spectrogram by reflection, by the reach of its widest convolution.
     reach = max(-(-d * (k - 1) // 2) for k, d in zip(dit.enc_kernel_sizes, dit.enc_dilations, strict=False))
     bos = entry.index("bos_token", config.thinker_vocab_size)
     speaker_1V = entry.floats("cond", (1, dit.enc_emb_dim))

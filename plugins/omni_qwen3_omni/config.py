@@ -1,4 +1,4 @@
-"""What the stages need of a checkpoint's config.json, in typed form. transformers parses the file and fills its defaults."""
+"""The fields of config.json that the stages use, typed. transformers parses the file and fills its defaults."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _CODES = ("codec_bos", "codec_pad", "codec_nothink", "codec_think_bos", "codec_t
 class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The talker and its code predictor.
 
-    accept_hidden_layer: thinker layer whose input hidden states condition it at media positions. speakers: voice to codec id.
+    accept_hidden_layer: thinker layer whose input hidden states condition it at media positions. speakers: codec ids by voice.
     """
 
     decoder: DecoderConfig
@@ -41,8 +41,8 @@ class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OmniConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole checkpoint. tied: the thinker's output matrix is its embedding table. talker, code2wav_window: None in the Thinking
-    layout. hf: transformers' own object, for its towers."""
+    """tied: whether the thinker's output matrix is its embedding table. talker, code2wav_window: None in the Thinking layout. hf:
+    transformers' config, for its towers."""
 
     thinker: DecoderConfig
     thinker_vocab_size: int
@@ -91,7 +91,7 @@ def read_config(raw: dict[str, Any]) -> OmniConfig:
 
 
 def _check(whole: Section) -> None:
-    """Raises CheckpointError for numbers that lie outside what they index: at a step it would be too late to say so."""
+    """Raises CheckpointError for indices out of range, which would otherwise fail at a step."""
     thinker, talker, vocoder = (whole.part(f"{name}_config") for name in ("thinker", "talker", "code2wav"))
     text = thinker.part("text_config")
     text.require_counts("vocab_size", most=2**22)
@@ -138,7 +138,7 @@ def _talker(hf: Any) -> TalkerConfig:
     talker, text = hf.talker_config, hf.talker_config.text_config
     values = talker.to_dict()
     return TalkerConfig(
-        # The talker's layers are all mixtures with a shared expert, whatever the sparse-step fields say.
+        # All layers of the talker are mixtures with a shared expert, whatever the sparse-step fields are.
         decoder=msgspec.structs.replace(
             decoder_config(text, "talker_config.text_config", reads_chats=True),
             shared_expert_width=text.shared_expert_intermediate_size,

@@ -11,10 +11,10 @@ from omni.checkpoint import Checkpoint
 from omni.checkpoint.checks import RESTORE_FILE
 from omni.errors import CheckpointError
 from omni.frontend.base import AudioPart, Chat, Prepared
+from omni.frontend.chat import MultimodalFrontend, media_layout
 from omni.frontend.encoding import Ids
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
 from omni.frontend.media import Media, spectra
-from omni.frontend.multimodal import MultimodalFrontend, media_layout
 from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.inputs import prompt_of
@@ -25,7 +25,7 @@ from omni_qwen3_omni.talker_prompt import talker_args
 
 
 class OmniFrontend(MultimodalFrontend):
-    """Chat template, feature extraction and prompt layout. processors: of text, pictures and sound."""
+    """Chat template, features and prompts. processors: of text, pictures and sound."""
 
     def __init__(self, config: OmniConfig, *processors: Any) -> None:
         tokenizer, images, self._audio = processors
@@ -33,13 +33,13 @@ class OmniFrontend(MultimodalFrontend):
         self._config = config
 
     def check(self) -> Ids:
-        """Also for ids in config.json that turns are told apart by, and are not those of the template."""
+        """Also for ids in config.json that mark turns, if the chat template does not use them."""
         ids, own = super().check(), self._config
         opens = np.flatnonzero(ids[:-1] == own.im_start)
         for name, token, turns in (("user", own.user, opens), ("assistant", own.assistant, opens[-1:])):
             if token not in ids[turns + 1]:
                 field = f"config.json: {'im_start' if not opens.size else name}_token_id"
-                problem = f"is not what the chat template opens the turns of the {name} with"
+                problem = f"is not the token that opens turns of the {name} in the chat template"
                 raise CheckpointError(field, problem, RESTORE_FILE)
         return ids
 
@@ -48,11 +48,11 @@ class OmniFrontend(MultimodalFrontend):
         return tuple(self._config.talker.speakers) if self._config.talker is not None else ()
 
     def prepare(self, chat: Chat) -> Prepared:
-        """Raises InputError for an empty prompt, reserved words, an unknown voice, or audio of a model that only writes."""
-        voice, read = self.chosen_voice(chat, "it has no talker"), self.read(chat)
-        talker = talker_args(self._config, read, voice) if voice is not None else None
-        prompt = prompt_of(read, talker.hidden_from if talker is not None else None)
-        media = media_items({"audio_encoder": read.media["audio"], "vision_encoder": read.media["image"]})
+        """Raises InputError for an empty prompt, placeholders in texts, an unknown voice, or audio of a model without speech."""
+        voice, encoded = self.chosen_voice(chat, "it has no talker"), self.encode(chat)
+        talker = talker_args(self._config, encoded, voice) if voice is not None else None
+        prompt = prompt_of(encoded, talker.hidden_from if talker is not None else None)
+        media = media_items({"audio_encoder": encoded.media["audio"], "vision_encoder": encoded.media["image"]})
         return Prepared(
             inputs=media | {"thinker": [Payload(prompt)]},
             edges={"thinker->talker": talker.args} if talker is not None else {},

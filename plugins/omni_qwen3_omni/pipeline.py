@@ -11,11 +11,11 @@ from omni_vocoder.options import VocoderOptions
 
 _HERE = "omni_qwen3_omni"
 _MOST_TOKENS = {"max_new_tokens": 1024}
-"""The default of transformers' `generate`, whatever the file says."""
+"""The default of transformers' `generate`, which overrides generation_config.json."""
 
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
-    """The Instruct layout speaks; the Thinking layout has neither talker nor vocoder."""
+    """The Instruct layout has speech; the Thinking layout has neither talker nor vocoder."""
     config = read_config(checkpoint)
     stages = [
         Stage(name="audio_encoder", kind="encoder", model=f"{_HERE}.encoders:build_audio", options=EncoderOptions()),
@@ -38,7 +38,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
     outputs = [Output(modality="text", stage="thinker")]
     if config.talker is not None:
         config.code2wav.require_equal({"num_quantizers": config.talker.num_groups})
-        # The talker's steps are short and a listener waits for them: they go first where the device can choose.
+        # The talker's steps are short and determine the latency of speech, so they run first if the device can choose.
         talker = Stage(
             name="talker",
             kind="ar",
@@ -65,7 +65,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 
 def _talker_sampling(talker: TalkerConfig) -> SamplingParams:
-    """The defaults of transformers' `generate`, and of its code predictor; the last 1,024 ids are control codes, never spoken."""
+    """The defaults of transformers' `generate`, and of its code predictor. The last 1,024 ids are control codes without sound."""
     control = range(talker.vocab_size - 1024, talker.vocab_size)
     return SamplingParams(
         max_tokens=4096,

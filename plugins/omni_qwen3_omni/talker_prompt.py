@@ -1,6 +1,6 @@
-"""The talker's prompt: the user turns as the thinker read them, then the opening of its own turn.
+"""The talker's prompt: the user turns of the thinker's prompt, then the opening of the talker's own turn.
 
-The talker sees user turns only: system turns and earlier answers are left out, and rotary positions count over what is left.
+System turns and earlier answers are left out, and rotary positions count over the rest.
 """
 
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from omni.frontend.media import EncodedChat
 from omni.frontend.mrope import mrope_positions
-from omni.frontend.read import Read
 from omni.frontend.turns import in_turns_of, last_turn_of
 from omni_ar.inputs import Placeholder, Prompt
-from omni_ar.text_conditioning import SpokenPrompt
+from omni_ar.text_conditioning import TextConditioningArgs
 from omni_qwen3_omni.config import OmniConfig
 
 NO_CODE = -1
@@ -22,25 +22,25 @@ _OPENING = 3
 """Tokens of `<|im_start|>assistant\\n`."""
 
 _FIRST_TEXT = 0
-"""Stands where the adapter puts the first text token."""
+"""The adapter replaces it by the first text token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TalkerPlan:
     """args: for the edge's adapter. hidden_from: thinker prompt positions whose hidden states the talker's prompt needs."""
 
-    args: SpokenPrompt
+    args: TextConditioningArgs
     hidden_from: NDArray[np.int64]
 
 
-def talker_args(config: OmniConfig, read: Read, voice: str) -> TalkerPlan:
-    """Lays the talker's prompt out for what the thinker read."""
-    talker, ids = config.talker, read.ids_T
+def talker_args(config: OmniConfig, chat: EncodedChat, voice: str) -> TalkerPlan:
+    """The talker's prompt for a chat of the thinker."""
+    talker, ids = config.talker, chat.ids_T
     assert talker is not None
     in_user_turn = in_turns_of(config.user, ids, config.im_start)
     kept = np.flatnonzero(in_user_turn)
     user = ids[kept]
-    pictures = zip(read.media["image"], read.places["image"], strict=True)
+    pictures = zip(chat.media["image"], chat.places["image"], strict=True)
     media = np.isin(user, (config.audio_token, config.image_token))
     start = last_turn_of(config.assistant, ids, config.im_start)
     opening, lead = ids[start : start + _OPENING], ids[start + _OPENING :]
@@ -52,7 +52,7 @@ def talker_args(config: OmniConfig, read: Read, voice: str) -> TalkerPlan:
             [talker.speakers[voice], talker.codec_pad, talker.codec_bos],
         ]
     )
-    # transformers lays positions out over the user ids followed by as many text pads as the opening is long.
+    # transformers counts positions over the user ids, followed by as many text pads as the opening is long.
     rotary_ids = np.concatenate([user, np.full(len(text) - len(user), config.tts_pad)])
     positions, next_position = mrope_positions(
         rotary_ids,
@@ -66,9 +66,9 @@ def talker_args(config: OmniConfig, read: Read, voice: str) -> TalkerPlan:
         columns=np.stack([text, codec]).astype(np.int64),
         positions=positions,
         next_position=next_position,
-        placeholders=(Placeholder(name="hidden", index=0, positions=places, key=read.prefix_key()),)
+        placeholders=(Placeholder(name="hidden", index=0, positions=places, key=chat.prefix_key()),)
         if places.size
         else (),
     )
-    args = SpokenPrompt(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
+    args = TextConditioningArgs(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
     return TalkerPlan(args, kept[media])

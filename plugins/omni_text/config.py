@@ -1,4 +1,4 @@
-"""What the stage needs of a Qwen3 config.json."""
+"""The fields of a Qwen3 config.json that the stage uses."""
 
 import msgspec
 from transformers import Qwen3Config, Qwen3MoeConfig
@@ -11,7 +11,7 @@ from omni_ar.layers import DecoderConfig, decoder_config
 
 
 class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A causal text model. tied: the output matrix is the embedding table."""
+    """A causal text model. tied: whether the output matrix is the embedding table."""
 
     decoder: DecoderConfig
     vocab_size: int
@@ -19,7 +19,7 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_config(checkpoint: Checkpoint) -> TextConfig:
-    """Raises CheckpointError for what this implementation does not compute."""
+    """Raises CheckpointError for an unsupported model."""
     kind = Qwen3MoeConfig if checkpoint.config["model_type"] == "qwen3_moe" else Qwen3Config
     hf = parse_config(kind, checkpoint.config, "Qwen3")
     if hf.use_sliding_window:

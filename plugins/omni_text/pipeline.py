@@ -9,7 +9,7 @@ from omni_text.config import read_config
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     """One autoregressive stage, `text`."""
-    config = read_config(checkpoint)  # a config that cannot be served is refused before any weight is read
+    config = read_config(checkpoint)  # refuses an unsupported config before any weight is read
     ends = checkpoint.config.get("eos_token_id")
     sampling = sampling_defaults(checkpoint.generation_config, ends, config.vocab_size)
     stage = Stage(name="text", kind="ar", model="omni_text.model:build", options=ArOptions(sampling=sampling))

@@ -1,32 +1,27 @@
-"""Sampling as a checkpoint's generation_config.json has it, with transformers' meaning. Torch-free, as options are."""
+"""Sampling defaults from a checkpoint's generation_config.json, with transformers' meaning. Torch-free, as options are."""
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from omni.errors import CheckpointError, InputError
-from omni.sampling import SamplingParams
-from omni_ar.options import GREEDY
+from omni.sampling import GREEDY, PARAMETERS, SamplingParams
 
 _log = logging.getLogger(__name__)
 
 _FILE = "generation_config.json"
 _RESTORE = "correct it or download it again"
-_EndIds: Any = int | tuple[int, ...] | None
 
-_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "stop": "stop_strings",
-    "stop_token_ids": "eos_token_id",
-    "suppress_token_ids": "suppress_tokens",
-}
-"""Of fields that have another in the file."""
+_PUBLISHED = {name: parameter.published for name, parameter in PARAMETERS.items() if parameter.published is not None}
+_DRAWS = tuple(name for name, published in _PUBLISHED.items() if published.draws)
+_CODE_DRAWS = tuple(name for name in _DRAWS if f"code_{name}" in PARAMETERS)
 
-_DRAWS: Mapping[str, object] = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
-_EDITS: Mapping[str, object] = {
+_UNSUPPORTED_DRAWS: Mapping[str, object] = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
+_UNSUPPORTED: Mapping[str, object] = {
     "begin_suppress_tokens": [],
     "constraints": [],
     "dola_layers": None,
@@ -44,63 +39,67 @@ _EDITS: Mapping[str, object] = {
     "token_healing": False,
     "watermarking_config": None,
 }
-"""What transformers heeds and no parameter here can say, where tokens are drawn and always; and what leaves results as they are."""
+"""Unsupported fields of generation_config.json and their neutral values; the first ones have effect only with `do_sample`."""
 
 
-class _Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is heeded of the file, with transformers' defaults."""
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    """Supported fields of the file that no single parameter stands for, with transformers' defaults."""
 
     do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 50
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int | None = None
     max_length: int | None = None
-    min_new_tokens: int = 0
     min_length: int = 0
-    eos_token_id: int | tuple[int, ...] = ()
-    stop_strings: str | tuple[str, ...] = ()
-    suppress_tokens: tuple[int, ...] = ()
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+
+
+def _types() -> dict[str, Any]:
+    """Types of `_PUBLISHED` in the file. Null fields are dropped before they are read."""
+    hints = get_type_hints(SamplingParams)
+    types = {name: reduce(or_, (t for t in get_args(hints[name]) if t is not type(None))) for name in _PUBLISHED}
+    return types | {"stop_token_ids": int | types["stop_token_ids"]}
+
+
+_Generation: Any = msgspec.defstruct(
+    "_Generation",
+    [(_PUBLISHED[name].name, file_type, _PUBLISHED[name].default) for name, file_type in _types().items()],
+    bases=(_File,),
+    frozen=True,
+    kw_only=True,
+)
+_EndIds: Any = int | tuple[int, ...] | None
 
 
 def sampling_defaults(
     generation: Mapping[str, Any], eos: object, vocab_size: int, *, eos_field: str = "config.json: eos_token_id"
 ) -> SamplingParams:
-    """Defaults as a checkpoint's generation_config.json has them. eos: the end ids if that file names none, which stand in
-    `eos_field`: an id, a list of ids, or None.
+    """A checkpoint's defaults. eos: the end ids if generation_config.json has none, from the field `eos_field`: an id, a list
+    of ids, or None.
 
-    Logs a warning that names what changes results in transformers and cannot be said here. Raises CheckpointError for values that
-    are no sampling parameters, and for ids of an end or of a bad word outside the vocabulary.
+    Logs a warning that names unsupported fields. Raises CheckpointError for values that are out of range, and for ids of an end or
+    of a bad word outside the vocabulary.
     """
-    told = _told(generation)
+    given = _given(generation)
     if "eos_token_id" in generation:
         eos_field = f"{_FILE}: eos_token_id"
     else:
-        told |= _told({"eos_token_id": _end_ids(eos, eos_field)})
-    file = _read(told)
-    ends = file.eos_token_id if isinstance(file.eos_token_id, tuple) else (file.eos_token_id,)
-    biases = _biases(file)
-    heeded = SamplingParams(
-        **_draws(file),
-        repetition_penalty=file.repetition_penalty,
-        max_tokens=file.max_new_tokens,
+        given |= _given({"eos_token_id": _end_ids(eos, eos_field)})
+    file = _read(given)
+    values = _parameters(file)
+    ends = values["stop_token_ids"]
+    ends = ends if isinstance(ends, tuple) else (ends,)
+    biases = _biases(file, values["repetition_penalty"])
+    values |= {
         # Where nothing ends a text, nothing is too early.
-        min_tokens=file.min_new_tokens if ends else 0,
-        logit_bias=biases,
-        stop=(file.stop_strings,) if isinstance(file.stop_strings, str) else file.stop_strings,
-        stop_token_ids=ends,
-        # Others are not said anyway.
-        suppress_token_ids=tuple(token for token in file.suppress_tokens if 0 <= token < vocab_size),
-        # An end may be named among them, and stays one.
-        bad_words_ids=tuple(word for word in file.bad_words_ids if word not in {(end,) for end in ends}),
-    )
-    published = heeded.with_defaults(GREEDY)
-    _check(published, ends_field=eos_field)
-    words = (token for word in published.bad_words_ids or () for token in word)
+        "min_tokens": values["min_tokens"] if ends else 0,
+        "logit_bias": biases,
+        "stop_token_ids": ends,
+        # Others are never generated anyway.
+        "suppress_token_ids": tuple(token for token in values["suppress_token_ids"] if 0 <= token < vocab_size),
+        # An end among them stays an end.
+        "bad_words_ids": tuple(word for word in values["bad_words_ids"] if word not in {(end,) for end in ends}),
+    }
+    defaults = SamplingParams(**values).with_defaults(GREEDY)
+    _check(defaults, ends_field=eos_field)
+    words = (token for word in defaults.bad_words_ids or () for token in word)
     for field, ids in (
         (eos_field, ends),
         (f"{_FILE}: bad_words_ids", words),
@@ -110,23 +109,29 @@ def sampling_defaults(
             if token >= vocab_size:
                 problem = f"{token} is not in the vocabulary of {vocab_size}"
                 raise CheckpointError(field, problem, "use the file as published")
-    _warn(told, _unsaid(file), file.do_sample)
-    return published
+    unsupported: dict[str, object] = {"sequence_bias": []} if biases is None else {}
+    # Lengths of prompt and text together count if nothing else does.
+    if values["max_tokens"] is None:
+        unsupported["max_length"] = 20  # transformers takes 20 for its own default
+    if not values["min_tokens"] and ends:
+        unsupported["min_length"] = 0
+    _warn(given, unsupported, file.do_sample)
+    return defaults
 
 
 def code_sampling_defaults(generation: Mapping[str, Any], prefix: str) -> SamplingParams:
-    """How the codes of a frame after the first are drawn, and nothing else: of the fields whose names begin with `prefix`.
+    """Defaults for the codes of a frame after the first alone, from the fields whose names begin with `prefix`.
 
-    Logs and raises what `sampling_defaults` does.
+    Logs and raises as `sampling_defaults` does.
     """
-    own = {name.removeprefix(prefix): value for name, value in generation.items() if name.startswith(prefix)}
-    told = _told(own)
-    file = _read(told, prefix)
-    draws = SamplingParams(**_draws(file))
-    _check(draws, prefix)
-    unsaid = {"min_p": 0, "repetition_penalty": 1, "suppress_tokens": [], "bad_words_ids": [], "sequence_bias": []}
-    _warn(told, unsaid, file.do_sample, prefix)
-    return SamplingParams(code_temperature=draws.temperature, code_top_k=draws.top_k, code_top_p=draws.top_p)
+    given = _given({name.removeprefix(prefix): v for name, v in generation.items() if name.startswith(prefix)})
+    file = _read(given, prefix)
+    values = _parameters(file)
+    _check(SamplingParams(**{name: values[name] for name in _DRAWS}), prefix)
+    unsupported = {_PUBLISHED[name].name: PARAMETERS[name].off for name in _DRAWS if name not in _CODE_DRAWS}
+    unsupported |= {"repetition_penalty": 1, "suppress_tokens": [], "bad_words_ids": [], "sequence_bias": []}
+    _warn(given, unsupported, file.do_sample, prefix)
+    return SamplingParams(**{f"code_{name}": values[name] for name in _CODE_DRAWS})
 
 
 def _end_ids(ids: object, field: str) -> int | tuple[int, ...] | None:
@@ -137,54 +142,49 @@ def _end_ids(ids: object, field: str) -> int | tuple[int, ...] | None:
         raise CheckpointError(field, str(error).partition(" - at ")[0], _RESTORE) from error
 
 
-def _told(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """A field that is null is one that is not there."""
+def _given(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """A null field is absent."""
     return {name: value for name, value in generation.items() if value is not None}
 
 
-def _read(told: Mapping[str, Any], prefix: str = "") -> _Generation:
+def _read(given: Mapping[str, Any], prefix: str = "") -> _File:
     try:
-        return msgspec.convert(told, _Generation)
+        file: _File = msgspec.convert(given, _Generation)
+        return file
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$.")
         raise CheckpointError(f"{_FILE}: {prefix}{place.rstrip('`')}", problem, _RESTORE) from error
 
 
-def _draws(file: _Generation) -> dict[str, Any]:
-    if not file.do_sample:
-        return {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return {"temperature": file.temperature, "top_k": file.top_k, "top_p": file.top_p, "min_p": file.min_p}
+def _parameters(file: _File) -> dict[str, Any]:
+    """Values of the published parameters; those of draws are off without `do_sample`."""
+    read = msgspec.structs.asdict(file)
+    return {
+        name: PARAMETERS[name].off if published.draws and not file.do_sample else read[published.name]
+        for name, published in _PUBLISHED.items()
+    }
 
 
-def _biases(file: _Generation) -> dict[int, float] | None:
+def _biases(file: _File, repetition_penalty: float) -> dict[int, float] | None:
     """None where they are no biases of single ids. transformers adds them before the repetition penalty, and omni after it."""
-    if file.repetition_penalty != 1 or any(len(ids) != 1 or abs(bias) > 100 for ids, bias in file.sequence_bias):
+    if repetition_penalty != 1 or any(len(ids) != 1 or abs(bias) > 100 for ids, bias in file.sequence_bias):
         return None if file.sequence_bias else {}
     return {ids[0]: bias for ids, bias in file.sequence_bias}
 
 
-def _unsaid(file: _Generation) -> dict[str, object]:
-    """Of what is heeded, that which cannot be said here: lengths of prompt and text together count if nothing else does."""
-    unsaid: dict[str, object] = {"sequence_bias": []} if _biases(file) is None else {}
-    if file.max_new_tokens is None:
-        unsaid["max_length"] = 20  # which transformers takes for its own default
-    if not file.min_new_tokens and file.eos_token_id != ():
-        unsaid["min_length"] = 0
-    return unsaid
-
-
-def _check(published: SamplingParams, prefix: str = "", ends_field: str = "") -> None:
-    """ends_field: where the end ids stand."""
+def _check(defaults: SamplingParams, prefix: str = "", ends_field: str = "") -> None:
+    """ends_field: the field of the end ids."""
     try:
-        published.check("")
+        defaults.check("")
     except InputError as error:
         name = error.field.removeprefix(".")
-        field = ends_field if name == "stop_token_ids" else f"{_FILE}: {prefix}{_NAMES.get(name, name)}"
+        published = _PUBLISHED[name].name if name in _PUBLISHED else name
+        field = ends_field if name == "stop_token_ids" else f"{_FILE}: {prefix}{published}"
         raise CheckpointError(field, error.problem, _RESTORE) from error
 
 
-def _warn(told: Mapping[str, Any], unsaid: Mapping[str, object], sampled: bool, prefix: str = "") -> None:
-    without = {**_EDITS, **(_DRAWS if sampled else {}), **unsaid}
-    fields = [f"{prefix}{name} = {told[name]}" for name, off in without.items() if told.get(name, off) != off]
+def _warn(given: Mapping[str, Any], unsupported: Mapping[str, object], sampled: bool, prefix: str = "") -> None:
+    neutral = {**_UNSUPPORTED, **(_UNSUPPORTED_DRAWS if sampled else {}), **unsupported}
+    fields = [f"{prefix}{name} = {given[name]}" for name, value in neutral.items() if given.get(name, value) != value]
     if fields:
         _log.warning("%s: not supported, so results differ from transformers': %s", _FILE, ", ".join(fields))

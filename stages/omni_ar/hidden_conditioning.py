@@ -1,7 +1,7 @@
 """Streaming conditioning by hidden states: a stage that speaks hears what another emits for each token, as soon as it is there.
 
 The edge between them names the adapter, `"omni_ar.hidden_conditioning:HiddenConditioning"`, and a front end gives its arguments,
-`HeardPrompt`.
+`HiddenConditioningArgs`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from omni.payload import GeneratedTokens, Payload
 from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs, TokenHidden
 
 
-class HeardPrompt(msgspec.Struct, frozen=True, kw_only=True):
+class HiddenConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
     """prompt: of the speaker, complete but for embeddings `hidden`: 0 is what is emitted for the writer's prompt, 1 for its first
     token.
 
@@ -35,7 +35,7 @@ class HiddenConditioning:
     """
 
     def __init__(self, args: msgspec.Struct | None) -> None:
-        assert isinstance(args, HeardPrompt)
+        assert isinstance(args, HiddenConditioningArgs)
         self._args = args
         self._begun = False
 

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.errors import InputError
-from omni.frontend.media import Media
-from omni.frontend.read import Read
+from omni.frontend.media import EncodedChat, Media
 
 
 class Placeholder(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,18 +79,18 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("prompt.penalized_ids", self.penalized_ids, vocab_size)
 
 
-def prompt_of(read: Read, payload_positions: NDArray[np.int64] | None = None) -> Prompt:
-    """The prompt of a text model that reads a chat with media, as it is: placeholders are named by the kinds of media.
+def prompt_of(chat: EncodedChat, payload_positions: NDArray[np.int64] | None = None) -> Prompt:
+    """The prompt of a chat with media for a text model. Placeholders are named by the media's kinds.
 
     payload_positions: as `Prompt` has them.
     """
     return Prompt(
-        columns=read.ids_T[None],
-        positions=read.positions_3T,
-        next_position=read.next_position,
-        placeholders=placeholders_of(read.media, read.places),
+        columns=chat.ids_T[None],
+        positions=chat.positions_3T,
+        next_position=chat.next_position,
+        placeholders=placeholders_of(chat.media, chat.places),
         payload_positions=np.empty(0, np.int64) if payload_positions is None else payload_positions,
-        penalized_ids=np.unique(read.ids_T),
+        penalized_ids=np.unique(chat.ids_T),
     )
 
 

@@ -7,17 +7,18 @@ from itertools import islice
 from omni.device import AllocationCount
 from omni.errors import ConfigError
 from omni.graphs import captured_lengths, captured_sizes
+from omni.sampling import GREEDY
 from omni.stage import Footprint, StageContext, capture_progress, memory_errors, module_bytes
 from omni_ar.attention.select import select_backend
 from omni_ar.model import ArModel
-from omni_ar.options import GREEDY, ArOptions
+from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
 from omni_ar.run.pages import block_bytes
 from omni_ar.run.profile import run_largest_steps
-from omni_ar.run.resolve import check_defaults
 from omni_ar.run.runner import Runner
 from omni_ar.run.worker import ArWorker
+from omni_ar.sampling import check_defaults
 
 _log = logging.getLogger(__name__)
 

@@ -6,33 +6,7 @@ import msgspec
 
 from omni.errors import InputError
 from omni.graphs import check_sizes
-from omni.sampling import SamplingParams
-
-GREEDY = SamplingParams(
-    max_tokens=1024,
-    min_tokens=0,
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    code_temperature=1.0,
-    code_top_k=0,
-    code_top_p=1.0,
-    repetition_penalty=1.0,
-    frequency_penalty=0.0,
-    presence_penalty=0.0,
-    logit_bias={},
-    stop=(),
-    stop_token_ids=(),
-    ignore_eos=False,
-    suppress_token_ids=(),
-    bad_words=(),
-    bad_words_ids=(),
-    processors={},
-)
-"""What a stage's own defaults are laid over. Fields that it leaves None are off, but the seed, which is then drawn, and the
-temperature of the codes of a frame after the first: 1, where the first is drawn at all."""
-
+from omni.sampling import GREEDY, SamplingParams
 
 _MOST = 2**24
 

@@ -1,7 +1,7 @@
 """Streaming text conditioning: a stage that speaks is fed a text while another still writes it.
 
 The edge between them names the adapter, `"omni_ar.text_conditioning:TextConditioning"`, and a front end gives its arguments,
-`SpokenPrompt`.
+`TextConditioningArgs`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from omni.payload import GeneratedTokens, Payload
 from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs
 
 
-class SpokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
+class TextConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What the speaker's prompt is made of, but for what the writer writes.
 
     prompt: complete except for the last id of its first column, the first text token. Steps have that column. lead: text tokens
@@ -37,7 +37,7 @@ class TextConditioning:
     """
 
     def __init__(self, args: msgspec.Struct | None) -> None:
-        assert isinstance(args, SpokenPrompt)
+        assert isinstance(args, TextConditioningArgs)
         self._args = args
         self._ids = list(args.lead)
         self._sent = 0

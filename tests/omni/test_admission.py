@@ -41,7 +41,7 @@ def test_no_more_than_so_many_are_at_the_stages_and_the_others_follow_in_order()
     graph = FakeGraph(max_active=2)
     sinks = [graph.submit(name, "text") for name in "abcd"]
     assert opened(graph.writer) == opened(graph.seer) == ["a", "b"]
-    assert graph.orchestrator.live == 4
+    assert graph.orchestrator.unfinished == 4
     assert not graph.engine.idle
     graph.writer.done("b")
     graph.settle()
@@ -64,8 +64,7 @@ def test_beyond_the_limit_a_request_is_refused_with_the_numbers() -> None:
     assert isinstance(late, RequestFailed)
     assert isinstance(late.error, OverloadedError)
     assert str(late.error) == (
-        "engine.max_waiting_requests: 2 requests are under way and 3 wait, which is the most that may; "
-        "ask again later, or raise it"
+        "engine.max_waiting_requests: 2 requests are under way and 3 wait, the most allowed; retry later, or raise it"
     )
     graph.writer.done("a")
     graph.settle()
@@ -158,7 +157,7 @@ def test_a_long_queue_costs_a_tick_nothing() -> None:
         return graph
 
     few, many = crowded(10), crowded(10_000)
-    assert many.orchestrator.live == 10_001
+    assert many.orchestrator.unfinished == 10_001
     assert calls_of(many.engine.tick) == calls_of(few.engine.tick)
     last = {few: "10", many: "10000"}
     abort = {graph: calls_of(lambda g=graph: g.orchestrator.abort(last[g], GIVEN_UP)) for graph in last}  # type: ignore[misc]
@@ -218,4 +217,4 @@ def test_a_sink_that_raises_ends_its_own_request_and_nothing_else(
     graph.writer.done("good")
     graph.settle()
     assert good.over
-    assert graph.orchestrator.live == 0
+    assert graph.orchestrator.unfinished == 0

@@ -137,5 +137,5 @@ def test_what_is_wrong_with_the_model_is_said_at_once(model: Path, tmp_path: Pat
     with pytest.raises(CheckpointError, match="there is no folder"):
         Omni(tmp_path / "nowhere", device="cpu", plugins=plugins)
     (model / "config.json").write_text('{"model_type": "echo"}')
-    with pytest.raises(CheckpointError, match=r"config\.json: does not suit family 'echo': KeyError: 'speaks'"):
+    with pytest.raises(CheckpointError, match=r"config\.json: does not fit family 'echo': KeyError: 'speaks'"):
         Omni(model, device="cpu", plugins=plugins)

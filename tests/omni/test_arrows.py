@@ -38,7 +38,6 @@ TEXTS = {".py", ".json", ".md", ".toml", ".txt", ".cu", ".cpp", ".typed"}
 LAZY = {
     "omni/__init__.py": "`import omni` starts without torch",
     "omni/cli": "a command starts with the modules that it needs, and signals are heeded before slow imports",
-    "stages/omni_ar/kernels/sampling/__init__.py": "temporary: `SamplingState` belongs to kernels",
 }
 """Where imports in functions and under `TYPE_CHECKING` are allowed, and why. Elsewhere they would hide a circle."""
 KERNEL = re.compile(r"omni_\w+\.kernels\.\w+\.\w*kernel")
@@ -50,11 +49,6 @@ LEAVES = {
     "omni_encoder/kernels": {"omni_encoder.kernels"},
 }
 """Folders of a kind that know nothing of the code that runs the stage, and the modules of their own kind that they import."""
-EXCEPTIONS = {
-    ("omni_ar/kernels/sampling", "omni_ar.sampling"),
-    ("omni_ar/kernels/step", "omni_ar.sampling"),
-}
-"""Temporary: `SamplingState`, `SamplingFlags` and the bits of a row's needs belong to `kernels/sampling`."""
 
 
 def sources(root: str) -> list[Path]:
@@ -157,8 +151,7 @@ def test_kernels_layers_and_sampling_know_nothing_of_the_run(folder: str):
     assert files
     for path in files:
         name = path.relative_to(ROOTS["stages"]).as_posix()
-        allowed_here = {module for start, module in EXCEPTIONS if name.startswith(start)} | LEAVES[folder]
-        refused = [module for module in imports(path) if below(module, [kind]) and not below(module, allowed_here)]
+        refused = [module for module in imports(path) if below(module, [kind]) and not below(module, LEAVES[folder])]
         assert not refused, f"{name} imports {', '.join(refused)}"
 
 

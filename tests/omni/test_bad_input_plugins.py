@@ -185,4 +185,4 @@ def test_a_bad_pipeline(install: Install, weightless: Path, change: str, message
 def test_a_pipeline_that_raises(install: Install, weightless: Path) -> None:
     family = dedent(FAMILY).replace("{name}", "bent").replace("{model_type}", "qwen3_omni_moe")
     install(QWEN[:-1], bent=family + "def pipeline(checkpoint):\n    return 1 / 0\n")
-    assert "does not suit family 'bent': ZeroDivisionError" in error_of(weightless, CheckpointError)
+    assert "does not fit family 'bent': ZeroDivisionError" in error_of(weightless, CheckpointError)

@@ -86,8 +86,8 @@ NAMED: list[tuple[str, str, Any, str]] = [
         "audio_token_id: TypeError: Field 'audio_token_id' expected int",
     ),
     ("csm", "audio_token_id", 0, "gives 0 placeholders for 1 parts of kind audio"),
-    ("qwen3_omni", "im_start_token_id", 1, "config.json: im_start_token_id: is not what the chat template opens"),
-    ("qwen3_omni", "assistant_token_id", 1, "config.json: assistant_token_id: is not what the chat template opens"),
+    ("qwen3_omni", "im_start_token_id", 1, "config.json: im_start_token_id: is not the token that opens turns"),
+    ("qwen3_omni", "assistant_token_id", 1, "config.json: assistant_token_id: is not the token that opens turns"),
     ("text", "max_position_embeddings", 1, "max_position_embeddings: is 1, below 16"),
     ("text", "hidden_size", 10**400, "hidden_size: is a number of 1,329 bits, too large"),
 ]
@@ -194,8 +194,19 @@ def test_a_template_with_other_than_one_placeholder(audio: str, words: str, tmp_
 def test_a_template_that_leaves_out_what_is_said(tmp_path: Path) -> None:
     folder = spoil(FAMILIES["text"](), tmp_path / "model", Fault("generation_config.json", ("do_sample",), "true"))
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% endfor %}")
-    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja: leaves out what a message says"):
+    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja: leaves out the text of a message"):
         Omni(folder, device="cpu", plugins=tiny_plugins())
+
+
+def test_a_template_longer_than_any_prompt(tmp_path: Path) -> None:
+    folder = spoil(FAMILIES["text"](), tmp_path / "model", Fault("generation_config.json", ("do_sample",), "true"))
+    filler = " filler" * 200
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}" + filler)
+    words = (
+        r"^chat_template: renders a chat of one word as [\d,]+ tokens, and text takes 64 tokens.*text\.max_model_len$"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        Omni(folder, device="cpu", plugins=tiny_plugins(), overrides={"text.max_model_len": 64})
 
 
 def test_a_model_that_is_merely_unsupported_is_not_called_damaged(tmp_path: Path) -> None:

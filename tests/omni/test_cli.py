@@ -211,7 +211,7 @@ def test_debug_lets_the_traceback_through(model: str) -> None:
 
 def test_an_error_that_is_not_omnis_is_one_line_too(model: str) -> None:
     (Path(model) / "config.json").write_text('{"model_type": "echo"}')
-    problem = "config.json: does not suit family 'echo': KeyError: 'speaks'"
+    problem = "config.json: does not fit family 'echo': KeyError: 'speaks'"
     assert refused("run", model, "hi", "--device", "cpu") == f"error: {problem}; use it as published"
 
 
@@ -269,7 +269,7 @@ def test_tiny_writes_a_checkpoint_that_runs(tmp_path: Path) -> None:
     assert result.stdout.startswith(f"wrote a tiny echo checkpoint to {target}")
     assert json.loads((tmp_path / "tiny" / "config.json").read_text())["seed"] == 5
     assert call("run", target, "hi", "--device", "cpu").stdout == "hi\n"
-    assert "is there already" in refused("tiny", target)
+    assert "exists already" in refused("tiny", target)
 
 
 _WITHOUT_TINY = """

@@ -49,7 +49,7 @@ def test_a_file_in_the_home_folder_is_found(file: Path, tmp_path: Path, monkeypa
         (b"[a]\nb = '\xff'\n", "is not UTF-8 .*; save it as UTF-8 text"),
         (
             b'device = "cpu"\n',
-            r": device: stands in no table; write it below the name of its stage, or below \[engine\]",
+            r": device: is outside of any table; write it below the name of its stage, or below \[engine\]",
         ),
     ],
 )

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from omni.config import Layer, Setting, overlay, parse_override
 from omni.errors import ConfigError
-from omni.sampling import SamplingParams
-from omni_ar.options import GREEDY, ArOptions
+from omni.sampling import GREEDY, SamplingParams
+from omni_ar.options import ArOptions
 
 
 class Deep(msgspec.Struct, frozen=True, kw_only=True):

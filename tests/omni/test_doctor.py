@@ -73,10 +73,7 @@ def test_a_whole_model_is_well(whole: Path) -> None:
     assert found["pipeline"]["detail"].endswith("audio_encoder, vision_encoder, thinker, talker, code2wav")
     assert "voices ethan" in found["processor"]["detail"]
     size = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
-    assert (
-        found["weights"]["detail"]
-        == f"{len(list(whole.glob('*.safetensors')))} files, {size:,} bytes, each there and whole"
-    )
+    assert found["weights"]["detail"] == f"{len(list(whole.glob('*.safetensors')))} files, {size:,} bytes, all complete"
 
 
 def test_the_text_is_grouped_and_counted(whole: Path) -> None:
@@ -142,7 +139,7 @@ def test_no_weights_at_all_unless_random_ones_are_wanted(folder: Path) -> None:
     for file in [*folder.glob("*.safetensors"), folder / INDEX]:
         file.unlink()
     assert f"neither {INDEX} nor model.safetensors is in {folder}" in problem("weights", folder)
-    assert checks(folder, "--load-format", "dummy")["weights"]["detail"] == "random ones are wanted"
+    assert checks(folder, "--load-format", "dummy")["weights"]["detail"] == "random ones are asked for"
 
 
 def test_a_single_file_is_looked_at_too(tmp_path: Path) -> None:
@@ -200,7 +197,7 @@ def test_a_family_whose_plugin_is_not_installed(whole: Path, installed: list[Ent
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("some/model", "some/model is no folder here, and not downloaded; `hf download some/model`"),
+        ("some/model", "some/model is neither a folder nor downloaded; `hf download some/model`"),
         ("./some/model", "there is no folder ./some/model; give a checkpoint folder or a hub id"),
         ("a/b/c", "there is no folder a/b/c"),
     ],
@@ -237,7 +234,7 @@ def test_memory_that_does_not_suffice(whole: Path, monkeypatch: pytest.MonkeyPat
     words = "the stages need"
     assert words in problem("memory", whole, "--set", "engine.memory_bytes=1000000")
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**9, 10**6))
-    assert "0.0 GiB are there; lower max_model_len" in problem("memory", whole)
+    assert "0.0 GiB are free; lower max_model_len" in problem("memory", whole)
     held = 2 * EncoderOptions().held_bytes
     least, most = held + 556 * 10**6, held + 637 * 10**6
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**10, (least + most) // 2))

@@ -32,7 +32,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a long name": (write(INDEX, json.dumps({"weight_map": {"a": "b" * 5000}})), "cannot be read (File name too long)"),
     "an endless template": (
         write("chat_template.jinja", "{{ messages }}{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2),
-        "chat_template.jinja: cannot lay out a chat (takes more than 2 s)",
+        "chat_template.jinja: cannot render a chat (takes more than 2 s)",
     ),
     "a width": (
         lambda folder: (folder / "config.json").write_text(

@@ -124,7 +124,7 @@ def test_a_package_that_cannot_be_imported_is_named_and_the_rest_is_looked_at(tm
     assert (ran.returncode, ran.stderr) == (1, "")
     assert "  problem  import torch: OSError: shared object file" in ran.stdout
     assert "  ok       import numpy: works" in ran.stdout
-    assert "devices and model: not looked at: import torch" in ran.stdout
+    assert "devices and model: not checked: import torch" in ran.stdout
     assert "\nplugins\n" in ran.stdout
 
 

@@ -74,9 +74,9 @@ def test_the_text_shows_everything(folder: Path, tmp_path: Path) -> None:
     assert lines[lines.index("MODALITY STAGE") :][1:4] == [
         "text thinker",
         "audio code2wav",
-        "sampling that names no stage is that of thinker",
+        "stage-less sampling parameters apply to thinker",
     ]
-    assert "thinker: prefix cache works: everything that the stage is fed has a content key" in lines
+    assert "thinker: prefix cache works: all inputs of the stage have a content key" in lines
     assert "talker -> code2wav local device same process, same device" in lines
     assert f"thinker.block_size 8 {file}" in lines
     assert f"thinker.sampling.top_k 7 {file}" in lines
@@ -170,7 +170,7 @@ def test_measuring_divides_as_an_engine_does(folder: Path) -> None:
 
 def test_measuring_without_a_bound_measures_all_the_same(folder: Path) -> None:
     result = call(folder, *SET, "--measure")
-    assert "working memory and pages: measured and divided as at the start" in result.stdout
+    assert "working memory and pages: measured and divided as at start" in result.stdout
     (row,) = [line.split() for line in result.stdout.splitlines() if line.split()[:1] == ["sum"]]
     assert int(row[3].replace(",", "")) > 0
 
@@ -204,7 +204,7 @@ def test_a_device_that_is_elsewhere_can_be_asked_for(folder: Path) -> None:
     found = report(folder, "--device", "cuda:7")
     on_cpu = report(folder, "--device", "cpu")
     assert (found["device"], found["dtype"]) == ("cuda:7", "bfloat16")
-    assert found["memory"]["bound"] == "what is free on cuda:7, which is not here"
+    assert found["memory"]["bound"] == "free on cuda:7, which does not exist here"
     thinker, same = (r["memory"]["stages"]["thinker"]["weights"] for r in (found, on_cpu))
     assert same / 2 <= thinker < same
 
@@ -219,7 +219,7 @@ def test_a_device_that_is_here_says_what_is_free(folder: Path, monkeypatch: pyte
     monkeypatch.setattr("omni.cli.memory.open_device", lambda name: Card())
     memory = report(folder, "--device", "cuda")["memory"]
     assert memory["budget"] == 2**33 - 2**28
-    assert (memory["bound"], memory["problem"]) == ("free on cuda:0, but for a reserve", None)
+    assert (memory["bound"], memory["problem"]) == ("free on cuda:0, minus a reserve", None)
 
 
 def test_a_prefix_cache_works_unless_it_is_off_or_an_edge_has_no_key(folder: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_kind_that_cannot_be_built_without_memory_leaves_the_rest(
     monkeypatch.setattr(EchoKind, "load", load)
     result = call(echo_model(tmp_path), "--device", "cpu")
     assert result.exit_code == 0
-    assert "problem: not known: RuntimeError: no contents" in result.stdout
+    assert "problem: unknown: RuntimeError: no contents" in result.stdout
     assert "writer.tokens_per_tick" in result.stdout
 
 

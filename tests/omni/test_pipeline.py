@@ -68,9 +68,9 @@ def test_order_holds_for_any_graph_whose_edges_go_forward(data: st.DataObject):
         (graph(["a"], [], {"text": "b"}), "pipeline.outputs[0].stage: 'b' is not a stage"),
         (graph([], [], {"text": "a"}), "pipeline.stages: is empty"),
         (graph(["a", "b"], [("a", "b")], {"text": "a"}), "pipeline.stages.b: leads to no output"),
-        (graph(["frontend"], [], {"text": "frontend"}), "'frontend' cannot name a stage"),
-        (graph(["engine"], [], {"text": "engine"}), "'engine' cannot name a stage"),
-        (graph(["a.b"], [], {"text": "a.b"}), "'a.b' cannot name a stage"),
+        (graph(["frontend"], [], {"text": "frontend"}), "'frontend' is no valid name of a stage"),
+        (graph(["engine"], [], {"text": "engine"}), "'engine' is no valid name of a stage"),
+        (graph(["a.b"], [], {"text": "a.b"}), "'a.b' is no valid name of a stage"),
     ],
 )
 def test_what_is_wrong_with_a_graph_is_named(pipeline: Pipeline, message: str):

@@ -165,7 +165,7 @@ def test_a_route_whose_end_was_told_has_nothing_to_do():
     """Those that have are asked in every round."""
     graph = FakeGraph()
     graph.submit("r", *BOTH)
-    route = graph.orchestrator._live["r"].routes["seer->writer"]
+    route = graph.orchestrator._active["r"].routes["seer->writer"]
     route.end("stop")
     assert route.busy
     assert route.tick()

@@ -1,7 +1,8 @@
-"""What users write for sampling parameters, and how it is read."""
+"""Sampling parameters as users write them, and their declarations."""
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from omni.config import Layer, overlay
 from omni.errors import InputError
-from omni.sampling import SamplingParams, StructuredOutput
+from omni.sampling import GREEDY, PARAMETERS, SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
+from support.entry_points import REPOSITORY
 
 AS_READ = SamplingParams(stop=("a",), bad_words=("x",), top_k=0, code_top_k=0)
 AS_WRITTEN: dict[str, Any] = {"stop": "a", "bad_words": "x", "top_k": -1, "code_top_k": -1}
@@ -81,3 +83,13 @@ def test_long_values_are_quoted_in_part() -> None:
     with pytest.raises(InputError, match="out of range") as caught:
         SamplingParams(allowed_token_ids=(-1,) * 100_000).check("f")
     assert len(str(caught.value)) < 400
+
+
+def test_every_parameter_is_declared_and_its_fallback_is_in_range() -> None:
+    assert tuple(PARAMETERS) == SamplingParams.__struct_fields__
+    GREEDY.check("f")
+
+
+def test_every_parameter_has_a_row_in_the_documentation() -> None:
+    rows = re.findall(r"^\| (`[^|]*) \|", (REPOSITORY / "docs" / "sampling.md").read_text(), re.MULTILINE)
+    assert {*SamplingParams.__struct_fields__} <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}

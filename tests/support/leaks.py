@@ -6,10 +6,10 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from omni.api.ticket import Ticket
+from omni.api.request import Request, RequestHandle
 from omni.device.ring import HostSlot
 from omni.engine.host.connector import HostRef
-from omni.engine.orchestrator import Live
+from omni.engine.orchestrator import ActiveRequest
 from omni.engine.route import Route
 from omni.stage import Lease, Produced
 from omni_ar.run.blocks import BlockTable
@@ -20,7 +20,7 @@ from omni_local.connector import LocalRef
 from omni_vocoder.request import VocoderRequest
 
 _RECORDS = (
-    *(Ticket, Live, Route, Produced, Lease, HostRef, LocalRef),
+    *(Request, RequestHandle, ActiveRequest, Route, Produced, Lease, HostRef, LocalRef),
     *(ArRequest, BlockTable, DiffusionRequest, EncoderRequest, VocoderRequest),
 )
 

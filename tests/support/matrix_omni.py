@@ -16,9 +16,9 @@ from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, chec
 from omni.frontend.base import Chat, Prepared
 from omni.frontend.compile import CompiledSampling
 from omni.sampling import NO_RULES, SamplingParams
-from omni_ar.hidden_conditioning import HeardPrompt
+from omni_ar.hidden_conditioning import HiddenConditioningArgs
 from omni_ar.options import ArOptions
-from omni_ar.text_conditioning import SpokenPrompt
+from omni_ar.text_conditioning import TextConditioningArgs
 from support.entry_points import own_entry_points
 from support.matrix_family import Family, blocks_for_one
 from support.matrix_reference import arguments
@@ -115,7 +115,7 @@ class OmniFamily(Family):
         prompts = []
         for one in self._prepared:
             args = one.edges["thinker->talker"]
-            assert isinstance(args, SpokenPrompt | HeardPrompt)
+            assert isinstance(args, TextConditioningArgs | HiddenConditioningArgs)
             prompts.append(args.prompt.length)
         return prompts
 

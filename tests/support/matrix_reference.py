@@ -21,8 +21,7 @@ from transformers import (
 )
 
 from omni.frontend.vocabulary import Vocabulary
-from omni.sampling import HostLogitsProcessor, SamplingParams
-from omni_ar.options import GREEDY
+from omni.sampling import GREEDY, HostLogitsProcessor, SamplingParams
 from omni_ar.sampling import gumbel
 from support.sampling_reference import reference_logits, reference_warp
 

@@ -77,6 +77,7 @@ def text_sets(say: Callable[[SamplingParams], list[list[int]]], vocabulary: Voca
         "all together": {
             **SAMPLED,
             "min_p": 0.01,
+            "top_n_sigma": 3.0,
             "repetition_penalty": 1.2,
             "frequency_penalty": 0.5,
             "presence_penalty": -0.5,

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from omni.device import Uploader, open_device
-from omni.sampling import LogitsEdit, SamplingParams
+from omni.sampling import GREEDY, LogitsEdit, SamplingParams
 from omni_ar.kernels.step.reference import observe
-from omni_ar.options import GREEDY
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.resolve import resolve_sampling
 from omni_ar.sampling import (
     SamplingState,
     StartingRow,
-    edit_words,
+    edit_size,
     flags_of,
     merge_edits,
+    merge_flags,
     pack_edits,
     pack_sampling,
+    resolve_sampling,
     sample,
     start_sampling,
-    start_words,
+    start_size,
     view_edits,
     view_starts,
 )
@@ -49,10 +49,10 @@ class SamplerBench:
         self.vocab = vocab
         self.processors = processors
         self.device = open_device("cpu")
-        self.state = SamplingState.allocate(self.device.zeros, rows, vocab, processors)
+        self.state = SamplingState.allocate(self.device.zeros, rows, vocab, {p.name: p.width for p in processors})
         self.sampling: dict[int, SamplingParams] = {}
         self._stream = self.device.stream("main")
-        words = rows * start_words(vocab, max_model_len, processors) + edit_words(vocab, rows)
+        words = rows * start_size(vocab, max_model_len, processors) + edit_size(vocab, rows)
         self._uploader = Uploader(self.device, self._stream, words, 2)
 
     def start(self, rows: Sequence[StartingRow]) -> int:
@@ -78,12 +78,12 @@ class SamplerBench:
             packed = pack_edits(upload, [(place, merge_edits([e], self.vocab)) for place, e in edits], self.vocab)
             self._uploader.launch(upload)
             on_device = view_edits(packed, self._uploader.view)
-        flags = flags_of(self.sampling[row] for row in rows)
+        flags = merge_flags(flags_of(self.sampling[row]) for row in rows)
         rows_R, position_R = torch.tensor(rows), torch.tensor(positions)
         ids: list[int] = sample(logits_RV, self.state, rows_R, position_R, flags, on_device, self.processors).tolist()
         return ids
 
     def observe(self, rows: Sequence[int], ids: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
         """As after a step of these rows."""
-        flags = flags_of(self.sampling[row] for row in rows)
+        flags = merge_flags(flags_of(self.sampling[row]) for row in rows)
         observe(self.state, torch.tensor(rows), torch.tensor(ids), torch.tensor(counts), flags)

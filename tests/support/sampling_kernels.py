@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from omni_ar.sampling import EVERYTHING, SamplingState, gumbel, warp
-from omni_ar.sampling.sampler import follow_rules
+from omni_ar.sampling import EVERYTHING, SamplingState, apply_penalties, gumbel, warp_tokens
 from support.sampler_bench import SamplerBench, resolved, starting
 
 CLOSE = 1e-4
@@ -40,8 +39,8 @@ def noisy_logits(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, positi
     def of(values: Tensor) -> Tensor:
         return values.index_select(0, rows_R)
 
-    logits_RV = follow_rules(logits_RV, state, rows_R, position_R, EVERYTHING)
-    warped_RV = warp(logits_RV, of(state.temperature), of(state.top_k), of(state.top_p), of(state.min_p))
+    logits_RV = apply_penalties(logits_RV, state, rows_R, position_R, EVERYTHING.needs)
+    warped_RV = warp_tokens(logits_RV, state, rows_R, EVERYTHING.needs)
     noise_RV = gumbel(of(state.seed), of(state.sample_index), position_R, 0, 0, logits_RV.shape[1])
     return torch.where(of(state.temperature)[:, None] == 0, logits_RV, warped_RV + noise_RV)
 

@@ -55,8 +55,12 @@ def count_penalties(logits_V: Tensor, outputs: Sequence[int], frequency: float, 
 
 
 def reference_warp(logits_V: Tensor, p: SamplingParams) -> Tensor:
-    """fp32 `[V]`: what transformers' warpers leave for a row that samples."""
+    """fp32 `[V]`: what transformers' warpers leave for a row that samples, and top-n-sigma by definition, in float64."""
     assert p.temperature
+    if p.top_n_sigma:
+        logits = logits_V.double().numpy()
+        threshold = logits.max() - p.top_n_sigma * logits[np.isfinite(logits)].std()
+        logits_V = logits_V.masked_fill(torch.from_numpy(logits < threshold), -np.inf)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(p.temperature)])
     if p.top_k:
         warpers.append(TopKLogitsWarper(p.top_k))

@@ -7,7 +7,7 @@ import numpy as np
 
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder
-from omni.frontend.tokenized import message_texts
+from omni.frontend.chat import message_texts
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni_ar.inputs import Prompt

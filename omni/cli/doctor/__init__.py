@@ -1,4 +1,4 @@
-"""`omni doctor`: what is wrong here, and what to do about it."""
+"""`omni doctor`: problems of the installation, and their remedies."""
 
 from collections.abc import Iterator
 
@@ -38,7 +38,7 @@ def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
     yield from check_plugins(plugins)
     broken = [check.name for check in found if check.status == "problem" and check.name.startswith("import ")]
     if broken:
-        detail = f"not looked at: {', '.join(broken)} does not work"
+        detail = f"not checked: {', '.join(broken)} does not work"
         yield problem("devices", "devices and model", detail, "mend the environment first")
         return
     # These import torch.

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""One check and its outcome."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """status: a problem keeps something from working; a warning may. remedy: what to do; empty when all is well."""
+    """status: a problem prevents some use; a warning may. remedy: empty if all is well."""
 
     group: str
     name: str
@@ -35,30 +35,30 @@ def problem(group: str, name: str, detail: str, remedy: str) -> Check:
 
 
 def failed(group: str, name: str, error: Exception) -> Check:
-    """The problem that an exception reports."""
+    """An exception as a problem."""
     if isinstance(error, CheckpointError | ConfigError):
         return problem(group, name, f"{error.field}: {error.problem}", error.remedy)
     if isinstance(error, OmniError):
         return problem(group, name, str(error), "see `omni plugins --verbose`")
-    return problem(group, name, last_line(error), "run with --debug for where it happened")
+    return problem(group, name, last_line(error), "run with --debug for the traceback")
 
 
 def last_line(error: Exception) -> str:
-    """An exception in one line, as a traceback ends."""
+    """An exception in one line, like the end of a traceback."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt(Generic[ValueT]):
-    """Something tried: what it gave, or None, and the check that says so."""
+    """An action's value, None if it failed, and the check."""
 
     value: ValueT | None
     check: Check
 
 
 def attempt(group: str, name: str, action: Callable[[], ValueT], found: Callable[[ValueT], str]) -> Attempt[ValueT]:
-    """Calls `action`. found: the words for what it gave; an exception becomes a problem."""
+    """Calls `action`. found: describes its value. An exception becomes a problem."""
     try:
         value = action()
     except Exception as error:

@@ -26,10 +26,10 @@ def check_devices() -> Iterator[Check]:
     if count:
         return
     if torch.version.cuda is not None:
-        detail = f"torch {torch.__version__} is built for CUDA {torch.version.cuda} and finds no device"
+        detail = f"torch {torch.__version__} is built for CUDA {torch.version.cuda}, but finds no device"
         yield warning(_GROUP, "cuda", detail, "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES")
     else:
-        yield ok(_GROUP, "cuda", "torch is built for the CPU alone")
+        yield ok(_GROUP, "cuda", "torch is built for the CPU only")
 
 
 def _cuda(index: int) -> Check:
@@ -37,14 +37,14 @@ def _cuda(index: int) -> Check:
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:
-        return problem(_GROUP, name, last_line(error), "see with nvidia-smi who else uses it")
+        return problem(_GROUP, name, last_line(error), "check with nvidia-smi which processes use it")
     return ok(_GROUP, name, f"{torch.cuda.get_device_name(index)}, {gib(free)} of {gib(total)} free")
 
 
 def host_memory() -> tuple[int, int]:
-    """Bytes in all, and those that this process may still take: of the machine, or of its control group if that has less.
+    """Total and available bytes, of the machine or of the process's control group if that has less.
 
-    A system that does not say how much is free counts as free.
+    On systems without a number of available bytes, all count as available.
     """
     if not _MEMORY.is_file():
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

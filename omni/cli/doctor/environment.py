@@ -1,4 +1,4 @@
-"""Python and the packages around omni."""
+"""Python and the packages that omni needs."""
 
 import platform
 import sys
@@ -16,13 +16,13 @@ _NEEDS_CUDA = ("torchaudio", "torchvision")
 
 
 def check_environment() -> Iterator[Check]:
-    """Versions, whether the heavy packages can be imported, and combinations that are known not to work."""
+    """Versions, imports of the large packages, and combinations that do not work."""
     yield _python()
     yield ok(_GROUP, "omni", __version__)
     needed = versions.requirements()
     if not needed:
         remedy = "pip install -e . in the folder that holds pyproject.toml"
-        yield warning(_GROUP, "packages", "omni is not installed, so what it needs is not known", remedy)
+        yield warning(_GROUP, "packages", "omni is not installed, so its requirements are unknown", remedy)
     for requirement in needed:
         yield _package(requirement)
     for module in _IMPORTED:
@@ -53,10 +53,10 @@ def _imports(module: str) -> Check:
     name = f"import {module}"
     try:
         import_module(module)
-    # Broken installations raise whatever they like.
+    # Broken installations raise anything.
     except Exception as error:
         return problem(
-            _GROUP, name, last_line(error), f"install {module} again; see the warnings here for why it may fail"
+            _GROUP, name, last_line(error), f"install {module} again; the warnings here may show why it fails"
         )
     return ok(_GROUP, name, "works")
 
@@ -66,9 +66,7 @@ def _traps() -> Iterator[Check]:
     cpu_torch = torch is not None and _is_cpu_build()
     for name in _NEEDS_CUDA:
         if cpu_torch and versions.installed(name) is not None:
-            detail = (
-                f"stands beside torch {torch}, which has no CUDA: built for CUDA, it breaks the import of transformers"
-            )
+            detail = f"is installed with torch {torch}, which has no CUDA: built for CUDA, it breaks the import of transformers"
             yield warning(_GROUP, f"{name} and torch", detail, f"pip uninstall {name}")
     if triton and numpy and versions.older(triton, "3.9") and not versions.older(numpy, "2.4"):
         detail = f"triton {triton} cannot interpret kernels (TRITON_INTERPRET=1) with numpy {numpy}"
@@ -79,6 +77,6 @@ def _is_cpu_build() -> bool:
     try:
         import torch
     except Exception:
-        # Said already, by the check of its import.
+        # Reported by the check of its import.
         return False
     return torch.version.cuda is None and torch.version.hip is None

@@ -1,4 +1,4 @@
-"""What a model still needs before it can run."""
+"""The requirements of a model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class _Settings:
 
 
 def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Check]:
-    """From the folder to the device's memory; what rests on something that is missing is not looked at."""
+    """From the folder to the device's memory. A failed check skips those that depend on it."""
     settings = attempt(_GROUP, "settings", lambda: _read_settings(choices), _describe_settings)
     yield settings.check
     folder = _folder(model)
@@ -84,7 +84,7 @@ def _folder(model: str) -> Path | Check:
         local = Path(model).expanduser()
         if local.exists() or model.count("/") != 1 or model.startswith((".", "/", "~")):
             return failed(_GROUP, "folder", error)
-        return problem(_GROUP, "folder", f"{model} is no folder here, and not downloaded", f"`hf download {model}`")
+        return problem(_GROUP, "folder", f"{model} is neither a folder nor downloaded", f"`hf download {model}`")
 
 
 def _describe_front_end(frontend: Frontend) -> str:
@@ -112,11 +112,11 @@ def _describe_device(device: Device) -> str:
 def _fits(report: MemoryReport, free: int) -> Check:
     least = sum(share.least for share in report.stages.values())
     most = sum(share.most for share in report.stages.values())
-    detail = f"{gib(least)} to {gib(most)} are needed, besides what steps take; {gib(free)} are there"
+    detail = f"needs {gib(least)} to {gib(most)}, without the memory of steps; {gib(free)} are free"
     if least > free:
         remedy = "lower max_model_len, max_num_seqs and cache_bytes of the stages, or take a device with more memory"
         return problem(_GROUP, "memory", detail, remedy)
     if most > free and report.budget is None:
-        # Where nothing bounds the stages, they take the most.
+        # Unbounded stages take their maximum.
         return warning(_GROUP, "memory", detail, "set engine.memory_bytes, and the stages divide it")
     return ok(_GROUP, "memory", detail)

@@ -1,4 +1,4 @@
-"""What registered with omni, and what failed to."""
+"""The plugins, and those that failed to load."""
 
 from collections.abc import Iterator
 

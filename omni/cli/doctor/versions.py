@@ -1,4 +1,4 @@
-"""What is installed, and what omni asks for."""
+"""Installed and required versions."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _REQUIREMENT = re.compile(r"""([\w.-]+)\s*(?:>=\s*([\d.]+))?[^;]*(?:;.*extra\s*=
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """extra: the optional part that asks for it; None if it is always needed. least: empty if any version will do."""
+    """extra: the optional part that requires it; None if it is always required. least: empty for any version."""
 
     name: str
     least: str
@@ -26,7 +26,7 @@ def installed(name: str) -> str | None:
 
 
 def requirements() -> list[Requirement]:
-    """What the installed distribution asks for; nothing if it is not installed."""
+    """Requirements of the installed distribution; empty if it is not installed."""
     try:
         texts = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -36,7 +36,7 @@ def requirements() -> list[Requirement]:
 
 
 def older(version: str, than: str) -> bool:
-    """By the numbers that versions begin with: 2.11.0+cpu is 2.11.0, and no older than 2.11."""
+    """Compares the leading numbers: 2.11.0+cpu is 2.11.0, and not older than 2.11."""
     one, other = _numbers(version), _numbers(than)
     length = max(len(one), len(other))
     return one + (0,) * (length - len(one)) < other + (0,) * (length - len(other))

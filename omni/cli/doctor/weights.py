@@ -1,4 +1,4 @@
-"""Whether every weight of a checkpoint is there, whole, and what the model takes."""
+"""Whether all weights of a checkpoint are there, complete, and of the model's shapes."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ _GROUP = "model"
 
 
 def check_weights(target: Target) -> Iterator[Check]:
-    """Each file that is missing or broken, then whether names and shapes are those of the model. No weight is read."""
+    """Each missing or broken file, then names and shapes. Reads no weight."""
     if target.engine.options.load_format == "dummy":
-        yield ok(_GROUP, "weights", "random ones are wanted")
+        yield ok(_GROUP, "weights", "random ones are asked for")
         return
     broken = list(_files(target.checkpoint.path))
     yield from broken
@@ -26,7 +26,7 @@ def check_weights(target: Target) -> Iterator[Check]:
     tried = attempt(
         _GROUP,
         "shapes",
-        # Copies to the meta device check everything and move nothing.
+        # Copies to the meta device check everything and transfer nothing.
         lambda: load_stages(target.plan, target.checkpoint, MetaDevice(), target.engine.dtype, "auto"),
         lambda loaded: f"all weights of {len(loaded)} stages are there, in the shapes that config.json gives",
     )
@@ -53,7 +53,7 @@ def _files(folder: Path) -> Iterator[Check]:
     yield from problems
     if not problems:
         count, size = len(names) or 1, sum((folder / file).stat().st_size for file in names or {SINGLE})
-        yield ok(_GROUP, "weights", f"{count} file{'s' if count > 1 else ''}, {size:,} bytes, each there and whole")
+        yield ok(_GROUP, "weights", f"{count} file{'s' if count > 1 else ''}, {size:,} bytes, all complete")
 
 
 def _file(path: Path, names: set[str]) -> Check | None:

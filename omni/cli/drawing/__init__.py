@@ -1,4 +1,4 @@
-"""Draws a pipeline with the characters of a terminal."""
+"""Draws a pipeline with characters."""
 
 from omni.cli.drawing.draw import draw
 

@@ -1,4 +1,4 @@
-"""A grid of characters on which lines join where they belong together and pass under one another where they do not."""
+"""A grid of characters. Lines of one owner join where they meet; others pass under one another."""
 
 from enum import IntFlag
 
@@ -51,13 +51,13 @@ class Canvas:
             )
 
     def down(self, column: int, first: int, last: int, owner: str, *, from_above: bool = False) -> None:
-        """A line from row `first` (or what is above it) to row `last`; it passes over lines of others drawn before."""
+        """A line from row `first` (or the row above it) to row `last`, over earlier lines of other owners."""
         for row in range(first, last + 1):
             up = _UP if row > first or from_above else _Arm(0)
             self._add(row, column, up | (_DOWN if row < last else _Arm(0)), owner)
 
     def box(self, row: int, column: int, lines: tuple[str, ...]) -> None:
-        """A frame around `lines`, one space beside the longest; `row` and `column` are of its upper left corner."""
+        """A frame around `lines`, with one space beside the longest. row, column: of its upper left corner."""
         width = max(map(len, lines)) + 4
         bottom, right, owner = row + len(lines) + 1, column + width - 1, f"box at {row}, {column}"
         self.across(row, column, right, owner)
@@ -68,7 +68,7 @@ class Canvas:
             self.text(row + 1 + offset, column + 2, line)
 
     def leave(self, row: int, column: int) -> None:
-        """Lets a line that is there, a frame, send one down."""
+        """Adds a line downwards to a frame."""
         self._arms[row, column] |= _DOWN
 
     def render(self, *, ascii_only: bool) -> str:

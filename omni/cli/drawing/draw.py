@@ -12,9 +12,9 @@ _FRAME = 2
 
 
 def draw(pipeline: Pipeline, *, ascii_only: bool = False) -> str:
-    """Stages as boxes with name and kind, what users get as bare words below them, arrows from producers to consumers.
+    """Stages as boxes with name and kind, outputs as words below them, arrows from producers to consumers.
 
-    80 columns wide, unless long names or a great many arrows need more. ascii_only: for terminals without line characters.
+    80 columns wide, unless long names or many arrows need more. ascii_only: for terminals without line characters.
     """
     stages = [Node(stage.name, (stage.name, stage.kind), framed=True) for stage in pipeline.order()]
     outputs = [Node(f"output {output.modality}", (output.modality,)) for output in pipeline.outputs]
@@ -48,7 +48,7 @@ def _draw_node(canvas: Canvas, node: Node, row: int, height: int) -> None:
 
 @dataclass(slots=True)
 class _Bundle:
-    """All arrows into one node: they join in one horizontal line, `row` rows below the boxes that they come from."""
+    """All arrows into one node: they join in one horizontal line, `row` rows below their sources."""
 
     target: Node
     columns: list[int]
@@ -67,7 +67,7 @@ class _Bundle:
 
 
 def _draw_arrows(canvas: Canvas, above: Sequence[Node], below: Sequence[Node], top: int) -> int:
-    """Returns the rows it took, the last of them with the arrows' points."""
+    """Returns the number of rows drawn, the last one with arrowheads."""
     if not below:
         return 0
     bundles = [bundle for node in below if (bundle := _bundle(above, node)).columns]
@@ -91,7 +91,7 @@ def _bundle(above: Sequence[Node], target: Node) -> _Bundle:
 
 
 def _assign_rows(bundles: Sequence[_Bundle]) -> int:
-    """Lines that overlap get rows of their own. Returns the number of rows."""
+    """Overlapping lines get different rows. Returns the number of rows."""
     rows: list[list[_Bundle]] = []
     for bundle in sorted(bundles, key=_outer_first):
         bundle.row = next((n for n, row in enumerate(rows) if not any(map(bundle.touches, row))), len(rows))
@@ -102,5 +102,5 @@ def _assign_rows(bundles: Sequence[_Bundle]) -> int:
 
 
 def _outer_first(bundle: _Bundle) -> int:
-    """What goes further to either side turns higher up: then the arrows out of one box do not cross."""
+    """Arrows that go further to a side turn higher up, so that arrows from one box do not cross."""
     return -bundle.last if bundle.first < bundle.target.middle else bundle.first

@@ -1,4 +1,4 @@
-"""Where the boxes of a graph go: in ranks from the top down, every arrow pointing down by one rank."""
+"""The layout of a graph's boxes: in ranks from the top down, with every arrow pointing down by one rank."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ _GAP = 3
 
 @dataclass(slots=True)
 class Node:
-    """A thing with a place. lines: its text; empty for a point that a long arrow passes. framed: whether it is a box.
+    """lines: its text; empty for a point on a long arrow. framed: whether it is a box.
 
-    rank, left: the place. targets: the nodes one rank below that its arrows lead to, from left to right.
+    rank, left: its position. targets: of its arrows, nodes one rank below, from left to right.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Node:
 
 
 def lay_out(nodes: Sequence[Node], arrows: Sequence[tuple[str, str]], width: int) -> list[list[Node]]:
-    """Gives nodes their places and returns the ranks, with points added where an arrow skips one.
+    """Sets the nodes' positions and returns the ranks, with points added where an arrow skips one.
 
     nodes: sources of arrows before their targets. width: columns to stay within, if the graph allows it.
     """
@@ -54,7 +54,7 @@ def lay_out(nodes: Sequence[Node], arrows: Sequence[tuple[str, str]], width: int
 
 
 def _rank(nodes: Sequence[Node], arrows: Sequence[tuple[str, str]], width: int) -> None:
-    """Below all its sources, in the first rank that has room, and room to spare for an arrow that passes."""
+    """Below all its sources, in the first rank with space for it and for a passing arrow."""
     by_name = {node.name: node for node in nodes}
     taken: dict[int, int] = defaultdict(lambda: -_GAP)
     for node in nodes:
@@ -65,7 +65,7 @@ def _rank(nodes: Sequence[Node], arrows: Sequence[tuple[str, str]], width: int) 
 
 
 def _connect(sources: Sequence[Node], target: Node, ranks: list[list[Node]]) -> None:
-    """Arrows to one node that pass a rank go through one point of it."""
+    """Arrows to one node pass each rank through one point."""
     first = min((source.rank for source in sources), default=target.rank) + 1
     points = [Node(f"to {target.name}", rank=rank) for rank in range(first, target.rank)]
     for point in points:
@@ -84,7 +84,7 @@ def _place(ranks: list[list[Node]], width: int) -> None:
     leftmost = min(rank[0].left for rank in ranks)
     for rank in ranks:
         right = rank[-1].left + rank[-1].width - leftmost
-        # Never further left than the first column, even if it is too wide.
+        # Never left of the first column, even if the rank is too wide.
         shift = leftmost + max(0, min(right - width, rank[0].left - leftmost))
         for node in rank:
             node.left -= shift
@@ -94,7 +94,7 @@ def _place(ranks: list[list[Node]], width: int) -> None:
 
 
 def _wanted(above: Sequence[Node]) -> dict[str, int]:
-    """The column that each target would stand under."""
+    """The preferred column of each target."""
     ports: dict[str, list[int]] = defaultdict(list)
     for node in above:
         for index, target in enumerate(node.targets):
@@ -103,7 +103,7 @@ def _wanted(above: Sequence[Node]) -> dict[str, int]:
 
 
 def _spread(rank: Sequence[Node], wanted: Mapping[str, int]) -> None:
-    """From left to right without overlap, then together to where they are wanted on the average."""
+    """From left to right without overlap, then shifted together to their average preference."""
     end = -_GAP
     off = 0
     for index, node in enumerate(rank):
@@ -121,7 +121,7 @@ def _pack(rank: Sequence[Node]) -> None:
 
 
 def _clear(above: Sequence[Node], below: Sequence[Node]) -> None:
-    """Moves what would stand right under an arrow that leads elsewhere, so that no two lines share a column."""
+    """Moves nodes from under arrows to other targets, so that no two lines share a column."""
     for node in below:
         others = {s.port(i) for s in above for i, target in enumerate(s.targets) if target is not node}
         while node.middle in others:

@@ -1,4 +1,4 @@
-"""`omni explain`: what would run, and why so."""
+"""`omni explain`: the stages and settings of a model, and their origins."""
 
 import msgspec
 import typer

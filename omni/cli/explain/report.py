@@ -1,4 +1,4 @@
-"""What `omni explain` has found out, as JSON has it."""
+"""The report of `omni explain`, as in its JSON."""
 
 import msgspec
 
@@ -10,14 +10,14 @@ from omni.pipeline import Pipeline, Stage
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a stage reuses what it has computed for prompts that begin alike. why: of both answers."""
+    """Whether a stage has a prefix cache, and why."""
 
     works: bool
     why: str
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """dtype: the engine's, or the stage's own. prefix_cache: None for a kind of stage that has no such thing."""
+    """dtype: the stage's own, by default the engine's. prefix_cache: None for kinds without one."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """connector: what carries the edge. why: it was chosen. memory: where the consumer finds tensors, `"device"` or `"host"`."""
+    """connector: its name. why: the reason for the choice. memory: of the tensors for the consumer, `"device"` or `"host"`."""
 
     producer: str
     consumer: str
@@ -46,7 +46,7 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """main_stage: whom sampling concerns that names no stage; None where no stage samples. settings: every one, with its origin."""
+    """main_stage: the stage that stage-less sampling parameters apply to; None if no stage samples. settings: all, with origins."""
 
     model: str
     folder: str
@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(model: str, target: Target, *, measure: bool) -> Report:
-    """Raises OmniError: PluginError if a connector is not installed, and what loading raises if it is to measure."""
+    """Raises OmniError: PluginError if a connector is not installed, and with `measure` any error of loading."""
     pipeline, engine = target.plan.pipeline, target.engine
     return Report(
         model=model,
@@ -102,14 +102,14 @@ def _prefix_cache(pipeline: Pipeline, stage: Stage) -> PrefixCache | None:
     if unkeyed:
         why = f"not past tensors from {' and '.join(unkeyed)}: their adapter gives no content key"
         return PrefixCache(works=False, why=why)
-    return PrefixCache(works=True, why="everything that the stage is fed has a content key")
+    return PrefixCache(works=True, why="all inputs of the stage have a content key")
 
 
 def _edges(target: Target) -> list[EdgeReport]:
     reports = []
     for edge in target.plan.pipeline.edges:
         choice = choose_connector(edge)
-        target.plugins.connectors[choice.name]  # raises here what would be raised at the start
+        target.plugins.connectors[choice.name]  # raises the errors of a start
         reports.append(
             EdgeReport(
                 producer=edge.producer,

@@ -1,4 +1,4 @@
-"""A report for people."""
+"""The report as text."""
 
 from collections.abc import Iterator, Sequence
 
@@ -47,7 +47,7 @@ def _stages(stages: list[StageReport]) -> Iterator[str]:
 def _outputs(report: Report) -> Iterator[str]:
     yield from columns([("MODALITY", "STAGE"), *((output.modality, output.stage) for output in report.outputs)])
     if report.main_stage is not None:
-        yield f"  sampling that names no stage is that of {report.main_stage}"
+        yield f"  stage-less sampling parameters apply to {report.main_stage}"
 
 
 def _connectors(report: Report) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _memory(memory: MemoryReport) -> Iterator[str]:
     budget = f"{memory.budget:,}, {memory.bound}" if memory.budget is not None else memory.bound
     yield f"  pool: {budget}"
     if memory.measured:
-        yield "  working memory and pages: measured and divided as at the start"
+        yield "  working memory and pages: measured and divided as at start"
     elif memory.stages:
         yield "  counted from shapes, no weight read; --measure adds working memory and divides the pool"
     if memory.problem is not None:
@@ -106,7 +106,7 @@ def _settings(settings: tuple[Setting, ...]) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    """As `--set` takes it, if it is not too long for a line."""
+    """In the syntax of `--set`, shortened to a line."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if len(text) <= _LONGEST_VALUE:
         return text

@@ -1,4 +1,4 @@
-"""Control tokens in what users write: text, not turns."""
+"""Control tokens in users' texts are text: they open no turns."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,21 +11,21 @@ from omni.frontend.template import Turns
 
 _BLOCK = 0x100
 _PRIVATE = range(0xF0000, 0x10FF00, _BLOCK)
-"""Blocks of signs for private use, in planes 15 and 16, of which hardly any text holds one."""
+"""Blocks of the private use planes 15 and 16, which are rare in texts."""
 
 _NEVER = r"(?!)"
 
 
 class ControlTokens:
-    """The ids that only a chat template may write.
+    """The tokens that only a chat template may write.
 
-    A text that holds the written form of one is laid out with stand-ins for the signs that could begin it. So the forms that are
-    in the laid out chat are the template's own.
+    A text with the written form of one is rendered with stand-ins for the characters that could begin it. The forms in the
+    rendered chat are then the template's own.
 
-    words: by id. normal: what a tokenizer does to a text before it looks for those of them that are `normalized`.
+    words: by id. normalize: of the tokenizer, applied to texts before it searches them for `normalized` tokens.
     """
 
-    def __init__(self, words: Mapping[int, AddedToken], normal: Callable[[str], str] | None) -> None:
+    def __init__(self, words: Mapping[int, AddedToken], normalize: Callable[[str], str] | None) -> None:
         # The longest first, as in the tokenizers library.
         ordered = sorted(words.items(), key=lambda each: len(each[1].content), reverse=True)
         self._ids = [i for i, _ in ordered]
@@ -34,38 +34,38 @@ class ControlTokens:
         self._start = re.compile(f"(?=(?:{self._form.pattern}))(.)", re.DOTALL)
         self._split = re.compile("|".join(_pattern(word) for _, word in ordered) or _NEVER)
         self._begins = sorted({word.content[0] for _, word in ordered})
-        self._normal = normal if any(word.normalized for word in words.values()) else None
+        self._normalize = normalize if any(word.normalized for word in words.values()) else None
 
     def are_in(self, turns: Turns) -> bool:
-        """Whether the texts may write one: each by itself, or several put together."""
+        """Whether the texts hold one, singly or joined."""
         texts = [text for turn in turns for text in _texts(turn["content"])]
         joined = ["".join(texts)]
         if len(texts) > len(turns):
             joined.append("".join(map(str.strip, texts)))
-        if self._normal is not None:
-            joined += [self._normal(text) for text in joined]
+        if self._normalize is not None:
+            joined += [self._normalize(text) for text in joined]
         return any(self._form.search(text) for text in joined)
 
-    def laid_out(self, turns: Turns, chat: str, render: Callable[[Turns], str]) -> Iterator[int | str]:
-        """The chat in pieces: ids of the template's control tokens, and what is between them. Raises InputError for texts that hold
-        signs of every block for private use.
+    def pieces(self, turns: Turns, chat: str, render: Callable[[Turns], str]) -> Iterator[int | str]:
+        """The chat in pieces: ids of the template's control tokens, and the texts between them. Raises InputError for texts with
+        characters of every private use block.
 
-        chat: as `render` gives it of `turns`.
+        chat: the turns, rendered.
         """
         stand_ins = self._stand_ins(chat, turns)
         back = {stand_in: sign for sign, stand_in in stand_ins.items()}
         marked = render(_replaced(turns, lambda text: text.translate(stand_ins)))
         if marked.translate(back) != chat:
-            # The template looks for such signs in texts: for what ends a thought, as it may.
+            # The template searches texts for such characters, for the end of a thought.
             marked = render(_replaced(turns, lambda text: self._start.sub(lambda s: s[1].translate(stand_ins), text)))
-        return self._pieces(marked, back)
+        return self._split_marked(marked, back)
 
     @staticmethod
     def edited(turns: Turns, chat: str) -> bool:
-        """Whether the template does not take the texts as they stand: what it leaves of one may be a control token."""
+        """Whether the template changes texts: the rest of one may be a control token."""
         return not all(text.strip() in chat for turn in turns for text in _texts(turn["content"]))
 
-    def _pieces(self, text: str, back: Mapping[int, int]) -> Iterator[int | str]:
+    def _split_marked(self, text: str, back: Mapping[int, int]) -> Iterator[int | str]:
         place = 0
         for found in self._split.finditer(text):
             yield text[place : found.start()].translate(back)
@@ -75,18 +75,18 @@ class ControlTokens:
         yield text[place:].translate(back)
 
     def _stand_ins(self, chat: str, turns: Turns) -> dict[int, int]:
-        """By the sign that it stands for."""
+        """By the character replaced."""
         texts = (chat, *(text for turn in turns for text in _texts(turn["content"])))
         used = {ord(sign) // _BLOCK for text in texts for sign in set(text)}
         first = next((first for first in _PRIVATE if first // _BLOCK not in used), None)
         if first is None:
-            problem = "hold a control token, and signs of every block for private use"
+            problem = "hold a control token, and characters of every private use block"
             raise InputError("messages", problem, "remove either")
         return {ord(sign): first + place for place, sign in enumerate(self._begins)}
 
 
 def _pattern(word: AddedToken) -> str:
-    # White space that a token takes with it is gone, as in the tokenizers library.
+    # White space that a token absorbs is dropped, as in the tokenizers library.
     before, after = (r"\s*" if takes else "" for takes in (word.lstrip, word.rstrip))
     form = rf"\b{re.escape(word.content)}\b" if word.single_word else re.escape(word.content)
     return f"{before}({form}){after}"

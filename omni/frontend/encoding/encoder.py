@@ -1,4 +1,4 @@
-"""A tokenizer's encoding, for several threads at once."""
+"""Encoding with a tokenizer, from several threads at once."""
 
 import json
 import threading
@@ -17,11 +17,10 @@ Ids = NDArray[np.int64]
 
 
 class Encoder:
-    """The ids that a tokenizer of transformers gives a text. Threads do not wait for each other, and encode without the
-    interpreter lock.
+    """Texts to the ids of a tokenizer of transformers. Threads do not wait for each other, and encode without the interpreter lock.
 
-    What threads must not share of a fast tokenizer is its call: it sets padding and truncation, which belong to the tokenizer. Here
-    are tokenizers of the same model that nobody changes. Tokenizers written in Python take turns.
+    Threads must not share the call of a fast tokenizer, which sets padding and truncation on the tokenizer. The copies here share
+    its model and never change. Tokenizers written in Python are called by one thread at a time.
 
     control: added tokens that are control tokens, besides the special ones.
     """
@@ -30,9 +29,9 @@ class Encoder:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._whole: Tokenizer | None = None
-        """Takes the written form of a control token for its id."""
+        """Encodes the written form of a control token as its id."""
         self._plain: Tokenizer | None = None
-        """Takes it for text."""
+        """Encodes it as text."""
         self._may_part = False
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             backend = tokenizer.backend_tokenizer
@@ -41,76 +40,76 @@ class Encoder:
             self._may_part = may_part(backend)
 
     @property
-    def normal(self) -> Callable[[str], str] | None:
-        """What the tokenizer does to a text before it looks for words; None if nothing."""
+    def normalize(self) -> Callable[[str], str] | None:
+        """The tokenizer's normalization of texts; None without one."""
         normalizer = self._whole.normalizer if self._whole is not None else None
         return None if normalizer is None else normalizer.normalize_str
 
     @property
-    def tells_words_from_text(self) -> bool:
-        """Whether it has `encode_pieces`."""
+    def supports_pieces(self) -> bool:
+        """Whether `encode_pieces` works for this tokenizer."""
         return self._plain is not None and not _looks_back(self._plain)
 
-    def encode(self, text: str, *, bare: bool = False, limit: PromptLimit | None = None) -> Ids:
-        """Int64 `[T]`, with what the tokenizer puts around every text, unless it is to be `bare`.
+    def encode(self, text: str, *, add_special_tokens: bool = True, limit: PromptLimit | None = None) -> Ids:
+        """Int64 `[T]`. add_special_tokens: those that the tokenizer puts around every text.
 
         Raises InputError for a long text beyond `limit`, without reading it to its end.
         """
         if self._whole is None:
             with self._lock:
-                return np.asarray(self._tokenizer(text, add_special_tokens=not bare)["input_ids"], np.int64)
+                return np.asarray(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"], np.int64)
         if not self._may_part or len(text) <= PART:
-            return _ids(self._whole, text, bare)
-        return self._framed(self._joined(self._whole, [text], limit), bare)
+            return _ids(self._whole, text, add_special_tokens)
+        return self._framed(self._joined(self._whole, [text], limit), add_special_tokens)
 
     def encode_pieces(
-        self, pieces: Iterable[int | str], *, bare: bool = False, limit: PromptLimit | None = None
+        self, pieces: Iterable[int | str], *, add_special_tokens: bool = True, limit: PromptLimit | None = None
     ) -> Ids:
-        """The same of a text that lies in pieces: ids of control tokens, and what is between them, in which there are none."""
+        """The same for a text in pieces: ids of control tokens, and the texts between them, which hold none."""
         assert self._plain is not None
-        return self._framed(self._joined(self._plain, pieces, limit), bare)
+        return self._framed(self._joined(self._plain, pieces, limit), add_special_tokens)
 
     def longest_token(self) -> int:
-        """Bytes of text that an id stands for at most."""
+        """Bytes of the longest token."""
         ids = self._tokenizer.get_vocab()
         decoder = self._whole.decoder if self._whole is not None else None
         if decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel":
-            # A byte is written as one sign.
+            # Each byte is written as one character.
             added = {word.content for word in self._tokenizer.added_tokens_decoder.values()}
             return max(len(word.encode()) if word in added else len(word) for word in ids)
         return max(len(word.encode()) for word in ids)
 
     def _joined(self, tokenizer: Tokenizer, pieces: Iterable[int | str], limit: PromptLimit | None) -> Ids:
-        taken, count = [np.empty(0, np.int64)], 0
+        ids, count = [np.empty(0, np.int64)], 0
         for piece in pieces:
             if isinstance(piece, int):
-                taken.append(np.array([piece], np.int64))
+                ids.append(np.array([piece], np.int64))
                 count += 1
                 continue
             for part in parts(piece) if self._may_part else (piece,):
-                taken.append(_ids(tokenizer, part, True))
-                count += len(taken[-1])
+                ids.append(_ids(tokenizer, part, False))
+                count += len(ids[-1])
                 if limit is not None:
                     limit.check_tokens(count)
-        return np.concatenate(taken)
+        return np.concatenate(ids)
 
-    def _framed(self, ids: Ids, bare: bool) -> Ids:
+    def _framed(self, ids: Ids, add_special_tokens: bool) -> Ids:
         assert self._whole is not None
-        if bare:
+        if not add_special_tokens:
             return ids
-        alone, inside = (_ids(self._whole, "a", bare).tolist() for bare in (False, True))
-        place = next(i for i in range(len(alone)) if alone[i : i + len(inside)] == inside)
-        ends = (alone[:place], ids, alone[place + len(inside) :])
+        framed, inside = (_ids(self._whole, "a", special).tolist() for special in (True, False))
+        place = next(i for i in range(len(framed)) if framed[i : i + len(inside)] == inside)
+        ends = (framed[:place], ids, framed[place + len(inside) :])
         return np.concatenate([np.asarray(each, np.int64) for each in ends])
 
 
-def _ids(tokenizer: Tokenizer, text: str, bare: bool) -> Ids:
-    # Of the library's ways to encode, those of a batch release the interpreter lock.
-    return np.asarray(tokenizer.encode_batch_fast([text], add_special_tokens=not bare)[0].ids, np.int64)
+def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Ids:
+    # Of the library's methods, only those for batches release the interpreter lock.
+    return np.asarray(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids, np.int64)
 
 
 def _copy(tokenizer: Tokenizer, control: Collection[str]) -> Tokenizer:
-    """The same tokenizer, of the same model in memory, in which also `control` are special."""
+    """A tokenizer that shares the model in memory, with `control` marked as special."""
     copy = Tokenizer(tokenizer.model)
     copy.normalizer, copy.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     copy.post_processor, copy.decoder = tokenizer.post_processor, tokenizer.decoder
@@ -120,7 +119,7 @@ def _copy(tokenizer: Tokenizer, control: Collection[str]) -> Tokenizer:
     if {i: word.content for i, word in copy.get_added_tokens_decoder().items()} != {
         i: word.content for i, word in added.items()
     }:
-        # The ids of added tokens have gaps, which only a file can tell.
+        # The ids of added tokens have gaps, which only a file can express.
         state = json.loads(tokenizer.to_str()) | {"truncation": None, "padding": None}
         for word in state["added_tokens"]:
             word["special"] |= word["content"] in control
@@ -134,6 +133,6 @@ def _special(word: AddedToken) -> AddedToken:
 
 
 def _looks_back(tokenizer: Tokenizer) -> bool:
-    """Whether a piece of a text is read differently where it does not begin the text."""
+    """Whether a text is encoded differently at the beginning of a longer one."""
     step = tokenizer.pre_tokenizer
     return step is not None and b'"prepend_scheme":"first"' in step.__getstate__()

@@ -1,4 +1,4 @@
-"""Long texts in parts whose ids, one after the other, are those of the whole."""
+"""Long texts in parts whose concatenated ids are those of the whole text."""
 
 import json
 import re
@@ -10,18 +10,18 @@ from tokenizers import Tokenizer
 from omni.errors import InputError
 
 PART = 2**16
-"""Characters of a part, where the text has a place to cut it."""
+"""Characters of a part, if the text can be cut there."""
 
 LONGEST_PART = 2**20
-"""Characters without such a place. To encode so many takes up to three seconds."""
+"""Characters that cannot be cut. Encoding so many takes up to three seconds."""
 
 _LEFT = (
     r"0-9A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9\u0410-\u044f"
     r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 )
-"""Digits, and letters of which no version of Unicode thinks otherwise."""
+"""Digits, and characters that are letters in every version of Unicode."""
 _RIGHT = r"\t\n\r !\"(),.:;?\u3001\u3002\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f"
-"""What is neither, and never combines with one: white space and punctuation."""
+"""White space and punctuation, which never combine with these."""
 _CUT = re.compile(f"(?<=[{_LEFT}])(?=[{_RIGHT}])")
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -29,13 +29,13 @@ _OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PATTERNS = frozenset(
     f"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_LETTERS}|{digits}{_OTHERS}" for digits in (r"\p{N}", r"\p{N}{1,3}")
 )
-"""How published tokenizers of byte pairs cut texts into words. No word goes on behind the last of several letters or digits, and
-none depends on what is before it: so both sides of a `_CUT` are cut up as they would be in one text. The same holds of the
-pattern that the tokenizers library has itself."""
+"""How published BPE tokenizers split texts into words. No word continues past the last of several letters or digits, and none
+depends on the text before it, so both sides of a `_CUT` are split as in one text. The same holds for the default pattern of the
+tokenizers library."""
 
 
 def may_part(tokenizer: Tokenizer) -> bool:
-    """Whether it is known of the tokenizer that it takes parts of a text as it takes the whole."""
+    """Whether the tokenizer is known to encode parts of a text as it encodes the whole."""
     steps = _state(tokenizer.pre_tokenizer)
     normal, model = _state(tokenizer.normalizer), tokenizer.model
     if normal not in (None, {"type": "NFC"}) or type(model).__name__ != "BPE" or model.dropout is not None:
@@ -58,14 +58,14 @@ def may_part(tokenizer: Tokenizer) -> bool:
 
 
 def parts(text: str) -> Iterator[str]:
-    """Raises InputError for a text that is too long in one piece."""
+    """Raises InputError for a text with too many characters that cannot be cut."""
     start = 0
     while len(text) - start > PART:
         end = _last_cut(text, start + PART // 2, start + PART) or _next_cut(text, start + PART)
         if end - start > LONGEST_PART:
             raise InputError(
                 "messages",
-                f"hold {end - start:,} characters without a word's end, more than {LONGEST_PART:,}",
+                f"hold {end - start:,} characters without the end of a word, more than {LONGEST_PART:,}",
                 "put spaces or line breaks between them",
             )
         yield text[start:end]

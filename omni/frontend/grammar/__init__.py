@@ -1,4 +1,4 @@
-"""Structured outputs: from the form that a text must have to a mask over the vocabulary for each token."""
+"""Structured outputs: grammars, compiled to a mask over the vocabulary for each token."""
 
 from omni.frontend.grammar.compiler import GrammarCompiler
 from omni.frontend.grammar.matcher import Grammar, GrammarMatcher

@@ -1,4 +1,4 @@
-"""A compiled form, and one request's way through it."""
+"""A compiled grammar, and its state for one request."""
 
 from collections.abc import Collection
 
@@ -11,10 +11,9 @@ from omni.sampling import LogitsEdit
 
 
 class Grammar:
-    """A compiled form. Does not change; shared by all requests that ask for it.
+    """A compiled grammar. Immutable, shared by all its requests.
 
-    matcher: at the beginning of a text, and never moved from there. vocab_size: ids of the vocabulary; the id after the last of
-    them stands for the end of the text.
+    matcher: at the beginning of a text, and stays there. vocab_size: number of ids; the next id stands for the end of the text.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
@@ -22,15 +21,14 @@ class Grammar:
         self.vocab_size = vocab_size
 
     def matcher(self) -> LLMatcher:
-        """At the beginning of a text, for one request."""
+        """A copy at the beginning of a text, for one request."""
         return self._matcher.deep_copy()
 
 
 class GrammarMatcher:
-    """Allows one request the tokens that its grammar allows, and the ids that end its text where the text may end: a
-    `HostLogitsProcessor`.
+    """A `HostLogitsProcessor` that allows the tokens of a grammar, and end ids where the text may end.
 
-    ends: the ids that end generation; also where they write something. field: what to name in errors.
+    ends: ids that end generation, even those with a text. field: for errors.
     """
 
     def __init__(self, grammar: Grammar, ends: Collection[int], field: str) -> None:
@@ -41,32 +39,32 @@ class GrammarMatcher:
         words = max((self._end, *self._ends)) // 64 + 1
         self._ends_W = _mask(self._ends, words)
         self._texts_W = ~_mask({*self._ends, self._end}, words)
-        # The last id may be the last of its word: the one that stands for the end is not part of the mask.
+        # The last id may be the last bit of its word: the mask has no bit for the end of the text.
         self._words = max((self._end - 1, *self._ends)) // 64 + 1
-        self._allowed_W, self._complete = self._look()
+        self._allowed_W, self._complete = self._next_mask()
 
     def edit(self) -> LogitsEdit:
-        """Raises InputError if no token can follow what was said so far."""
+        """Raises InputError if no token can follow."""
         if not self._allowed_W.any():
             raise self._dead_end()
         return LogitsEdit(allowed=self._allowed_W)
 
     def push(self, token: int) -> bool:
-        """Raises InputError if no token can follow, or if the form grew too complex to go on with."""
+        """Raises InputError if no token can follow, or if the parser's state grew too complex."""
         if token in self._ends:
             return True
         if not self._matcher.consume_token(token):
-            raise InputError(self._field, f"cannot go on after id {token}: {self._error()}", "simplify the form")
-        self._allowed_W, self._complete = self._look()
+            raise InputError(self._field, f"cannot continue after id {token}: {self._error()}", "simplify it")
+        self._allowed_W, self._complete = self._next_mask()
         return self._complete
 
-    def _look(self) -> tuple[NDArray[np.int64], bool]:
-        """The mask of the next token, and whether nothing can follow but the end."""
+    def _next_mask(self) -> tuple[NDArray[np.int64], bool]:
+        """The mask of the next token, and whether only the end can follow."""
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             if self._error().startswith("NoExtension"):
                 raise self._dead_end()
-            raise InputError(self._field, f"cannot go on: {self._error()}", "simplify the form")
+            raise InputError(self._field, f"cannot continue: {self._error()}", "simplify it")
         padded = bytearray(8 * len(self._ends_W))
         padded[: len(bits)] = bits
         allowed_W = np.frombuffer(padded, np.int64)
@@ -79,7 +77,7 @@ class GrammarMatcher:
         return allowed_W[: self._words], complete
 
     def _dead_end(self) -> InputError:
-        return InputError(self._field, "no token of the vocabulary can go on with the text", "change the form")
+        return InputError(self._field, "no token of the vocabulary can continue the text", "change it")
 
     def _error(self) -> str:
         return shortened(" ".join(self._matcher.get_error().replace("<non-verbose/>", "").split()))

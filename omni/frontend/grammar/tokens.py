@@ -1,4 +1,4 @@
-"""A vocabulary as llguidance wants it."""
+"""A vocabulary for llguidance."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,7 +9,7 @@ from omni.frontend.vocabulary import Vocabulary
 
 
 class _Tokens:
-    """The vocabulary and one id more, which stands for the end of a text whatever ids end it at a stage."""
+    """The vocabulary and one more id for the end of a text, whatever the end ids of the stage."""
 
     bos_token_id = None
 
@@ -20,19 +20,19 @@ class _Tokens:
         self._vocabulary = vocabulary
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
-        """The ids that the tokenizer would take for a text within another.
+        """The tokenizer's ids of a text inside another.
 
-        Where a form leaves no choice, masks allow these and not the same bytes in other tokens: they must write exactly this text.
+        Where a grammar allows one text only, masks allow these ids and no others for its bytes: they must decode to exactly it.
         """
         if isinstance(text, bytes):
             raise TypeError("texts, not bytes")
         ids = self._vocabulary.encode(text)
         written = b"".join(map(self._vocabulary.written, ids))
-        # Many tokenizers put a space before what they take for the beginning of a text.
+        # Many tokenizers add a space at the beginning of a text.
         return ids if written == text.encode() else self._longest(text.encode())
 
     def _longest(self, text: bytes) -> list[int]:
-        """From left to right, always the longest token that fits, as far as there is one."""
+        """Greedily the longest token that fits, until none does."""
         ids: list[int] = []
         place = 0
         while place < len(text):
@@ -54,5 +54,5 @@ class _Tokens:
 
 
 def constraint_tokens(vocabulary: Vocabulary) -> LLTokenizer:
-    """Holds the interpreter lock for about half a second where there are 150,000 ids: make it before anything is served."""
+    """Holds the interpreter lock for about half a second for 150,000 ids: call it before serving."""
     return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)))

@@ -1,4 +1,4 @@
-"""A chat template, ready to lay out chats."""
+"""A compiled chat template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ Turns = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
-    """What transformers' `apply_chat_template` gives, untokenized. Threads may render at the same time: nothing is shared.
+    """Renders as transformers' `apply_chat_template` does, untokenized. Threads may render at the same time: nothing is shared.
 
     Each rendering ends within `SECONDS` of CPU time, and makes `MAX_MADE` characters at most.
     """
@@ -37,39 +37,35 @@ class ChatTemplate:
             with limited():
                 self._template = BoundedEnvironment().from_string(source)
         except TemplateAssertionError as error:
-            problem = f"uses what is not supported ({_reason(error)})"
+            problem = f"uses an unsupported construct ({_reason(error)})"
             raise CheckpointError(field, problem, "use a template that transformers can render") from error
-        # Whatever it is that jinja2 or Python's compiler cannot do with it.
+        # Any error of jinja2 or of Python's compiler.
         except Exception as error:
             raise CheckpointError(field, f"is cut off or no Jinja template ({_reason(error)})", _RESTORE) from error
         if "messages" not in source:
             raise CheckpointError(field, "is cut off: it reads no messages", _RESTORE)
 
-    @property
-    def field(self) -> str:
-        return self._field
-
     def render(self, turns: Turns, *, answer: bool) -> str:
         """A chat as text. answer: up to where the model's answer begins (`add_generation_prompt`).
 
-        Raises InputError for a chat that the template refuses, or that it takes too long over.
+        Raises InputError for a chat that the template refuses, or that takes it too long.
         """
         try:
             return self._render(turns, answer)
-        # A template is a program of somebody else's: what it raises is about this chat.
+        # A template is a foreign program: its errors concern this chat.
         except Exception as error:
-            problem = f"cannot be laid out by the checkpoint's chat template ({_reason(error)})"
+            problem = f"cannot be rendered by the checkpoint's chat template ({_reason(error)})"
             raise InputError("messages", problem, "send a chat that the template takes") from error
 
     def probe(self, turns: Turns, *, answer: bool) -> str:
-        """The same of a chat that every template must take. Raises CheckpointError for one that does not."""
+        """Renders a chat that every template must take. Raises CheckpointError for one that does not."""
         try:
             return self._render(turns, answer)
         except Exception as error:
-            raise CheckpointError(self._field, f"cannot lay out a chat ({_reason(error)})", _RESTORE) from error
+            raise CheckpointError(self._field, f"cannot render a chat ({_reason(error)})", _RESTORE) from error
 
     def refuse(self, problem: str) -> CheckpointError:
-        """The error for what a probe found."""
+        """The error of a failed probe."""
         return CheckpointError(self._field, problem, _RESTORE)
 
     def _render(self, turns: Turns, answer: bool) -> str:

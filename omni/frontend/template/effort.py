@@ -1,7 +1,7 @@
-"""What one rendering of a template may cost.
+"""Limits on the cost of rendering a template.
 
-A template is a program that a checkpoint brings along. It ends because each turn of a loop and each call looks at the clock, and
-because no single operation between two looks makes more than `MAX_MADE` of anything.
+A template is a program of the checkpoint. It ends because each iteration of a loop and each call checks the time, and because no
+operation in between makes more than `MAX_MADE` characters.
 """
 
 import re
@@ -14,24 +14,24 @@ from math import prod
 from jinja2.exceptions import SecurityError
 
 SECONDS = 2.0
-"""CPU time of one rendering, of its own thread: a machine that is busy with other things makes none too slow."""
+"""CPU time of one rendering, of its own thread, so that a busy machine makes none too slow."""
 MAX_MADE = 2**27
-"""Characters that one rendering may make, those that it throws away included. An entry of a list counts as eight."""
+"""Characters that one rendering may make, including discarded ones. An entry of a list counts as eight."""
 MAX_ENTRIES = 2**18
-"""Of a list or table, and of those in it."""
+"""Of a list or table, including nested ones."""
 MAX_SLOW = 2**20
-"""Characters that a filter reads which takes long for each."""
+"""Characters of the input of a slow filter."""
 _ENTRY = 8
 _COLLECTIONS = (list, tuple, dict)
 _MAX_BITS = 4096
 """Of integers."""
 _MAX_NUMBER = 2**16
 _WIDE = re.compile(r"\d{6}")
-"""In a pattern of a format: a width that only wastes memory."""
+"""A width in a format pattern that only wastes memory."""
 
 
 class _Effort(threading.local):
-    """Of the rendering that is under way in this thread. end: seconds of the thread's CPU time."""
+    """Of the rendering in this thread. end: seconds of the thread's CPU time."""
 
     end = float("inf")
     left = MAX_MADE
@@ -42,7 +42,7 @@ _effort = _Effort()
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """While entered, this thread's effort is bounded: `tick` and `make` raise SecurityError once it is spent."""
+    """Bounds this thread's effort: `tick` and `make` raise SecurityError once it is spent."""
     _effort.end, _effort.left = time.thread_time() + SECONDS, MAX_MADE
     try:
         yield
@@ -56,7 +56,7 @@ def tick() -> None:
 
 
 def make(value: object) -> None:
-    """To be called with what was made. What is no text or collection costs nothing."""
+    """Counts a new value. Only texts and collections cost something."""
     if isinstance(value, _COLLECTIONS):
         _effort.left -= _ENTRY * len(value)
         if _entries(value, {}) > MAX_ENTRIES:
@@ -68,7 +68,7 @@ def make(value: object) -> None:
 
 
 def check_call(arguments: Sequence[object], named: Mapping[str, object]) -> None:
-    """To be called before a method or filter that makes its first argument longer: as often as the others say, at most."""
+    """Call before a method or filter that lengthens its first argument, at most by the factors of the others."""
     first, *others = *arguments, *named.values()
     check_numbers(others)
     times = prod(max(value, 1) for value in others if isinstance(value, int))
@@ -77,7 +77,7 @@ def check_call(arguments: Sequence[object], named: Mapping[str, object]) -> None
 
 
 def check_split(text: object, separator: object) -> None:
-    """To be called before a text is split. separator: None for white space."""
+    """Call before a text is split. separator: None for white space."""
     if isinstance(text, str):
         parts = text.count(separator) if isinstance(separator, str) and separator else len(text) // 2
         if parts > MAX_ENTRIES:
@@ -85,25 +85,25 @@ def check_split(text: object, separator: object) -> None:
 
 
 def check_length(text: object) -> None:
-    """To be called before a filter that takes long for each character."""
+    """Call before a slow filter."""
     if _length(text) > MAX_SLOW:
         raise SecurityError(f"has a filter read more than {MAX_SLOW:,} characters")
 
 
 def check_numbers(values: Iterable[object]) -> None:
-    """To be called before whatever takes numbers: widths, precisions, counts."""
+    """Call before operations with numbers: widths, precisions, counts."""
     if any(isinstance(value, int) and abs(value) > _MAX_NUMBER for value in values):
         raise SecurityError(f"asks for more than {_MAX_NUMBER:,} of something")
 
 
 def check_pattern(pattern: str) -> None:
-    """To be called before a pattern of a format is used."""
+    """Call before a format pattern is used."""
     if _WIDE.search(pattern):
         raise _too_much()
 
 
 def check_operator(operator: str, left: object, right: object) -> None:
-    """To be called before `+`, `*`, `%` or `**`."""
+    """Call before `+`, `*`, `%` or `**`."""
     match operator, left, right:
         case "**", int(), int():
             fits = left.bit_length() * max(right, 0) <= _MAX_BITS
@@ -130,8 +130,8 @@ def _length(value: object) -> int:
 
 
 def _entries(value: object, known: dict[int, int]) -> int:
-    """Entries of a collection and of those in it, each as often as it would be written or compared: one list may stand in another
-    twice, and that one in a third. known: by identity, of what was looked at."""
+    """Entries of a collection and of nested ones, each as often as it would be written or compared: one list may occur in another
+    twice, and that one in a third. known: counts by identity."""
     if not isinstance(value, _COLLECTIONS):
         return 1
     if id(value) not in known:

@@ -1,4 +1,4 @@
-"""The environment that chat templates run in: transformers' own, with every loop, call and text counted."""
+"""The jinja2 environment of chat templates: as in transformers, with every loop, call and text counted."""
 
 import json
 from collections.abc import Callable
@@ -28,25 +28,25 @@ from omni.frontend.template.effort import (
 )
 
 _JOIN, _COUNT = "omni join", "omni count"
-"""Filters that no template can name."""
+"""Filters with names that no template can use."""
 _LENGTHENING = {"center", "indent", "join", "replace", "tojson", "urlize", "wordwrap", "xmlattr"}
-"""Filters that make more of what they are given, and the same of methods."""
+"""Filters that lengthen their input; methods below."""
 _SLOW = {"striptags", "title", "urlize", "wordcount", "wordwrap", "xmlattr"}
-"""Filters that take long for each character."""
+"""Slow filters."""
 _SPLITTING_METHODS = {"rsplit", "split", "splitlines"}
 _LENGTHENING_METHODS = {"center", "expandtabs", "join", "ljust", "replace", "rjust", "to_bytes", "translate", "zfill"}
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """What is compiled and rendered in it, within `limited`, ends. One for each template; threads may share it."""
+    """Bounds compilation and rendering, within `limited`. One for each template; threads may share it."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        # Unoptimized: optimizing is computing ahead, outside of the bounds.
+        # Not optimized: the optimizer evaluates constants, outside of the bounds.
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], optimized=False)
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "namespace": _Namespace}
-        # It writes as much as it is asked to, and no template of a chat needs it.
+        # It writes unbounded text, and no chat template needs it.
         del self.globals["lipsum"]
         self.filters["tojson"] = _to_json
         filters = cast(dict[str, Callable[..., Any]], self.filters)
@@ -57,7 +57,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def ticked(self) -> None:
-        """Read at the beginning of each turn of a loop. A property: compiled templates read it without the costs of a call."""
+        """Read at the beginning of each iteration. A property: compiled templates read it without the cost of a call."""
         tick()
 
     def call(self, context: Context, function: Any, *arguments: Any, **named: Any) -> Any:
@@ -98,7 +98,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Instrument(NodeTransformer):
-    """Adds what counts."""
+    """Adds counting to loops, texts and collections."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         return self._ticking(node)
@@ -132,8 +132,8 @@ class _Instrument(NodeTransformer):
 
     def _ticking(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
-        looked = nodes.EnvironmentAttribute("ticked", lineno=node.lineno)
-        node.body.insert(0, nodes.ExprStmt(looked, lineno=node.lineno))
+        ticked = nodes.EnvironmentAttribute("ticked", lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(ticked, lineno=node.lineno))
         return node
 
 
@@ -142,7 +142,7 @@ def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks what a model is trained to say. It is rendered as if it were not marked."""
+    """`{% generation %}`, which marks text for training. It is rendered as if it were not marked."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -152,12 +152,12 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Macro) -> str:
-        said: str = caller()
-        return said
+        text: str = caller()
+        return text
 
 
 class _Namespace(Namespace):
-    """Whose values are not written: they would be once for each way to them."""
+    """Printed without its values, which may refer to one another."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
@@ -169,7 +169,7 @@ def _counted(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @wraps(function)
     def counted(*arguments: Any, **named: Any) -> Any:
         tick()
-        # Some get a context or an environment first.
+        # Some filters get a context or an environment first.
         values = [each for each in arguments if not isinstance(each, Context | Environment | nodes.EvalContext)]
         if name in _SLOW and values:
             check_length(values[0])
@@ -209,6 +209,6 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(pattern: str) -> str:
     if not isinstance(pattern, str):
-        raise SecurityError("asks for a time by something that is no text")
+        raise SecurityError("asks for a time with a pattern that is no text")
     check_pattern(pattern)
     return datetime.now().strftime(pattern)

@@ -1,4 +1,4 @@
-"""What an author of a logits processor writes: on the device, or, if it must see the tokens themselves, on the host.
+"""Base classes of logits processors: on the device, or, for processors that read the tokens, on the host.
 
 Shape legend: R rows of a batch, N rows of the stage, V vocabulary, W parameters of a row.
 """
@@ -14,11 +14,11 @@ from omni.sampling import HostLogitsProcessor
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRows:
-    """The rows of a batch as a processor sees them, all on the device. Only to be read.
+    """The rows of a batch, all on the device. Read-only.
 
-    params_RW: fp32, what `LogitsProcessor.pack` gave; zeros for rows that did not ask for it. num_outputs_R: int64, tokens
-    generated so far. last_R: int64, the newest of them, -1 before the first. rows_R: int64, which rows of the stage these are.
-    counts_NV: integers, how often each id was generated, of all rows.
+    params_RW: fp32, as `LogitsProcessor.pack` returned them; zeros for rows that do not use the processor. num_outputs_R: int64,
+    number of generated tokens. last_R: int64, the newest of them, -1 before the first. rows_R: int64, indexes of the rows in the
+    stage. counts_NV: integers, how often each id was generated, of all rows.
     """
 
     params_RW: Tensor
@@ -29,12 +29,12 @@ class ProcessedRows:
 
     @property
     def counts_RV(self) -> Tensor:
-        """How often each id was generated. A gather: costs nothing where it is not asked for."""
+        """How often each id was generated. A gather, made when it is read."""
         return self.counts_NV.index_select(0, self.rows_R)
 
 
 class LogitsProcessor(ABC):
-    """Changes logits on the device, from device state alone. Nobody waits for it: steps go on being launched ahead.
+    """Changes logits on the device, from device state alone. Steps are launched ahead as without it.
 
     One object per stage; it may keep constants and no history.
     """
@@ -48,26 +48,26 @@ class LogitsProcessor(ABC):
     def pack(self, args: Mapping[str, object], vocab_size: int) -> Sequence[float]:
         """A request's arguments as W numbers, kept as fp32: an id below 2**24 is exact. Brief, on the host, in any thread.
 
-        What is accepted here is what `apply` gets: an id that the vocabulary does not have must not get through.
+        `apply` gets every accepted value: refuse ids outside the vocabulary.
 
-        Raises InputError naming the argument that is wrong; whatever else it raises is told as one.
+        Raises InputError naming the wrong argument; any other exception is reported as an InputError.
         """
 
     @abstractmethod
     def apply(self, logits_RV: Tensor, rows: ProcessedRows) -> Tensor:
-        """New logits, fp32 `[R, V]`; what they are for rows that did not ask for it does not matter.
+        """New logits, fp32 `[R, V]`; the values of rows that do not use the processor are ignored.
 
         Runs inside a device phase: no synchronization, no control flow on tensor values, and a row's result depends on that row
-        alone. logits_RV: fp32, to be left as they are; -inf is impossible.
+        alone. logits_RV: fp32, must not be modified; -inf is impossible.
         """
 
 
 class HistoryProcessor(ABC):
-    """Changes logits on the host, from the tokens a request has generated. Its rows wait for each token; no others do."""
+    """Changes logits on the host, from the tokens that a request has generated. Its rows wait for each token; other rows do not."""
 
     @abstractmethod
     def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
-        """A host processor for one request. Brief, in any thread; also called just to check the arguments.
+        """A host processor for one request. Brief, in any thread; also called only to check the arguments.
 
-        Raises InputError naming the argument that is wrong; whatever else it raises is told as one.
+        Raises InputError naming the wrong argument; any other exception is reported as an InputError.
         """

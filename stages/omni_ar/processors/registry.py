@@ -1,4 +1,4 @@
-"""The logits processors that a stage has, and what a request asks of them."""
+"""The logits processors of a stage, and the arguments that requests give them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from omni.plugin import LogitsProcessorEntry, locate
 from omni.sampling import HostLogitsProcessor
 from omni_ar.processors.base import HistoryProcessor, LogitsProcessor, ProcessedRows
 
-Asked = Mapping[str, Mapping[str, object]]
+Arguments = Mapping[str, Mapping[str, object]]
 """`SamplingParams.processors`: arguments by name."""
 
 _REMEDY = "give the arguments that the processor takes"
@@ -21,7 +21,7 @@ _REMEDY = "give the arguments that the processor takes"
 
 @dataclass(frozen=True, slots=True)
 class NamedProcessor:
-    """A device-side processor under the name that requests know it by."""
+    """A device-side processor under its name in requests."""
 
     name: str
     processor: LogitsProcessor
@@ -41,7 +41,7 @@ class NamedProcessor:
 
 
 class ProcessorRegistry:
-    """A stage's processors, imported once. One that cannot be imported harms only what asks for it."""
+    """A stage's processors, imported once. One that cannot be imported fails only the requests that use it."""
 
     def __init__(self, entries: Mapping[str, LogitsProcessorEntry], vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -59,13 +59,13 @@ class ProcessorRegistry:
             else:
                 on_device.append(NamedProcessor(name, processor, processor.width))
         self.on_device = tuple(on_device)
-        """By name, which is the order they are applied in."""
+        """Sorted by name, the order of application."""
         self._on_device = {processor.name: processor for processor in on_device}
 
-    def check(self, asked: Asked | None, field: str) -> None:
-        """Raises what is wrong with `asked`, which the user calls `field`: InputError for an unknown name and for arguments,
-        PluginError for a processor that could not be loaded. In any thread."""
-        for name, args in (asked or {}).items():
+    def check(self, requested: Arguments | None, field: str) -> None:
+        """Raises InputError, naming `field`, for an unknown name or wrong arguments; PluginError for a processor that could not be
+        loaded. In any thread."""
+        for name, args in (requested or {}).items():
             if name in self._broken:
                 raise PluginError(f"logits processor {name!r} could not be loaded: {self._broken[name]}")
             try:
@@ -79,21 +79,23 @@ class ProcessorRegistry:
             except InputError as error:
                 raise InputError(f"{field}.{error.field}", error.problem, error.remedy) from error
 
-    def check_defaults(self, asked: Asked | None, field: str) -> None:
-        """As `check`, for what a stage does for requests that ask for nothing else: a ConfigError."""
+    def check_defaults(self, requested: Arguments | None, field: str) -> None:
+        """`check` of the stage's defaults: raises ConfigError in place of InputError."""
         try:
-            self.check(asked, field)
+            self.check(requested, field)
         except InputError as error:
             raise ConfigError(error.field, error.problem, error.remedy) from error
 
-    def params(self, asked: Asked | None) -> dict[str, tuple[float, ...]]:
-        """Of the device-side processors among those asked for, the parameters of the row. For what `check` accepted."""
-        asked = asked or {}
-        return {p.name: p.pack(asked[p.name], self._vocab_size) for p in self.on_device if p.name in asked}
+    def params(self, requested: Arguments | None) -> dict[str, tuple[float, ...]]:
+        """The row's parameters of each requested device-side processor. `requested` has passed `check`."""
+        requested = requested or {}
+        return {p.name: p.pack(requested[p.name], self._vocab_size) for p in self.on_device if p.name in requested}
 
-    def host_processors(self, asked: Asked | None) -> tuple[HostLogitsProcessor, ...]:
-        """A new host processor for each of the others, in the order of their names. For what `check` accepted."""
-        return tuple(self._open(name, asked[name]) for name in self._history if name in asked) if asked else ()
+    def host_processors(self, requested: Arguments | None) -> tuple[HostLogitsProcessor, ...]:
+        """A new host processor for each requested host-side processor, sorted by name. `requested` has passed `check`."""
+        return (
+            tuple(self._open(name, requested[name]) for name in self._history if name in requested) if requested else ()
+        )
 
     def _open(self, name: str, args: Mapping[str, object]) -> HostLogitsProcessor:
         with _naming(name):

@@ -7,7 +7,7 @@ from omni.errors import ConfigError
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling import edit_words, start_words
+from omni_ar.sampling import edit_size, start_size
 
 MAX_STARTS = 8
 """Rows that one step sets up: what a start uploads is bounded by it."""
@@ -80,10 +80,10 @@ class Limits:
         # chunk, of which there may be as many, what attention must know.
         per_row = 10 + step_words(shape)
         # Per row that starts: its row, words and blocks, and what sampling sets up.
-        per_start = 16 + max_blocks + start_words(shape.vocab_size, length, processors)
+        per_start = 16 + max_blocks + start_size(shape.vocab_size, length, processors)
         starts = min(rows, MAX_STARTS)
         words = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * starts
-        words += edit_words(shape.vocab_size, rows)
+        words += edit_size(shape.vocab_size, rows)
         scored = min(budget, MAX_SCORED) if len(shape.prompt_columns) == 1 else 0
         return cls(
             rows,

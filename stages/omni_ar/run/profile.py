@@ -4,10 +4,9 @@ import msgspec
 import numpy as np
 
 from omni.device import SyncPoint, may_sync
-from omni.sampling import MAX_LOGPROBS, SamplingParams
+from omni.sampling import GREEDY, MAX_LOGPROBS, SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
-from omni_ar.options import GREEDY
 from omni_ar.run.blocks import NULL_BLOCK, BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits, step_words
 from omni_ar.run.plan import PrefillChunk, StepPlan
@@ -30,7 +29,7 @@ _EVERYTHING = SamplingParams(
     bad_words_ids=((0, 0),),
     logprobs=MAX_LOGPROBS,
 ).with_defaults(GREEDY)
-"""Everything that sampling can be asked for, but what is proportional to nothing that is large."""
+"""The parameters whose steps take the most memory."""
 
 _SCORED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 

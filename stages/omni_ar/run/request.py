@@ -16,6 +16,7 @@ from omni.stage import Feed, Produced
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.run.blocks import BlockTable, PrefixKeys
 from omni_ar.run.rows import Row
+from omni_ar.sampling import SamplingFlags, flags_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,12 @@ class ArRequest:
     """Prompt tokens that the prefix cache had at the first start."""
     last_step: Event = COMPLETED
     """End of the last step that reads what the request holds of other stages."""
+    flags: SamplingFlags = field(init=False)
+    """The work of sampling it."""
     _offsets: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.flags = flags_of(self.sampling)
 
     @property
     def length(self) -> int:

@@ -34,7 +34,7 @@ from omni_ar.run.step import (
     Written,
     snapshot,
 )
-from omni_ar.sampling import EVERYTHING, SamplingFlags, flags_of, view_edits, view_starts
+from omni_ar.sampling import EVERYTHING, SamplingFlags, merge_flags, view_edits, view_starts
 
 SourceFactory = Callable[[Stream, RowState, StepBuffers], TokenSource]
 """Makes a token source for the stage's stream, which fills this state."""
@@ -209,7 +209,7 @@ class Runner:
             self._uploader.cancel(upload)
             raise
         self._uploader.launch(upload)
-        flags = flags_of(request.sampling for request in plan.sampled)
+        flags = merge_flags(request.flags for request in plan.sampled)
         repeats = not plan.chunks and not self._model.shape.conditioned
         self._steady = _Steady(rows, packed.repeated(), flags) if repeats else None
         return packed, flags

@@ -46,7 +46,9 @@ def allocate_rows(
         conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
         handoff=device.shared((limits.ring, rows, 2 + limits.step_ids), torch.int64),
         counter=device.zeros((1,), torch.int64),
-        sampling=SamplingState.allocate(device.zeros, rows, model.shape.vocab_size, processors),
+        sampling=SamplingState.allocate(
+            device.zeros, rows, model.shape.vocab_size, {p.name: p.width for p in processors}
+        ),
     )
 
 

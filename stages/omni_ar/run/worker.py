@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
-from omni.sampling import LogitsEdit, SamplingParams
+from omni.sampling import GREEDY, LogitsEdit, SamplingParams
 from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage
 from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
-from omni_ar.options import GREEDY, ArOptions
+from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
@@ -19,10 +19,10 @@ from omni_ar.run.output_processor import OutputProcessor
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest
-from omni_ar.run.resolve import check_sampling, resolve_sampling
 from omni_ar.run.rows import RowTable
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
+from omni_ar.sampling import check_sampling, resolve_sampling
 
 
 class ArWorker(MailboxWorker[ArRequest]):

@@ -1,4 +1,4 @@
-"""What host processors do to the logits of one step: packed on the host, applied on the device."""
+"""Edits of host processors to the logits of one step: packed on the host, applied on the device."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -10,22 +10,24 @@ from torch import Tensor
 
 from omni.device import Span, Upload
 from omni.sampling import LogitsEdit
-from omni_ar.sampling.bits import bit_words, unpack_bits
-from omni_ar.sampling.bounds import MAX_EDITED_IDS
-from omni_ar.sampling.rules import NO_CHANCE
+from omni_ar.sampling.bitmask import bitmask_size, unpack_bitmask
+from omni_ar.sampling.penalties import MASKED
 
 Part = TypeVar("Part")
+
+MAX_EDITED_IDS = 1024
+"""Ids with a bias from a request's host processors before one token; ids that a bitmask rules out do not count."""
 
 
 class EditParts(NamedTuple, Generic[Part]):
     """Edits of a step, all int64; packed on the host, or viewed on the device. g rows with a mask, p pairs of row and id.
 
-    places_g: which row of the batch. masks_gW: the ids that are possible, as bits. pair_places_p: which row of the batch.
-    pair_ids_p: which id. pair_bias_p: bits of the float64 that is added.
+    places_g: index of the row in the batch. masks_gM: bitmasks of the possible ids. pair_places_p: index of the row in the batch.
+    pair_ids_p: the id. pair_bias_p: bits of the float64 that is added.
     """
 
     places_g: Part
-    masks_gW: Part
+    masks_gM: Part
     pair_places_p: Part
     pair_ids_p: Part
     pair_bias_p: Part
@@ -36,24 +38,23 @@ StepEdits = EditParts[Tensor]
 
 
 def view_edits(packed: PackedEdits, view: Callable[[Span], Tensor]) -> StepEdits:
-    """view: gives an uploaded array on the device (`Uploader.view`)."""
+    """view: returns an uploaded array on the device (`Uploader.view`)."""
     return EditParts(*(view(span) for span in packed))
 
 
-def edit_words(vocab: int, rows: int) -> int:
-    """int64 words that the edits of a step take at most, if `rows` rows have one."""
-    return rows * (1 + bit_words(vocab) + 3 * MAX_EDITED_IDS)
+def edit_size(vocab: int, rows: int) -> int:
+    """Maximum number of int64 that the edits of a step upload, if `rows` rows have one."""
+    return rows * (1 + bitmask_size(vocab) + 3 * MAX_EDITED_IDS)
 
 
 def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
-    """The edits of a request's host processors for one token as one: what all of them allow, each id once, with the sum of what is
-    added.
+    """The edits of a request's host processors for one token as one: the ids that all of them allow, and the sum of their biases.
 
-    Raises ValueError for an edit that `LogitsEdit` does not allow, or that names more than MAX_EDITED_IDS ids.
+    Raises ValueError for an edit that `LogitsEdit` does not allow, or with biases of more than MAX_EDITED_IDS ids.
     """
     for edit in edits:
         _check(edit, vocab)
-    masks = [_fitted(edit.allowed, bit_words(vocab)) for edit in edits if edit.allowed is not None]
+    masks = [_fitted(edit.allowed, bitmask_size(vocab)) for edit in edits if edit.allowed is not None]
     ids = [edit.ids for edit in edits if edit.ids is not None and edit.bias is not None]
     if not ids:
         return LogitsEdit(np.bitwise_and.reduce(masks) if masks else None)
@@ -67,17 +68,17 @@ def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
     return LogitsEdit(np.bitwise_and.reduce(masks) if masks else None, merged, bias)
 
 
-def _fitted(mask: NDArray[np.int64], words: int) -> NDArray[np.int64]:
+def _fitted(mask: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """A tokenizer may know fewer ids than the model has, or more."""
-    fitted = np.zeros(words, np.int64)
-    fitted[: len(mask)] = mask[:words]
+    fitted = np.zeros(size, np.int64)
+    fitted[: len(mask)] = mask[:size]
     return fitted
 
 
 def _check(edit: LogitsEdit, vocab: int) -> None:
     allowed, ids, bias = edit.allowed, edit.ids, edit.bias
     if allowed is not None and (allowed.dtype != np.int64 or allowed.ndim != 1):
-        raise ValueError(f"allowed is {allowed.dtype} {list(allowed.shape)}, not int64 [{bit_words(vocab)}]")
+        raise ValueError(f"allowed is {allowed.dtype} {list(allowed.shape)}, not int64 [{bitmask_size(vocab)}]")
     if ids is None and bias is None:
         return
     if ids is None or bias is None:
@@ -93,12 +94,12 @@ def _check(edit: LogitsEdit, vocab: int) -> None:
 
 
 def pack_edits(upload: Upload, edits: Sequence[tuple[int, LogitsEdit]], vocab: int) -> PackedEdits:
-    """Fills `upload`. edits: place in the batch, at most one of a place, as `merge_edits` gives them."""
+    """Fills `upload`. edits: index in the batch, each at most once, and an edit as `merge_edits` returns it."""
     masks = [(place, edit.allowed) for place, edit in edits if edit.allowed is not None]
     pairs = [(place, edit.ids, edit.bias) for place, edit in edits if edit.ids is not None and edit.bias is not None]
     return EditParts(
         places_g=upload.add(np.array([place for place, _ in masks], np.int64)),
-        masks_gW=upload.add(_stacked([mask for _, mask in masks], bit_words(vocab))),
+        masks_gM=upload.add(_stacked([mask for _, mask in masks], bitmask_size(vocab))),
         pair_places_p=upload.add(
             np.repeat(np.array([p for p, _, _ in pairs], np.int64), [len(i) for _, i, _ in pairs])
         ),
@@ -109,18 +110,18 @@ def pack_edits(upload: Upload, edits: Sequence[tuple[int, LogitsEdit]], vocab: i
     )
 
 
-def _stacked(masks: Sequence[NDArray[np.int64]], words: int) -> NDArray[np.int64]:
-    return np.stack(masks) if masks else np.empty((0, words), np.int64)
+def _stacked(masks: Sequence[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
+    return np.stack(masks) if masks else np.empty((0, size), np.int64)
 
 
 def apply_edits(logits_RV: Tensor, edits: StepEdits) -> Tensor:
-    """Adds what host processors add and makes impossible what they do not allow."""
+    """Adds the biases of host processors and masks the ids that they do not allow."""
     if edits.pair_places_p.shape[0]:
         bias_p = edits.pair_bias_p.view(torch.float64).to(logits_RV.dtype)
         at_p = edits.pair_places_p * logits_RV.shape[1] + edits.pair_ids_p
         logits_RV = logits_RV.flatten().index_add(0, at_p, bias_p).view_as(logits_RV)
     if edits.places_g.shape[0]:
-        allowed_gV = unpack_bits(edits.masks_gW, logits_RV.shape[1])
-        edited_gV = logits_RV.index_select(0, edits.places_g).masked_fill(~allowed_gV, NO_CHANCE)
+        allowed_gV = unpack_bitmask(edits.masks_gM, logits_RV.shape[1])
+        edited_gV = logits_RV.index_select(0, edits.places_g).masked_fill(~allowed_gV, MASKED)
         logits_RV = logits_RV.index_copy(0, edits.places_g, edited_gV)
     return logits_RV

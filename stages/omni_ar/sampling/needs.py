@@ -1,51 +1,46 @@
-"""Which work each row needs: a bit each, so that one load tells a kernel what it may skip. Every bit has its condition here alone.
+"""Bits of the work that sampling takes: of a row, for the device, and of a batch, for the host."""
 
-`SamplingFlags` says the same of a batch, to the host.
-"""
+from collections.abc import Iterable
+from operator import attrgetter
 
-from omni.sampling import SamplingParams
+from omni.sampling import PARAMETERS, SamplingParams
+from omni_ar.kernels.sampling.state import COLUMNS, Need, SamplingFlags
 
-RANDOM, TOP_K, TOP_P, MIN_P = 1, 2, 4, 8
-REPETITION, PENALTY, BIAS, FORBIDDEN, BAD_WORDS, MIN_TOKENS = 16, 32, 64, 128, 256, 512
-COUNTS, RECALLS, ENDLESS = 1024, 2048, 4096
-"""As in `SamplingFlags`. COUNTS: generated tokens are counted. RECALLS: the newest tokens are kept. ENDLESS: no frame ends it."""
-
-CODES = 13
-CODE_RANDOM, CODE_TOP_K, CODE_TOP_P = RANDOM << CODES, TOP_K << CODES, TOP_P << CODES
-"""Of the codes of a frame after the first, so many bits up."""
+_COLUMNS = {name: column for name, column in COLUMNS.items() if column.need}
+_values = attrgetter(*_COLUMNS)
+_OFF_AND_NEED = [(PARAMETERS[name].off, column.need) for name, column in _COLUMNS.items()]
 
 
 def needs_of(p: SamplingParams) -> int:
-    """Bits of a row with these parameters, as `resolve_sampling` gives them."""
+    """Bits of a row with these parameters, as `resolve_sampling` returns them."""
     needs = 0
-    if p.temperature != 0:
-        needs |= RANDOM
-    if p.top_k != 0:
-        needs |= TOP_K
-    if p.top_p != 1:
-        needs |= TOP_P
-    if p.min_p != 0:
-        needs |= MIN_P
-    if p.repetition_penalty != 1:
-        needs |= REPETITION
-    if p.min_tokens != 0:
-        needs |= MIN_TOKENS
-    if p.frequency_penalty != 0 or p.presence_penalty != 0:
-        needs |= PENALTY | COUNTS
+    for value, (off, need) in zip(_values(p), _OFF_AND_NEED, strict=True):
+        if value != off:
+            needs |= need
     if p.logit_bias:
-        needs |= BIAS
+        needs |= Need.BIAS
     if p.suppress_token_ids or p.allowed_token_ids:
-        needs |= FORBIDDEN
+        needs |= Need.FORBIDDEN
     for word in p.bad_words_ids or ():
-        needs |= FORBIDDEN if len(word) == 1 else BAD_WORDS | RECALLS
+        needs |= Need.FORBIDDEN if len(word) == 1 else Need.BAD_WORDS | Need.RECALLS
     if p.processors:
-        needs |= COUNTS | RECALLS
+        needs |= Need.COUNTS | Need.RECALLS
     if p.ignore_eos:
-        needs |= ENDLESS
-    if p.code_temperature != 0:
-        needs |= CODE_RANDOM
-    if p.code_top_k != 0:
-        needs |= CODE_TOP_K
-    if p.code_top_p != 1:
-        needs |= CODE_TOP_P
+        needs |= Need.ENDLESS
     return needs
+
+
+def flags_of(p: SamplingParams) -> SamplingFlags:
+    """The work of a row with these parameters, as `resolve_sampling` returns them."""
+    return SamplingFlags(needs_of(p), frozenset(p.processors or ()))
+
+
+def merge_flags(rows: Iterable[SamplingFlags]) -> SamplingFlags:
+    """The work of a batch of rows."""
+    needs = 0
+    processors: frozenset[str] = frozenset()
+    for row in rows:
+        needs |= row.needs
+        if row.processors:
+            processors |= row.processors
+    return SamplingFlags(needs, processors)

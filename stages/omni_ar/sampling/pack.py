@@ -1,32 +1,42 @@
-"""Packing rows that start, on the host."""
+"""Packs rows that start, on the host."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import Upload
 from omni.sampling import SamplingParams
+from omni_ar.kernels.sampling.state import (
+    ANYTHING,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_BIASED_IDS,
+    MAX_STOP_IDS,
+    NO_TOKEN,
+    SOMETHING,
+    Need,
+)
 from omni_ar.processors import NamedProcessor
-from omni_ar.sampling.bits import bit_words, pack_bits
-from omni_ar.sampling.bounds import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS
+from omni_ar.sampling.bitmask import bitmask_size, pack_bitmask
 from omni_ar.sampling.needs import needs_of
-from omni_ar.sampling.start import FLOATS, INTS, PackedSampling, StartParts
-from omni_ar.sampling.state import ANYTHING, NO_TOKEN, SOMETHING
+from omni_ar.sampling.start import FLOAT_PARAMETERS, INT_PARAMETERS, INTS, PackedSampling, StartParts
 
 Ids = NDArray[np.int64]
 _NO_IDS = np.empty(0, np.int64)
+_int_parameters = attrgetter(*INT_PARAMETERS)
+_float_parameters = attrgetter(*FLOAT_PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
 class StartingRow:
-    """A row as it is set up.
+    """A row to set up.
 
-    sampling: as `resolve_sampling` gives it. seen: int64, prompt ids that the repetition penalty counts, in any order. history:
-    int64, the prompt's ids in order, which bad words look back on; may be empty. outputs: tokens generated so far, if the row was
-    preempted. sample_index: which of a request's samples this is. params: of the logits processors it uses on the device.
+    sampling: as `resolve_sampling` returns it. seen: int64, prompt ids that the repetition penalty counts, in any order. history:
+    int64, the prompt's ids in order, for bad words; may be empty. outputs: tokens generated so far, if the row was preempted.
+    sample_index: index among the request's samples. params: of the logits processors that the row uses on the device.
     """
 
     row: int
@@ -38,10 +48,17 @@ class StartingRow:
     params: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-def start_words(vocab: int, max_model_len: int, processors: Sequence[NamedProcessor] = ()) -> int:
-    """int64 words that one starting row takes at most. max_model_len: tokens that a row may have generated at most."""
-    settings = len(INTS) + len(FLOATS) + sum(1 + p.width for p in processors) + MAX_STOP_IDS + 1 + MAX_BAD_WORD_LENGTH
-    sets = 2 * (1 + bit_words(vocab))
+def start_size(vocab: int, max_model_len: int, processors: Sequence[NamedProcessor] = ()) -> int:
+    """Maximum number of int64 that one starting row uploads. max_model_len: maximum number of tokens that a row has generated."""
+    settings = (
+        len(INTS)
+        + len(FLOAT_PARAMETERS)
+        + sum(1 + p.width for p in processors)
+        + MAX_STOP_IDS
+        + 1
+        + MAX_BAD_WORD_LENGTH
+    )
+    sets = 2 * (1 + bitmask_size(vocab))
     counts = 2 * min(vocab, max_model_len)
     return settings + sets + counts + 3 * MAX_BIASED_IDS + MAX_BAD_WORDS * (2 + MAX_BAD_WORD_LENGTH)
 
@@ -50,54 +67,49 @@ def pack_sampling(
     upload: Upload, rows: Sequence[StartingRow], vocab: int, processors: Sequence[NamedProcessor] = ()
 ) -> PackedSampling:
     """Fills `upload`. rows: at least one. processors: those that the state was allocated with, in that order."""
-    seen = [(row.row, _seen(row, vocab)) for row in rows if row.sampling.repetition_penalty != 1]
-    forbidden = [(row.row, _forbidden(row.sampling, vocab)) for row in rows if _forbids(row.sampling)]
-    counted = [(row.row, *np.unique(_outputs(row), return_counts=True)) for row in rows if _counts(row)]
+    needs = [needs_of(row.sampling) for row in rows]
+
+    def that(need: int) -> list[StartingRow]:
+        return [row for row, bits in zip(rows, needs, strict=True) if bits & need]
+
+    seen, forbidden = that(Need.REPETITION), that(Need.FORBIDDEN)
+    counted = [(row.row, *np.unique(_outputs(row), return_counts=True)) for row in that(Need.COUNTS) if row.outputs]
     biases = [(row.row, row.sampling.logit_bias) for row in rows if row.sampling.logit_bias]
     words = [(row.row, _sequences(row.sampling)) for row in rows]
     return StartParts(
-        ints_nC=upload.add(np.array([_ints(row) for row in rows], np.int64)),
+        ints_nC=upload.add(np.array([_ints(row, bits) for row, bits in zip(rows, needs, strict=True)], np.int64)),
         floats_nF=upload.add_floats(np.array([_floats(row, processors) for row in rows], np.float64)),
         stops_nS=upload.add(np.stack([_stops(row) for row in rows])),
         recent_nL=upload.add(np.stack([_recent(row) for row in rows])),
-        seen_s=upload.add(_array(row for row, _ in seen)),
-        seen_sW=upload.add(_stacked((ids for _, ids in seen), bit_words(vocab))),
-        forbidden_f=upload.add(_array(row for row, _ in forbidden)),
-        forbidden_fW=upload.add(_stacked((ids for _, ids in forbidden), bit_words(vocab))),
+        seen_s=upload.add(_array(row.row for row in seen)),
+        seen_sM=upload.add(_stacked((_seen(row, vocab) for row in seen), bitmask_size(vocab))),
+        forbidden_f=upload.add(_array(row.row for row in forbidden)),
+        forbidden_fM=upload.add(_stacked((_forbidden(row.sampling, vocab) for row in forbidden), bitmask_size(vocab))),
         counted_c=upload.add(_joined(row * (vocab + 1) + ids for row, ids, _ in counted)),
         counts_c=upload.add(_joined(times for _, _, times in counted)),
         bias_at_b=upload.add(_joined(row * MAX_BIASED_IDS + np.arange(len(bias)) for row, bias in biases)),
         bias_ids_b=upload.add(_array(i for _, bias in biases for i in bias)),
         biases_b=upload.add_floats(np.array([b for _, bias in biases for b in bias.values()], np.float64)),
-        words_at_w=upload.add(_joined(row * MAX_BAD_WORDS + np.arange(len(each)) for row, each in words)),
-        words_wL=upload.add(_stacked((_word(word) for _, each in words for word in each), 1 + MAX_BAD_WORD_LENGTH)),
+        bad_words_at_w=upload.add(_joined(row * MAX_BAD_WORDS + np.arange(len(each)) for row, each in words)),
+        bad_words_wL=upload.add(
+            _stacked((_bad_word(word) for _, each in words for word in each), 1 + MAX_BAD_WORD_LENGTH)
+        ),
     )
 
 
-def _ints(row: StartingRow) -> tuple[int, ...]:
+def _ints(row: StartingRow, needs: int) -> list[int]:
     """As in `INTS`."""
-    p = row.sampling
-    return (row.row, _set(p.top_k), _set(p.code_top_k), _set(p.seed), row.sample_index, _set(p.min_tokens), needs_of(p))
+    return [row.row, needs, row.sample_index, *_int_parameters(row.sampling)]
 
 
-def _floats(row: StartingRow, processors: Sequence[NamedProcessor]) -> tuple[float, ...]:
-    """As in `FLOATS`, and what follows there."""
-    p = row.sampling
-    drawn = (p.temperature, p.top_p, p.min_p, p.code_temperature, p.code_top_p)
-    penalties = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
-    values = [_set(value) for value in (*drawn, *penalties)]
+def _floats(row: StartingRow, processors: Sequence[NamedProcessor]) -> list[float]:
+    """As in `StartParts.floats_nF`."""
+    values = list(_float_parameters(row.sampling))
+    assert None not in values, "every number of resolved parameters is set"
     for processor in processors:
         params = row.params.get(processor.name)
         values += [params is not None, *(params if params is not None else [0.0] * processor.width)]
-    return tuple(values)
-
-
-Number = TypeVar("Number", int, float)
-
-
-def _set(value: Number | None) -> Number:
-    assert value is not None, "of parameters that are resolved every number is set"
-    return value
+    return values
 
 
 def _stops(row: StartingRow) -> Ids:
@@ -115,22 +127,11 @@ def _outputs(row: StartingRow) -> Ids:
     return np.array(row.outputs, np.int64)
 
 
-def _counts(row: StartingRow) -> bool:
-    """Whether somebody looks at the row's counts."""
-    p = row.sampling
-    return bool(row.outputs) and (p.frequency_penalty != 0 or p.presence_penalty != 0 or bool(row.params))
-
-
 def _seen(row: StartingRow, vocab: int) -> Ids:
     seen_V = np.zeros(vocab, np.bool_)
     seen_V[row.seen] = True
     seen_V[_outputs(row)] = True
-    return pack_bits(seen_V)
-
-
-def _forbids(sampling: SamplingParams) -> bool:
-    some = sampling.suppress_token_ids or sampling.allowed_token_ids
-    return bool(some) or any(len(word) == 1 for word in sampling.bad_words_ids or ())
+    return pack_bitmask(seen_V)
 
 
 def _forbidden(sampling: SamplingParams, vocab: int) -> Ids:
@@ -138,7 +139,7 @@ def _forbidden(sampling: SamplingParams, vocab: int) -> Ids:
     forbidden_V[list(sampling.allowed_token_ids or ())] = False
     forbidden_V[list(sampling.suppress_token_ids or ())] = True
     forbidden_V[[word[0] for word in sampling.bad_words_ids or () if len(word) == 1]] = True
-    return pack_bits(forbidden_V)
+    return pack_bitmask(forbidden_V)
 
 
 def _sequences(sampling: SamplingParams) -> list[tuple[int, ...]]:
@@ -146,11 +147,11 @@ def _sequences(sampling: SamplingParams) -> list[tuple[int, ...]]:
     return [word for word in sampling.bad_words_ids or () if len(word) > 1]
 
 
-def _word(word: tuple[int, ...]) -> Ids:
+def _bad_word(word: tuple[int, ...]) -> Ids:
     """A row of `SamplingState.bad_words`."""
-    # transformers looks for a word only once there are as many tokens as it has, the one to come not counted.
-    what_must_be = [SOMETHING, *word[:-1]]
-    return np.array([*[ANYTHING] * (MAX_BAD_WORD_LENGTH - len(what_must_be)), *what_must_be, word[-1]], np.int64)
+    # transformers looks for a word only once there are as many tokens as the word has, not counting the next one.
+    before = [SOMETHING, *word[:-1]]
+    return np.array([*[ANYTHING] * (MAX_BAD_WORD_LENGTH - len(before)), *before, word[-1]], np.int64)
 
 
 def _array(values: Iterable[int]) -> Ids:

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels.sampling import fused_draw, fused_sample
+from omni_ar.kernels.sampling.state import NO_TOKEN, Need, SamplingFlags, SamplingState
 from omni_ar.processors import NamedProcessor, ProcessedRows
-from omni_ar.sampling import rules
 from omni_ar.sampling.edits import StepEdits, apply_edits
-from omni_ar.sampling.flags import SamplingFlags
+from omni_ar.sampling.penalties import MASKED, apply_penalties, sanitize
 from omni_ar.sampling.rng import gumbel
-from omni_ar.sampling.state import NO_TOKEN, SamplingState
-from omni_ar.sampling.warpers import warp
+from omni_ar.sampling.warpers import warp_codes, warp_tokens
 
 _NONE_POSSIBLE = -1
 
@@ -29,33 +28,25 @@ def sample(
     group: int = 0,
     purpose: int = 0,
 ) -> Tensor:
-    """Draws one id per row, int64 `[R]`; -1 where nothing is possible.
+    """Draws one id per row, int64 `[R]`; -1 where no id is possible.
 
-    Greedy rows take the likeliest id that the rules leave, the others a draw from what the warpers leave of these.
-    logits_RV: of any float dtype, taken as `rules.meant` takes them, left as they are. rows_R: int64, rows of `state`.
-    position_R: int64, which draw of its request this is, and so how many tokens it has generated; a draw is keyed as in `gumbel`.
-    processors: in the order they apply.
+    Greedy rows take the most likely id that is not masked; the others draw from the ids that the warpers keep.
+    logits_RV: of any float dtype, not modified. rows_R: int64, rows of `state`. position_R: int64, the number of tokens that the
+    request has generated; a draw is keyed as in `gumbel`. processors: in the order they apply.
     """
     if edits is None and not flags.processors and runs_kernel(logits_RV):
         return fused_sample(logits_RV, state, rows_R, position_R, group=group, purpose=purpose)
-    logits_RV = follow_rules(rules.meant(logits_RV), state, rows_R, position_R, flags)
+    logits_RV = apply_penalties(sanitize(logits_RV), state, rows_R, position_R, flags.needs)
     if edits is not None:
         logits_RV = apply_edits(logits_RV, edits)
     if flags.processors:
-        logits_RV = rules.meant(_process(logits_RV, state, rows_R, position_R, flags, processors))
+        logits_RV = sanitize(_process(logits_RV, state, rows_R, position_R, flags, processors))
     ids_R = logits_RV.argmax(-1)
-    if flags.any_random:
-        temperature_R = state.temperature.index_select(0, rows_R)
-        warped_RV = warp(
-            logits_RV,
-            temperature_R,
-            state.top_k.index_select(0, rows_R) if flags.any_top_k else None,
-            state.top_p.index_select(0, rows_R) if flags.any_top_p else None,
-            state.min_p.index_select(0, rows_R) if flags.any_min_p else None,
-        )
+    if flags.needs & Need.RANDOM:
+        warped_RV = warp_tokens(logits_RV, state, rows_R, flags.needs)
         drawn_R = _draw(warped_RV, state, rows_R, position_R, group, purpose)
-        ids_R = torch.where(temperature_R == 0, ids_R, drawn_R)
-    return ids_R.masked_fill(logits_RV.amax(-1) == rules.NO_CHANCE, _NONE_POSSIBLE)
+        ids_R = torch.where(state.temperature.index_select(0, rows_R) == 0, ids_R, drawn_R)
+    return ids_R.masked_fill(logits_RV.amax(-1) == MASKED, _NONE_POSSIBLE)
 
 
 def draw(
@@ -67,25 +58,18 @@ def draw(
     flags: SamplingFlags,
 ) -> Tensor:
     """Draws one code of a frame after the first per row, int64 `[R]`, by the rows' `code_temperature`, `code_top_k`, `code_top_p`
-    and seeds. No rule applies to it.
+    and seeds. Penalties and masks do not apply to it.
 
-    logits_RV: of any float type. position_R: int64, which frame of its request this is. group: code group, which keys the draw too.
+    logits_RV: of any float type. position_R: int64, index of the frame in its request. group: code group, which keys the draw too.
     """
     if runs_kernel(logits_RV):
         return fused_draw(logits_RV, state, rows_R, position_R, group)
-    logits_RV = rules.meant(logits_RV)
+    logits_RV = sanitize(logits_RV)
     ids_R = logits_RV.argmax(-1)
-    if not flags.any_code_random:
+    if not flags.needs & Need.CODE_RANDOM:
         return ids_R
-    temperature_R = state.code_temperature.index_select(0, rows_R)
-    warped_RV = warp(
-        logits_RV,
-        temperature_R,
-        state.code_top_k.index_select(0, rows_R) if flags.any_code_top_k else None,
-        state.code_top_p.index_select(0, rows_R) if flags.any_code_top_p else None,
-    )
-    drawn_R = _draw(warped_RV, state, rows_R, position_R, group, 0)
-    return torch.where(temperature_R == 0, ids_R, drawn_R)
+    drawn_R = _draw(warp_codes(logits_RV, state, rows_R, flags.needs), state, rows_R, position_R, group, 0)
+    return torch.where(state.code_temperature.index_select(0, rows_R) == 0, ids_R, drawn_R)
 
 
 def _draw(
@@ -96,31 +80,6 @@ def _draw(
     return (warped_RV + noise_RV).argmax(-1)
 
 
-def follow_rules(
-    logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position_R: Tensor, flags: SamplingFlags
-) -> Tensor:
-    """Logits after the rules of their rows: all that comes before edits, processors and the draw. As in `sample`."""
-
-    def of(values: Tensor) -> Tensor:
-        return values.index_select(0, rows_R)
-
-    vocab = logits_RV.shape[1]
-    if flags.any_repetition:
-        logits_RV = rules.apply_repetition_penalty(logits_RV, of(state.seen)[:, :vocab], of(state.repetition))
-    if flags.any_penalty:
-        counts_RV = of(state.counts)[:, :vocab]
-        logits_RV = rules.apply_count_penalties(logits_RV, counts_RV, of(state.frequency), of(state.presence))
-    if flags.any_bias:
-        logits_RV = rules.apply_bias(logits_RV, of(state.bias_ids), of(state.biases))
-    if flags.any_forbidden:
-        logits_RV = rules.apply_suppression(logits_RV, of(state.forbidden))
-    if flags.any_bad_words:
-        logits_RV = rules.apply_bad_words(logits_RV, of(state.bad_words), of(state.recent))
-    if flags.any_min_tokens:
-        logits_RV = rules.apply_min_tokens(logits_RV, of(state.stop_ids), position_R, of(state.min_tokens))
-    return logits_RV
-
-
 def _process(
     logits_RV: Tensor,
     state: SamplingState,
@@ -129,7 +88,7 @@ def _process(
     flags: SamplingFlags,
     processors: Sequence[NamedProcessor],
 ) -> Tensor:
-    # `recent` has the prompt's tokens too, and a processor is promised generated ones.
+    # `recent` has the prompt's tokens too, and processors see generated ones only.
     newest_R = state.recent[:, -1].index_select(0, rows_R)
     newest_R = torch.where(position_R > 0, newest_R, NO_TOKEN)
     counts_NV = state.counts[:, : logits_RV.shape[1]]

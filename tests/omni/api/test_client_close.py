@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from omni import Omni
-from omni.api import client as clients
-from omni.api.client import Client
+from omni.api import session as clients
+from omni.api.session import Client
 from omni.errors import StageError
 from support.echo_omni import echo_model, echo_plugins
 
@@ -37,8 +37,8 @@ def test_the_rest_is_closed(tmp_path: Path, error: BaseException, told: type[Exc
     break_downloads(client, error)
     with pytest.raises(told, match="stuck"):
         omni.close()
-    assert client._engine._stopped.is_set()
-    assert client._requests._closed
+    assert client.engine._stopped.is_set()
+    assert client.queue._closed
     omni.close()
 
 
@@ -61,5 +61,5 @@ def test_at_the_end_of_the_interpreter_one_models_error_leaves_no_other_open(
     with monkeypatch.context() as patch:
         patch.setattr(Client, "close", failing)
         clients._close_all()
-    assert all(client._engine._stopped.is_set() for _, client in pairs)
+    assert all(client.engine._stopped.is_set() for _, client in pairs)
     assert [record.getMessage() for record in caplog.records] == ["a model was not closed as it should be"]

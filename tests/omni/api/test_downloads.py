@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from omni import Omni
-from omni.api.workers import GENERAL
+from omni.api.request_queue import THREADS
 from omni.errors import InputError, OverloadedError, StageError
 from support.echo_omni import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
@@ -108,8 +108,8 @@ def test_what_is_downloaded_is_read(model: Path, server: Server) -> None:
 
 def test_slow_servers_hold_no_thread(model: Path, server: Server) -> None:
     with opened(model) as omni:
-        slow = omni.generate([seen(server.url(f"slow/{number}")) for number in range(4 * GENERAL)])
-        assert eventually(lambda: len(server.asked) == 4 * GENERAL)
+        slow = omni.generate([seen(server.url(f"slow/{number}")) for number in range(4 * THREADS)])
+        assert eventually(lambda: len(server.asked) == 4 * THREADS)
         assert omni.generate(seen(server.url("quick")), stream=False).text == "<5x4>"
         assert omni.generate("text", stream=False).text == "text"
         server.open.set()
@@ -146,7 +146,7 @@ def test_a_request_whose_downloads_alone_are_too_much_is_refused(model: Path, se
     with opened(model, **{"engine.max_waiting_bytes": most, "frontend.media.max_downloads": 4}) as omni:
         few = omni.generate(seen(*(server.url(f"few/{number}") for number in range(2))), stream=False)
         assert few.text == "<5x4>|<5x4>"
-        with pytest.raises(OverloadedError, match=f"the request alone holds .* may hold {most}") as raised:
+        with pytest.raises(OverloadedError, match=f"the request alone holds .* above the {most} of all") as raised:
             omni.generate(seen(server.url("large"), server.url("slow")), stream=False)
         assert raised.value.field == "engine.max_waiting_bytes"
         assert eventually(lambda: omni.usage()["frontend"] == {"requests": 0, "bytes": 0})

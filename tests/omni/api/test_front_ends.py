@@ -104,6 +104,6 @@ def test_what_is_no_name_is_refused(fine: Omni, name: object, words: str) -> Non
 def test_names_are_refused_where_they_mean_nothing(folder: Path) -> None:
     with (
         Omni(folder, device="cpu", plugins=echo_plugins()) as omni,
-        pytest.raises(InputError, match=r"messages\[0\]\.name: is given, but this model does not tell speakers apart"),
+        pytest.raises(InputError, match=r"messages\[0\]\.name: is given, but this model does not distinguish speakers"),
     ):
         omni.generate([{"role": "user", "name": "ann", "content": "a"}], stream=False)

@@ -80,7 +80,7 @@ def test_while_a_model_is_started(model: Path) -> None:
         gc.collect()
         assert eventually(lambda: set(threading.enumerate()) <= before), where
 
-    places = ("/omni/api/client.py", "/omni/api/session.py", "/omni/api/serial_executor.py", "/engine/engine.py")
+    places = ("/omni/api/session.py", "/omni/api/serial_executor.py", "/engine/engine.py")
     assert everywhere(start, after, places, stride=7) > 5
 
 
@@ -102,7 +102,7 @@ def test_while_it_is_closed_and_closed_again(model: Path) -> None:
 def test_a_close_that_waits_heeds_ctrl_c_and_goes_on(model: Path) -> None:
     GATES["held"].clear()
     omni = opened(model)
-    engine = omni._client._engine
+    engine = omni._client.engine
     gate, real = threading.Event(), engine.close
 
     def slow() -> None:

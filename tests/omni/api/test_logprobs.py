@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omni import Omni, SamplingParams
-from omni.api.reply import Reply
+from omni.api.request_output import RequestOutput
 from omni.api.results import TokenLogprob
 from omni.engine import StageFinished, StageOutput
 from omni.payload import GeneratedTokens, TokenLogprobs
@@ -52,15 +52,15 @@ def test_none_unless_asked_for(omni: Omni):
 
 
 def test_those_of_the_prompt_are_told_apart():
-    reply = Reply(0, 0, CharacterDecoder(), "writer", keep=True)
+    answer = RequestOutput(0, 0, CharacterDecoder(), "writer", keep=True)
     ids, scores = np.array([[5, 9, 5], [6, 6, 9]]), np.array([[-1.5, -0.5, -1.5], [-0.25, -0.25, -2]], np.float32)
     chunk = TokenLogprobs(first=1, ids=ids, logprobs=scores, ranks=np.array([2, 1]), prompt=True)
-    output = reply.take(0.0, StageOutput("text", chunk))
+    output = answer.take(0.0, StageOutput("text", chunk))
     assert output is not None
     asked = (TokenLogprob(5, -1.5, 2, {9: -0.5, 5: -1.5}), TokenLogprob(6, -0.25, 1, {6: -0.25, 9: -2.0}))
     assert (output.prompt_logprobs, output.logprobs) == (asked, ())
-    reply.take(0.0, StageOutput("text", GeneratedTokens(ids=(65, 66))))
-    reply.take(0.0, StageFinished("writer", "stop", {"tokens": 3}, held=(67,)))
-    result = reply.result()
+    answer.take(0.0, StageOutput("text", GeneratedTokens(ids=(65, 66))))
+    answer.take(0.0, StageFinished("writer", "stop", {"tokens": 3}, held=(67,)))
+    result = answer.result()
     assert (result.prompt_logprobs, result.logprobs, result.tokens) == (asked, (), (65, 66, 67))
     assert result.text == "ABC"

@@ -1,4 +1,4 @@
-"""What a chat is said to hold, beside what is in it."""
+"""The host memory that a chat is counted with."""
 
 import sys
 from typing import Any
@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from omni.api import measure
-from omni.api.ask import Ask
-from omni.api.job import Question, read_question
+from omni.api.request import CheckedArguments, Request, RequestHandle, read_request
 from omni.errors import InputError
-from omni.frontend.outline import MAX_PARTS
+from omni.frontend.messages import MAX_PARTS
 from omni.media import MediaOptions
 
 BIG = np.zeros(50_000, np.uint8)
-ASK = Ask(frozenset({"text"}), None, {}, {})
+ARGUMENTS = CheckedArguments(frozenset({"text"}), None, {}, {})
 
 
-def read(messages: object) -> Question:
-    return read_question(messages, ASK, MediaOptions(), False)
+def read(messages: object) -> Request:
+    handle = RequestHandle("r0", lambda at, event: None, lambda handle: None)
+    return read_request(messages, ARGUMENTS, [handle], MediaOptions(), False)
 
 
 def parts(number: int) -> list[dict[str, str]]:
@@ -79,7 +79,7 @@ def test_too_many_parts_are_not_even_looked_at(monkeypatch: pytest.MonkeyPatch) 
     def look(messages: object) -> Any:
         raise AssertionError("it was measured")
 
-    monkeypatch.setattr("omni.api.job.held_by", look)
+    monkeypatch.setattr("omni.api.request.held_by", look)
     error = read([{"role": "user", "content": parts(500_000)}]).error
     assert "have more than 10000 parts" in str(error)
 
@@ -95,6 +95,6 @@ def test_a_chat_with_a_medium_is_no_short_text(kind: str, source: object) -> Non
         source = source["url"]
     text = {"type": "text", "text": "x"}
     assert read([{"role": "user", "content": [text]}]).short
-    question = read([{"role": "user", "content": [text, {"type": kind, kind: source}]}])
-    assert question.error is None
-    assert not question.short
+    request = read([{"role": "user", "content": [text, {"type": kind, kind: source}]}])
+    assert request.error is None
+    assert not request.short

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from omni import Omni, Result, SamplingParams
-from omni.api.workers import GENERAL, Worker
+from omni.api.request_queue import THREADS, PreparingThread
 from omni.errors import OmniError, OverloadedError, StageError
 from omni.frontend.base import Chat, ImagePart, Prepared
 from omni.payload import Payload
@@ -82,10 +82,10 @@ def test_an_urgent_text_waits_for_no_picture(model: Path) -> None:
     """Forty pictures are there first, and none of them gets on: the text is answered all the same, before any."""
     with opened(model) as omni:
         pictures = omni.generate([seen(f"picture {number}") for number in range(40)])
-        assert eventually(lambda: len(PREPARED) == GENERAL)
+        assert eventually(lambda: len(PREPARED) == THREADS)
         assert omni.generate("urgent", priority=-1000, stream=False).text == "urgent"
         assert omni.generate("not even urgent", stream=False).text == "not even urgent"
-        assert len(PREPARED) == GENERAL + 2, "and no further picture was taken up"
+        assert len(PREPARED) == THREADS + 2, "and no further picture was taken up"
         assert waiting(omni) == 40
         pictures.close()
         assert_nothing_held(omni)
@@ -93,8 +93,8 @@ def test_an_urgent_text_waits_for_no_picture(model: Path) -> None:
 
 def test_a_long_text_is_no_short_one(model: Path) -> None:
     with opened(model) as omni:
-        blocker = omni.generate([seen(f"picture {number}") for number in range(GENERAL)])
-        assert eventually(lambda: len(PREPARED) == GENERAL)
+        blocker = omni.generate([seen(f"picture {number}") for number in range(THREADS)])
+        assert eventually(lambda: len(PREPARED) == THREADS)
         long = omni.generate("x" * 100_000)
         assert omni.generate("short", stream=False).text == "short"
         assert "x" * 100_000 not in PREPARED, "it waits with the pictures"
@@ -103,15 +103,15 @@ def test_a_long_text_is_no_short_one(model: Path) -> None:
 
 
 @pytest.mark.parametrize("as_data", [True, False])
-def test_pictures_that_are_named_take_no_worker_from_texts(model: Path, tmp_path: Path, as_data: bool) -> None:
+def test_pictures_given_by_name_do_not_delay_texts(model: Path, tmp_path: Path, as_data: bool) -> None:
     path = tmp_path / "picture.png"
     Image.fromarray(PICTURE).save(path)
     data = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
     with opened(model) as omni:
         pictures = omni.generate([seen(f"{number}", data if as_data else str(path)) for number in range(40)])
-        assert eventually(lambda: len(PREPARED) == GENERAL)
+        assert eventually(lambda: len(PREPARED) == THREADS)
         assert omni.generate("a text", stream=False).text == "a text"
-        assert len(PREPARED) == GENERAL + 1
+        assert len(PREPARED) == THREADS + 1
         pictures.close()
 
 
@@ -122,52 +122,52 @@ class Mute(BaseException):
         raise RuntimeError("no words")
 
 
-def test_an_error_that_cannot_be_written_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_text_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(self: object, chat: Chat) -> Prepared:
         raise Mute
 
     with monkeypatch.context() as patch, opened(model) as omni:
         patch.setattr(Slow, "prepare", prepare)
-        for _ in range(2 * GENERAL + 2):
-            with pytest.raises(StageError, match="Mute: it cannot even say why"):
+        for _ in range(2 * THREADS + 2):
+            with pytest.raises(StageError, match="Mute: without a message"):
                 omni.generate("x", stream=False)
         patch.undo()
         assert omni.generate("x", stream=False).text == "x", "every thread is still there"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_worker_goes_on_whatever_its_work_raises() -> None:
+def test_a_thread_survives_any_error_of_its_work() -> None:
     ended = threading.Event()
     works: list[object] = [SystemExit(), Mute(), ValueError()]
 
-    def work(worker: Worker, job: Any) -> None:
+    def work(thread: PreparingThread, request: Any) -> None:
         if not works:
             ended.set()
             return
         raise works.pop()  # type: ignore[misc]
 
-    worker = Worker(0, work)
-    worker.start()
+    thread = PreparingThread(0, work)
+    thread.start()
     for _ in range(4):
-        worker.give(object())  # type: ignore[arg-type]
-    worker.end()
-    worker.join(10)
+        thread.put(object())  # type: ignore[arg-type]
+    thread.end()
+    thread.join(10)
     assert ended.is_set()
 
 
 def test_the_queue_is_in_order_of_priority_then_arrival(model: Path) -> None:
     with opened(model) as omni:
         # One thread is left to take them up, one after the other.
-        stuck = omni.generate([seen("stuck")] * (GENERAL - 1))
+        stuck = omni.generate([seen("stuck")] * (THREADS - 1))
         blocker = omni.generate(seen("blocker"))
-        assert eventually(lambda: len(PREPARED) == GENERAL)
+        assert eventually(lambda: len(PREPARED) == THREADS)
         order = [3, -1, 0, 3, -7, 0]
         streams = [omni.generate(seen(f"{number}"), priority=p) for number, p in enumerate(order)]
-        assert eventually(lambda: waiting(omni) == GENERAL + len(order))
+        assert eventually(lambda: waiting(omni) == THREADS + len(order))
         OPEN.set()
         for stream in (blocker, *streams):
             list(stream)
-        taken = [int(text) for text in PREPARED[GENERAL:]]
+        taken = [int(text) for text in PREPARED[THREADS:]]
         assert taken == sorted(range(len(order)), key=lambda number: (order[number], number))
         stuck.close()
         assert_nothing_held(omni)
@@ -176,7 +176,7 @@ def test_the_queue_is_in_order_of_priority_then_arrival(model: Path) -> None:
 def test_all_that_waits_is_counted_and_the_newcomer_is_refused(model: Path) -> None:
     with opened(model, max_waiting_requests=5) as omni:
         # What threads and places are free for does not wait.
-        most = 5 + GENERAL + 1
+        most = 5 + THREADS + 1
         results = omni.generate([seen(f"{number}") for number in range(most + 7)])
         refused = [next(results) for _ in range(7)]
         assert sorted(output.index for output in refused) == list(range(most, most + 7))
@@ -184,7 +184,7 @@ def test_all_that_waits_is_counted_and_the_newcomer_is_refused(model: Path) -> N
         assert isinstance(error, OverloadedError)
         assert error.field == "engine.max_waiting_requests"
         assert "0 requests are under way and" in str(error)
-        assert "ask again later, or raise it" in str(error)
+        assert "retry later, or raise it" in str(error)
         assert waiting(omni) == most
         with pytest.raises(OverloadedError):
             omni.generate("an equally urgent text", stream=False)
@@ -195,14 +195,14 @@ def test_all_that_waits_is_counted_and_the_newcomer_is_refused(model: Path) -> N
 
 def test_the_least_urgent_gives_way_and_is_told(model: Path) -> None:
     with opened(model, max_waiting_requests=3) as omni:
-        most = 3 + GENERAL + 1
+        most = 3 + THREADS + 1
         streams = [omni.generate(seen(f"{number}"), priority=number % 3) for number in range(most)]
         assert eventually(lambda: waiting(omni) == most)
         urgent = omni.generate("urgent", priority=-1, stream=False)
         assert urgent.text == "urgent"
         # The last to come of the least urgent.
         victim = max(range(most), key=lambda number: (number % 3, number))
-        with pytest.raises(OverloadedError, match="gave way to a more urgent one") as raised:
+        with pytest.raises(OverloadedError, match="was rejected for a more urgent one") as raised:
             list(streams[victim])
         assert raised.value.field == "engine.max_waiting_requests"
         assert "lower priority number" in raised.value.remedy
@@ -230,7 +230,7 @@ def test_bytes_that_wait_are_bounded_and_shared_ones_counted_once(model: Path) -
         text = omni.generate("a small one", priority=9, stream=False)
         assert text.text == "a small one"
         urgent = omni.generate(seen("urgent", big.copy()))
-        with pytest.raises(OverloadedError, match="gave way"):
+        with pytest.raises(OverloadedError, match="rejected for a more urgent one"):
             list(second)
         shared.close()
         assert eventually(lambda: waiting(omni) == 1)
@@ -258,8 +258,8 @@ def test_preparing_pauses_where_memory_is_full_and_all_are_answered(
         rest = omni.generate([f"text {number}" for number in range(30)])
         # Threads may be at work on one each when the last byte is taken.
         assert eventually(lambda: omni.usage()["frontend"]["bytes"] >= 3_000_000)
-        assert not eventually(lambda: len(PREPARED) > 4 + GENERAL + 1, 0.3)
-        assert omni.usage()["frontend"]["bytes"] <= (3 + GENERAL + 1) * 1_010_000
+        assert not eventually(lambda: len(PREPARED) > 4 + THREADS + 1, 0.3)
+        assert omni.usage()["frontend"]["bytes"] <= (3 + THREADS + 1) * 1_010_000
         urgent = omni.generate("urgent", priority=-1)
         assert eventually(lambda: "urgent" in PREPARED), "it need not wait for memory"
         first.close()
@@ -285,7 +285,7 @@ def test_several_answers_wait_as_one_request(model: Path) -> None:
 def test_the_cancelled_leave_at_once(model: Path) -> None:
     with opened(model, max_waiting_requests=2) as omni:
         for _ in range(50):
-            streams = [omni.generate(seen("x")) for _ in range(GENERAL)]
+            streams = [omni.generate(seen("x")) for _ in range(THREADS)]
             streams.append(omni.generate(seen("y")))
             for stream in streams:
                 stream.close()

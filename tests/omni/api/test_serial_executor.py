@@ -27,7 +27,7 @@ def test_it_goes_on_after_whatever_is_raised(error: BaseException, caplog: pytes
     executor.ask(executor.end)
     assert executor._ended.wait(10), "its thread ended without saying so"
     executor.join()
-    assert [record.getMessage() for record in caplog.records] == ["could not do what was asked"]
+    assert [record.getMessage() for record in caplog.records] == ["work of the executor failed"]
     assert executor.call(lambda: 3) == 3, "whoever is left does it"
 
 

@@ -120,11 +120,11 @@ def test_a_termination_ends_it_too(start: Start, model: str) -> None:
 
 
 CLOSES_NEVER = """
-import omni.api.client, time
+import omni.api.session, time
 def close(self):
     print("closing", flush=True)
     while True: time.sleep(1)
-omni.api.client.Client.close = close
+omni.api.session.Client.close = close
 """
 
 
@@ -141,11 +141,11 @@ def test_a_second_one_waits_for_no_closing(start: Start, model: str) -> None:
 SHORT_LIMIT = "import omni.cli.interrupt\nomni.cli.interrupt.LIMIT = 0.5\n"
 STUB = """
 import sys, types
-def answer(question):
+def answer(arguments):
     from omni.cli.interrupt import unwinding
     with unwinding():
         exec({code!r}, {{}})
-sys.modules["omni.cli.run"] = types.SimpleNamespace(Question=dict, answer=answer)
+sys.modules["omni.cli.run"] = types.SimpleNamespace(RunArguments=dict, answer=answer)
 """
 """An `omni run` that has nothing to load."""
 

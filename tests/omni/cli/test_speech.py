@@ -211,5 +211,5 @@ def test_a_pipe_takes_a_wav_and_stays_a_pipe(model: str, tmp_path: Path) -> None
 def test_a_device_that_is_full_takes_no_text_away(model: str) -> None:
     ran = call(model, "--out", "/dev/full")
     assert (ran.exit_code, ran.stdout) == (1, "hello\n")
-    problem = "/dev/full cannot be written (No space left on device); send it where it is taken"
+    problem = "/dev/full cannot be written (No space left on device); send it where it can be written"
     assert ran.stderr.splitlines()[-1] == f"error: --out: {problem}"

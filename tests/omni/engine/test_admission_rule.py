@@ -55,7 +55,7 @@ class Rule(RuleBasedStateMachine):
         if alone or len(rest.waiting) >= most or Model([*rest.waiting, new]).held > max(max_bytes, before):
             with pytest.raises(OverloadedError) as raised:
                 self.admission.join(new.key, new.key, priority, len(self.active), held, ready=False)
-            assert "gave way" not in str(raised.value)
+            assert "rejected" not in str(raised.value)
             return
         gave_way = self.admission.join(new.key, new.key, priority, len(self.active), held, ready=False)
         self.part(gave_way, new)
@@ -79,11 +79,11 @@ class Rule(RuleBasedStateMachine):
                 assert self.model.held <= max(self.limits[2], before)
 
     def part(self, gave_way: list, new: Plain) -> None:  # type: ignore[type-arg]
-        keys = {each.candidate.key for each in gave_way}
+        keys = {each.waiting.key for each in gave_way}
         gone = [one for one in self.model.waiting if one.key in keys]
         assert len(gone) == len(keys)
         assert all(one.rank[0] > new.rank[0] for one in gone)
-        assert all("gave way to a more urgent one" in str(each.error) for each in gave_way)
+        assert all("was rejected for a more urgent one" in str(each.error) for each in gave_way)
         self.model.waiting = [one for one in self.model.waiting if one.key not in keys]
         if len(gone) == 1 and not any(one.held for one in (*gone, new, *self.model.waiting)):
             assert all(one.rank <= gone[0].rank for one in self.model.waiting), "the least urgent, and the last of them"
@@ -91,14 +91,14 @@ class Rule(RuleBasedStateMachine):
     @rule()
     def let_in(self) -> None:
         ready = [one for one in self.model.waiting if one.ready]
-        candidate = self.admission.next(len(self.active))
+        waiting = self.admission.next(len(self.active))
         if not ready or len(self.active) >= self.limits[0]:
-            assert candidate is None
+            assert waiting is None
             return
         first = min(ready, key=lambda one: one.rank)
-        assert candidate is not None
-        assert (candidate.key, candidate.thing, candidate.rank) == (first.key, first.key, first.rank)
-        assert self.admission.leave(first.key) is candidate
+        assert waiting is not None
+        assert (waiting.key, waiting.item, waiting.rank) == (first.key, first.key, first.rank)
+        assert self.admission.leave(first.key) is waiting
         self.model.waiting.remove(first)
         self.active.append(first.key)
 
@@ -143,7 +143,7 @@ def test_as_few_give_way_as_it_takes(bytes_short: bool) -> None:
     for number in range(3):
         admission.join(f"light {number}", "", 5, 1, [(bytes([number]), 1)])
     gave_way = admission.join("urgent", "", 0, 1 if not bytes_short else 0, [(bytes(30), 30 if bytes_short else 1)])
-    assert [each.candidate.key for each in gave_way] == (["heavy"] if bytes_short else ["light 2"])
+    assert [each.waiting.key for each in gave_way] == (["heavy"] if bytes_short else ["light 2"])
 
 
 def test_first_of_ranked_things_is_that_of_the_lowest_rank_whoever_left() -> None:

@@ -77,6 +77,6 @@ def test_an_error_that_cannot_even_be_written_ends_the_requests_all_the_same() -
             if sink.over:
                 break
             graph.engine._thread.join(0.01)
-        assert "Mute: it cannot even say why" in sink.failure
+        assert "Mute: without a message" in sink.failure
     finally:
         graph.engine.close()

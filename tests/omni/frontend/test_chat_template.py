@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
         (WHOLE[:-4], "is cut off or no Jinja template"),
         (WHOLE[:40], "is cut off or no Jinja template"),
         (WHOLE.replace("for", "four"), "is cut off or no Jinja template"),
-        (WHOLE.replace("'] }", "'] | shouted }"), "uses what is not supported (No filter named 'shouted'"),
+        (WHOLE.replace("'] }", "'] | shouted }"), "uses an unsupported construct (No filter named 'shouted'"),
         ("{% set count = namespace(value=0) %}", "is cut off: it reads no messages"),
     ],
 )

@@ -6,8 +6,8 @@ from omni.errors import InputError
 from omni.frontend.compile import SamplingCompiler
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Output, Pipeline, Stage
-from omni.sampling import SamplingParams, StopVerdict, StructuredOutput
-from omni_ar.options import GREEDY, ArOptions
+from omni.sampling import GREEDY, SamplingParams, StopVerdict, StructuredOutput
+from omni_ar.options import ArOptions
 
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), lambda text: list(text.encode()))

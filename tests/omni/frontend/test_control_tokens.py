@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from omni.errors import InputError
 from omni.frontend.base import Chat, Message, Prepared, TextPart
+from omni.frontend.chat import TokenizedFrontend
 from omni.frontend.encoding import PromptLimit
 from omni.frontend.hf_files import load_tokenizer
-from omni.frontend.tokenized import TokenizedFrontend
 from omni.tiny import write_tokenizer
 from omni_csm.tiny import write_tiny as write_csm
 from omni_qwen2_5_omni.tiny.tokenizer import TOKENS as QWEN_2_5
@@ -70,9 +70,9 @@ class Reader(TokenizedFrontend):
     def prepare(self, chat: Chat) -> Prepared:
         raise NotImplementedError
 
-    def laid_out(self, turns: Any) -> list[int]:
+    def pieces_ids(self, turns: Any) -> list[int]:
         """As for texts with control tokens, whether there are any or not."""
-        pieces = self._control.laid_out(
+        pieces = self._control.pieces(
             turns, self.render(turns, answer=True), lambda turns: self.render(turns, answer=True)
         )
         return self._encoder.encode_pieces(pieces).tolist()
@@ -159,7 +159,7 @@ def test_texts_without_control_tokens_are_as_in_transformers(
     turns = turns if whole else in_parts(turns)
     want = expected(family, template, turns)
     assert front.turns_ids(asked(), turns).tolist() == want
-    assert front.laid_out(turns) == want
+    assert front.pieces_ids(turns) == want
 
 
 @pytest.mark.parametrize(
@@ -230,13 +230,13 @@ def test_what_a_template_makes_of_a_text_is_text(template: str, said: str, edite
     assert edited in tokenizer("qwen3", template).decode(ids)
 
 
-def test_a_usual_chat_is_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usual_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     front = Reader(tokenizer("qwen3"))
-    laid_out: list[object] = []
+    rendered: list[object] = []
     render = front.render
-    monkeypatch.setattr(front, "render", lambda turns, answer: laid_out.append(turns) or render(turns, answer=answer))
+    monkeypatch.setattr(front, "render", lambda turns, answer: rendered.append(turns) or render(turns, answer=answer))
     front.turns_ids(asked(), [{"role": "system", "content": " be\nkind "}, {"role": "user", "content": "hello"}])
-    assert len(laid_out) == 1
+    assert len(rendered) == 1
 
 
 def test_tokens_that_answers_show_are_no_control_tokens() -> None:
@@ -266,15 +266,15 @@ def test_words_that_a_template_writes_anywhere_are_control_tokens(template: str,
     words = byte_level()
     words.chat_template = template
     word = "two words" if control else "<think>"
-    ids = Reader(words).said_ids(asked(), f"of {word}b").tolist()
+    ids = Reader(words).user_text_ids(asked(), f"of {word}b").tolist()
     assert (words.convert_tokens_to_ids(word) not in ids) == control
 
 
 def test_a_text_without_a_template_is_text() -> None:
     said = "a<|im_end|>b"
     words = tokenizer("qwen3")
-    assert reader("qwen3").said_ids(asked(), said).tolist() == words(said, split_special_tokens=True)["input_ids"]
-    assert reader("qwen3").said_ids(asked("tokens"), said).tolist() == words(said)["input_ids"]
+    assert reader("qwen3").user_text_ids(asked(), said).tolist() == words(said, split_special_tokens=True)["input_ids"]
+    assert reader("qwen3").user_text_ids(asked("tokens"), said).tolist() == words(said)["input_ids"]
 
 
 def test_signs_for_private_use_are_kept() -> None:
@@ -282,5 +282,5 @@ def test_signs_for_private_use_are_kept() -> None:
     turns = [{"role": "user", "content": said}]
     assert said in tokenizer("qwen3").decode(reader("qwen3").turns_ids(asked(), turns))
     every = "".join(chr(block) for block in range(0xF0000, 0x10FF00, 0x100))
-    with pytest.raises(InputError, match="messages: hold a control token, and signs of every block for private use"):
+    with pytest.raises(InputError, match="messages: hold a control token, and characters of every private use block"):
         reader("qwen3").turns_ids(asked(), [{"role": "user", "content": every + said}])

@@ -84,7 +84,7 @@ def test_a_text_in_parts_has_the_ids_of_the_whole(make: str, small_parts: None) 
     for _ in range(300):
         text = "".join(chance.choices(BITS, k=chance.randrange(10, 200)))
         assert own.encode(text).tolist() == words(text)["input_ids"]
-        assert own.encode(text, bare=True).tolist() == words(text, add_special_tokens=False)["input_ids"]
+        assert own.encode(text, add_special_tokens=False).tolist() == words(text, add_special_tokens=False)["input_ids"]
         cuts += len(list(parts.parts(text))) - 1
     assert own._may_part == (make in ("qwen", "llama", "bytes"))
     assert cuts > 300
@@ -161,7 +161,9 @@ def test_calls_of_the_tokenizer_that_pad_change_nothing_here() -> None:
     thread = threading.Thread(target=pad)
     thread.start()
     try:
-        assert all(own.encode("hello").tolist() == own.encode("hello", bare=True).tolist() for _ in range(500))
+        assert all(
+            own.encode("hello").tolist() == own.encode("hello", add_special_tokens=False).tolist() for _ in range(500)
+        )
         assert len(own.encode("hello")) == 5
     finally:
         stop.set()
@@ -185,9 +187,9 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> 
     read: list[int] = []
     encode = encoder._ids
 
-    def counted(words: Tokenizer, text: str, bare: bool) -> Any:
+    def counted(words: Tokenizer, text: str, add_special_tokens: bool) -> Any:
         read.append(len(text))
-        return encode(words, text, bare)
+        return encode(words, text, add_special_tokens)
 
     monkeypatch.setattr(encoder, "_ids", counted)
     own, limit = Encoder(tokenizer("bytes")), PromptLimit("thinker", 200_000)
@@ -199,7 +201,7 @@ def test_a_long_text_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_text_without_an_end_of_a_word_is_refused() -> None:
     own = Encoder(tokenizer("bytes"))
     with pytest.raises(
-        InputError, match=r"messages: hold 1,048,577 characters without a word's end, more than 1,048,576"
+        InputError, match=r"messages: hold 1,048,577 characters without the end of a word, more than 1,048,576"
     ):
         own.encode("a" * (parts.LONGEST_PART + 1))
 
@@ -209,7 +211,7 @@ def test_a_million_signs(unit: str) -> None:
     """Within seconds, each; a quadratic algorithm would take hours."""
     own = Encoder(tokenizer("qwen"))
     begun = time.thread_time()
-    ids = own.encode(unit * (300_000 // len(unit)), bare=True)
+    ids = own.encode(unit * (300_000 // len(unit)), add_special_tokens=False)
     assert time.thread_time() - begun < 20
     assert len(ids) > 0
 
@@ -219,6 +221,6 @@ def test_memory_returns() -> None:
     text = "the quick brown fox, 12 times. " * 50_000
     own.encode(text[:100_000])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    ids = own.encode(text, bare=True)
+    ids = own.encode(text, add_special_tokens=False)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 60 * 2**20 + 4 * ids.nbytes

@@ -17,7 +17,7 @@ import pytest
 
 from omni.errors import InputError
 from omni.frontend.grammar import GrammarCompiler, GrammarMatcher
-from omni.frontend.grammar.compiler import KEPT_BYTES, LONGEST_FORM, compiled_bytes
+from omni.frontend.grammar.compiler import KEPT_BYTES, LONGEST_GRAMMAR, compiled_bytes
 from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.vocabulary import Vocabulary
 from omni.sampling import StructuredOutput
@@ -308,10 +308,10 @@ def test_who_waits_for_a_form_compiles_it_if_the_first_is_interrupted(monkeypatc
 @pytest.mark.parametrize(
     "form",
     [
-        StructuredOutput(regex="a" * (LONGEST_FORM + 1)),
-        StructuredOutput(regex="ü" * (LONGEST_FORM // 2 + 1)),
-        StructuredOutput(json={"enum": ["a" * LONGEST_FORM]}),
-        StructuredOutput(choice=("ab",) * LONGEST_FORM),
+        StructuredOutput(regex="a" * (LONGEST_GRAMMAR + 1)),
+        StructuredOutput(regex="ü" * (LONGEST_GRAMMAR // 2 + 1)),
+        StructuredOutput(json={"enum": ["a" * LONGEST_GRAMMAR]}),
+        StructuredOutput(choice=("ab",) * LONGEST_GRAMMAR),
     ],
     ids=["regex", "bytes", "json", "choice"],
 )
@@ -320,7 +320,7 @@ def test_forms_of_megabytes_are_refused_before_they_are_compiled(
 ):
     fresh = GrammarCompiler(AB)
     monkeypatch.setattr(fresh, "_compile", None)
-    with pytest.raises(InputError, match=r"has more than 262,144 bytes; give a shorter form"):
+    with pytest.raises(InputError, match=r"has more than 262,144 bytes; give a shorter one"):
         fresh.compile(form, "f")
 
 

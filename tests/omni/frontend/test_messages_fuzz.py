@@ -238,7 +238,7 @@ def test_what_was_downloaded_is_used_and_nothing_else(monkeypatch: pytest.Monkey
     first, _, last = parse_messages([*picture(url), *user("x"), *picture(url)], downloaded={url: PNG})
     assert first.content[0].image.size == last.content[0].image.size == (40, 40)  # type: ignore[union-attr]
     assert refused(both, downloaded={url: PNG}).field == "messages[1].content[0].input_audio"
-    assert "nothing came" in str(refused(both, downloaded={}))
+    assert "it was not downloaded" in str(refused(both, downloaded={}))
     assert "not downloaded from there" in str(
         refused(both, downloaded={url: PNG}, media=MediaOptions(allowed_domains=("example.org",)))
     )

@@ -105,7 +105,7 @@ def test_it_ends_whatever_it_does(what: str, monkeypatch: pytest.MonkeyPatch) ->
     begin = time.thread_time()
     with pytest.raises(
         CheckpointError,
-        match=r"^chat_template: cannot lay out a chat \((takes more than|makes|asks|nests|splits|has a filter)",
+        match=r"^chat_template: cannot render a chat \((takes more than|makes|asks|nests|splits|has a filter)",
     ):
         ChatTemplate("{{ messages }}" + ENDLESS[what], {}, "chat_template").probe(CHAT, answer=True)
     # CPU time of this thread: other load does not count. One operation may still be under way at the end of it.
@@ -126,7 +126,7 @@ def test_a_template_of_any_length_is_not_read() -> None:
 
 def test_a_chat_that_the_template_refuses_is_told() -> None:
     template = ChatTemplate("{{ messages }}{{ raise_exception('roles must alternate') }}", {}, "f")
-    with pytest.raises(InputError, match=r"^messages: cannot be laid out .* \(roles must alternate\)"):
+    with pytest.raises(InputError, match=r"^messages: cannot be rendered .* \(roles must alternate\)"):
         template.render(CHAT, answer=True)
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from omni.errors import InputError
 from omni.frontend.base import Chat, ImagePart, Message, Prepared, TextPart
-from omni.frontend.tokenized import TokenizedFrontend, message_texts
+from omni.frontend.chat import TokenizedFrontend, message_texts
 from omni.tiny import byte_tokenizer
 
 

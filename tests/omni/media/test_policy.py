@@ -248,7 +248,7 @@ def test_what_leads_out_of_the_folder(folder: Path, attempt: Attempt, monkeypatc
             attempt(source, options)
         said.add(str(caught.value))
     assert said == {
-        "here: is a path out of the folder whose files may be opened here; "
+        "here: is a path outside of the allowed folder; "
         "send the file itself as a data URI, or see frontend.media.local_folder"
     }
 

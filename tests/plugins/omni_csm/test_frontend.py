@@ -67,17 +67,17 @@ def test_embeddings_lie_where_the_sounds_stand(frontend: CsmFrontend) -> None:
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
-        (speak("hello", voice="ethan"), "voice: 'ethan' is no speaker"),
-        (speak("hello", voice="²"), "voice: '²' is no speaker"),
-        (speak(turn("user", "so", 0.3, name="ann"), "b"), r"messages\[0\].name: 'ann' is no speaker"),
-        (speak(turn("user", "so", name="ann")), r"messages\[0\].name: 'ann' is no speaker"),
+        (speak("hello", voice="ethan"), "voice: 'ethan' is not a speaker"),
+        (speak("hello", voice="²"), "voice: '²' is not a speaker"),
+        (speak(turn("user", "so", 0.3, name="ann"), "b"), r"messages\[0\].name: 'ann' is not a speaker"),
+        (speak(turn("user", "so", name="ann")), r"messages\[0\].name: 'ann' is not a speaker"),
         (speak("a", turn("user", "b", name="2"), voice="1"), r"messages\[1\].name: is '2', but voice is '1'"),
-        (speak(turn("user", "so", name="x" * 10**6)), r"^messages\[0\].name: 'x{196}\.\.\. is no speaker"),
+        (speak(turn("user", "so", name="x" * 10**6)), r"^messages\[0\].name: 'x{196}\.\.\. is not a speaker"),
         (speak(" \n"), r"messages\[0\].content: holds no text"),
         (speak(turn("user", "hello", 0.3)), r"messages\[0\].content: holds 1 sounds .* give the text alone"),
         (speak("hello", "you"), r"messages\[0\].content: holds 0 sounds .* give the text and its sound"),
         (speak(says("user", "a", sound(0.3), sound(0.3)), "b"), r"messages\[0\].content: holds 2 sounds"),
-        (speak(says("user", "a", picture(32, 32))), "^picture: is a picture, which this model does not see"),
+        (speak(says("user", "a", picture(32, 32))), "^picture: is a picture, which this model does not take"),
         (with_tokens(speak("say <|AUDIO|>")), r"messages\[0\].content: holds '<\|AUDIO\|>', which stands for sound"),
     ],
 )

@@ -13,7 +13,7 @@ from transformers import Qwen2Tokenizer, Qwen2VLImageProcessorPil, WhisperFeatur
 from omni.checkpoint import Checkpoint
 from omni.errors import CheckpointError, InputError
 from omni.frontend.base import AudioPart, Chat, ImagePart, Message, TextPart
-from omni_ar.hidden_conditioning import HeardPrompt
+from omni_ar.hidden_conditioning import HiddenConditioningArgs
 from omni_ar.inputs import Prompt
 from omni_diffusion.inputs import Voice
 from omni_qwen2_5_omni.frontend import OmniFrontend, build
@@ -91,7 +91,7 @@ def test_features_of_pictures_are_those_of_the_published_processor(frontend: Omn
 def test_the_talker_reads_what_the_thinker_read_and_two_more(frontend: OmniFrontend) -> None:
     prepared = frontend.prepare(chat(picture(84, 56), "what is it", voice="ethan"))
     prompt, args = prompt_of(prepared), prepared.edges["thinker->talker"]
-    assert isinstance(args, HeardPrompt)
+    assert isinstance(args, HiddenConditioningArgs)
     length = prompt.length
     assert np.array_equal(prompt.payload_positions, np.arange(length))
     assert args.prompt.columns[:, length:].tolist() == [[FIRST_VOICE + 1, NONE], [40, 41]]

@@ -16,7 +16,7 @@ from omni.errors import InputError
 from omni.frontend.base import Chat, Prepared
 from omni.payload import Payload
 from omni_ar.inputs import Placeholder, Prompt
-from omni_ar.text_conditioning import SpokenPrompt
+from omni_ar.text_conditioning import TextConditioningArgs
 from omni_encoder.inputs import MediaItem
 from omni_qwen3_omni.frontend import OmniFrontend, build
 from support.reference import Reference, reference_of, tiny_checkpoint
@@ -137,7 +137,7 @@ def test_the_talker_prompt_is_what_transformers_embeds(
 ) -> None:
     prompt = _prompt(frontend.prepare(asked))
     args = frontend.prepare(asked).edges["thinker->talker"]
-    assert isinstance(args, SpokenPrompt)
+    assert isinstance(args, TextConditioningArgs)
     given = _talker_arguments(reference, asked)
     talker, thinker = reference.model.talker, reference.model.thinker
     text_T, codec_T = torch.from_numpy(args.prompt.columns.copy())
@@ -193,7 +193,7 @@ def test_the_default_voice_is_the_first(frontend: OmniFrontend) -> None:
 
 def _columns(prepared: Prepared) -> NDArray[np.int64]:
     args = prepared.edges["thinker->talker"]
-    assert isinstance(args, SpokenPrompt)
+    assert isinstance(args, TextConditioningArgs)
     return args.prompt.columns
 
 

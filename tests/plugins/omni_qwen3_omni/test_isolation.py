@@ -12,7 +12,7 @@ from omni.checkpoint import Checkpoint
 from omni.frontend.base import Chat
 from omni.frontend.messages import parse_messages
 from omni_ar.layers.deepstack import DeepstackModel
-from omni_ar.text_conditioning import SpokenPrompt, TextConditioning
+from omni_ar.text_conditioning import TextConditioning, TextConditioningArgs
 from omni_qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_qwen3_omni.frontend import build as build_frontend
 from support.reference import tiny_checkpoint
@@ -129,7 +129,7 @@ def is_bad(omni: Omni) -> Callable[..., bool]:
     """Whether an adapter is the bad request's, told by the talker's prompt."""
     chat = Chat(parse_messages(BAD), frozenset(omni.modalities), None, LENGTHS)
     args = build_frontend(Checkpoint(tiny_checkpoint(3, **SHAPE))).prepare(chat).edges["thinker->talker"]
-    assert isinstance(args, SpokenPrompt)
+    assert isinstance(args, TextConditioningArgs)
     columns = args.prompt.columns
     return lambda adapter, *given: np.array_equal(adapter._args.prompt.columns, columns)
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.frontend import multimodal as frontend
+from omni.frontend import chat as frontend
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.layers import residual_sum

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
-from omni.sampling import SamplingParams
+from omni.sampling import GREEDY, SamplingParams
 from omni_ar.kernels.step.state import ACTIVE, LAST, LENGTH, LIMIT, OUTPUTS, RowState
 from omni_ar.kernels.step.status import RowStatus
-from omni_ar.options import GREEDY, ArOptions
+from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update
 from omni_ar.run.state import allocate_rows
-from omni_ar.sampling import flags_of
+from omni_ar.sampling import flags_of, merge_flags
 from support.small_text import SmallText
 
 DRAFTS = 3
@@ -92,7 +92,7 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
         accept_tokens(state, rows_R, out_RW, torch.from_numpy(offered))
         # The forward ran the row's newest token and all drafts.
         ran_R = torch.full_like(rows_R, 1 + DRAFTS)
-        post_update(state, rows_R, out_RW, ran_R, DRAFTS, flags_of(PENALIZED))
+        post_update(state, rows_R, out_RW, ran_R, DRAFTS, merge_flags(map(flags_of, PENALIZED)))
         assert torch.equal(handoff.host[step % 3, : len(batch)], out_RW)
         for place, index in enumerate(batch.tolist()):
             row = rows[index]
@@ -123,7 +123,7 @@ def test_one_id(ids: list[int], status: int):
 def test_a_row_that_is_over_keeps_its_state():
     rows = [Row(limit=2, length=5), Row(limit=9, length=5)]
     state = new_state(rows)
-    rows_R, flags = torch.tensor([0, 1]), flags_of(PENALIZED)
+    rows_R, flags = torch.tensor([0, 1]), merge_flags(map(flags_of, PENALIZED))
     for step in range(4):
         out_RW = torch.tensor([[9, 9, 5], [9, 9, 6]])
         accept_tokens(state, rows_R, out_RW)

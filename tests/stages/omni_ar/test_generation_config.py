@@ -10,9 +10,8 @@ import torch
 from transformers import GenerationConfig
 
 from omni.errors import CheckpointError, ConfigError
-from omni.sampling import SamplingParams
+from omni.sampling import GREEDY, SamplingParams
 from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
-from omni_ar.options import GREEDY
 from support.sampling_reference import reference_warp
 from support.text_reference import PROMPTS, TOKENS, TextReference
 from support.tiny_text import VOCAB, TextEngine

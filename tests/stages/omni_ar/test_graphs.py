@@ -70,7 +70,7 @@ def test_a_batch_of_more_rows_runs_uncaptured_and_that_is_said_once(caplog: pyte
 
 def test_every_way_of_sampling_is_in_the_captured_step():
     asked = {
-        "temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 4, "repetition_penalty": 1.3,
+        "temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "top_n_sigma": 3.0, "seed": 4, "repetition_penalty": 1.3,
         "frequency_penalty": 0.3, "presence_penalty": 0.2, "logit_bias": {3: 2.0}, "min_tokens": 3,
         "stop_token_ids": (5, 6), "suppress_token_ids": (1,), "bad_words_ids": ((2,), (7, 9)),
     }  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni.payload import GeneratedTokens, Payload
-from omni_ar.hidden_conditioning import HeardPrompt, HiddenConditioning
+from omni_ar.hidden_conditioning import HiddenConditioning, HiddenConditioningArgs
 from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
 
 NONE, EOS, PAD = -1, 7, 8
@@ -24,7 +24,7 @@ def metas(payloads: Sequence[Payload]) -> list[Any]:
 
 
 def test_the_speaker_begins_with_the_first_token_that_was_heard() -> None:
-    adapter = HiddenConditioning(HeardPrompt(prompt=PROMPT, eos=EOS, pad=PAD))
+    adapter = HiddenConditioning(HiddenConditioningArgs(prompt=PROMPT, eos=EOS, pad=PAD))
     everything = {"hidden": torch.zeros(3, 4)}
     (embedding,) = adapter.push(Payload(PromptHidden(), everything))
     assert (embedding.meta, embedding.tensors) == (MultimodalEmbedding(name="hidden", index=0), everything)
@@ -47,7 +47,7 @@ def test_the_speaker_begins_with_the_first_token_that_was_heard() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_fewer_than_two_tokens_are_not_spoken(tokens: int) -> None:
-    adapter = HiddenConditioning(HeardPrompt(prompt=PROMPT, eos=EOS, pad=PAD))
+    adapter = HiddenConditioning(HiddenConditioningArgs(prompt=PROMPT, eos=EOS, pad=PAD))
     adapter.push(Payload(PromptHidden(), {"hidden": torch.zeros(3, 4)}))
     for index in range(tokens):
         assert not adapter.push(hidden(index))
@@ -56,4 +56,4 @@ def test_fewer_than_two_tokens_are_not_spoken(tokens: int) -> None:
 
 def test_what_no_writer_gives_is_refused() -> None:
     with pytest.raises(TypeError, match="conditioning by hidden states reads no TokenCodes"):
-        HiddenConditioning(HeardPrompt(prompt=PROMPT, eos=EOS, pad=PAD)).push(Payload(TokenCodes()))
+        HiddenConditioning(HiddenConditioningArgs(prompt=PROMPT, eos=EOS, pad=PAD)).push(Payload(TokenCodes()))

@@ -5,10 +5,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
+from omni_ar.kernels.sampling.state import NEVER
 from omni_ar.kernels.step.reference import observe
 from omni_ar.layers import Attention, DecoderLayer, RotaryEmbedding, SharedExpertMoE
 from omni_ar.sampling import (
-    SamplingFlags,
+    EVERYTHING,
     SamplingState,
     gumbel,
     open_uniform,
@@ -17,11 +18,9 @@ from omni_ar.sampling import (
     top_logprobs,
 )
 from omni_ar.sampling.edits import EditParts
-from omni_ar.sampling.state import NEVER
 from support.no_synchronization import no_synchronization
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, ROWS, BLOCK = 32, 4, 2, 16, 50, 3, 4
-FLAGS = SamplingFlags(**{name: True for name in SamplingFlags.__dataclass_fields__ if name.startswith("any_")})
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 # Operators whose result, or its shape, must come to the host before the next one can be launched.
@@ -66,8 +65,8 @@ class Step:
         self.state = SamplingState.allocate(lambda s, dtype: torch.zeros(s, dtype=dtype, device=device), ROWS, VOCAB)
         for name, values in {
             "temperature": [0.0, 0.8, 1.2], "top_k": [0, 20, 0], "top_p": [1.0, 0.9, 0.8], "min_p": [0.0, 0.1, 0.2],
-            "repetition": [1.1, 1.0, 1.3], "frequency": [0.5, 0.0, -0.5], "presence": [0.0, 0.1, 0.2], "seed": [1, 2, 3],
-            "min_tokens": [9, 0, 9],
+            "repetition_penalty": [1.1, 1.0, 1.3], "frequency_penalty": [0.5, 0.0, -0.5], "presence_penalty": [0.0, 0.1, 0.2],
+            "seed": [1, 2, 3], "min_tokens": [9, 0, 9],
         }.items():  # fmt: skip
             getattr(self.state, name).copy_(torch.tensor(values))
         self.state.seen[:, ::3] = True
@@ -98,8 +97,8 @@ class Step:
         x_TD = self.x_TD[:tokens]
         cos, sin = self.rotary(self.positions_PT[:, :tokens], x_TD.dtype)
         parts = self.layer(x_TD, None, cos, sin, self.cache, self.meta[kind], TorchPagedAttention())
-        ids_R = sample(self.logits_RV, self.state, self.rows_R, self.position_R, FLAGS, self.edits)
-        observe(self.state, self.rows_R, ids_R[:, None], torch.zeros_like(ids_R), FLAGS)
+        ids_R = sample(self.logits_RV, self.state, self.rows_R, self.position_R, EVERYTHING, self.edits)
+        observe(self.state, self.rows_R, ids_R[:, None], torch.zeros_like(ids_R), EVERYTHING)
         top_logprobs(self.logits_RV, ids_R, 3)
         return sum(parts), ids_R
 

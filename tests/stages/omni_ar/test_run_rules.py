@@ -172,7 +172,7 @@ def test_a_host_processor_s_mask_and_biases_are_placed_by_the_rows_that_are_samp
     assert packed.edits is not None
     rows_R, edited = uploader.view(packed.rows), packed.edits
     assert rows_R[uploader.view(edited.places_g)].tolist() == list(constrained)
-    assert uploader.view(edited.masks_gW)[:, 0].tolist() == [1 << row for row in constrained]
+    assert uploader.view(edited.masks_gM)[:, 0].tolist() == [1 << row for row in constrained]
     assert rows_R[uploader.view(edited.pair_places_p)].tolist() == list(constrained)
     assert uploader.view(edited.pair_ids_p).tolist() == list(constrained)
     assert uploader.view(edited.pair_bias_p).view(torch.float64).tolist() == [0.5 + row for row in constrained]

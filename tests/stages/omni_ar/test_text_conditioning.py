@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from omni.payload import GeneratedTokens, PageSlice, Payload
 from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs, TokenCodes
-from omni_ar.text_conditioning import SpokenPrompt, TextConditioning
+from omni_ar.text_conditioning import TextConditioning, TextConditioningArgs
 
 EOS, PAD = 1000, 1001
 IDS = st.integers(0, 99)
 CHUNKS = st.lists(st.lists(IDS, max_size=4), max_size=8)
 
 
-def _args(lead: list[int]) -> SpokenPrompt:
+def _args(lead: list[int]) -> TextConditioningArgs:
     columns = np.array([[500, 501, 0], [-1, -1, 9]])
     prompt = Prompt(columns=columns, positions=np.zeros((3, 3), np.int64), next_position=3)
-    return SpokenPrompt(prompt=prompt, lead=tuple(lead), eos=EOS, pad=PAD)
+    return TextConditioningArgs(prompt=prompt, lead=tuple(lead), eos=EOS, pad=PAD)
 
 
 class Heard:

@@ -17,9 +17,20 @@ from omni_ar.run.pack import pack_step
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.rows import Row
-from omni_ar.sampling import StartingRow, edit_words, merge_edits, pack_edits, pack_sampling, start_words
-from omni_ar.sampling.bits import bit_words
-from omni_ar.sampling.bounds import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_EDITED_IDS, MAX_STOP_IDS
+from omni_ar.sampling import (
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_BIASED_IDS,
+    MAX_EDITED_IDS,
+    MAX_STOP_IDS,
+    StartingRow,
+    bitmask_size,
+    edit_size,
+    merge_edits,
+    pack_edits,
+    pack_sampling,
+    start_size,
+)
 from support.sampler_bench import resolved
 
 VOCAB = 2000
@@ -46,6 +57,7 @@ EVERYTHING = resolved(
     top_k=3,
     top_p=0.5,
     min_p=0.1,
+    top_n_sigma=2.0,
     repetition_penalty=1.5,
     frequency_penalty=0.5,
     presence_penalty=0.5,
@@ -70,7 +82,7 @@ def starting(row: int) -> StartingRow:
 def edit() -> LogitsEdit:
     """A mask and as many ids as a step may have."""
     ids = np.arange(MAX_EDITED_IDS)
-    return merge_edits([LogitsEdit(np.full(bit_words(VOCAB), -1), ids, np.ones(len(ids), np.float32))], VOCAB)
+    return merge_edits([LogitsEdit(np.full(bitmask_size(VOCAB), -1), ids, np.ones(len(ids), np.float32))], VOCAB)
 
 
 def upload_of(words: int) -> Upload:
@@ -80,7 +92,7 @@ def upload_of(words: int) -> Upload:
 
 @pytest.mark.parametrize("rows", [1, MAX_STARTS])
 def test_rows_that_start_with_everything_take_what_is_counted_and_no_word_less(rows: int) -> None:
-    words = rows * start_words(VOCAB, LENGTH, PROCESSORS)
+    words = rows * start_size(VOCAB, LENGTH, PROCESSORS)
     each = [starting(row) for row in range(rows)]
     upload = upload_of(words)
     pack_sampling(upload, each, VOCAB, PROCESSORS)
@@ -91,7 +103,7 @@ def test_rows_that_start_with_everything_take_what_is_counted_and_no_word_less(r
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_guides_take_what_is_counted_and_no_word_less(rows: int) -> None:
-    words = edit_words(VOCAB, rows)
+    words = edit_size(VOCAB, rows)
     each = [(place, edit()) for place in range(rows)]
     upload = upload_of(words)
     pack_edits(upload, each, VOCAB)

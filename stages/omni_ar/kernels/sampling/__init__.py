@@ -1,25 +1,22 @@
 """Sampling in one launch for a narrow vocabulary, and two for a wide one.
 
-What a row needs is read from its state (`SamplingState.needs`), so that one launch fits any rows, and a captured one too. The
-reference is `omni_ar.sampling`, which takes these functions where they run.
+Kernels read what a row needs from its state (`SamplingState.needs`), so one launch fits any rows, and a captured one too. The
+reference is `omni_ar.sampling`, which calls these functions where kernels run.
 
 Shape legend: R rows of the batch, N rows of the state, V vocabulary.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # which takes this module
-    from omni_ar.sampling.state import SamplingState
+from omni_ar.kernels.sampling.state import SamplingState
 
 __all__ = ["fused_draw", "fused_sample"]
 
 
 def fused_sample(
     logits_RV: Tensor,
-    state: "SamplingState",
+    state: SamplingState,
     rows_R: Tensor,
     position: Tensor,
     *,
@@ -28,12 +25,12 @@ def fused_sample(
     purpose: int = 0,
     out_R: Tensor | None = None,
 ) -> Tensor:
-    """What `omni_ar.sampling.sample` gives without edits and processors, int64 `[R]`; -1 where nothing is possible.
+    """`omni_ar.sampling.sample` without edits and processors, int64 `[R]`; -1 where no id is possible.
 
-    logits_RV: of any float type, each row contiguous. position: int64 `[R]`, or `[N]` if `by_row`. out_R: where to. Of several
+    logits_RV: of any float type, each row contiguous. position: int64 `[R]`, or `[N]` if `by_row`. out_R: the output. Of several
     equal values that `top_p` ends at, all stay. A draw differs where two ids are within rounding of each other.
     """
-    from omni_ar.kernels.sampling import kernel
+    from omni_ar.kernels.sampling import kernel  # imports triton
 
     if out_R is None:
         out_R = torch.empty(logits_RV.shape[0], dtype=torch.int64, device=logits_RV.device)
@@ -41,8 +38,8 @@ def fused_sample(
     return out_R
 
 
-def fused_draw(logits_RV: Tensor, state: "SamplingState", rows_R: Tensor, position_R: Tensor, group: int) -> Tensor:
-    """What `omni_ar.sampling.draw` gives, int64 `[R]`, of at most 8,192 ids in each row."""
-    from omni_ar.kernels.sampling import kernel
+def fused_draw(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position_R: Tensor, group: int) -> Tensor:
+    """`omni_ar.sampling.draw`, int64 `[R]`, of at most 8,192 ids in each row."""
+    from omni_ar.kernels.sampling import kernel  # imports triton
 
     return kernel.draw(logits_RV, state, rows_R, position_R, group)

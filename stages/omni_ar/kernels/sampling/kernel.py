@@ -3,29 +3,65 @@
 Shape legend: R rows of the batch, N rows of the state, V vocabulary.
 """
 
-from typing import Final
+from collections import namedtuple
+from dataclasses import fields
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from omni_ar.kernels.sampling.finish import finish
-from omni_ar.kernels.sampling.parameters import code_parameters_of, parameters_of
 from omni_ar.kernels.sampling.scan import scan
 from omni_ar.kernels.sampling.settings import RowSettings, WideSettings, row_settings, wide_settings
 from omni_ar.kernels.sampling.single import draw_row, sample_row
-from omni_ar.sampling.state import SamplingState
+from omni_ar.kernels.sampling.state import SamplingState
 
-# Values that one program holds: those of a narrow vocabulary's row, or what was gathered of a wide one's.
+# Values that one program holds: a row of a narrow vocabulary, or the gathered values of a wide one's.
 _ROOM: Final = 4096
-# Values that are compared each with each.
+# Values of which all pairs are compared.
 _FEW: Final = 128
+
+_COLUMNS = [
+    field.name
+    for field in fields(SamplingState)
+    if field.name not in ("params", "uses") and not field.name.startswith("code_")
+]
+Pointers: Any = namedtuple("Pointers", _COLUMNS)  # type: ignore[misc]
+"""The rows of a state that sampling tokens reads: fields of `SamplingState`, bools as bytes."""
+
+
+class CodePointers(NamedTuple):
+    """The rows of a state that drawing the codes of a frame after the first reads: fields that begin with `code_`."""
+
+    needs: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seed: Tensor
+    sample_index: Tensor
+
+
+def _pointers(state: SamplingState) -> Any:
+    tensors = [getattr(state, name) for name in _COLUMNS]
+    return Pointers(*(t.view(torch.uint8) if t.dtype == torch.bool else t for t in tensors))
+
+
+def _code_pointers(state: SamplingState) -> CodePointers:
+    return CodePointers(
+        needs=state.needs,
+        temperature=state.code_temperature,
+        top_k=state.code_top_k,
+        top_p=state.code_top_p,
+        seed=state.seed,
+        sample_index=state.sample_index,
+    )
 
 
 def sample(
     logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position: Tensor, by_row: bool, use: int, out_R: Tensor
 ) -> None:
-    """position: `[N]` if `by_row`, else `[R]`. use: what `gumbel` makes of group and purpose."""
+    """position: `[N]` if `by_row`, else `[R]`. use: group and purpose, as in `gumbel`."""
     vocab = logits_RV.shape[1]
     if vocab <= _ROOM:
         narrow = row_settings(logits_RV.device, "sample", _block(vocab))
@@ -54,7 +90,7 @@ def draw(
         logits_RV.stride(0),
         rows_R,
         position_R,
-        code_parameters_of(state),
+        _code_pointers(state),
         spare_x_RF,
         spare_ids_RF,
         out_R,
@@ -85,7 +121,7 @@ def sample_narrow(
         rows_R,
         position,
         position.stride(0),
-        parameters_of(state),
+        _pointers(state),
         _work(logits_RV),
         spare_x_RF,
         spare_ids_RF,
@@ -114,8 +150,8 @@ def sample_wide(
     (rows, vocab), device = logits_RV.shape, logits_RV.device
     blocks = triton.cdiv(vocab, settings.block)
     segments = blocks * (settings.block // settings.segment)
-    drawn_of = (rows_R, position, position.stride(0), parameters_of(state))
-    # What the first kernel leaves for the second.
+    drawn_of = (rows_R, position, position.stride(0), _pointers(state))
+    # From the first kernel to the second.
     left = (
         _work(logits_RV),
         torch.empty(rows, segments, device=device),

@@ -1,9 +1,10 @@
 """The Gumbel noise of `omni_ar.sampling.rng`, from the same bits: Philox4x32-10, whose words are those of four ids."""
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
-
-from omni_ar.kernels.sampling.parameters import Draw
+from torch import Tensor
 
 _LOW32 = tl.constexpr(0xFFFFFFFF)
 _LARGEST = tl.constexpr(1.0 - 2.0**-24)
@@ -11,9 +12,20 @@ _STEP = tl.constexpr(2.0**-32)
 _HALF_STEP = tl.constexpr(2.0**-33)
 
 
+class Draw(NamedTuple):
+    """The key of a row's draw, next to the id: the last three words of the counter, uint32, and the key's two, uint64 below
+    2 ** 32."""
+
+    position: Tensor
+    sample: Tensor
+    use: Tensor
+    k0: Tensor
+    k1: Tensor
+
+
 @triton.jit
 def draw_of(seeds, row, position, use):
-    """seeds: as `Seeds`, or `Parameters`. Gives a `Draw`."""
+    """seeds: as `Pointers` or `CodePointers`."""
     seed = tl.load(seeds.seed + row)
     index = tl.load(seeds.sample_index + row)
     low, high = (seed & _LOW32).to(tl.uint64), ((seed >> 32) & _LOW32).to(tl.uint64)

@@ -1,4 +1,4 @@
-"""fp32 values as integers of the same order, and values with their ids as one integer: what selection and argmax compare."""
+"""fp32 values as integers of the same order, and values with their ids as one integer, for selection and argmax."""
 
 import triton
 import triton.language as tl
@@ -30,5 +30,5 @@ def rank_of(x, ids):
 
 @triton.jit
 def id_of(rank):
-    """The id; -1 if its value is minus infinity, or nothing has a rank."""
+    """The id; -1 if its value is minus infinity, or the rank is `NOTHING`."""
     return tl.where((rank >> 32) <= LOWEST, -1, 0x7FFFFFFF - (rank & 0x7FFFFFFF))

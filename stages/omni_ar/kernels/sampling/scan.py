@@ -1,16 +1,17 @@
-"""Part one for a wide vocabulary: what a row's rules make of its logits, by blocks of ids.
+"""Part one for a wide vocabulary: a row's penalized logits, by blocks of ids.
 
 Of a row that is greedy, or random without top-k, top-p and min-p, each block leaves its best. Of others it leaves the values, and
-the maximum of each segment of them: few segments hold all that is kept. Blocks are the same for any number of rows, as sums are.
+the maximum of each segment of them: few segments hold the ids that are kept. Blocks are the same for any number of rows, as
+sums are.
 """
 
 import triton
 import triton.language as tl
 
-from omni_ar.kernels.sampling.bits import RANDOM, SELECTS
+from omni_ar.kernels.sampling.constants import RANDOM, SELECTS
 from omni_ar.kernels.sampling.noise import draw_of, noise_of_all
 from omni_ar.kernels.sampling.order import rank_of
-from omni_ar.kernels.sampling.rules import meant, ruled
+from omni_ar.kernels.sampling.penalties import penalized, sanitized
 
 
 @triton.jit(do_not_specialize=["use", "position_stride"], do_not_specialize_on_alignment=["rows_ptr", "position_ptr"])
@@ -31,12 +32,12 @@ def scan(
     BLOCK: tl.constexpr,
     SEGMENT: tl.constexpr,
 ):
-    """One program per block and row of the batch. parameters: as `Parameters`.
+    """One program per block and row of the batch. parameters: as `Pointers`.
 
-    work: fp32 `[R, vocab]`, a row's values after rules and temperature. segments: fp32 `[R, blocks * BLOCK / SEGMENT]`, the maximum
-    of each segment. weight: fp32 `[R, blocks]`, what a block's values weigh, relative to its own maximum. best: int64
-    `[R, blocks]`, `rank_of` its best. Of a row, the first three are made or the last one is; rules that name ids write to `work`
-    besides.
+    work: fp32 `[R, vocab]`, a row's values after penalties and temperature. segments: fp32 `[R, blocks * BLOCK / SEGMENT]`,
+    the maximum of each segment. weight: fp32 `[R, blocks]`, the weight of a block's values, relative to its own maximum.
+    best: int64 `[R, blocks]`, `rank_of` its best. Of a row, the first three are made or the last one is; penalties that name
+    ids write to `work` besides.
     """
     block, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows_ptr + place)
@@ -45,9 +46,9 @@ def scan(
     start = block * BLOCK
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab
-    x = meant(tl.load(logits_ptr + place * logits_stride + ids, mask=inside, other=float("-inf")).to(tl.float32))
+    x = sanitized(tl.load(logits_ptr + place * logits_stride + ids, mask=inside, other=float("-inf")).to(tl.float32))
     work_row_ptr = work_ptr + place * vocab
-    x = ruled(x, start, row, needs, position, work_row_ptr, parameters, vocab, BLOCK)
+    x = penalized(x, start, row, needs, position, work_row_ptr, parameters, vocab, BLOCK)
     if (needs & RANDOM) != 0:
         x = tl.div_rn(x, tl.load(parameters.temperature + row))
     blocks = tl.num_programs(0)

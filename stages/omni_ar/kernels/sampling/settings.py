@@ -1,5 +1,5 @@
-"""Launch settings of the sampling kernels. For any number of rows the same: sums would round otherwise, and a row's tokens depend
-on its neighbours."""
+"""Launch settings of the sampling kernels. The same for any number of rows: else sums would round differently, and a row's tokens
+would depend on its neighbours."""
 
 import msgspec
 import torch
@@ -14,8 +14,8 @@ class RowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class WideSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a wide vocabulary. block, segment: ids of a program and of a segment. nucleus: segments that are searched for what top-p
-    keeps, before all are. scan_registers: of a thread at most; 0 leaves it to the compiler."""
+    """Of a wide vocabulary. block, segment: ids of a program and of a segment. nucleus: segments that are searched first for
+    the ids that top-p keeps. scan_registers: of a thread at most; 0 leaves it to the compiler."""
 
     block: int
     segment: int

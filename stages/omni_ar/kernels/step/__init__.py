@@ -6,9 +6,9 @@ Shape legend: R rows of the batch, W handoff words, G code groups, D width.
 from torch import Tensor
 
 from omni.device.kernel_choice import runs_kernel
+from omni_ar.kernels.sampling.state import SamplingFlags
 from omni_ar.kernels.step import reference
 from omni_ar.kernels.step.state import RowState, StepBuffers
-from omni_ar.sampling.flags import SamplingFlags
 
 __all__ = ["accept_tokens", "end_frames", "frame_inputs", "place_frames", "post_update", "prepare_decodes"]
 

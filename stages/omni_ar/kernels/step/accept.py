@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from omni_ar.kernels.sampling.bits import COUNTS, RECALLS, REPETITION, STOP_IDS, WORD_LENGTH
+from omni_ar.kernels.sampling.constants import COUNTS, RECALLS, REPETITION, STOP_IDS, WORD_LENGTH
 from omni_ar.kernels.step.columns import ACTIVE, COLUMNS, COUNTED, FULL, LAST, LENGTH, LIMIT, OUTPUTS, RUNNING, STOPPED
 
 _STOPS = tl.constexpr(32)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from omni_ar.kernels.sampling.bits import ENDLESS
+from omni_ar.kernels.sampling.constants import ENDLESS
 from omni_ar.kernels.step.columns import (
     ACTIVE,
     COLUMNS,

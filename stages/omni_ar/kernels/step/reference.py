@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from omni_ar.kernels.sampling.state import Need, SamplingFlags, SamplingState
 from omni_ar.kernels.step.state import (
     ACTIVE,
     COUNTED,
@@ -14,9 +15,6 @@ from omni_ar.kernels.step.state import (
     StepBuffers,
 )
 from omni_ar.kernels.step.status import RowStatus
-from omni_ar.sampling.flags import SamplingFlags
-from omni_ar.sampling.needs import ENDLESS
-from omni_ar.sampling.state import SamplingState
 
 
 def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
@@ -84,24 +82,25 @@ def post_update(
 
 
 def observe(state: SamplingState, rows_R: Tensor, ids_RK: Tensor, count_R: Tensor, flags: SamplingFlags) -> None:
-    """Takes the first `count_R` of each row's K ids as generated; of a row that counts 0 nothing changes. A phase.
+    """Records the first `count_R` of each row's K ids as generated; nothing changes for a row that counts 0. A phase.
 
-    rows_R: int64, each row once. ids_RK, count_R: int64. flags: at least what the rows need.
+    rows_R: int64, each row once. ids_RK, count_R: int64. flags: at least those of the rows.
     """
-    if not (flags.any_repetition or flags.counts or flags.recalls):
+    needs = flags.needs
+    if not needs & (Need.REPETITION | Need.COUNTS | Need.RECALLS):
         return
     ids_RK = ids_RK.contiguous()
-    if flags.any_repetition or flags.counts:
+    if needs & (Need.REPETITION | Need.COUNTS):
         place_K = torch.arange(ids_RK.shape[1], device=ids_RK.device)
         width = state.seen.shape[1]
-        # What does not count is -1 and goes to the last column, so that no row and no id has to be left out.
+        # Ids that do not count become -1 and go to the last column, so that no row and no id has to be left out.
         counted_RK = torch.where(place_K < count_R[:, None], ids_RK, -1).remainder(width)
         at = torch.add(counted_RK, rows_R[:, None], alpha=width).view(-1)
-        if flags.any_repetition:
+        if needs & Need.REPETITION:
             state.seen.view(-1).index_fill_(0, at, True)
-        if flags.counts:
+        if needs & Need.COUNTS:
             state.counts.view(-1).index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
-    if flags.recalls:
+    if needs & Need.RECALLS:
         recent_RL = state.recent.index_select(0, rows_R)
         place_L = torch.arange(recent_RL.shape[1], device=ids_RK.device)
         both_RX = torch.cat([recent_RL, ids_RK], 1)
@@ -131,7 +130,7 @@ def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end
     status_R = told_RR.index_select(0, slot)[0]
     counted_R = words_RC[:, COUNTED] != 0
     early_R = words_RC[:, OUTPUTS] - 1 < state.sampling.min_tokens.index_select(0, rows_R)
-    endless_R = state.sampling.needs.index_select(0, rows_R) & ENDLESS != 0
+    endless_R = state.sampling.needs.index_select(0, rows_R) & Need.ENDLESS != 0
     is_end_RG = codes_RG == code
     may_end_R = counted_R & ~early_R & ~endless_R & (status_R != RowStatus.STOPPED)
     ends_R = may_end_R & is_end_RG[:, :end_groups].all(1)

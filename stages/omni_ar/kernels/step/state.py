@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from omni.device import SharedMemory
-from omni_ar.sampling.state import SamplingState
+from omni_ar.kernels.sampling.state import SamplingState
 
 LAST, LENGTH, DELTA, OUTPUTS, LIMIT, ACTIVE, GENERATION, COUNTED = range(8)
 """Columns of `RowState.words`."""

@@ -6,8 +6,8 @@ from transformers import PreTrainedTokenizerFast
 from omni import InputError
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import Chat, Prepared
+from omni.frontend.chat import TokenizedFrontend, message_texts
 from omni.frontend.hf_files import load_tokenizer
-from omni.frontend.tokenized import TokenizedFrontend, message_texts
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
 from plain_tts.config import TtsConfig, read_config
@@ -27,7 +27,7 @@ class TtsFrontend(TokenizedFrontend):
             raise InputError("messages", f"are {len(texts)}", "give one: what is to be said")
         if not texts[0].strip():
             raise InputError("messages[0].content", "holds no text", "give what is to be said")
-        ids = self.said_ids(chat, texts[0])
+        ids = self.user_text_ids(chat, texts[0])
         if self._config.speak_token in ids:
             raise InputError("messages[0].content", "holds a word that is reserved", "remove it")
         prompt = Prompt.of(np.append(ids, self._config.speak_token))

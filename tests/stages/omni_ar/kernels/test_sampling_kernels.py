@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ ROWS: list[dict[str, Any]] = [
     {"temperature": 1.1, "seed": 3, "top_k": 5},
     {"temperature": 1.0, "seed": 4, "top_p": 0.7},
     {"temperature": 1.3, "seed": 5, "min_p": 0.2},
+    {"temperature": 2.5, "seed": 10, "top_n_sigma": 1.0},
+    {"temperature": 1.5, "seed": 11, "top_n_sigma": 1.5, "top_p": 0.8, "suppress_token_ids": tuple(range(1, 20, 3))},
+    {"temperature": 1.2, "seed": 12, "top_n_sigma": 2.0, "top_k": 6, "top_p": 0.9, "min_p": 0.02},
     {"temperature": 1.0, "seed": 6, "top_k": 9, "top_p": 0.6, "min_p": 0.05},
     {"temperature": 0.8, "seed": 7, "top_k": 21, "top_p": 0.95},
     {"repetition_penalty": 1.7, "frequency_penalty": 0.5, "presence_penalty": 0.25},
@@ -77,6 +81,8 @@ def test_a_wide_row_is_searched_whole_where_it_must(scale: float, little_room: N
         {"temperature": 1.0, "seed": 5, "top_k": 70, "top_p": 0.9, "min_p": 0.01},
         {"temperature": 1.0, "seed": 6, "min_p": 0.99},
         {"temperature": 1.0, "seed": 6, "top_k": 200},
+        {"temperature": 1.0, "seed": 7, "top_n_sigma": 4.0, "top_p": 0.9},
+        {"temperature": 1.0, "seed": 8, "top_n_sigma": 2.5, "top_k": 70, "min_p": 0.01},
     ]
     check_rows(100, rows, "cpu", scale, 1)
 
@@ -192,10 +198,12 @@ def test_codes_are_drawn_as_the_sampler_draws_them(device: str):
         assert given_R.tolist() == expected_R.tolist()
 
 
-def kept_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> set[int]:
+def kept_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float, top_n_sigma: float) -> set[int]:
     """By definition, in float64: equal logits stay or go together."""
     x = [float(value) for value in logits_V.double()]
     kept = {i for i, value in enumerate(x) if not top_k or sum(other > value for other in x) < top_k}
+    if top_n_sigma:
+        kept = {i for i in kept if x[i] >= max(x) - top_n_sigma * statistics.pstdev(x)}
     weight = {i: math.exp(x[i] - max(x)) for i in kept}
     total = sum(weight.values())
     if top_p < 1:
@@ -206,7 +214,16 @@ def kept_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "asked", [{"top_k": 3}, {"top_p": 0.65}, {"top_k": 7, "top_p": 0.8}, {"min_p": 0.3}, {"top_p": 1e-9}]
+    "asked",
+    [
+        {"top_k": 3},
+        {"top_p": 0.65},
+        {"top_k": 7, "top_p": 0.8},
+        {"min_p": 0.3},
+        {"top_p": 1e-9},
+        {"top_n_sigma": 0.5},
+        {"top_n_sigma": 1.1, "top_p": 0.8},
+    ],
 )
 def test_what_is_drawn_is_what_is_kept(device: str, asked: dict[str, float]):
     """Equal logits among them: those that tie with the last that is kept stay."""
@@ -215,7 +232,8 @@ def test_what_is_drawn_is_what_is_kept(device: str, asked: dict[str, float]):
     state = moved(state_of(11, [{"temperature": 1.0, "seed": 11, **asked}]), device)
     zeros_R, position_R = torch.zeros(draws, dtype=torch.int64, device=device), torch.arange(draws, device=device)
     given_R = fused_sample(logits_V.to(device).expand(draws, -1).contiguous(), state, zeros_R, position_R).cpu()
-    kept = kept_ids(logits_V, int(asked.get("top_k", 0)), asked.get("top_p", 1.0), asked.get("min_p", 0.0))
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "top_n_sigma": 0.0}
+    kept = kept_ids(logits_V, **(off | asked))  # type: ignore[arg-type]
     assert set(given_R.tolist()) == kept
     probability = torch.tensor([logits_V[i].double().exp() if i in kept else 0.0 for i in range(11)])
     expected = probability / probability.sum()
@@ -242,6 +260,7 @@ def random_rows(count: int, vocab: int, seed: int) -> list[dict[str, Any]]:
         row |= maybe("top_k", chance.choice([1, 2, 20, 50, 127, 128, 129, 1000, 5000, 200_000]))
         row |= maybe("top_p", chance.choice([0.01, 0.5, 0.8, 0.95, 0.999]))
         row |= maybe("min_p", chance.choice([0.001, 0.05, 0.5]))
+        row |= maybe("top_n_sigma", chance.choice([0.3, 1.0, 2.5, 6.0]))
         row |= maybe("repetition_penalty", chance.uniform(0.5, 2))
         row |= maybe("frequency_penalty", chance.choice([-1.0, 0.5]))
         row |= maybe("presence_penalty", chance.choice([-0.5, 1.5]))

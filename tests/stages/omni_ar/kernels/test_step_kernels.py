@@ -15,8 +15,7 @@ from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.state import allocate_rows, allocate_step_buffers
-from omni_ar.sampling import EVERYTHING
-from omni_ar.sampling.needs import ENDLESS
+from omni_ar.sampling import EVERYTHING, Need
 from support.sampling_kernels import state_of
 from support.small_codec import SmallCodec
 from support.small_text import SmallText
@@ -267,7 +266,7 @@ def test_frames_that_end_a_request(device: str, groups: int):
             rows_R, rows_there = bench.rows(*batch)
             for state in (bench.state, bench.there):
                 state.sampling.min_tokens.fill_(4 if early else 0)
-                state.sampling.needs.bitwise_or_(ENDLESS if endless else 0)
+                state.sampling.needs.bitwise_or_(Need.ENDLESS if endless else 0)
             out_RW = torch.tensor([[0, 0, STOPS[0] if row == 5 else 11] for row in batch])
             codes_RG = torch.tensor([FRAMES[(row + shift) % 5] for row in batch])
             reference.accept_tokens(bench.state, rows_R, out_RW, None)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_ar.sampling import EVERYTHING, SamplingFlags, draw, flags_of, gumbel, sample, warp
+from omni_ar.sampling import EVERYTHING, Need, SamplingFlags, draw, flags_of, gumbel, merge_flags, sample, warp
 from support.sampler_bench import SamplerBench, resolved, starting
 from support.sampling_reference import count_penalties, reference_logits, reference_warp
 
@@ -43,6 +43,7 @@ DISTRIBUTIONS = [
     {"temperature": 1.4, "top_k": 6},
     {"temperature": 1.0, "top_p": 0.7},
     {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 2.0, "top_n_sigma": 1.2},
     {"temperature": 0.9, "top_k": 10, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 1.0, "repetition_penalty": 1.6},
     {"temperature": 1.0, "frequency_penalty": 0.4, "presence_penalty": -0.3},
@@ -104,7 +105,7 @@ def test_other_draws_differ(what):
         bench.start([starting(row, asked[row], sample_index=index) for row in rows])
         position_R = torch.full((64,), value if what == "position" else 0)
         keywords = {what: value} if what in ("group", "purpose") else {}
-        flags = SamplingFlags(any_random=True)
+        flags = SamplingFlags(Need.RANDOM)
         return sample(torch.zeros(64, VOCAB), bench.state, torch.tensor(rows), position_R, flags, **keywords)
 
     assert torch.equal(draws(0), draws(0))
@@ -116,13 +117,11 @@ def test_a_needless_flag_changes_no_draw(asked):
     bench, rows = SamplerBench(VOCAB, 32), torch.arange(32)
     bench.start([starting(row, resolved(VOCAB, **asked, seed=row), [1, 2], outputs=[3, 4]) for row in range(32)])
     logits_RV = torch.randn(32, VOCAB, generator=torch.Generator().manual_seed(10))
-    needed = SamplingFlags(any_random=bool(asked))
-    plain = sample(logits_RV, bench.state, rows, rows, needed)
-    names = [name for name in SamplingFlags.__dataclass_fields__ if name.startswith("any_")]
-    for name in names:
-        flags = SamplingFlags(**{"any_random": bool(asked), name: True})
-        assert torch.equal(sample(logits_RV, bench.state, rows, rows, flags), plain), name
-    assert len(names) == 13
+    needed = Need.RANDOM if asked else 0
+    plain = sample(logits_RV, bench.state, rows, rows, SamplingFlags(needed))
+    for bit in range(31):
+        flags = SamplingFlags(needed | 1 << bit)
+        assert torch.equal(sample(logits_RV, bench.state, rows, rows, flags), plain), bit
 
 
 def test_codes_are_drawn_as_tokens_are_and_greedy_rows_stay_greedy():
@@ -133,7 +132,7 @@ def test_codes_are_drawn_as_tokens_are_and_greedy_rows_stay_greedy():
     bench.start([starting(r, one) for r, one in enumerate(asked)])
     logits_RV = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     position_R = torch.tensor([5, 6, 7, 8])
-    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, flags_of(asked))
+    drawn_R = draw(logits_RV, bench.state, rows_R, position_R, 3, merge_flags(map(flags_of, asked)))
     noise_RV = gumbel(rows_R, torch.zeros_like(rows_R), position_R, 3, 0, VOCAB)
     ones_R = torch.ones(4)
     warped_RV = warp(logits_RV.float(), ones_R, ones_R.long() * 5, ones_R.double() * 0.8)
@@ -160,7 +159,7 @@ def test_codes_are_drawn_as_each_row_wants_them():
     params = [resolved(VOCAB, seed=row, **one) for row, one in enumerate(asked)]
     bench.start([starting(row, one) for row, one in enumerate(params)])
     logits_RV = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(2))
-    together_R = draw(logits_RV, bench.state, rows_R, rows_R + 9, 2, flags_of(params))
+    together_R = draw(logits_RV, bench.state, rows_R, rows_R + 9, 2, merge_flags(map(flags_of, params)))
     for row, one in enumerate(asked):
         # As the first code is drawn from the same logits with these settings, but for the group that keys the noise.
         same = {name.removeprefix("code_"): value for name, value in one.items() if name.startswith("code_")}

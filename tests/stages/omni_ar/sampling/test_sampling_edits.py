@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
-from omni_ar.sampling import MAX_EDITED_IDS, bit_words, edit_words, merge_edits, pack_bits, unpack_bits
+from omni_ar.sampling import MAX_EDITED_IDS, bitmask_size, edit_size, merge_edits, pack_bitmask, unpack_bitmask
 from support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 130
@@ -15,23 +15,23 @@ VOCAB = 130
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
 def test_bits_come_back_as_they_went(members):
-    words = pack_bits(np.array(members))
+    words = pack_bitmask(np.array(members))
     assert words.dtype == np.int64
     # Python's integers say which bit is which id.
     as_integer = sum((int(word) % 2**64) << 64 * place for place, word in enumerate(words))
     assert [bool(as_integer >> i & 1) for i in range(len(members))] == members
     assert as_integer >> len(members) == 0
-    assert unpack_bits(torch.from_numpy(words)[None], len(members)).tolist() == [members]
+    assert unpack_bitmask(torch.from_numpy(words)[None], len(members)).tolist() == [members]
 
 
 def test_bits_of_every_place_are_told_apart():
-    words = torch.from_numpy(np.stack([pack_bits(np.arange(VOCAB) == i) for i in range(VOCAB)]))
-    assert torch.equal(unpack_bits(words, VOCAB), torch.eye(VOCAB, dtype=torch.bool))
+    words = torch.from_numpy(np.stack([pack_bitmask(np.arange(VOCAB) == i) for i in range(VOCAB)]))
+    assert torch.equal(unpack_bitmask(words, VOCAB), torch.eye(VOCAB, dtype=torch.bool))
 
 
 def edit(allowed=None, **bias):
     """bias: id (as `i<id>`) to what is added."""
-    mask = pack_bits(np.isin(np.arange(VOCAB), allowed)) if allowed is not None else None
+    mask = pack_bitmask(np.isin(np.arange(VOCAB), allowed)) if allowed is not None else None
     if not bias:
         return LogitsEdit(mask)
     ids = np.array([int(name[1:]) for name in bias], np.int64)
@@ -70,7 +70,7 @@ def test_a_drawn_row_that_may_say_nothing_yields_no_id():
 
 def test_edits_of_several_guides_allow_what_all_allow_and_add_up():
     merged = merge_edits([edit([1, 2, 3]), edit(None, i2=1.5, i4=1.0), edit([2, 3, 4], i2=2.0)], VOCAB)
-    assert unpack_bits(torch.from_numpy(merged.allowed)[None], VOCAB)[0].nonzero().flatten().tolist() == [2, 3]
+    assert unpack_bitmask(torch.from_numpy(merged.allowed)[None], VOCAB)[0].nonzero().flatten().tolist() == [2, 3]
     assert dict(zip(merged.ids.tolist(), merged.bias.tolist(), strict=True)) == {2: 3.5, 4: 1.0}
     nothing = merge_edits([], VOCAB)
     assert (nothing.allowed, nothing.ids, nothing.bias) == (None, None, None)
@@ -78,8 +78,10 @@ def test_edits_of_several_guides_allow_what_all_allow_and_add_up():
 
 @pytest.mark.parametrize("known", [1, 64, 100, 500])
 def test_a_tokenizer_may_know_fewer_ids_than_the_model_or_more(known):
-    merged = merge_edits([LogitsEdit(pack_bits(np.ones(known, np.bool_)))], VOCAB)
-    assert unpack_bits(torch.from_numpy(merged.allowed)[None], VOCAB)[0].tolist() == [i < known for i in range(VOCAB)]
+    merged = merge_edits([LogitsEdit(pack_bitmask(np.ones(known, np.bool_)))], VOCAB)
+    assert unpack_bitmask(torch.from_numpy(merged.allowed)[None], VOCAB)[0].tolist() == [
+        i < known for i in range(VOCAB)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +107,9 @@ def test_an_edit_that_could_harm_others_is_refused(wrong, told):
 def test_edits_take_no_more_of_the_upload_than_they_may():
     vocab = 3000
     ids = np.arange(MAX_EDITED_IDS)
-    full = LogitsEdit(np.full(bit_words(vocab), -1), ids, np.zeros(len(ids), np.float32))
+    full = LogitsEdit(np.full(bitmask_size(vocab), -1), ids, np.zeros(len(ids), np.float32))
     assert len(merge_edits([full, full], vocab).ids) == MAX_EDITED_IDS
-    assert 2 * (1 + bit_words(vocab) + 3 * MAX_EDITED_IDS) == edit_words(vocab, 2)
+    assert 2 * (1 + bitmask_size(vocab) + 3 * MAX_EDITED_IDS) == edit_size(vocab, 2)
     one_more = LogitsEdit(ids=np.array([MAX_EDITED_IDS]), bias=np.zeros(1, np.float32))
     with pytest.raises(ValueError, match="at most 1024"):
         merge_edits([full, one_more], vocab)

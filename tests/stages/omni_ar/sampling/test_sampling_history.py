@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from omni_ar.kernels.step.reference import observe
-from omni_ar.sampling import MAX_BAD_WORD_LENGTH, SamplingFlags, start_words
+from omni_ar.sampling import MAX_BAD_WORD_LENGTH, Need, SamplingFlags, start_size
 from support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 19
@@ -98,7 +98,7 @@ def test_a_batch_that_needs_no_history_keeps_none():
 def test_a_needless_flag_of_history_changes_no_settings():
     bench = SamplerBench(VOCAB, 1)
     bench.start([starting(0, resolved(VOCAB))])
-    everything = SamplingFlags(any_repetition=True, any_penalty=True, any_bad_words=True)
+    everything = SamplingFlags(Need.REPETITION | Need.COUNTS | Need.RECALLS)
     observe(bench.state, torch.tensor([0]), torch.tensor([[4]]), torch.tensor([1]), everything)
     logits_RV = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0))
     assert bench.sample(logits_RV, [0], [1]) == logits_RV.argmax(-1).tolist()
@@ -107,7 +107,7 @@ def test_a_needless_flag_of_history_changes_no_settings():
 @pytest.mark.parametrize("vocab", [1, 63, 64, 65, 5000])
 def test_a_start_uploads_no_more_than_it_may(vocab):
     length = 700
-    most = start_words(vocab, length)
+    most = start_size(vocab, length)
     full = {
         "repetition_penalty": 1.5,
         "presence_penalty": 1.0,

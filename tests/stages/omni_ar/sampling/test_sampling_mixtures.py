@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
-from omni_ar.sampling import EVERYTHING, flags_of, gumbel, needs, pack_bits, sample
+from omni_ar.sampling import EVERYTHING, gumbel, pack_bitmask, sample
 from support.sampler_bench import SamplerBench, resolved, starting
 from support.sampling_reference import reference_logits, reference_warp
 
@@ -31,6 +31,7 @@ def parameters(draw):
         top_k=maybe(st.integers(1, 30), 0),
         top_p=maybe(st.floats(0.1, 0.99), 1.0),
         min_p=maybe(st.floats(0.01, 0.9), 0.0),
+        top_n_sigma=maybe(st.floats(0.1, 3), 0.0),
         repetition_penalty=maybe(st.floats(0.5, 2), 1.0),
         frequency_penalty=maybe(PENALTIES, 0.0),
         presence_penalty=maybe(PENALTIES, 0.0),
@@ -70,9 +71,6 @@ def reference(p, prompt, logits_SV):
     return outputs
 
 
-NEEDS = {name: f"any_{name.lower()}" for name in ("RANDOM", "TOP_K", "TOP_P", "MIN_P", "REPETITION", "PENALTY", "BIAS")}
-NEEDS |= {name: f"any_{name.lower()}" for name in ("FORBIDDEN", "BAD_WORDS", "MIN_TOKENS")}
-NEEDS |= {"COUNTS": "counts", "RECALLS": "recalls"}
 PROMPTS = st.lists(IDS, min_size=1, max_size=6)
 
 
@@ -102,22 +100,15 @@ def test_a_captured_step_need_not_know_what_its_rows_need(rows, prompt, seed):
     assert captured_R.tolist() == bench.sample(logits_RV, places, places)
 
 
-@given(parameters())
-def test_the_device_is_told_what_the_host_knows(p):
-    bits, flags = needs.needs_of(p), flags_of([p])
-    told = {name: bool(bits & getattr(needs, name)) for name in NEEDS}
-    assert told == {name: getattr(flags, flag) for name, flag in NEEDS.items()}
-
-
 def test_each_feature_changes_tokens():
     """Otherwise nothing above was tested."""
     logits_SRV = torch.randn(40, 1, VOCAB, generator=torch.Generator().manual_seed(0))
     prompt, changed = list(range(12)), []
     base = {"temperature": 0.8, "seed": 3, "stop_token_ids": (2, 5, 7, 11)}
     for asked in (
-        {"temperature": 0.0}, {"seed": 4}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.4}, {"repetition_penalty": 1.9},
-        {"frequency_penalty": 1.5}, {"presence_penalty": -1.5}, {"logit_bias": {4: 3.0}}, {"min_tokens": 40},
-        {"suppress_token_ids": tuple(range(1, 9))}, {"allowed_token_ids": (1, 2, 3)},
+        {"temperature": 0.0}, {"seed": 4}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.4}, {"top_n_sigma": 0.3},
+        {"repetition_penalty": 1.9}, {"frequency_penalty": 1.5}, {"presence_penalty": -1.5}, {"logit_bias": {4: 3.0}},
+        {"min_tokens": 40}, {"suppress_token_ids": tuple(range(1, 9))}, {"allowed_token_ids": (1, 2, 3)},
         {"bad_words_ids": ((6,), (7,), (8,))}, {"bad_words_ids": tuple((i, j) for i in range(9) for j in range(9))},
     ):  # fmt: skip
         one, other = (run([resolved(VOCAB, **p)], [prompt], logits_SRV, [0]) for p in (base, {**base, **asked}))
@@ -135,7 +126,7 @@ def test_edits_of_some_rows_change_those_and_no_others(rows, seed, edited):
     places, zeros = list(range(ROWS)), [0] * ROWS
     plain = bench.sample(logits_RV, places, zeros)
     allowed = {place: torch.rand(VOCAB, generator=generator).numpy() < 0.5 for place in edited}
-    edits = [(place, LogitsEdit(allowed=pack_bits(allowed[place]))) for place in edited]
+    edits = [(place, LogitsEdit(allowed=pack_bitmask(allowed[place]))) for place in edited]
     with_edits = bench.sample(logits_RV, places, zeros, edits)
     for place in places:
         if place not in edited:

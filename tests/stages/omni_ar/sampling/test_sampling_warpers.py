@@ -1,4 +1,6 @@
-"""Rules and warpers against transformers', alone and chained, bit for bit, on logits with many ties."""
+"""Penalties and warpers against transformers', alone and chained, bit for bit, on logits with many ties."""
+
+import math
 
 import pytest
 import torch
@@ -74,6 +76,52 @@ def test_min_p(case):
     assert torch.equal(keep_top(values, None, None, torch.tensor(min_ps)), expected)
 
 
+def within_sigmas(logits_V, top_n_sigma):
+    """By definition, in float64: whether an id is kept, None if it is within rounding of the threshold."""
+    possible = [x for x in logits_V.double().tolist() if x > -math.inf]
+    mean = sum(possible) / len(possible)
+    threshold = max(possible) - top_n_sigma * math.sqrt(sum((x - mean) ** 2 for x in possible) / len(possible))
+    close = 1e-5 * (1 + abs(threshold))
+    return [None if abs(x - threshold) < close else x > threshold for x in logits_V.double().tolist()]
+
+
+@given(logits_and(st.floats(0.05, 4.0)), st.sets(st.integers(1, 47)))
+def test_top_n_sigma(case, masked):
+    values, top_n_sigmas = case
+    values[:, [i for i in masked if i < values.shape[1]]] = -math.inf
+    kept = keep_top(values, None, None, top_n_sigma_R=torch.tensor(top_n_sigmas))
+    for row, top_n_sigma in enumerate(top_n_sigmas):
+        for token, expected in enumerate(within_sigmas(values[row], top_n_sigma)):
+            if expected is not None:
+                assert kept[row, token] == (values[row, token] if expected else -math.inf)
+        assert kept[row].max() == values[row].max()
+
+
+@pytest.mark.parametrize("temperature", [0.3, 2.5])
+def test_top_n_sigma_keeps_the_same_ids_at_any_temperature(temperature):
+    values = torch.randn(20, 90, generator=torch.Generator().manual_seed(3))
+    ones, top_n_sigma = torch.ones(20), torch.linspace(0.1, 3, 20)
+    plain = warp(values, ones, None, None, None, top_n_sigma)
+    assert 20 < plain.isfinite().sum() < values.numel()
+    assert torch.equal(warp(values, ones * temperature, None, None, None, top_n_sigma).isfinite(), plain.isfinite())
+
+
+def test_top_n_sigma_comes_before_top_k_and_top_p():
+    values = torch.randn(1, 50, generator=torch.Generator().manual_seed(4))
+    top_n_sigma = torch.tensor([1.5])
+    first = keep_top(values, None, None, None, top_n_sigma)
+    top_k, top_p = torch.tensor([40]), torch.tensor([0.6], dtype=torch.float64)
+    assert torch.equal(keep_top(values, top_k, top_p, None, top_n_sigma), keep_top(first, top_k, top_p))
+
+
+@pytest.mark.parametrize("large", [1e30, -3e38])
+def test_top_n_sigma_of_logits_whose_squares_overflow_keeps_the_largest(large):
+    values = torch.tensor([[0.0, 1.0, large, -math.inf], [-math.inf] * 4])
+    kept = keep_top(values, None, None, None, torch.tensor([1.0, 1.0]))
+    assert kept[0].max() == values[0].max()
+    assert torch.equal(kept[1], values[1])
+
+
 @pytest.mark.parametrize("vocab", [5, 10, 20, 100])
 @pytest.mark.parametrize("top_p", [0.2, 0.4, 0.6, 0.8, 0.9])
 def test_top_p_cuts_equal_logits_where_transformers_does(vocab, top_p):
@@ -139,7 +187,7 @@ def test_the_chain(case, seed):
 def test_what_is_off_changes_nothing(values):
     ones = torch.ones(len(values))
     zeros = torch.zeros(len(values))
-    assert torch.equal(warp(values, ones, zeros.long(), ones, zeros), values)
+    assert torch.equal(warp(values, ones, zeros.long(), ones, zeros, zeros), values)
     everything = torch.ones_like(values, dtype=torch.bool)
     assert torch.equal(apply_repetition_penalty(values, everything, ones), values)
     assert keep_top(values, None, None) is values

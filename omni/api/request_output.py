@@ -1,4 +1,4 @@
-"""From a request's events to what its user sees. Runs on the user's side, never on the engine's thread."""
+"""From an answer's events to its outputs. Runs in the user's threads, never in the engine's."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omni.api.request import Event, Started
 from omni.api.results import Metrics, Output, Result, StageMetrics, TokenLogprob, Usage
-from omni.api.ticket import Event, Started
 from omni.engine import RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, StageError
 from omni.frontend.base import TextDecoder
 from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
 
 
-class Reply:
+class RequestOutput:
     """One answer so far.
 
-    index, sample: which request of the call, and which of the answers to it. decoder, text_stage: None where no stage writes text.
-    keep: whether it is all kept for `result`.
+    index: of the request in its call. sample: of the answer to it. decoder, text_stage: None where no stage writes text.
+    keep: whether everything is kept for `result`.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Reply:
         self.index = index
         self.sample = sample
         self.started = False
-        self.done = False
+        self.finished = False
         self.error: OmniError | None = None
         self._after_stop: Callable[[Sequence[int]], str] = _nothing
         self._decoder = decoder
@@ -46,7 +46,7 @@ class Reply:
         self._times = _Times()
 
     def take(self, at: float, event: Event) -> Output | None:
-        """What the event gives the user, if anything. Raises StageError for a chunk of another kind."""
+        """The event's output, if any. Raises StageError for an output of unknown type."""
         match event:
             case Started():
                 self.started = True
@@ -56,11 +56,11 @@ class Reply:
                 return None
             case StageOutput(modality="text", meta=GeneratedTokens() as tokens) if self._decoder is not None:
                 self._times.token(at)
-                return self._give_text(self._read(self._decoder, tokens.ids))
+                return self._text(self._read(self._decoder, tokens.ids))
             case StageOutput(modality="text", meta=TokenLogprobs() as logprobs):
-                return self._give_logprobs(logprobs)
+                return self._scores(logprobs)
             case StageOutput(meta=AudioChunk() as audio):
-                return self._give_audio(at, audio)
+                return self._sound(at, audio)
             case StageOutput():
                 problem = f"{event.modality} as a {type(event.meta).__name__} cannot be given to a user"
                 raise StageError("frontend", "taking an output", problem)
@@ -69,18 +69,18 @@ class Reply:
                 self._times.stage(at, event.stage, event.counts)
                 if event.stage != self._text_stage or self._decoder is None:
                     return None
-                return self._give_text(self._last_text(self._decoder, event.held))
+                return self._text(self._last_text(self._decoder, event.held))
             case RequestFinished():
                 return self._end(at, None)
             case RequestFailed():
                 return self.fail(at, event.error)
 
     def fail(self, at: float, error: OmniError) -> Output:
-        """The last output: why there is no more."""
+        """The last output, with the error."""
         return self._end(at, error)
 
     def result(self) -> Result:
-        """All of it. Needs `keep`."""
+        """The whole answer. Needs `keep`."""
         return Result(
             text="".join(self._texts),
             audio=torch.from_numpy(np.concatenate(self._audio)) if self._audio else None,
@@ -100,25 +100,25 @@ class Reply:
         return decoder.push(ids)
 
     def _last_text(self, decoder: TextDecoder, held: Sequence[int]) -> str:
-        """What is left to give. held: the tokens in which the text ended before the last of them."""
+        """The rest of the text. held: tokens that a stop string ends in."""
         text = self._read(decoder, held) + decoder.finish()
         return text[: len(text) - len(self._after_stop(held))]
 
-    def _give_text(self, text: str) -> Output | None:
+    def _text(self, text: str) -> Output | None:
         if self._keep:
             self._texts.append(text)
         return self._output(text=text) if text else None
 
-    def _give_logprobs(self, chunk: TokenLogprobs) -> Output:
-        given = _token_logprobs(chunk)
+    def _scores(self, chunk: TokenLogprobs) -> Output:
+        logprobs = _token_logprobs(chunk)
         if self._keep:
-            (self._prompt_logprobs if chunk.prompt else self._logprobs).extend(given)
-        return self._output(prompt_logprobs=given) if chunk.prompt else self._output(logprobs=given)
+            (self._prompt_logprobs if chunk.prompt else self._logprobs).extend(logprobs)
+        return self._output(prompt_logprobs=logprobs) if chunk.prompt else self._output(logprobs=logprobs)
 
-    def _give_audio(self, at: float, chunk: AudioChunk) -> Output | None:
+    def _sound(self, at: float, chunk: AudioChunk) -> Output | None:
         if not len(chunk.samples):
             return None
-        # A message's array may be read-only or shared; the user's tensor is the user's own.
+        # A message's array may be read-only or shared; the user may write to the tensor.
         samples = chunk.samples.copy()
         self._times.audio(at, len(samples) / chunk.sample_rate)
         self._sample_rate = chunk.sample_rate
@@ -127,7 +127,7 @@ class Reply:
         return self._output(audio=torch.from_numpy(samples), sample_rate=chunk.sample_rate)
 
     def _end(self, at: float, error: OmniError | None) -> Output:
-        self.done, self.error = True, error
+        self.finished, self.error = True, error
         self._times.end = at
         return self._output(finished=True, metrics=self._times.metrics(), usage=self._usage(), error=error)
 
@@ -151,7 +151,7 @@ def _nothing(held: Sequence[int]) -> str:
 
 
 class _Times:
-    """When things happened to one request (`time.perf_counter`)."""
+    """Times of one request (`time.perf_counter`)."""
 
     def __init__(self) -> None:
         self.stages: dict[str, StageMetrics] = {}

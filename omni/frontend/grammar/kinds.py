@@ -1,4 +1,4 @@
-"""The four ways to state a form, in llguidance's language."""
+"""The four kinds of structured output, as grammars of llguidance."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from llguidance import LLMatcher, grammar_from
 
 from omni.sampling import StructuredOutput
 
-# As much as a pretty-printed document needs. Without a bound, a model that likes spaces would go on with them forever.
+# Enough for a pretty-printed document. Without a bound, a model could write spaces forever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,40}"
 
 
-def form_of(structured: StructuredOutput) -> tuple[str, str]:
-    """Which of the fields of `structured` is given, and a text that stands for its value."""
+def kind_of(structured: StructuredOutput) -> tuple[str, str]:
+    """The field of `structured` that is given, and its value as a text."""
     if structured.json is not None:
         return "json", structured.json if isinstance(structured.json, str) else json.dumps(structured.json)
     if structured.regex is not None:
@@ -23,9 +23,9 @@ def form_of(structured: StructuredOutput) -> tuple[str, str]:
     return "grammar", structured.grammar
 
 
-def grammar_text(form: str, text: str) -> str:
-    """The grammar that a form of `form_of` stands for. Raises ValueError where the form is not even read."""
-    match form:
+def grammar_text(kind: str, text: str) -> str:
+    """The grammar for a result of `kind_of`. Raises ValueError for a text that cannot be parsed."""
+    match kind:
         case "json":
             return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITESPACE})
         case "regex":

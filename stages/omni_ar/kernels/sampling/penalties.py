@@ -1,64 +1,63 @@
-"""What a row's rules make of its logits, in the order of `omni_ar.sampling.rules`, and bit for bit as there."""
+"""Penalties, biases and masks of a row, in the order of `omni_ar.sampling.penalties`, and bit for bit as there."""
 
 import triton
 import triton.language as tl
 
-from omni_ar.kernels.sampling.bits import (
+from omni_ar.kernels.sampling.constants import (
+    ANYTHING,
     BAD_WORDS,
     BIAS,
     BIASED_IDS,
     FORBIDDEN,
+    MAX_LOGIT,
     MIN_TOKENS,
     PENALTY,
     REPETITION,
     SOME_IDS,
+    SOMETHING,
     STOP_IDS,
     WORD_LENGTH,
     WORDS,
 )
-from omni_ar.sampling import rules, state
 
-_ANYTHING = tl.constexpr(state.ANYTHING)
-_SOMETHING = tl.constexpr(state.SOMETHING)
-_MOST = tl.constexpr(rules.MOST)
 _WORDS_AT_ONCE = tl.constexpr(64)
 _STOPS = tl.constexpr(32)
 
 
 @triton.jit
-def meant(x):
-    """As `omni_ar.sampling.rules.meant`."""
-    return tl.minimum(tl.where(x == x, x, float("-inf")), _MOST)
+def sanitized(x):
+    """`omni_ar.sampling.penalties.sanitize`."""
+    return tl.minimum(tl.where(x == x, x, float("-inf")), MAX_LOGIT)
 
 
 @triton.jit
-def ruled(x, start, row, needs, position, work_ptr, parameters, vocab, BLOCK: tl.constexpr):
-    """x: logits of ids from `start` on. parameters: as `Parameters`. work_ptr: where the row has fp32 of its own for each id;
-    written for rules on some ids."""
+def penalized(x, start, row, needs, position, work_ptr, parameters, vocab, BLOCK: tl.constexpr):
+    """x: logits of ids from `start` on. parameters: as `Pointers`. work_ptr: fp32 of the row for each id; written for
+    penalties that name ids."""
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab
     if (needs & REPETITION) != 0:
-        penalty = tl.load(parameters.repetition + row)
+        penalty = tl.load(parameters.repetition_penalty + row)
         seen = tl.load(parameters.seen + row * (vocab + 1) + ids, mask=inside, other=0)
         x = tl.where(seen != 0, tl.where(x < 0, x * penalty, tl.div_rn(x, penalty)), x)
     if (needs & PENALTY) != 0:
         count = tl.load(parameters.counts + row * (vocab + 1) + ids, mask=inside, other=0).to(tl.float32)
-        presence = tl.where(count > 0, tl.load(parameters.presence + row), 0.0)
-        x = x - (count * tl.load(parameters.frequency + row) + presence)
+        presence = tl.where(count > 0, tl.load(parameters.presence_penalty + row), 0.0)
+        x = x - (count * tl.load(parameters.frequency_penalty + row) + presence)
     if (needs & FORBIDDEN) != 0:
         forbidden = tl.load(parameters.forbidden + row * vocab + ids, mask=inside, other=0)
         x = tl.where(forbidden != 0, float("-inf"), x)
     if (needs & SOME_IDS) != 0:
-        # These name ids, and a register has no address: through memory. A bias may follow what is impossible: it stays so.
+        # These name ids, and a register has no address: through memory. A bias after a mask leaves it masked.
         tl.store(work_ptr + ids, x, mask=inside)
         tl.debug_barrier()
         if (needs & BIAS) != 0:
             _add_biases(work_ptr, start, row, parameters, BLOCK)
             tl.debug_barrier()
         if (needs & BAD_WORDS) != 0:
-            _rule_out_words(work_ptr, start, row, parameters, BLOCK)
+            _mask_words(work_ptr, start, row, parameters, BLOCK)
         if ((needs & MIN_TOKENS) != 0) & (position < tl.load(parameters.min_tokens + row)):
-            _rule_out_stops(work_ptr, start, row, parameters, BLOCK)
+            _mask_stops(work_ptr, start, row, parameters, BLOCK)
         tl.debug_barrier()
         x = tl.load(work_ptr + ids, mask=inside, other=float("-inf"))
     return x
@@ -69,26 +68,26 @@ def _add_biases(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
     at = row * BIASED_IDS + tl.arange(0, BIASED_IDS)
     ids = tl.load(parameters.bias_ids + at)
     bias = tl.load(parameters.biases + at)
-    # Padding is id 0 with no bias: without it each id comes once, and nobody else writes its place.
+    # Padding is id 0 with no bias: without it each id comes once, and no other lane writes its place.
     here = (ids >= start) & (ids < start + BLOCK) & (bias != 0)
     tl.store(work_ptr + ids, tl.load(work_ptr + ids, mask=here, other=0.0) + bias, mask=here)
 
 
 @triton.jit
-def _rule_out_words(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
+def _mask_words(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
     letter = tl.arange(0, WORD_LENGTH)[None, :]
     recent = tl.load(parameters.recent + row * WORD_LENGTH + letter)
     for first in range(0, WORDS, _WORDS_AT_ONCE):
         word = (row * WORDS + first + tl.arange(0, _WORDS_AT_ONCE)) * (WORD_LENGTH + 1)
         before = tl.load(parameters.bad_words + word[:, None] + letter)
         last = tl.load(parameters.bad_words + word + WORD_LENGTH)
-        fits = (before == recent) | (before == _ANYTHING) | ((before == _SOMETHING) & (recent >= 0))
-        said = tl.min(fits.to(tl.int32), axis=1) != 0
-        tl.store(work_ptr + last, float("-inf"), mask=said & (last >= start) & (last < start + BLOCK))
+        fits = (before == recent) | (before == ANYTHING) | ((before == SOMETHING) & (recent >= 0))
+        matches = tl.min(fits.to(tl.int32), axis=1) != 0
+        tl.store(work_ptr + last, float("-inf"), mask=matches & (last >= start) & (last < start + BLOCK))
 
 
 @triton.jit
-def _rule_out_stops(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
+def _mask_stops(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
     at = tl.arange(0, _STOPS)
     ids = tl.load(parameters.stop_ids + row * STOP_IDS + at, mask=at < STOP_IDS, other=-1)
     tl.store(work_ptr + ids, float("-inf"), mask=(ids >= start) & (ids >= 0) & (ids < start + BLOCK))

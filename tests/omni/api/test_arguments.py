@@ -1,8 +1,8 @@
-"""Whatever is given as a request's settings is taken or refused, with the field, and never fails otherwise."""
+"""Any value of a generate argument is accepted, or refused with its field."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni import Omni, SamplingParams
-from omni.api.ask import Ask, check_ask
+from omni.api.request import CheckedArguments, GenerateArguments, check_arguments
 from omni.checkpoint import Checkpoint
 from omni.errors import QUOTED, InputError
 from omni.pipeline import Pipeline
@@ -105,9 +105,8 @@ def wrong() -> dict[str, tuple[str, object, str, str]]:
 @pytest.mark.parametrize("case", wrong())
 def test_what_is_wrong_is_refused_by_field(echo: Pipeline, case: str) -> None:
     name, value, field, words = wrong()[case]
-    arguments: dict[str, Any] = {"modalities": None, "voice": None, "sampling": None, name: value}
     with pytest.raises(InputError) as raised:
-        check_ask(echo, **arguments)
+        check_arguments(echo, cast(GenerateArguments, {name: value}))
     assert raised.value.field == field or (not words and raised.value.field.startswith(field))
     assert words in str(raised.value)
     assert len(str(raised.value)) < 4 * QUOTED
@@ -119,11 +118,11 @@ def test_a_dict_of_parameters_is_told_what_it_must_be(echo: Pipeline) -> None:
 
     def said(sampling: Any) -> str:
         with pytest.raises(InputError) as raised:
-            check_ask(echo, None, None, sampling)
+            check_arguments(echo, {"sampling": sampling})
         return str(raised.value)
 
     assert said({"temperature": 0}) == (
-        "sampling.temperature: is a parameter, where a stage's name is to be; give SamplingParams(temperature=0), "
+        "sampling.temperature: is a parameter, but a stage's name is expected; give SamplingParams(temperature=0), "
         "or a dict of stage to SamplingParams, as {'writer': SamplingParams(temperature=0)}"
     )
     assert "give SamplingParams(temperature=0.5, top_k=3), or" in said({"temperature": 0.5, "top_k": 3})
@@ -131,20 +130,28 @@ def test_a_dict_of_parameters_is_told_what_it_must_be(echo: Pipeline) -> None:
     assert len(said({"stop": "x" * 10**6})) < 5 * QUOTED
 
 
-def test_what_is_right_is_taken(echo: Pipeline) -> None:
-    asked = check_ask(echo, {"text"}, None, {"writer": SamplingParams(temperature=0)}, -(2**63), "salt", 64)  # type: ignore[arg-type]
-    assert asked == Ask(
-        frozenset({"text"}),
-        None,
-        {"writer": SamplingParams(temperature=0)},
-        {"writer": "sampling.writer"},
-        -(2**63),
-        "salt",
-        64,
-    )
-    assert check_ask(echo, ["audio", "text"], "low", None).modalities == {"text", "audio"}
-    assert check_ask(echo, (np.str_("text"),), None, None).modalities == {"text"}
-    assert check_ask(echo, Endless(), None, None).modalities == {"text"}
+def test_valid_arguments_are_taken(echo: Pipeline) -> None:
+    greedy = SamplingParams(temperature=0)
+    arguments: GenerateArguments = {
+        "modalities": {"text"},  # type: ignore[typeddict-item]
+        "voice": None,
+        "sampling": {"writer": greedy},
+        "priority": -(2**63),
+        "cache_salt": "salt",
+        "n": 64,
+    }
+    fields = {"writer": "sampling.writer"}
+    expected = CheckedArguments(frozenset({"text"}), None, {"writer": greedy}, fields, -(2**63), "salt", 64)
+    assert check_arguments(echo, arguments) == expected
+    assert check_arguments(echo, {"modalities": ["audio", "text"], "voice": "low"}).modalities == {"text", "audio"}
+    assert check_arguments(echo, {"modalities": (np.str_("text"),)}).modalities == {"text"}
+    assert check_arguments(echo, {"modalities": Endless()}).modalities == {"text"}
+    assert check_arguments(echo, {}) == CheckedArguments(frozenset({"text", "audio"}), None, {}, {})
+
+
+def test_an_unknown_argument_is_a_type_error(echo: Pipeline) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
+        check_arguments(echo, cast(GenerateArguments, {"temperature": 0}))
 
 
 LEAVES = st.one_of(
@@ -179,34 +186,26 @@ VALUES = st.recursive(
 )
 
 
+NAMES = tuple(GenerateArguments.__annotations__)
+ONE_ODD = [st.fixed_dictionaries({name: VALUES}) for name in NAMES]
+ALL_ODD = st.fixed_dictionaries(dict.fromkeys(NAMES, VALUES))
+
+
 @settings(max_examples=150)
-@given(modalities=VALUES, voice=VALUES, sampling=VALUES, priority=VALUES, salt=VALUES, n=VALUES, pick=st.integers(0, 6))
-def test_nothing_else_comes_out(
-    echo: Pipeline,
-    modalities: Any,
-    voice: Any,
-    sampling: Any,
-    priority: Any,
-    salt: Any,
-    n: Any,
-    pick: int,
-) -> None:
-    """pick: one of them is odd, or all."""
-    odd = [modalities, voice, sampling, priority, salt, n]
-    fine: list[Any] = [None, None, None, 0, "", 1]
-    given = odd if pick == 6 else [*fine[:pick], odd[pick], *fine[pick + 1 :]]
-    outcome = asked(echo, given)
-    if isinstance(outcome, InputError):
-        known = ("modalities", "voice", "sampling", "priority", "cache_salt", "n")
-        assert outcome.field.partition(".")[0] in known
-        str(outcome).encode()
+@given(arguments=st.one_of(*ONE_ODD, ALL_ODD))
+def test_any_other_value_is_an_input_error(echo: Pipeline, arguments: Any) -> None:
+    error = error_of(echo, arguments)
+    if error is not None:
+        assert error.field.partition(".")[0] in NAMES
+        str(error).encode()
 
 
-def asked(echo: Pipeline, given: Sequence[Any]) -> Ask | InputError:
+def error_of(echo: Pipeline, arguments: GenerateArguments) -> InputError | None:
     try:
-        return check_ask(echo, *given)
+        check_arguments(echo, arguments)
     except InputError as error:
         return error
+    return None
 
 
 def test_messages_of_types_of_the_users_own(tmp_path: Path) -> None:

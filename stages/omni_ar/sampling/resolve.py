@@ -1,68 +1,68 @@
-"""From what a request asks for to how it is sampled."""
+"""Resolves a request's sampling parameters: requested values over the stage's defaults."""
 
 import secrets
 
 import msgspec
 
 from omni.errors import ConfigError, InputError
-from omni.sampling import SamplingParams
-from omni_ar.options import GREEDY
+from omni.sampling import GREEDY, SamplingParams
+from omni_ar.kernels.sampling.state import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS
 from omni_ar.processors import ProcessorRegistry
-from omni_ar.sampling import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS
 
 Ids = tuple[int, ...]
 
 
-def resolve_sampling(asked: SamplingParams, own: SamplingParams, stage: str, vocab_size: int) -> SamplingParams:
-    """What is asked for, over the stage's own, with every number set. Raises InputError naming the field.
+def resolve_sampling(
+    requested: SamplingParams, defaults: SamplingParams, stage: str, vocab_size: int
+) -> SamplingParams:
+    """The requested parameters over the stage's defaults, with every number set. Raises InputError naming the field.
 
-    `stop`, `structured` and texts in `bad_words` are the front end's: the first two reach a stage as `HostRules`, the last as ids.
+    The front end handles `stop`, `structured` and texts in `bad_words`: the first two reach a stage as `HostRules`, the last
+    as ids.
     """
-    sampling = _resolved(asked, own)
+    sampling = _resolved(requested, defaults)
     _check(sampling, f"sampling.{stage}", vocab_size)
     return sampling if sampling.seed is not None else msgspec.structs.replace(sampling, seed=secrets.randbits(63))
 
 
 def check_sampling(
-    asked: SamplingParams, own: SamplingParams, field: str, vocab_size: int, processors: ProcessorRegistry
+    requested: SamplingParams, defaults: SamplingParams, field: str, vocab_size: int, processors: ProcessorRegistry
 ) -> None:
-    """Raises InputError, naming `field` and the parameter, for what a stage of its own defaults `own` could never do.
-
-    A pure function, for any thread. Raises PluginError for a logits processor that could not be loaded.
-    """
-    sampling = _resolved(asked, own)
+    """Raises InputError, naming `field` and the parameter, for parameters that the stage can never apply; PluginError for a logits
+    processor that could not be loaded. A pure function, for any thread."""
+    sampling = _resolved(requested, defaults)
     _check(sampling, field, vocab_size)
     processors.check(sampling.processors, f"{field}.processors")
 
 
-def check_defaults(own: SamplingParams, field: str, vocab_size: int) -> None:
-    """At start. Raises ConfigError, naming `field` and the parameter, for defaults that a stage could never sample by."""
+def check_defaults(defaults: SamplingParams, field: str, vocab_size: int) -> None:
+    """At start. Raises ConfigError, naming `field` and the parameter, for defaults that the stage can never apply."""
     try:
         # Texts reach a stage as ids.
-        _check(_resolved(SamplingParams(bad_words=()), own), field, vocab_size)
+        _check(_resolved(SamplingParams(bad_words=()), defaults), field, vocab_size)
     except InputError as error:
         raise ConfigError(error.field, error.problem, error.remedy) from error
 
 
-def _resolved(asked: SamplingParams, own: SamplingParams) -> SamplingParams:
-    sampling = asked.with_defaults(own).with_defaults(GREEDY)
-    greedy = sampling.temperature == 0 and asked.code_temperature is None
+def _resolved(requested: SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    sampling = requested.with_defaults(defaults).with_defaults(GREEDY)
+    greedy = sampling.temperature == 0 and requested.code_temperature is None
     least, most = sampling.min_tokens or 0, sampling.max_tokens
     return msgspec.structs.replace(
         sampling,
-        # Who asks for the likeliest token means the whole frame that it begins.
+        # A greedy token makes the rest of its frame greedy.
         code_temperature=0.0 if greedy else sampling.code_temperature,
-        # Who asks for few tokens knows nothing of the stage's least.
-        min_tokens=min(least, most) if asked.min_tokens is None and most is not None else least,
-        # A request adds ids to the stage's own: it cannot make a stage say what it has no sound for, and it makes one run on past
-        # its end only by saying so.
-        stop_token_ids=_united(() if sampling.ignore_eos else own.stop_token_ids, asked.stop_token_ids),
-        suppress_token_ids=_united(own.suppress_token_ids, asked.suppress_token_ids),
+        # A requested maximum below the stage's default minimum lowers the minimum.
+        min_tokens=min(least, most) if requested.min_tokens is None and most is not None else least,
+        # A request adds ids to the stage's: it cannot unsuppress an id that the stage has no sound for, and only `ignore_eos`
+        # makes the stage run past its own stop ids.
+        stop_token_ids=_united(() if sampling.ignore_eos else defaults.stop_token_ids, requested.stop_token_ids),
+        suppress_token_ids=_united(defaults.suppress_token_ids, requested.suppress_token_ids),
     )
 
 
-def _united(own: Ids | None, asked: Ids | None) -> Ids:
-    return tuple(dict.fromkeys((*(own or ()), *(asked or ()))))
+def _united(defaults: Ids | None, requested: Ids | None) -> Ids:
+    return tuple(dict.fromkeys((*(defaults or ()), *(requested or ()))))
 
 
 def _check(sampling: SamplingParams, field: str, vocab_size: int) -> None:
@@ -108,7 +108,7 @@ def _check_room(sampling: SamplingParams, field: str) -> None:
 
 
 def _check_choice(sampling: SamplingParams, field: str, vocab_size: int) -> None:
-    """Whether there is an id that may come first."""
+    """Raises InputError unless some id may come first."""
     allowed, suppressed = sampling.allowed_token_ids, set(sampling.suppress_token_ids or ())
     left = set(allowed) - suppressed if allowed else None
     if left == set():
@@ -116,13 +116,13 @@ def _check_choice(sampling: SamplingParams, field: str, vocab_size: int) -> None
     if len(suppressed) >= vocab_size:
         raise InputError(f"{field}.suppress_token_ids", "leave nothing to say", "suppress fewer ids")
     suppressed.update(word[0] for word in sampling.bad_words_ids or () if len(word) == 1)
-    if _nothing_left(left, suppressed, vocab_size):
+    if _none_left(left, suppressed, vocab_size):
         raise InputError(f"{field}.bad_words_ids", "leave nothing to say", "remove words of one id")
     suppressed.update(sampling.stop_token_ids or () if sampling.min_tokens else ())
-    if _nothing_left(left, suppressed, vocab_size):
+    if _none_left(left, suppressed, vocab_size):
         problem = f"{sampling.min_tokens} leaves nothing to say before it but what ends the text"
         raise InputError(f"{field}.min_tokens", problem, "use 0 or rule fewer ids out")
 
 
-def _nothing_left(allowed: set[int] | None, suppressed: set[int], vocab_size: int) -> bool:
+def _none_left(allowed: set[int] | None, suppressed: set[int], vocab_size: int) -> bool:
     return len(suppressed) >= vocab_size if allowed is None else allowed <= suppressed

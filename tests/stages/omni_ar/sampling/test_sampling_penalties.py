@@ -1,4 +1,4 @@
-"""Each rule by itself, where transformers has it against transformers, and at its edges."""
+"""Each penalty and mask by itself, against transformers where it has it, and at its edges."""
 
 import numpy as np
 import torch

@@ -1,0 +1,389 @@
+"""One request of a `generate` call: its arguments, its messages, and a handle for each of its answers."""
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias, TypedDict
+
+import msgspec
+
+from omni.api.measure import held_by
+from omni.engine import Engine, EngineOutput, EngineRequest, Held, RequestFailed, RequestFinished
+from omni.errors import InputError, OmniError, check_unicode, quoted, said, shortened
+from omni.frontend.messages import RemoteMedia, check_messages, check_size, has_media, remote_media
+from omni.media import MediaOptions
+from omni.pipeline import Pipeline
+from omni.sampling import SamplingParams, StructuredOutput
+
+Messages: TypeAlias = str | Sequence[Mapping[str, object]]
+"""One chat: a list of messages (`omni.frontend.messages`), or a string, the user's only message."""
+
+Requests: TypeAlias = Sequence[Messages]
+"""Several chats."""
+
+Sampling: TypeAlias = SamplingParams | Mapping[str, SamplingParams] | None
+"""By stage; a single one is for `Pipeline.main_stage`."""
+
+MAX_SAMPLES = 64
+"""Answers that one request may ask for."""
+
+_LONGEST_TEXT = 4096
+"""Characters of a voice's name and of a cache salt: waiting requests keep them."""
+_SHORT_BYTES = 2**16
+"""Texts up to this size are prepared in milliseconds."""
+_LISTS = (list, tuple)
+_MOST_MODALITIES = 1000
+_PARAMETERS = SamplingParams.__struct_fields__
+
+
+class GenerateArguments(TypedDict, total=False):
+    """Keyword arguments of `generate` and `complete`.
+
+    modalities: outputs to generate, of `Omni.modalities`. Default: None, all of them.
+    voice: of `Omni.voices`, for audio. Default: None, the first.
+    sampling: by stage, or one for the stage that writes the text (without such a stage, the first that samples). Default: None.
+    priority: requests of lower numbers are served first, equal ones in order of arrival. Default: 0.
+    cache_salt: only requests of the same salt share cached prompts and media, which separates tenants. Default: "".
+    n: answers to each request, 1 to 64, numbered by `Output.sample`; a `Result` has the others in `alternatives`. They differ
+    only where sampling is random, so not at temperature 0. Default: 1.
+    """
+
+    modalities: Sequence[str] | None
+    voice: str | None
+    sampling: Sampling
+    priority: int
+    cache_salt: str
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedArguments:
+    """`GenerateArguments` with defaults filled in.
+
+    sampling: by stage. fields: by stage, the name of its sampling parameters in errors.
+    """
+
+    modalities: frozenset[str]
+    voice: str | None
+    sampling: Mapping[str, SamplingParams]
+    fields: Mapping[str, str]
+    priority: int = 0
+    cache_salt: str = ""
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request is prepared and waits for a place at the stages.
+
+    taken: start of the preparation (`time.perf_counter`).
+    after_stop: of the tokens that a stop string ends in, the text from that string on.
+    """
+
+    taken: float
+    prompt_tokens: int
+    after_stop: Callable[[Sequence[int]], str]
+
+
+Event = Started | EngineOutput
+Deliver = Callable[[float, Event], None]
+"""Takes an event and its time (`time.perf_counter`). Called from any thread, one call at a time; must be brief."""
+
+
+class RequestHandle:
+    """One answer to a request. Delivers its events in order, the last one exactly once, whether the engine, the front end or the
+    user ends it.
+
+    | state | changed by |
+    |---|---|
+    | waiting -> submitted to the engine | the thread that finds a free place, `submit` |
+    | either -> finished | the engine's thread (`sink`), the front end and the executor (`cancel`) |
+
+    `on_finished` is called once, without a lock, after the engine was notified.
+    """
+
+    def __init__(self, handle_id: str, deliver: Deliver, on_finished: Callable[["RequestHandle"], object]) -> None:
+        self.id = handle_id
+        self._deliver = deliver
+        self._on_finished = on_finished
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._submitting = False
+        self._finished = False
+        self._cancelled: OmniError | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def start(self, started: Started) -> None:
+        """Delivers the event; a no-op if the answer is finished."""
+        with self._lock:
+            if not self._finished:
+                self._deliver(time.perf_counter(), started)
+
+    def submit(self, engine: Engine, request: EngineRequest) -> None:
+        """Submits the prepared request to the engine, unless it was cancelled in the meantime."""
+        with self._lock:
+            if self._finished:
+                return
+            self._submitting = True
+        engine.submit(request, self.sink)  # without the lock, which the sink takes: a closed engine refuses at once
+        with self._lock:
+            self._submitting, self._engine = False, engine
+            cancelled = self._cancelled
+        if cancelled is not None:
+            engine.abort(self.id, cancelled)
+            self._on_finished(self)
+
+    def sink(self, output: EngineOutput) -> None:
+        """Takes an output of the engine."""
+        last = False
+        try:
+            with self._lock:
+                if self._finished:
+                    return
+                self._finished = last = isinstance(output, RequestFinished | RequestFailed)
+                self._deliver(time.perf_counter(), output)
+        finally:
+            if last:
+                self._on_finished(self)
+
+    def cancel(self, error: OmniError) -> None:
+        """Aborts the request in any state; its last event is `RequestFailed(error)`. A no-op if it is finished."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished, self._cancelled = True, error
+            submitting = self._submitting
+            self._deliver(time.perf_counter(), RequestFailed(error))
+            if self._engine is not None:
+                self._engine.abort(self.id, error)
+        if not submitting:
+            # `submit` frees the place of a request that is being submitted, after the engine has its abort.
+            self._on_finished(self)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request until the engine has it. It is prepared once for all of its answers. `RequestQueue` changes it.
+
+    handles: by id, of answers that the engine does not have. held: host memory of the messages. remote: media to download.
+    short: prepared in milliseconds. error: None, or why the messages are refused.
+    to_download: downloads that have not begun. downloads: those under way, by URL. downloaded: contents, by URL.
+    prepared: the engine's requests, by handle.
+    """
+
+    messages: object
+    arguments: CheckedArguments
+    handles: dict[str, RequestHandle]
+    held: Held = ()
+    remote: Sequence[RemoteMedia] = ()
+    short: bool = False
+    error: OmniError | None = None
+    id: str = field(init=False)
+    samples: tuple[str, ...] = field(init=False)
+    """Handles' ids, in order."""
+    to_download: deque[RemoteMedia] = field(init=False)
+    downloads: dict[str, Future[bytes]] = field(default_factory=dict)
+    downloaded: dict[str, bytes] = field(default_factory=dict)
+    prepared: dict[str, EngineRequest] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.samples = tuple(self.handles)
+        self.id = self.samples[0]
+        self.to_download = deque(self.remote)
+
+    def release_messages(self) -> None:
+        """After preparation nothing of the messages is needed."""
+        self.messages, self.held, self.downloaded = None, (), {}
+
+
+def read_request(
+    messages: object, arguments: CheckedArguments, handles: Sequence[RequestHandle], media: MediaOptions, names: bool
+) -> Request:
+    """Runs in the user's thread and touches no shared state. An error of the messages becomes `Request.error`.
+
+    media, names: as of `check_messages`.
+    """
+    by_id = {handle.id: handle for handle in handles}
+    try:
+        check_size(messages)
+        held = held_by(messages)
+        remote = remote_media(messages)
+        if remote:
+            # Nothing is downloaded for a request that cannot be answered.
+            check_messages(messages, names=names, media=media)
+        short = _is_short(messages, held, arguments)
+    except OmniError as error:
+        return Request(messages, arguments, by_id, error=error)
+    except Exception as error:  # the messages may be of the user's own types, which raise anything
+        wrong = InputError("messages", f"cannot be read: {type(error).__name__}", "give lists, dicts and strings")
+        wrong.__cause__ = error
+        return Request(messages, arguments, by_id, error=wrong)
+    return Request(messages, arguments, by_id, held, remote, short)
+
+
+def _is_short(messages: object, held: Held, arguments: CheckedArguments) -> bool:
+    """Whether it is text alone, without a grammar to compile. A path is a short string too, but its file may be large."""
+    small = sum(size for _, size in held) <= _SHORT_BYTES
+    grammar = any(params.structured is not None for params in arguments.sampling.values())
+    return small and not grammar and not has_media(messages)
+
+
+def split_requests(messages: object) -> tuple[list[object], bool]:
+    """The requests, and whether a list of them was given: a list (or tuple) of nothing but lists and strings is one."""
+    if not isinstance(messages, _LISTS) or not messages or not all(isinstance(m, (*_LISTS, str)) for m in messages):
+        return [messages], False
+    return list(messages), True
+
+
+def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> CheckedArguments:
+    """Raises InputError naming the field, for any value, and TypeError for an unknown argument."""
+    unknown = arguments.keys() - GenerateArguments.__optional_keys__
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    voice, salt = arguments.get("voice"), arguments.get("cache_salt", "")
+    with _reading("modalities"):
+        modalities = _modalities(pipeline, arguments.get("modalities"))
+    with _reading("voice"):
+        _check_voice(voice, modalities)
+    with _reading("priority"):
+        remedy = "give an int; lower numbers are served first"
+        priority = _integer(arguments.get("priority", 0), "priority", -(2**63), 2**63 - 1, remedy)
+    with _reading("n"):
+        n = _integer(arguments.get("n", 1), "n", 1, MAX_SAMPLES, "give an int")
+    with _reading("cache_salt"):
+        _check_text(salt, "cache_salt", "give a string")
+    with _reading("sampling"):
+        sampling, fields = _sampling(pipeline, arguments.get("sampling"))
+    return CheckedArguments(modalities, voice, sampling, fields, priority, salt, n)
+
+
+@contextmanager
+def _reading(field: str) -> Iterator[None]:
+    """Values may be of the user's own types, which may raise anything."""
+    try:
+        yield
+    except OmniError:
+        raise
+    except Exception as error:
+        raise InputError(field, f"cannot be read: {said(error)}", "give plain Python values") from error
+
+
+def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:
+    known = [output.modality for output in pipeline.outputs]
+    remedy = f'give a tuple such as ("{known[0]}",)'
+    if modalities is None:
+        return frozenset(known)
+    if isinstance(modalities, str):
+        raise InputError("modalities", f"{quoted(modalities)} is a string", remedy)
+    if not isinstance(modalities, Sequence | Set):
+        raise InputError("modalities", f"are a {type(modalities).__name__}", remedy)
+    given = list(islice(modalities, _MOST_MODALITIES))
+    for modality in given:
+        # Only strings are compared: other values may raise.
+        if not isinstance(modality, str) or modality not in known:
+            problem = f"this checkpoint does not give {quoted(modality)}"
+            raise InputError("modalities", problem, f"use {' or '.join(map(repr, known))}")
+    if not given:
+        raise InputError("modalities", "are empty", f"name at least one of {', '.join(map(repr, known))}")
+    return frozenset(map(str, given))
+
+
+def _check_voice(voice: object, wanted: frozenset[str]) -> None:
+    if voice is None:
+        return
+    _check_text(voice, "voice", "give a voice's name")
+    if "audio" not in wanted:
+        raise InputError(
+            "voice", "is given, but no audio is asked for", 'add "audio" to modalities, or leave voice out'
+        )
+
+
+def _check_text(text: object, field: str, remedy: str) -> None:
+    if not isinstance(text, str):
+        raise InputError(field, f"is a {type(text).__name__}", remedy)
+    if len(text) > _LONGEST_TEXT:
+        raise InputError(field, f"is {len(text):,} characters long", f"use at most {_LONGEST_TEXT:,}")
+    check_unicode(text, field)
+
+
+def _integer(value: object, field: str, low: int, high: int, remedy: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(field, f"is a {type(value).__name__}", remedy)
+    if not low <= value <= high:
+        bounds = f"{low} to {high}" if high < 2**32 else "what fits 64 bits"
+        raise InputError(field, f"{quoted(value)} is out of range", f"use {bounds}")
+    return int(value)
+
+
+def _sampling(pipeline: Pipeline, sampling: object) -> tuple[Mapping[str, SamplingParams], Mapping[str, str]]:
+    """By stage: the parameters, and their names in errors."""
+    if sampling is None:
+        return {}, {}
+    if isinstance(sampling, SamplingParams):
+        stage = pipeline.main_stage
+        if stage is None:
+            raise InputError("sampling", "is given, but no stage of this model samples", "leave it out")
+        return {stage: _checked(sampling, "sampling")}, {stage: "sampling"}
+    if not isinstance(sampling, Mapping):
+        remedy = "give SamplingParams, or a dict of them by stage"
+        raise InputError("sampling", f"is a {type(sampling).__name__}", remedy)
+    given = dict(sampling)
+    for name in given:
+        _check_stage(pipeline, name, given)
+    fields = {name: f"sampling.{name}" for name in given}
+    return {name: _checked(params, fields[name]) for name, params in given.items()}, fields
+
+
+def _check_stage(pipeline: Pipeline, name: object, given: Mapping[object, object]) -> None:
+    names = pipeline.sampling_stages
+    if not isinstance(name, str):
+        problem = f"has the key {quoted(name)}, a {type(name).__name__}"
+        raise InputError("sampling", problem, _by_stage(names, given))
+    if name not in names:
+        field = f"sampling.{shortened(name)}"
+        if name in _PARAMETERS:
+            raise InputError(field, "is a parameter, but a stage's name is expected", _by_stage(names, given))
+        problem = f"there is no stage {quoted(name)} that samples"
+        raise InputError(field, problem, f"use one of {', '.join(names)}" if names else "leave it out")
+
+
+def _by_stage(names: Sequence[str], given: Mapping[object, object]) -> str:
+    """The remedy for a dict that is not by stage."""
+    params = {name: value for name, value in given.items() if isinstance(name, str) and name in _PARAMETERS}
+    text = "SamplingParams(" + ", ".join(f"{name}={quoted(value)}" for name, value in params.items()) + ")"
+    stages = f", or a dict of stage to SamplingParams, as {{{names[0]!r}: {shortened(text)}}}" if names else ""
+    return f"give {shortened(text)}{stages}"
+
+
+def _checked(params: object, field: str) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        remedy = "give SamplingParams"
+        if isinstance(params, Mapping):
+            remedy = _by_stage((), params)
+        raise InputError(field, f"is a {type(params).__name__}", remedy)
+    with _reading(field):
+        return _typed(params, field)
+
+
+def _typed(params: SamplingParams, field: str) -> SamplingParams:
+    try:
+        # A struct made in Python does not check types.
+        given = msgspec.structs.asdict(params)
+        if isinstance(params.structured, StructuredOutput):
+            given["structured"] = msgspec.structs.asdict(params.structured)
+        typed = msgspec.convert(given, SamplingParams)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at ")
+        path = re.search(r"`\$([^`]*)`", place)
+        raise InputError(field + (shortened(path[1]) if path else ""), problem, "give a value of that type") from error
+    typed.check(field)
+    return typed
