@@ -23,11 +23,10 @@ from omni.sampling import SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
-from omni_ar.run.allocator import Allocator
+from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
 from omni_ar.run.limits import Limits
 from omni_ar.run.request import ArRequest
-from omni_ar.run.rows import RowTable
 from omni_ar.run.scheduler import Scheduler
 
 ROWS = (1, 16, 64, 256)
@@ -57,7 +56,7 @@ class Case:
         self.blocks = BlockPool(rows * limits.max_blocks)
         self.row_table = RowTable(limits.rows)
         spiller = Spiller(device, device.stream("decode"), limits.max_model_len)
-        reclaimer = Reclaimer(self.row_table, self.blocks, spiller)
+        reclaimer = Reclaimer(self.blocks, spiller)
         allocator = Allocator(
             self.row_table,
             self.blocks,

@@ -13,7 +13,7 @@ from torch import Tensor
 from bench.device import TimedDevice
 from bench.steps import StepRecorder
 from omni.device import Launch, PhaseCategory, Span, Uploader, declare_categories
-from omni_ar.kernels.step.state import LENGTH, RowState
+from omni_ar.kernels.step.state import RowState
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import SampledStep, StepContext
 
@@ -137,7 +137,7 @@ def gather_prompts(pages: Tensor, slots_m: Tensor, out_mW: Tensor) -> None:
 
 def read_frames(state: RowState, rows_R: Tensor, block_size: int, pages: Tensor, out_RG: Tensor) -> None:
     """The frames that the step has just predicted, from the slots that they are in."""
-    at_R = state.words.index_select(0, rows_R)[:, LENGTH]
+    at_R = state.columns.length.index_select(0, rows_R)
     block_R = state.block_table.index_select(0, rows_R).gather(1, (at_R // block_size)[:, None]).squeeze(1)
     torch.index_select(pages.flatten(0, 1), 0, block_R * block_size + at_R % block_size, out=out_RG)
 

@@ -1,4 +1,4 @@
-"""Cases of what a decode step does with its rows' words: a launch each."""
+"""Cases of what a decode step does with its rows' fields: a launch each."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,7 +9,7 @@ from bench.kernel_cases import Buffers, Call, Case
 from bench.kernel_shapes import Sizes
 from omni.device import open_device
 from omni_ar.kernels.step import end_frames, frame_inputs, place_frames
-from omni_ar.kernels.step.state import ACTIVE, LENGTH, LIMIT, RowState, StepBuffers
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -137,7 +137,7 @@ def _made(model: ArModel, sizes: Sizes, rows: int, b: Buffers) -> tuple[RowState
     options = ArOptions(max_num_seqs=rows, max_model_len=_longest(sizes))
     limits, device = Limits.of("bench", options, model.shape), open_device(b.device.type)
     state = allocate_rows(device, model, limits, b.dtype)
-    state.words[:, LENGTH], state.words[:, ACTIVE], state.words[:, LIMIT] = sizes.length, 1, 2**40
+    state.columns.length[:], state.columns.active[:], state.columns.limit[:] = sizes.length, 1, 2**40
     state.block_table.copy_(torch.arange(state.block_table.numel()).view_as(state.block_table))
     state.sampling.stop_ids.fill_(-1)
     step = allocate_step_buffers(device, model, limits, b.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from omni.device import Stream
 from omni.device.base import Phase
 from omni.device.cpu import CpuDevice
-from omni_ar.kernels.step.state import OUTPUTS, RowState
+from omni_ar.kernels.step.state import RowState
 from omni_ar.model import CodecModel, Codes, DrawCode
 from omni_ar.run.phases import predict_codes, sample_rows
 
@@ -98,7 +98,7 @@ def lowered(logits_RV: Tensor, ids_R: Tensor) -> Tensor:
 def _outputs(state: object, rows_R: object) -> Tensor:
     assert isinstance(state, RowState)
     assert isinstance(rows_R, Tensor)
-    return state.column(OUTPUTS).index_select(0, rows_R)
+    return state.columns.outputs.index_select(0, rows_R)
 
 
 @dataclass(slots=True)

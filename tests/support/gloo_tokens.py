@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from omni.device import Device, HostRing, HostSlot, Stream
-from omni_ar.kernels.step.state import GENERATION, RowState
+from omni_ar.kernels.step.state import FIELD_INDEX, RowState
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update
 from omni_ar.run.step import StepContext, TokenHandoff
@@ -38,8 +38,8 @@ class Broadcast(TokenHandoff):
     """Gloo receives into host memory, so the slot holds the broadcast itself, whose last column is for the device alone."""
 
     def read(self, count: int) -> list[list[int]]:
-        words: list[list[int]] = self.host.read()[:count, :-1].tolist()
-        return words
+        results: list[list[int]] = self.host.read()[:count, :-1].tolist()
+        return results
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class GlooTokens:
             self._take(self._awaited.popleft())
         assert not self._awaited or self._awaited[0].step + self.lag > step, "a step was launched that is not ready"
 
-    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
-        message: Message = {"kind": "start", "rows_n": rows_n, "words_nC": words_nC, "sampling": list(sampling)}
+    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
+        message: Message = {"kind": "start", "rows_n": rows_n, "fields_nC": fields_nC, "sampling": list(sampling)}
         self._device.launch(self._stream, send, self._ranks, message, self._sending)
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
@@ -163,11 +163,11 @@ def keep_step(kept_2R: Tensor, rows_R: Tensor, advance_R: Tensor) -> None:
 
 def take_broadcast(state: RowState, rows_R: Tensor, received_RW: Tensor, accepted_RW: Tensor, checks: bool) -> None:
     """Takes the tokens as the rows' newest, but those of rows whose generation is gone: they accept none."""
-    before_RC = state.words.index_select(0, rows_R)
-    current_R = before_RC[:, GENERATION] == received_RW[:, -1]
+    before_RC = state.fields.index_select(0, rows_R)
+    current_R = before_RC[:, FIELD_INDEX.generation] == received_RW[:, -1]
     accepted_RW.copy_(received_RW[:, :-1], non_blocking=True)
     accept_tokens(state, rows_R, accepted_RW)
     if checks:
-        after_RC = state.words.index_select(0, rows_R)
-        state.words.index_copy_(0, rows_R, torch.where(current_R[:, None], after_RC, before_RC))
+        after_RC = state.fields.index_select(0, rows_R)
+        state.fields.index_copy_(0, rows_R, torch.where(current_R[:, None], after_RC, before_RC))
         accepted_RW[:, 1].mul_(current_R)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from omni.device.cpu import CpuDevice
-from omni_ar.kernels.step.state import GENERATION, RowState, StepBuffers
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, start_rows
@@ -43,9 +43,9 @@ class Sampler:
         broadcasts = device.zeros((limits.rows, 3 + limits.step_ids), torch.int64)
         return cls(model, limits, state, allocate_step_buffers(device, model, limits, torch.float32), broadcasts)
 
-    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: Sequence[Tensor]) -> None:
+    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: Sequence[Tensor]) -> None:
         table_nM = torch.zeros(len(rows_n), self.limits.max_blocks, dtype=torch.int64)
-        start_rows(self.state, rows_n, words_nC, table_nM, StartParts(*sampling))
+        start_rows(self.state, rows_n, fields_nC, table_nM, StartParts(*sampling))
 
     def step(
         self,
@@ -62,7 +62,7 @@ class Sampler:
         accepted_RW = self.buffers.accepted_NW[:count]
         needs = SamplingFlags(**flags | {"processors": frozenset(flags["processors"])})
         steered = None if edits is None else EditParts(*edits)
-        assert torch.equal(state.column(GENERATION)[rows_R], generations_R), "rows are set up before they are sampled"
+        assert torch.equal(state.columns.generation[rows_R], generations_R), "rows are set up before they are sampled"
         compute_logits(self.model, hidden_RD, logits_RV)
         sample_rows(state, logits_RV, rows_R, needs, steered, (), accepted_RW[:, 2])
         accept_tokens(state, rows_R, accepted_RW)

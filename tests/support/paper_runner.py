@@ -4,7 +4,7 @@ Every step is checked: its requests may run, its context is still in their block
 What a row has said is known here at once, as on a device, and to the host when its handoff arrives.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
+from omni_ar.run.scheduler import Scheduler
+from omni_ar.run.status import RequestStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Written, snapshot
 from omni_ar.run.worker import ArWorker
 from support.ar_driver import ArWorkerDriver
@@ -27,6 +29,8 @@ from support.ar_driver import ArWorkerDriver
 VOCAB = 50
 STOP = 7
 """The stop id of every request."""
+
+HOLDS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.ISOLATING, RequestStatus.RUNNING_ALONE)
 
 
 def paper_shape(talker: bool) -> ArShape:
@@ -51,8 +55,8 @@ class Tokens:
 
     def read(self, count: int) -> list[list[int]]:
         assert self.ready.done(), "tokens were read before they had arrived"
-        words: list[list[int]] = self.results[:count].tolist()
-        return words
+        results: list[list[int]] = self.results[:count].tolist()
+        return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +152,19 @@ class PaperRunner:
         self._demand(len(plan.requests) <= self._limits.rows, "more requests than rows")
         for request in plan.requests:
             self._demand(not request.paused, f"{request.id} runs while it is paused")
-            self._demand(not request.suspect or len(plan.requests) == 1, f"{request.id} is suspect and not alone")
-            ahead = request.in_flight
+            alone = request.status is RequestStatus.RUNNING_ALONE
+            self._demand(not alone or len(plan.requests) == 1, f"{request.id} is isolated and not alone")
+            ahead = request.num_outputs_in_flight
             self._demand(0 <= ahead < self._limits.max_in_flight, f"{request.id} runs {ahead} tokens ahead")
-            self._demand(request.scheduled < request.max_tokens, f"{request.id} runs past its limit")
+            self._demand(request.num_scheduled_outputs < request.max_tokens, f"{request.id} runs past its limit")
         for chunk in plan.chunks:
             end = chunk.start + chunk.length
             self._demand(
-                chunk.start == chunk.request.computed and chunk.length > 0, f"an odd chunk of {chunk.request.id}"
+                chunk.start == chunk.request.num_computed_tokens and chunk.length > 0,
+                f"an odd chunk of {chunk.request.id}",
             )
             self._demand(
-                end <= chunk.request.target and chunk.last == (end == chunk.request.target),
+                end <= chunk.request.prefill_end and chunk.last == (end == chunk.request.prefill_end),
                 f"an odd chunk of {chunk.request.id}",
             )
             self._demand(chunk.replay or end <= chunk.request.length, f"a chunk of two kinds of {chunk.request.id}")
@@ -167,7 +173,9 @@ class PaperRunner:
         """What the device knows of a row's blocks."""
         held = request.held_table
         if chunk is not None and chunk.first:
-            self._demand(not request.in_flight, f"{request.id} starts again while tokens of it are in flight")
+            self._demand(
+                not request.num_outputs_in_flight, f"{request.id} starts again while tokens of it are in flight"
+            )
             self._rows[request.row_index] = PaperRow(held.blocks.tolist(), list(request.outputs))
         table = self._rows[request.row_index].table
         for new in plan.new_blocks:
@@ -180,7 +188,7 @@ class PaperRunner:
         if not self._rows[request.row_index].active:
             return
         size, table = self._limits.block_size, request.held_table
-        start = request.computed
+        start = request.num_computed_tokens
         end = start + (chunk.length if chunk else 1)
         ahead = self._talker and (chunk is None or chunk.last)
         self._demand(end + ahead <= table.count * size, f"{request.id}: no block for {end + ahead} tokens")
@@ -278,6 +286,27 @@ def answer(
         *_, last = marks(salt, prompt, [frame[0] for frame in frames], conditioning)
         frames.append(frame_of(last % VOCAB, last))
     return frames
+
+
+def check_statuses(scheduler: Scheduler, requests: Iterable[ArRequest]) -> None:
+    """Each of the stage's requests is in the list of its status and in no other, and holds what the status says."""
+    kept = scheduler._requests
+    for status, listed in kept.items():
+        assert all(request.status is status for request in listed)
+        assert [request.rank for request in listed] == sorted(request.rank for request in listed)
+    alive = list(requests)
+    assert sum(map(len, kept.values())) == sum(request.status in kept for request in alive)
+    for request in alive:
+        assert request.status not in kept or request in kept[request.status]
+        assert request.status is not RequestStatus.FINISHED
+        if request.status in HOLDS_BLOCKS:
+            assert request.table is not None
+        elif request.status is not RequestStatus.WAITING_FOR_LOGPROBS:
+            assert request.table is None
+        if request.status in (RequestStatus.WAITING_FOR_INPUTS, RequestStatus.WAITING):
+            assert request.row is None
+        elif request.status is not RequestStatus.BLOCKED:
+            assert request.row is not None
 
 
 class PaperDriver(ArWorkerDriver):

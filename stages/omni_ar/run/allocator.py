@@ -1,4 +1,4 @@
-"""What a request needs to run (a row, blocks), what the prefix cache can spare it, and how room is made."""
+"""Rows and blocks of requests: given, shared through the prefix cache, and taken back by preemption."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,10 @@ from torch import Tensor
 
 from omni_ar.run.blocks import BlockPool, BlockTable, PrefixKeys, Reclaimer, Spiller
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest
-from omni_ar.run.rows import RowTable
+from omni_ar.run.request import ArRequest, Row
 
 Failure = tuple[str, str, Exception]
-"""A request's id, what was being done, and why it failed."""
+"""A request's id, what was being done, and the error."""
 
 MOVING = "moving its payload"
 
@@ -26,8 +25,36 @@ class AllocatorCounters:
     preemptions: int = 0
 
 
+class RowTable:
+    """Hands out rows. A request keeps its row from its first start to its end."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._generations = [0] * num_rows
+
+    @property
+    def used(self) -> int:
+        return len(self._generations) - len(self._free)
+
+    @property
+    def available(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> Row:
+        index = self._free.pop()
+        return Row(index, self._generations[index])
+
+    def release(self, row: Row) -> None:
+        """The row may be given to another request.
+
+        Steps in flight may still write its state. The next owner's first step sets it up on the same stream, so after them.
+        """
+        self._generations[row.index] += 1
+        self._free.append(row.index)
+
+
 class Allocator:
-    """Seats requests, grows their tables, evicts them. Who and when is the scheduler's business."""
+    """Allocates rows and blocks, and preempts requests. The scheduler decides which requests, and when."""
 
     def __init__(
         self,
@@ -45,7 +72,7 @@ class Allocator:
         """max_blocks: of one request. conditioned: whether decode steps have inputs besides the token."""
         self.counters = AllocatorCounters()
         self.failures: list[Failure] = []
-        """Requests that cannot go on; whoever plans takes them out."""
+        """Requests that cannot go on, for the worker to report."""
         self._refused: tuple[str, int, int, int] | None = None
         self._rows = rows
         self._pool = pool
@@ -55,9 +82,9 @@ class Allocator:
         self._max_blocks = max_blocks
         self._code_pages = code_pages
         self._prefix_cache = prefix_cache
-        self._ids_say_all = not conditioned and code_pages is None
+        self._caches_outputs = not conditioned and code_pages is None
         # The frame that a token begins is stored in the token's slot before the token itself is in the KV cache.
-        self._ahead = 0 if code_pages is None else 1
+        self._extra_slots = 0 if code_pages is None else 1
 
     @property
     def capacity(self) -> int:
@@ -70,86 +97,85 @@ class Allocator:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._size)
 
-    def seat(self, request: ArRequest, victims: Sequence[ArRequest], headroom: int) -> bool:
+    def allocate(self, request: ArRequest, victims: Sequence[ArRequest], headroom: int) -> bool:
         """Gives a request its row and blocks for all tokens up to the next it samples. headroom: blocks to leave for others.
 
-        victims: who may be evicted for it, the first first.
+        victims: requests that may be preempted for it, the first first.
         """
         state = (request.id, self._pool.available, self._pool.cached, headroom)
         if (state == self._refused and not victims) or (request.row is None and not self._rows.available):
             return False
         shared = self._match(request)
-        need = self.blocks_for(request.target + self._ahead) - len(shared)
+        need = self.blocks_for(request.prefill_end + self._extra_slots) - len(shared)
         if not self._make_room(need, victims, headroom):
             self._pool.release(shared)
-            # Hashing and matching a long prompt again is of no use before anything has changed.
+            # A long prompt is not hashed and matched again before anything has changed.
             self._refused = None if victims or self._reclaimer.waiting else state
             return False
         request.row = request.row or self._rows.allocate()
         request.table = BlockTable.of(request.id, shared + self._pool.allocate(need), self._max_blocks)
-        request.computed = len(shared) * self._size
-        request.cached_blocks = len(shared)
-        if not request.outputs and not request.started:
-            request.started = True
-            request.cached_tokens = request.computed
+        request.num_computed_tokens = len(shared) * self._size
+        request.published_blocks = len(shared)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = request.num_computed_tokens
             self.counters.prompt_tokens += request.length
-            self.counters.cached_tokens += request.computed
+            self.counters.cached_tokens += request.num_computed_tokens
         return True
 
-    def grow(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[NewBlock, ...] | None:
+    def extend(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[NewBlock, ...] | None:
         """Blocks for the request's next decode step. None if there is no room."""
         table = request.held_table
-        if request.computed + 1 + self._ahead <= table.count * self._size:
+        if request.num_computed_tokens + 1 + self._extra_slots <= table.count * self._size:
             return ()
         if not self._make_room(1, victims, 0):
             return None
         table.append(self._pool.allocate(1)[0])
         return (NewBlock(request, table.count - 1),)
 
-    def grow_ahead(self, requests: Sequence[ArRequest]) -> list[NewBlock]:
-        """A block before it is needed for those that would want one soon, if that takes nothing from anybody.
+    def extend_early(self, requests: Sequence[ArRequest]) -> list[NewBlock]:
+        """A block for each request that will need one soon, as long as blank blocks abound.
 
-        Growing is the only thing that a steady decode step must upload: together, rows do it once in many steps.
+        A new block is the only thing that a steady decode step uploads: allocated together, they make one such step of many.
         """
         new_blocks: list[NewBlock] = []
         if self._pool.blank < 2 * len(requests):
             return new_blocks
         for request in requests:
             table = request.held_table
-            soon = min(request.computed + self._size, request.length + request.max_tokens)
+            soon = min(request.num_computed_tokens + self._size, request.length + request.max_tokens)
             if self.blocks_for(soon) > table.count:
                 table.append(self._pool.allocate(1)[0])
                 new_blocks.append(NewBlock(request, table.count - 1))
         return new_blocks
 
-    def evict(self, request: ArRequest) -> bool:
-        """Takes the request's blocks away; it will run again from its beginning. Returns False if that is not possible now.
+    def preempt(self, request: ArRequest) -> bool:
+        """Takes the request's blocks; it will run again from its beginning. Returns False if that is not possible now.
 
-        Its steps in flight go on in the old blocks, which are free after them.
+        Its steps in flight go on in the old blocks, which are free after them. A request whose frames cannot be saved joins
+        `failures`.
         """
         table = request.held_table
-        if self._code_pages is not None and request.scheduled and request.saved_codes is None:
+        if self._code_pages is not None and request.num_scheduled_outputs and request.saved_codes is None:
             if not self._spiller.ready:
                 return False
-            # Of the tokens in flight too: they will be confirmed before the request starts again.
-            positions = request.length + np.arange(request.scheduled)
+            # The tokens in flight too: the host reads them before the request starts again.
+            positions = request.length + np.arange(request.num_scheduled_outputs)
             try:
                 request.saved_codes = self._spiller.save(self._code_pages, table.slots(positions, self._size))
             except Exception as error:
-                request.lost = True
                 self.failures.append((request.id, MOVING, error))
-        request.rewind()
+        request.reset_for_recompute()
         self._reclaimer.add_table(table)
         self.counters.preemptions += 1
         return True
 
     def launched(self, plan: StepPlan) -> None:
-        """The plan's step is on the device: what it fills can be shared by steps that follow it there."""
+        """The plan's step is on the device: steps behind it on the stream may share the blocks that it fills."""
         for chunk in plan.prompts:
             self._note_hidden(chunk)
         if self._prefix_cache:
             for request in plan.requests:
-                if request.computed // self._size <= request.cached_blocks:
+                if request.num_computed_tokens // self._size <= request.published_blocks:
                     continue  # no block more than before, as in most steps
                 try:
                     self._publish(request)
@@ -160,13 +186,13 @@ class Allocator:
         if not self._prefix_cache or request.scores_prompt:
             return []  # a position that is not run gives no log-probabilities
         # The newest token is run in any case: what comes after it is sampled from its hidden state.
-        keys = self._keys(request).first((request.target - 1) // self._size, request.outputs)
+        keys = self._keys(request).first((request.prefill_end - 1) // self._size, request.outputs)
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
 
     def _keys(self, request: ArRequest) -> PrefixKeys:
         if request.keys is None:
             assert request.prompt is not None
-            request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._ids_say_all)
+            request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._caches_outputs)
         return request.keys
 
     def _make_room(self, need: int, victims: Sequence[ArRequest], headroom: int) -> bool:
@@ -178,14 +204,14 @@ class Allocator:
         left = list(reversed(victims))
         while self._pool.available < need + headroom:
             if self._reclaimer.progressing:
-                return False  # blocks are about to come free: nobody need be evicted for these
-            if self._relieve():
+                return False  # blocks are about to come free without a preemption
+            if self._spill():
                 continue
-            if not left or not self.evict(left.pop()):
+            if not left or not self.preempt(left.pop()):
                 return False
         return True
 
-    def _relieve(self) -> bool:
+    def _spill(self) -> bool:
         moved, failures = self._reclaimer.relieve()
         self.failures += [(owner, MOVING, error) for owner, error in failures]
         return moved
@@ -201,10 +227,10 @@ class Allocator:
             self._pool.store(int(request.held_table.ids[position // self._size]), 1 << position % self._size)
 
     def _publish(self, request: ArRequest) -> None:
-        full = min(request.computed, request.length + len(request.outputs)) // self._size
-        if full <= request.cached_blocks:
+        full = min(request.num_computed_tokens, request.length + len(request.outputs)) // self._size
+        if full <= request.published_blocks:
             return
         keys = self._keys(request).first(full, request.outputs)
-        for index in range(request.cached_blocks, len(keys)):
+        for index in range(request.published_blocks, len(keys)):
             self._pool.cache(int(request.held_table.ids[index]), keys[index])
-        request.cached_blocks = full
+        request.published_blocks = full

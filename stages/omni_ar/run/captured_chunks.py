@@ -11,7 +11,7 @@ from omni.device import Device, Graph, Stream, SyncPoint, may_sync
 from omni.graphs import CapturedGraphs
 from omni_ar.model import ArModel
 from omni_ar.run.forward import ChunkStep, Forward
-from omni_ar.run.limits import Limits, step_words
+from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.pack import placeholders_in
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import Embedded
@@ -96,7 +96,7 @@ class CapturedChunks:
 
     def _try_embedding(self, buffers: ChunkBuffers) -> None:
         """Embeds null rows: without it, a wrong `ArShape.input_width` would first show with a prompt."""
-        steps_XR = self._device.zeros((step_words(self._model.shape), self._limits.rows), torch.int64)
+        steps_XR = self._device.zeros((step_fields(self._model.shape), self._limits.rows), torch.int64)
         with may_sync(SyncPoint.CAPTURE):
             self._device.synchronize()  # zeros are written on another stream
         embedding = self._forward.embed([self._forward.nexts(steps_XR)], None, Embedded(buffers.inputs_TD))

@@ -121,7 +121,7 @@ class Forward:
 
     def decode_blocks(self, plan: StepPlan) -> int:
         """How many blocks of the decoding rows' tables may be in use."""
-        longest = max(request.computed for request in plan.decodes) + 1
+        longest = max(request.num_computed_tokens for request in plan.decodes) + 1
         return -(-longest // self._limits.block_size)
 
     def nexts(self, steps_XR: Tensor) -> NextInputs:

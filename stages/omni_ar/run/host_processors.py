@@ -1,4 +1,4 @@
-"""Asks the host processors of requests what may come next, beside the engine's thread."""
+"""Runs the host processors of requests (grammars, logits processors that need history) beside the engine's thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,50 +10,49 @@ from omni_ar.sampling import merge_edits
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """edit: for the next token. over: nothing can follow."""
+class HostProcessorResult:
+    """edit: to the logits of the next token. ends: the text ends here, no token may follow."""
 
     edit: LogitsEdit
-    over: bool
+    ends: bool
 
 
 class HostProcessorExecutor:
-    """A constrained request waits until its host processors have answered for its newest token; nobody else does."""
+    """A constrained request waits until its host processors have taken its newest token; no other request does."""
 
     def __init__(self, worker: HostWorker, vocab: int) -> None:
         self._worker = worker
         self._vocab = vocab
-        self._asked: dict[ArRequest, HostTask[Answer]] = {}
+        self._tasks: dict[ArRequest, HostTask[HostProcessorResult]] = {}
 
     @property
     def waiting(self) -> int:
-        return len(self._asked)
+        return len(self._tasks)
 
-    def ask(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
-        """Tells the request's host_processors of its newest tokens. One question at a time: it runs no step meanwhile."""
-        host_processors, news = request.host_processors, tuple(tokens)
-        self._asked[request] = self._worker.submit(lambda: _answer(host_processors, news, self._vocab))
+    def submit(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
+        """Passes the request's newest tokens to its host processors. One task at a time: the request runs no step meanwhile."""
+        host_processors, newest = request.host_processors, tuple(tokens)
+        self._tasks[request] = self._worker.submit(lambda: _process(host_processors, newest, self._vocab))
 
-    def forget(self, request: ArRequest) -> None:
-        """Its answer is of no use to anybody."""
-        task = self._asked.pop(request, None)
+    def cancel(self, request: ArRequest) -> None:
+        task = self._tasks.pop(request, None)
         if task is not None:
             task.cancel()
 
-    def poll(self) -> list[tuple[ArRequest, Answer | Exception]]:
-        """Answers that have come, and what host processors raised."""
-        come = [request for request, task in self._asked.items() if task.done()]
-        return [(request, _result(self._asked.pop(request))) for request in come]
+    def poll(self) -> list[tuple[ArRequest, HostProcessorResult | Exception]]:
+        """Results that have come, and exceptions of host processors."""
+        done = [request for request, task in self._tasks.items() if task.done()]
+        return [(request, _result(self._tasks.pop(request))) for request in done]
 
     def close(self) -> None:
-        self._asked.clear()
+        self._tasks.clear()
         self._worker.close()
 
 
-def _result(task: HostTask[Answer]) -> Answer | Exception:
+def _result(task: HostTask[HostProcessorResult]) -> HostProcessorResult | Exception:
     try:
         return task.result()
-    except Exception as error:  # a host processor may be anybody's code: its request fails, and no other
+    except Exception as error:  # a host processor may be a user's code: its request fails, and no other
         return error
     except BaseException as error:  # a library's panic; it happened in another thread and says nothing about this one
         failure = RuntimeError(f"{type(error).__name__}: {error}")
@@ -61,11 +60,10 @@ def _result(task: HostTask[Answer]) -> Answer | Exception:
         return failure
 
 
-def _answer(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[int], vocab: int) -> Answer:
-    over = False
+def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[int], vocab: int) -> HostProcessorResult:
+    ends = False
     for token in tokens:
         for processor in host_processors:
-            over |= processor.push(token)  # each hears of every token, whatever the others say
-    return Answer(
-        LogitsEdit() if over else merge_edits([processor.edit() for processor in host_processors], vocab), over
-    )
+            ends |= processor.push(token)  # each takes every token, even if another ends the text
+    edit = LogitsEdit() if ends else merge_edits([processor.edit() for processor in host_processors], vocab)
+    return HostProcessorResult(edit, ends)

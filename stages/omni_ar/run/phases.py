@@ -1,7 +1,7 @@
 """The phases of a step: functions over preallocated buffers. None of them synchronizes; docs/step.md has their order.
 
 Shape legend: R rows of the batch, K ids of a row (one, and as many more as are drafted), T tokens, S step columns, V vocabulary,
-W handoff words, E width of step rows, G code groups.
+W handoff fields, E width of step rows, G code groups.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
-from omni_ar.kernels.step.state import OUTPUTS, RowState, StepBuffers
+from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling import (
@@ -27,15 +27,15 @@ from omni_ar.sampling import (
 )
 
 
-def start_rows(state: RowState, rows_n: Tensor, words_nC: Tensor, table_nM: Tensor, sampling: SamplingStart) -> None:
+def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Tensor, sampling: SamplingStart) -> None:
     """Sets up the state of rows, as it is before their first chunk."""
-    state.words.index_copy_(0, rows_n, words_nC)
+    state.fields.index_copy_(0, rows_n, fields_nC)
     state.block_table.index_copy_(0, rows_n, table_nM)
     start_sampling(state.sampling, sampling)
 
 
 def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Tensor) -> None:
-    """Inputs of a batch of nothing."""
+    """Inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     advance_B.fill_(1)
     steps_XB.zero_()
@@ -203,16 +203,16 @@ def sample_rows(
     """Draws a token per row; -1 where none is possible."""
     if edits is None and not flags.processors and runs_kernel(logits_RV):
         # The kernel gathers the rows' positions itself, and writes where the ids belong.
-        fused_sample(logits_RV, state.sampling, rows_R, state.column(OUTPUTS), by_row=True, out_R=ids_R)
+        fused_sample(logits_RV, state.sampling, rows_R, state.columns.outputs, by_row=True, out_R=ids_R)
         return
-    position_R = state.column(OUTPUTS).index_select(0, rows_R)
+    position_R = state.columns.outputs.index_select(0, rows_R)
     ids_R.copy_(sample(logits_RV, state.sampling, rows_R, position_R, flags, edits, processors))
 
 
 def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None = None) -> None:
     """Takes sampled tokens as the rows' newest, evaluates stops, and leaves both where the next step and the host find them.
 
-    out_RW: the last K words are the ids; status and count of the accepted ones are written before them. Accepted are those up to
+    out_RW: the last K columns are the ids; status and count of the accepted ones are written before them. Accepted are those up to
     the first that ends the row. A row that was over before accepts none. offered_R: how many of a row's K ids count, at least 1;
     None if all do.
     """

@@ -1,4 +1,4 @@
-"""What runs in one step."""
+"""The requests and tokens of one step."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from omni_ar.run.request import ArRequest
 class PrefillChunk:
     """Tokens `start` to `start + length` of a request that is not decoding yet.
 
-    first: its row's state is set up. last: the chunk reaches the newest token, so the step samples the next one.
-    replay: generated tokens of a preempted request, not prompt.
+    first: the step sets its row up. last: the chunk reaches the newest token, so the step samples the next one.
+    replay: its tokens are generated ones of a preempted request, not prompt.
     """
 
     request: ArRequest
@@ -23,7 +23,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """A block was added to a decoding request's table, at `index`."""
+    """A block that was added to a decoding request's table, at `index`."""
 
     request: ArRequest
     index: int
@@ -44,12 +44,12 @@ class StepPlan:
 
     @property
     def requests(self) -> tuple[ArRequest, ...]:
-        """All that take part."""
+        """All requests in the step."""
         return self.decodes + tuple(chunk.request for chunk in self.chunks)
 
     @property
     def sampled(self) -> tuple[ArRequest, ...]:
-        """Those that get a token, in the order of the batch's rows."""
+        """Requests that get a token, in the order of the batch's rows."""
         return self.decodes + tuple(chunk.request for chunk in self.chunks if chunk.last)
 
     @property
@@ -62,19 +62,19 @@ class StepPlan:
 
     @property
     def padded_shape(self) -> "PaddedShape":
-        """As much as the step needs."""
+        """The smallest shape for the step."""
         return PaddedShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
 
     @property
     def starts(self) -> tuple[ArRequest, ...]:
-        """Requests whose row's state is set up by this step."""
+        """Requests whose rows the step sets up."""
         return tuple(chunk.request for chunk in self.chunks if chunk.first)
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedShape:
-    """What a batch with chunks is laid out for: rows that decode, then tokens of chunks, of so many chunks. Of each there may be
-    more than a step needs; what is left is padding."""
+    """The layout of a batch with chunks: rows that decode, then tokens of chunks, and the number of chunks. A step may need less of
+    each; the rest is padding."""
 
     decodes: int
     tokens: int

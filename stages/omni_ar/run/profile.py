@@ -1,4 +1,4 @@
-"""The largest steps that a stage's limits allow, to measure what they take."""
+"""The largest steps that a stage's limits allow, run to measure their memory."""
 
 import msgspec
 import numpy as np
@@ -8,10 +8,9 @@ from omni.sampling import GREEDY, MAX_LOGPROBS, SamplingParams
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape
 from omni_ar.run.blocks import NULL_BLOCK, BlockTable
-from omni_ar.run.limits import MAX_STARTS, Limits, step_words
+from omni_ar.run.limits import MAX_STARTS, Limits, step_fields
 from omni_ar.run.plan import PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest
-from omni_ar.run.rows import Row
+from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.runner import Runner
 
 _EVERYTHING = SamplingParams(
@@ -35,11 +34,11 @@ _SCORED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
-    """Launches a decode of all rows at full length; then as many prompt tokens as a step may have, in the longest chunks behind the
-    longest contexts, beside such decodes; then as many as it may score.
+    """Launches a decode of all rows at full length; then the most prompt tokens that a step may have, in the longest chunks behind
+    the longest contexts, beside such decodes; then the most that it may score.
 
-    Every block is the null block, so no page need be there but that one. Waits for each step. Leaves the rows' state as no request
-    may find it: the runner is not to be used afterwards.
+    Every block is the null block, so no other page is needed. Waits for each step. The runner must not be used afterwards: the
+    rows' state is in disorder.
     """
     requests = [_request(row, shape, limits, _EVERYTHING) for row in range(limits.rows)]
     # A chunk with context needs a mask, which a whole prompt does not.
@@ -68,7 +67,7 @@ def _last_chunk(request: ArRequest, length: int) -> PrefillChunk:
 
 
 def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams) -> ArRequest:
-    """As long as may be before its last token, and in want of its hidden states, if there are any."""
+    """A request of the greatest length that has a token left, whose hidden states are all wanted, if the model has any."""
     length = limits.max_model_len - 1
     everywhere = np.arange(length if shape.payload_width else 0)
     prompt = Prompt(
@@ -82,10 +81,10 @@ def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams)
         sampling,
         set(),
         prompt=prompt,
-        step_pad=np.zeros(step_words(shape), np.int64),
+        step_pad=np.zeros(step_fields(shape), np.int64),
         row=Row(row, 0),
         table=BlockTable.of(str(row), [NULL_BLOCK] * limits.max_blocks, limits.max_blocks),
-        computed=length,
-        target=length,
-        scheduled=1,
+        num_computed_tokens=length,
+        prefill_end=length,
+        num_scheduled_outputs=1,
     )

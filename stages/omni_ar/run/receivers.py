@@ -15,7 +15,7 @@ from omni.payload import PageSlice
 from omni.stage import Feed, PayloadReceiver, Transfer, as_matrix
 from omni_ar.inputs import MultimodalEmbedding, StepInputs
 from omni_ar.model import ArShape
-from omni_ar.run.limits import Limits, step_words
+from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.request import ArRequest, ReadyEmbedding, StepArrival
 
 _AT_ONCE = 1024
@@ -55,9 +55,7 @@ class ConditioningReceiver:
         self._waiting[request] = None
         inputs.check(len(self._shape.step_columns))
         self._check_rows(arrival)
-        if arrival.rows is not None or inputs.pad is not None:
-            request.awaits_step = False
-        if not request.queued:
+        if not request.prompt_ready:
             # Its prompt, or an embedding of it, may come from a producer that must not be paused until then.
             message.acquire()
         if arrival.rows is None and len(request.step_arrivals) == 1:
@@ -120,8 +118,8 @@ class ConditioningReceiver:
         return [Transfer(arrival.rows, self._conditioning, places_n, slice(needed))]
 
     def _words(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`[n, step_words]`, of steps without rows."""
-        words_nX = np.full((columns_Sn.shape[1], step_words(self._shape)), self._limits.null_place)
+        """`[n, step_fields]`, of steps without rows."""
+        words_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_place)
         words_nX[:, : len(columns_Sn)] = columns_Sn.T
         return words_nX
 

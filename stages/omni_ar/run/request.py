@@ -1,4 +1,4 @@
-"""What the host knows of one request at one stage."""
+"""A request at an autoregressive stage, as the host knows it."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopM
 from omni.stage import Feed, Produced
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.run.blocks import BlockTable, PrefixKeys
-from omni_ar.run.rows import Row
+from omni_ar.run.status import TRANSITIONS, RequestStatus
 from omni_ar.sampling import SamplingFlags, flags_of
 
 
@@ -51,8 +51,16 @@ class StepArrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
-    """A token that the host knows of, and the messages that give it out. The next token adds the hidden state of this one."""
+class Row:
+    """A stable place in per-row device state. generation: distinguishes the row's owner from the owners before it."""
+
+    index: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldToken:
+    """A token that may be part of a stop string, and its messages. The next token adds this one's hidden state to them."""
 
     token: int
     messages: list[Produced]
@@ -60,19 +68,19 @@ class Confirmed:
 
 @dataclass(slots=True, eq=False)
 class ArRequest:
-    """A request from `Open` to its end.
+    """A request from `Open` to its end. `status` is its state; all else is data.
 
-    Its tokens are the prompt's, then the generated ones. The host counts what it knows, and what it has launched:
+    Its tokens are the prompt's, then the generated ones ("outputs"). The host counts:
 
-    | count | of |
+    | count | tokens |
     |---|---|
-    | `computed` | tokens in the KV cache once the launched steps are over; a bound, since the device may have stopped the row |
-    | `outputs` | generated tokens that are confirmed |
-    | `in_flight` | generated tokens of launched steps that are not confirmed yet |
-    | stale | tokens of launched steps that nobody will take, since the request is over (the stage's `stale_tokens`) |
+    | `num_computed_tokens` | in the KV cache once the launched steps are over; an upper bound, since rows stop on the device |
+    | `outputs` | generated, and read by the host |
+    | `num_scheduled_outputs` | generated once the launched steps are over; an upper bound too |
+    | `num_outputs_in_flight` | the difference of these two |
 
-    A request that starts, or starts again after it was preempted, runs up to `target`, where it samples; from there on it decodes.
-    It starts again when nothing of it is in flight, so every token is delivered once.
+    A request that starts, or starts again after a preemption, prefills up to `prefill_end`, where it samples; then it decodes.
+    It starts again when none of its steps is in flight, so every token is delivered once.
     """
 
     id: str
@@ -82,76 +90,75 @@ class ArRequest:
     cache_salt: str = ""
     sample_index: int = 0
     params: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Of the logits processors that it uses on the device."""
+    """Parameters of the logits processors that it uses on the device."""
     stops: StopMatcher | None = None
     host_processors: tuple[HostLogitsProcessor, ...] = ()
+    needs_first_step: bool = False
+    """Whether it waits for conditioning of its first step as for its prompt: that shows that the producer has begun."""
+    _status: RequestStatus = field(default=RequestStatus.WAITING_FOR_INPUTS, init=False)
+    paused: bool = False
+    """A consumer is behind, so the request takes part in no step. Independent of the status, see `RequestStatus`."""
+    finish_reason: str | None = None
+    """The reason of its end, once known. A request whose host processors have ended it may still run one step: it gives no
+    token, but the hidden state of the last one."""
     edit: LogitsEdit | None = None
-    """Of a constrained request: what is to be done to the logits of its next token; None while that is not known."""
-    closing: bool = False
-    """Its host processors are through: one more step gives the hidden state of its last token, and no token."""
+    """The host processors' edit to the logits of its next token; None until they have answered."""
     prompt: Prompt | None = None
     embeddings: dict[tuple[str, int], ReadyEmbedding] = field(default_factory=dict)
     """Kept to the end: a preempted request runs its prompt again."""
     steps: list[NDArray[np.int64]] = field(default_factory=list)
-    """What conditions each step, `step_words` of them. Of steps with device rows, those whose rows are in their places."""
+    """Conditioning of each step, `step_fields` of them. Of steps with device rows, those whose rows are in their places."""
     step_pad: NDArray[np.int64] | None = None
-    """The same of all later steps."""
+    """Conditioning of all later steps."""
     places_taken: int = 0
-    """How many of its places for device rows hold one."""
+    """Places for device rows that hold one."""
     step_arrivals: deque[StepArrival] = field(default_factory=deque)
     """Conditioning that has come and is not in `steps` yet, in order."""
-    awaits_step: bool = False
-    """Whether it is not to have a row yet: device rows, or the pad, come first, which shows that their producer has begun."""
-    queued: bool = False
-    """Whether the scheduler has it, or had it."""
-    paused: bool = False
-    """A consumer is behind: the request does not run."""
-    suspect: bool = False
-    """A step that it was part of failed: it runs by itself until it has sampled, so that only what is at fault fails."""
     max_tokens: int = 0
     row: Row | None = None
     table: BlockTable | None = None
     keys: PrefixKeys | None = None
-    cached_blocks: int = 0
+    published_blocks: int = 0
     """Blocks at the table's beginning that are in the prefix cache, or were offered to it."""
-    started: bool = False
-    """Whether it ever ran."""
-    row_ready: bool = False
-    """Whether the row's state on the device is that of this start."""
-    computed: int = 0
-    target: int = 0
+    num_computed_tokens: int = 0
+    prefill_end: int = 0
     outputs: list[int] = field(default_factory=list)
-    """Confirmed tokens; the device alone knows more."""
-    scheduled: int = 0
-    """Generated tokens whose step has been launched."""
-    unread: int = 0
-    """Steps in flight: launched, and the host does not know yet what they gave."""
-    newest_step: int = 0
+    num_scheduled_outputs: int = 0
+    steps_in_flight: int = 0
+    """Launched steps that the host has not read."""
+    last_scheduled_step: int = 0
     """Number of the last step that it was part of."""
-    held: deque["Confirmed"] = field(default_factory=deque)
-    """Tokens at the end that may be part of a stop string, each with all that it produces."""
-    scored: int = 0
+    last_step_end: Event = COMPLETED
+    """End of the last step that reads what the request holds of other stages."""
+    withheld: deque[WithheldToken] = field(default_factory=deque)
+    """The newest tokens, as long as they may be part of a stop string."""
+    num_scored_tokens: int = 0
     """Prompt positions from the beginning whose next token's log-probability has been computed, or was not asked for."""
     unread_scores: int = 0
     """Launched steps whose log-probabilities the host has not read."""
-    ending: tuple[str, tuple[int, ...]] | None = None
-    """Why it is over, and which tokens nobody gets: all that is missing are log-probabilities."""
     saved_codes: Tensor | None = None
-    """Of a preempted request: the frames of its generated tokens, those that were in flight among them, `[scheduled, G]`."""
-    lost: bool = False
-    """Its frames could not be saved: it is about to fail."""
-    hidden_sent: bool = False
-    frames: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that the prefix cache had at the first start."""
-    last_step: Event = COMPLETED
-    """End of the last step that reads what the request holds of other stages."""
+    """Of a preempted request: the frames of its generated tokens, `[num_scheduled_outputs, G]`, those in flight included."""
+    prompt_hidden_sent: bool = False
+    """Whether a step that emits the prompt's hidden states has been launched."""
+    num_frames: int = 0
+    num_cached_tokens: int | None = None
+    """Prompt tokens that the prefix cache had at the first start; None before it."""
     flags: SamplingFlags = field(init=False)
     """The work of sampling it."""
     _offsets: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.flags = flags_of(self.sampling)
+
+    @property
+    def status(self) -> RequestStatus:
+        return self._status
+
+    def set_status(self, status: RequestStatus) -> None:
+        """Raises RuntimeError for a transition that `TRANSITIONS` does not have."""
+        if status not in TRANSITIONS[self._status]:
+            raise RuntimeError(f"request {self.id} is {self._status.name} and cannot become {status.name}")
+        self._status = status
 
     @property
     def length(self) -> int:
@@ -171,35 +178,34 @@ class ArRequest:
         return self.table
 
     @property
-    def in_flight(self) -> int:
-        """Generated tokens that launched steps will give, unless the device stopped the row."""
-        return self.scheduled - len(self.outputs)
+    def num_outputs_in_flight(self) -> int:
+        return self.num_scheduled_outputs - len(self.outputs)
 
     @property
     def constrained(self) -> bool:
-        """Whether each token depends on what the host says about the ones before."""
+        """Whether each token depends on the host processors' answer to the ones before."""
         return bool(self.host_processors)
 
     @property
     def wants_scores(self) -> bool:
-        """Whether steps that it is part of have log-probabilities to give."""
+        """Whether its steps compute log-probabilities."""
         asked = self.sampling
         return asked.logprobs is not None or self.scores_prompt
 
     @property
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of its prompt are still to be computed."""
-        return self.sampling.prompt_logprobs is not None and self.scored < self.length - 1
+        return self.sampling.prompt_logprobs is not None and self.num_scored_tokens < self.length - 1
 
     @property
     def wants_hidden(self) -> bool:
         """Whether a consumer still needs hidden states of the prompt."""
-        return self.prompt is not None and self.prompt.payload_positions.size > 0 and not self.hidden_sent
+        return self.prompt is not None and self.prompt.payload_positions.size > 0 and not self.prompt_hidden_sent
 
     @property
     def decoding(self) -> bool:
-        """Whether the next step needs nothing but the token of the one before."""
-        return self.table is not None and self.computed >= self.target
+        """Whether its prefill is done: the next step runs the newest token."""
+        return self.table is not None and self.num_computed_tokens >= self.prefill_end
 
     @property
     def prompt_ready(self) -> bool:
@@ -219,16 +225,24 @@ class ArRequest:
                     )
                     raise InputError(placeholder.called, problem, "give one row for each position")
 
+    @property
+    def inputs_ready(self) -> bool:
+        """Whether it may be queued."""
+        if not self.prompt_ready:
+            return False
+        begun = self.knows_all_steps or any(arrival.rows is not None for arrival in self.step_arrivals)
+        return begun or not self.needs_first_step
+
     def can_step(self, conditioned: bool) -> bool:
-        """Whether the step after the newest token could run: below the limit, and conditioned if the model wants that."""
-        if self.lost or self.scheduled >= self.max_tokens:
+        """Whether its next step could run: below the token limit, conditioned if the model wants that, and constrained if asked."""
+        if self.num_scheduled_outputs >= self.max_tokens:
             return False
-        if self.host_processors and (self.unread or self.edit is None):
+        if self.constrained and (self.steps_in_flight or self.edit is None):
             return False
-        return not conditioned or self.step_pad is not None or self.scheduled - 1 < len(self.steps)
+        return not conditioned or self.step_pad is not None or self.num_scheduled_outputs - 1 < len(self.steps)
 
     def step(self, index: int) -> NDArray[np.int64]:
-        """What conditions the step whose input is generated token `index`. Only after `can_step`."""
+        """Conditioning of the step whose input is generated token `index`. Only after `can_step`."""
         if index < len(self.steps):
             return self.steps[index]
         assert self.step_pad is not None
@@ -236,19 +250,18 @@ class ArRequest:
 
     @property
     def knows_all_steps(self) -> bool:
-        """Whether conditioning of every step has come, if not all of it is in its place."""
+        """Whether conditioning of every step has come, in its place or not."""
         return self.step_pad is not None or any(arrival.inputs.pad is not None for arrival in self.step_arrivals)
 
-    def rewind(self) -> None:
-        """Nothing of the request is in memory any more: it will run from the beginning, up to its newest confirmed token."""
+    def reset_for_recompute(self) -> None:
+        """The request has no blocks: it will prefill from the beginning, up to its newest token that the host has read."""
         self.table = None
-        self.row_ready = False
-        self.computed = self.cached_blocks = 0
-        self.scheduled = len(self.outputs)
-        self.target = self.length + self.scheduled
+        self.num_computed_tokens = self.published_blocks = 0
+        self.num_scheduled_outputs = len(self.outputs)
+        self.prefill_end = self.length + self.num_scheduled_outputs
 
     def payload_offsets(self, blocks: int, block_size: int) -> list[int]:
-        """For each of the first `blocks` blocks: the offsets (as bits) whose hidden states a consumer needs."""
+        """For each of the first `blocks` blocks: a bit for each offset whose hidden state a consumer needs."""
         if not self.wants_hidden:
             return [0] * blocks
         assert self.prompt is not None

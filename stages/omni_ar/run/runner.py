@@ -15,8 +15,16 @@ from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.captured_chunks import CapturedChunks
 from omni_ar.run.forward import ChunkStep, Forward
-from omni_ar.run.limits import Limits, step_words
-from omni_ar.run.pack import PackedChunks, PackedStarts, PackedStep, captured_spans, pack_step, scored_positions
+from omni_ar.run.limits import Limits, step_fields
+from omni_ar.run.pack import (
+    LeadingInputs,
+    PackedChunks,
+    PackedStarts,
+    PackedStep,
+    captured_spans,
+    pack_step,
+    scored_positions,
+)
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
 from omni_ar.run.plan import PaddedShape, StepPlan
@@ -91,15 +99,15 @@ class Runner:
     def capture(self, sizes: Iterable[int]) -> None:
         """Captures decode steps of these numbers of rows, on the pages that there are: from then on steps of up to as many rows
         replay them. At start, before there are requests. sizes: best the largest first."""
-        words, launch = step_words(self._model.shape), self.device.launch
+        fields, launch = step_fields(self._model.shape), self.device.launch
         for size in sizes:
-            rows_B, advance_B, steps_XB = map(self._uploader.view, captured_spans(size, words))
-            launch(self.stream, set_null_rows, rows_B, self._limits.null_row, advance_B, steps_XB)
-            decode = self._forward.decodes(rows_B, steps_XB, self._limits.max_blocks, self.pages)
+            inputs = LeadingInputs(*map(self._uploader.view, captured_spans(size, fields)))
+            launch(self.stream, set_null_rows, inputs.rows, self._limits.null_row, inputs.advance, inputs.steps)
+            decode = self._forward.decodes(inputs.rows, inputs.steps, self._limits.max_blocks, self.pages)
             self._capture("decode", size, decode)
-            self.source.capture(rows_B, advance_B)
+            self.source.capture(inputs.rows, inputs.advance)
             if self.pages.codes is not None:
-                self._capture("codes", size, [self._codes(rows_B, EVERYTHING, self.pages.codes)])
+                self._capture("codes", size, [self._codes(inputs.rows, EVERYTHING, self.pages.codes)])
 
     def capture_chunks(self, sizes: Iterable[int]) -> None:
         """Captures the forward of steps with prompts, of these numbers of tokens in chunks. As `capture`, and before it: these take
@@ -169,9 +177,17 @@ class Runner:
             self.device.enqueue(self.stream, decodes)
         emits = any(scheduled.emits_hidden for scheduled in rows) or (bool(rows) and self._model.shape.emits_tokens)
         edits = view_edits(packed.edits, view) if packed.edits is not None else None
-        hidden_RD = self._buffers.hidden[: len(rows)]
         return StepContext(
-            plan.step, rows, padded, view(packed.rows), view(packed.advance), hidden_RD, flags, edits, scores, emits
+            step=plan.step,
+            rows=rows,
+            padded=padded,
+            rows_R=view(packed.rows),
+            advance_R=view(packed.advance),
+            hidden_RD=self._buffers.hidden[: len(rows)],
+            flags=flags,
+            edits=edits,
+            prompt_scores=scores,
+            emits=emits,
         )
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
@@ -244,10 +260,10 @@ class Runner:
 
     def _start(self, starts: PackedStarts) -> None:
         view = self._uploader.view
-        rows_n, words_nC, table_nM = view(starts.rows), view(starts.words), view(starts.table)
+        rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
         sampling = view_starts(starts.sampling, view)
-        self.device.launch(self.stream, start_rows, self._state, rows_n, words_nC, table_nM, sampling)
-        self.source.start(rows_n, words_nC, sampling)
+        self.device.launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
+        self.source.start(rows_n, fields_nC, sampling)
 
     def _prompt_scores(self, plan: StepPlan, packed: PackedChunks | None) -> PromptScores | None:
         if packed is None or not packed.scored_ids.size:

@@ -1,38 +1,50 @@
-"""Decides what runs in the next step. Host only; knows upper bounds, never device state."""
+"""Decides the requests of each step. Host only: it knows upper bounds, never device state."""
 
-from bisect import insort
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 
 from omni.errors import InputError
 from omni_ar.run.allocator import Allocator
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
-from omni_ar.run.waiting import WaitingQueue
+from omni_ar.run.status import RequestStatus
 
 
 class Scheduler:
-    """Every row that can decode does; the rest of the step's token budget goes to prompts, in chunks, by rank.
+    """Every row that can decode does; the rest of the step's token budget goes to prefill chunks, by rank.
 
-    When blocks run out, a request that needs one takes them from paused requests, then from those of a higher rank than its own. A
-    waiting request takes them from paused ones only. So whoever has the lowest rank always gets on, and all others after it.
+    When blocks run out, a request that needs one takes them from paused requests, then from running requests of a higher rank than
+    its own. A waiting request takes them from paused requests only. So the request of the lowest rank always gets on, and all
+    others after it.
     """
 
     def __init__(self, allocator: Allocator, limits: Limits, conditioned: bool, lag: int = 1) -> None:
-        """lag: `TokenSource.lag`, how many steps after its last one a row may be in one again."""
+        """lag: `TokenSource.lag`, the number of steps after which a row may be in a step again."""
         self._allocator = allocator
         self._limits = limits
         self._conditioned = conditioned
         self._lag = lag
         self._can_score = True
-        self._waiting = WaitingQueue()
-        self._returning = WaitingQueue()
-        """Requests that wait and have a row: where there is none left, those without one must not hold them up."""
-        self._parked: set[ArRequest] = set()
+        self._waiting: list[ArRequest] = []
+        self._preempted: list[ArRequest] = []
+        self._blocked: list[ArRequest] = []
         self._running: list[ArRequest] = []
-        self._faulty: list[ArRequest] = []
-        self._suspects: list[ArRequest] = []
-        self._alone = False
+        self._isolating: list[ArRequest] = []
+        self._isolated: list[ArRequest] = []
+        self._running_alone: list[ArRequest] = []
+        self._requests = {
+            RequestStatus.WAITING: self._waiting,
+            RequestStatus.PREEMPTED: self._preempted,
+            RequestStatus.BLOCKED: self._blocked,
+            RequestStatus.RUNNING: self._running,
+            RequestStatus.ISOLATING: self._isolating,
+            RequestStatus.ISOLATED: self._isolated,
+            RequestStatus.RUNNING_ALONE: self._running_alone,
+        }
+        """The requests of each status, the lowest rank first. `_move` alone changes these lists."""
+        self._ran_alone = False
+        """Whether the last step was of an isolated request."""
         self._steps = 0
 
     def check(self, request: ArRequest, stage: str) -> None:
@@ -56,197 +68,197 @@ class Scheduler:
             raise InputError(f"sampling.{stage}.max_tokens", problem, f"ask for fewer or raise {stage}.num_blocks")
 
     def add(self, request: ArRequest) -> None:
-        """Queues a checked request whose prompt is ready."""
-        request.rewind()
-        self._enqueue(request)
+        """Queues a checked request whose inputs are ready."""
+        request.reset_for_recompute()
+        self._move(request, RequestStatus.WAITING)
 
-    def wake(self, request: ArRequest) -> None:
-        """What the request waited for (conditioning, a consumer, its tokens, its host processors) may have come."""
-        if request in self._parked:
-            self._parked.discard(request)
-            self._enqueue(request)
+    def unblock(self, request: ArRequest) -> None:
+        """Queues a blocked request again: one of the things that it may wait for has come."""
+        if request.status is RequestStatus.BLOCKED:
+            self._move(request, RequestStatus.WAITING if request.row is None else RequestStatus.PREEMPTED)
 
-    def remove(self, request: ArRequest) -> None:
-        """Forgets a request, if it is here. Its row and table stay with the caller."""
-        self._dequeue(request)
-        self._parked.discard(request)
-        for group in (self._running, self._faulty, self._suspects):
-            if request in group:
-                group.remove(request)
+    def remove(self, request: ArRequest, status: RequestStatus) -> None:
+        """The request runs no more. Its row and table stay with the caller."""
+        self._move(request, status)
 
     def retry(self, plan: StepPlan) -> None:
-        """The plan's step failed, and any of its requests may be at fault: each runs again, by itself."""
+        """The plan's step failed, and any of its requests may be at fault: each will run again in steps of its own."""
         for request in plan.requests:
-            request.suspect = True
-            self._running.remove(request)
-            if request not in self._suspects:
-                self._suspects.append(request)
-            self._faulty.append(request)
+            self._move(request, RequestStatus.ISOLATING)
 
     def plan(self, can_score: bool = True) -> StepPlan | None:
-        """What can run now, or None. can_score: whether the step may be asked for log-probabilities; requests that ask wait."""
+        """The next step; None if nothing can run. can_score: whether it may compute log-probabilities; else requests that want some
+        wait."""
         if can_score and not self._can_score:
-            for request in [request for request in self._parked if request.wants_scores]:
-                self.wake(request)
+            for request in [request for request in self._blocked if request.wants_scores]:
+                self.unblock(request)
         self._can_score = can_score
-        self._faulty = [request for request in self._faulty if not self._allocator.evict(request)]
-        suspects = sorted(self._ready_suspects(), key=_rank)
-        # Suspects and the others take turns, and whoever cannot use theirs leaves it to the next.
-        turns = [None, *suspects] if self._alone else [*suspects, None]
+        for request in tuple(self._isolating):
+            if self._allocator.preempt(request):
+                self._move(request, self._status_after_preemption(request))
+        isolated = sorted((*self._isolated, *self._running_alone), key=_rank)
+        ready = [request for request in isolated if self._can_start(request)]
+        # Isolated requests and the others take turns; a request that cannot use its turn leaves it to the next.
+        turns = [None, *ready] if self._ran_alone else [*ready, None]
         for alone in turns:
             plan = self._compose(alone)
             if plan is not None:
-                self._alone = alone is not None
+                self._ran_alone = alone is not None
                 return plan
         return None
 
     def launched(self, plan: StepPlan) -> None:
         """The plan's step is on the device."""
-        step = plan.step
         for request in plan.decodes:
-            request.computed += 1
-            request.scheduled += 1
+            request.num_computed_tokens += 1
+            request.num_scheduled_outputs += 1
             request.edit = None
-            request.newest_step = step
+            request.last_scheduled_step = plan.step
         for chunk in plan.chunks:
             request = chunk.request
-            request.row_ready = True
-            request.computed += chunk.length
-            request.newest_step = step
+            request.num_computed_tokens += chunk.length
+            request.last_scheduled_step = plan.step
             if not chunk.replay:
-                request.scored = max(request.scored, min(chunk.start + chunk.length, request.length - 1))
+                scored = min(chunk.start + chunk.length, request.length - 1)
+                request.num_scored_tokens = max(request.num_scored_tokens, scored)
             if chunk.last:
-                request.scheduled += 1
+                request.num_scheduled_outputs += 1
                 request.edit = None
                 request.saved_codes = None
-                if request.suspect:
-                    request.suspect = False
-                    self._suspects.remove(request)
+                if request.status is RequestStatus.RUNNING_ALONE:
+                    self._move(request, RequestStatus.RUNNING)
         self._allocator.launched(plan)
 
+    def _move(self, request: ArRequest, status: RequestStatus) -> None:
+        """Changes the request's status, and with it the list that it is in."""
+        before = self._requests.get(request.status)
+        request.set_status(status)
+        if before is not None:
+            del before[before.index(request, bisect_left(before, request.rank, key=_rank))]
+        if status in self._requests:
+            insort(self._requests[status], request, key=_rank)
+
     def _compose(self, alone: ArRequest | None) -> StepPlan | None:
-        decodes, new_blocks = self._decodes(alone)
+        """A step of one isolated request, or of all the others."""
+        running = self._runnable(alone)
+        decodes, new_blocks = self._decodes([request for request in running if request.decoding])
+        # A decode may have preempted some.
+        prefills = [request for request in running if request.table is not None and not request.decoding]
         budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
-        chunks = list(self._chunks(alone, budget))
+        chunks = list(self._chunks(prefills, alone, budget))
         if not decodes and not chunks:
             return None
         chunks.sort(key=lambda chunk: not chunk.replay)
         self._steps += 1
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks))
 
-    def _decodes(self, alone: ArRequest | None) -> tuple[list[ArRequest], list[NewBlock]]:
+    def _decodes(self, requests: Sequence[ArRequest]) -> tuple[list[ArRequest], list[NewBlock]]:
         decodes: list[ArRequest] = []
         new_blocks: list[NewBlock] = []
-        for request in tuple(self._running):
-            if not request.decoding or not self._may_run(request, alone) or not request.can_step(self._conditioned):
+        for request in requests:
+            # One before it may have preempted it.
+            if request.table is None or not request.can_step(self._conditioned):
                 continue
-            if self._lag > 1 and request.in_flight and self._steps + 1 < request.newest_step + self._lag:
+            due = self._lag == 1 or self._steps + 1 >= request.last_scheduled_step + self._lag
+            if not due and request.num_outputs_in_flight:
                 continue  # its newest token is not there yet
-            new = self._allocator.grow(request, ())
+            new = self._allocator.extend(request, ())
             if new is None:
-                new = self._allocator.grow(request, self._victims(request))
-                self._sweep()
+                new = self._allocator.extend(request, self._victims(request))
+                self._move_preempted()
             if new is not None:
                 decodes.append(request)
                 new_blocks += new
         if new_blocks:
-            new_blocks += self._allocator.grow_ahead(decodes)
+            new_blocks += self._allocator.extend_early(decodes)
         return decodes, new_blocks
 
-    def _chunks(self, alone: ArRequest | None, tokens: int) -> Iterator[PrefillChunk]:
-        """Chunks of at most `tokens` in all: of requests that have begun, then of those that can."""
+    def _chunks(self, prefills: Sequence[ArRequest], alone: ArRequest | None, tokens: int) -> Iterator[PrefillChunk]:
+        """Chunks of at most `tokens` in all: of requests that have begun, then of those that can start."""
         budget = _Budget(tokens, self._limits.scored_tokens)
-        for request in tuple(self._running):
-            if not request.decoding and self._may_run(request, alone) and budget.left(request):
-                yield budget.take(request)
+        for request in prefills:
+            if budget.left(request):
+                yield budget.take(request, first=False)
         for _ in range(MAX_STARTS):
             started = None if budget.spent else self._start(alone)
             if started is None:
                 return
-            yield budget.take(started)
+            yield budget.take(started, first=True)
 
     def _start(self, alone: ArRequest | None) -> ArRequest | None:
-        """Seats who is next, if there is room."""
-        request = self._next_waiting() if alone is None else alone if alone.table is None else None
-        if request is None or self._passes_over_suspect(request):
+        """Gives the next request its row and blocks, if there is room."""
+        if alone is not None and alone.status is not RequestStatus.ISOLATED:
             return None
-        paused = [other for other in reversed(self._running) if other.paused and _evictable(other)]
-        headroom = sum(other.decoding and not other.paused for other in self._running)
+        request = self._next_waiting() if alone is None else alone
+        if request is None or self._overtakes_isolated(request):
+            return None
+        running = self._holders()
+        paused = [other for other in reversed(running) if other.paused]
+        headroom = sum(other.decoding and not other.paused for other in running)
         try:
-            seated = self._allocator.seat(request, paused, headroom)
+            allocated = self._allocator.allocate(request, paused, headroom)
         except Exception as error:  # host work on what the request brought, such as hashing it
-            seated = False
             self._allocator.failures.append((request.id, "planning", error))
-        self._sweep()
-        if not seated:
+            self._move(request, RequestStatus.FAILED)
+            allocated = False
+        self._move_preempted()
+        if not allocated:
             return None
-        self._dequeue(request)
-        insort(self._running, request, key=_rank)
+        self._move(request, RequestStatus.RUNNING if alone is None else RequestStatus.RUNNING_ALONE)
         return request
 
     def _next_waiting(self) -> ArRequest | None:
-        lines = (self._returning, self._waiting) if self._allocator.rows_left else (self._returning,)
-        while heads := [head for line in lines if (head := line.head()) is not None]:
+        # Without a free row, requests that have theirs must not wait for those that have none.
+        queues = (self._preempted, self._waiting) if self._allocator.rows_left else (self._preempted,)
+        while heads := [queue[0] for queue in queues if queue]:
             request = min(heads, key=_rank)
-            if self._may_start(request):
+            if self._can_start(request):
                 return request
-            # It holds up nobody: others go first until it is woken.
-            self._dequeue(request)
-            self._parked.add(request)
+            self._move(request, RequestStatus.BLOCKED)
         return None
 
-    def _enqueue(self, request: ArRequest) -> None:
-        (self._waiting if request.row is None else self._returning).add(request)
+    def _overtakes_isolated(self, request: ArRequest) -> bool:
+        """Whether an isolated request of a lower rank waits for blocks, perhaps for these."""
+        return any(other.rank < request.rank and self._can_start(other) for other in self._isolated)
 
-    def _dequeue(self, request: ArRequest) -> None:
-        self._waiting.discard(request)
-        self._returning.discard(request)
-
-    def _passes_over_suspect(self, request: ArRequest) -> bool:
-        """Whether a suspect that waits for blocks, perhaps for these, comes first."""
-        return any(suspect.table is None and suspect.rank < request.rank for suspect in self._ready_suspects())
-
-    def _ready_suspects(self) -> list[ArRequest]:
-        return [request for request in self._suspects if request not in self._faulty and self._may_start(request)]
-
-    def _waits_for_scores(self, request: ArRequest) -> bool:
-        """Whether the step would have log-probabilities to give, and there is no room for them now."""
-        return not self._can_score and request.wants_scores
-
-    def _may_run(self, request: ArRequest, alone: ArRequest | None) -> bool:
-        if request.paused or self._waits_for_scores(request):
+    def _can_start(self, request: ArRequest) -> bool:
+        # The host reads the steps in flight of a preempted request first: it starts behind them, so no token comes twice.
+        if request.paused or request.steps_in_flight or (request.wants_scores and not self._can_score):
             return False
-        return request is alone if alone is not None else not request.suspect
+        return request.can_step(self._conditioned)
 
-    def _may_start(self, request: ArRequest) -> bool:
-        # What is in flight of a preempted request is confirmed first: it starts again behind that, and no token comes twice.
-        ready = not request.paused and not request.unread and not self._waits_for_scores(request)
-        return ready and not request.awaits_step and request.can_step(self._conditioned)
+    def _runnable(self, alone: ArRequest | None) -> list[ArRequest]:
+        """The running requests that may be in the step."""
+        running = self._running if alone is None else [alone] if alone.status is RequestStatus.RUNNING_ALONE else []
+        return [request for request in running if not request.paused and (self._can_score or not request.wants_scores)]
+
+    def _holders(self) -> list[ArRequest]:
+        """Requests that can be preempted, by rank."""
+        return sorted((*self._running, *self._running_alone), key=_rank) if self._running_alone else self._running
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
-        """Who gives way to the request, the first first."""
-        evictable = [other for other in reversed(self._running) if other is not request and _evictable(other)]
-        paused = [other for other in evictable if other.paused]
-        return paused + [other for other in evictable if not other.paused and other.rank > request.rank]
+        """Requests that give their blocks to this one, the first first."""
+        others = [other for other in reversed(self._holders()) if other is not request]
+        paused = [other for other in others if other.paused]
+        return paused + [other for other in others if not other.paused and other.rank > request.rank]
 
-    def _sweep(self) -> None:
-        """Queues again who was evicted."""
-        for request in [request for request in self._running if request.table is None]:
-            self._running.remove(request)
-            if not request.suspect:
-                self._enqueue(request)
+    def _move_preempted(self) -> None:
+        """The allocator has taken the blocks of some: they run no more."""
+        for request in [request for request in self._holders() if request.table is None]:
+            self._move(request, self._status_after_preemption(request))
+
+    def _status_after_preemption(self, request: ArRequest) -> RequestStatus:
+        if any(owner == request.id for owner, _, _ in self._allocator.failures):
+            return RequestStatus.FAILED
+        return RequestStatus.PREEMPTED if request.status is RequestStatus.RUNNING else RequestStatus.ISOLATED
 
 
 def _rank(request: ArRequest) -> tuple[int, ...]:
     return request.rank
 
 
-def _evictable(request: ArRequest) -> bool:
-    return request.table is not None
-
-
 class _Budget:
-    """What is left of a step for chunks: tokens, and among them prompt tokens to be scored."""
+    """Tokens that are left of a step for chunks, and those of them that may be scored."""
 
     def __init__(self, tokens: int, scored: int) -> None:
         self._tokens = tokens
@@ -262,17 +274,12 @@ class _Budget:
         """Tokens of the request that may still join."""
         return min(self._tokens, self._scored) if request.scores_prompt else self._tokens
 
-    def take(self, request: ArRequest) -> PrefillChunk:
-        """The request's next chunk. Something must be left for it."""
-        chunk = _next_chunk(request, self.left(request))
-        self._tokens -= chunk.length
-        self._scored -= chunk.length if request.scores_prompt else 0
-        return chunk
-
-
-def _next_chunk(request: ArRequest, budget: int) -> PrefillChunk:
-    replay = request.computed >= request.length
-    end = min(request.target if replay else request.length, request.computed + budget)
-    length = end - request.computed
-    first, last = not request.row_ready, end == request.target
-    return PrefillChunk(request, request.computed, length, first, last, replay)
+    def take(self, request: ArRequest, *, first: bool) -> PrefillChunk:
+        """The request's next chunk. Something must be left for it. first: the step sets its row up."""
+        start = request.num_computed_tokens
+        replay = start >= request.length
+        end = min(request.prefill_end if replay else request.length, start + self.left(request))
+        length = end - start
+        self._tokens -= length
+        self._scored -= length if request.scores_prompt else 0
+        return PrefillChunk(request, start, length, first=first, last=end == request.prefill_end, replay=replay)

@@ -50,8 +50,8 @@ class TokenSource(Protocol):
         host has read."""
         ...
 
-    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
-        """Called after `begin`, for rows that the step sets up: their `RowState.words`, and their sampling state.
+    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
+        """Called after `begin`, for rows that the step sets up: their `RowState.fields`, and their sampling state.
 
         `start_rows` has been launched here; a source that samples elsewhere sends this there. The tensors are valid as in
         `Uploader.view`.
@@ -118,7 +118,7 @@ class LocalTokens:
     def begin(self, step: int) -> None:
         self._handoffs.begin()
 
-    def start(self, rows_n: Tensor, words_nC: Tensor, sampling: SamplingStart) -> None:
+    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
         pass
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from omni.device import Device
 from omni.sampling import MAX_LOGPROBS
-from omni_ar.kernels.step.state import COLUMNS, RowState, StepBuffers
+from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
 from omni_ar.model import ArModel, ArShape, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
@@ -27,8 +27,8 @@ from omni_ar.sampling import SamplingState
 IMPOSSIBLE = -1
 """The id of a row for which no id was possible."""
 
-SCORE_WORDS = 1 + 2 * (1 + MAX_LOGPROBS)
-"""int64 words of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
+SCORE_FIELDS = 1 + 2 * (1 + MAX_LOGPROBS)
+"""int64 fields of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
 
 
 def allocate_rows(
@@ -40,7 +40,7 @@ def allocate_rows(
 ) -> RowState:
     rows = limits.null_row + 1
     return RowState(
-        words=device.zeros((rows, COLUMNS), torch.int64),
+        fields=device.zeros((rows, ROW_FIELDS), torch.int64),
         block_table=device.zeros((rows, limits.max_blocks), torch.int64),
         next_codes=device.zeros((rows, next_width(model)), dtype),
         conditioning=device.zeros((limits.null_place + 1, model.shape.step_width), dtype),
@@ -55,20 +55,20 @@ def allocate_rows(
 def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype: torch.dtype) -> StepBuffers:
     shape, rows, tokens = model.shape, limits.rows, limits.step_tokens
 
-    def words(*size: int) -> Tensor:
+    def integers(*size: int) -> Tensor:
         return device.zeros(size, torch.int64)
 
     return StepBuffers(
-        ids_N=words(rows),
-        lengths_N=words(rows),
-        table_NM=words(rows, limits.max_blocks),
-        places_AT=words(shape.position_axes + 2, tokens),
+        ids_N=integers(rows),
+        lengths_N=integers(rows),
+        table_NM=integers(rows, limits.max_blocks),
+        places_AT=integers(shape.position_axes + 2, tokens),
         hidden=device.zeros((rows, shape.hidden_width), dtype),
         scored_TD=device.zeros((limits.scored_tokens, shape.hidden_width), dtype),
         logits_NV=device.zeros((rows, shape.vocab_size), shape.logits_dtype or dtype),
         codes_ND=device.zeros((rows, next_width(model)), dtype),
-        accepted_NW=words(rows, 2 + limits.step_ids),
-        scores=words(limits.ring, rows + limits.scored_tokens, SCORE_WORDS),
+        accepted_NW=integers(rows, 2 + limits.step_ids),
+        scores=integers(limits.ring, rows + limits.scored_tokens, SCORE_FIELDS),
     )
 
 

@@ -1,4 +1,4 @@
-"""Records of one step: what deferred work reads, instead of what has become of row, table and batch meanwhile."""
+"""Records of one step. Deferred work reads them, since request, row and table may have changed meanwhile."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,7 @@ from torch import Tensor
 
 from omni.device import Event, HostSlot
 from omni_ar.run.blocks import BlockTable
-from omni_ar.run.request import ArRequest
-from omni_ar.run.rows import Row
+from omni_ar.run.request import ArRequest, Row
 from omni_ar.sampling import SamplingFlags, StepEdits
 
 
@@ -22,7 +21,7 @@ class Scheduled(msgspec.Struct, frozen=True):
 
 
 def snapshot(request: ArRequest) -> Scheduled:
-    """The request as the step being planned sees it."""
+    """The request as it is when the step is launched."""
     row, table = request.row, request.table
     assert row is not None
     assert table is not None
@@ -41,7 +40,7 @@ class ScoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What a step needs to score prompt tokens. hidden_sD: the states before them, ids_s: the tokens. count: likeliest ids each."""
+    """Inputs for scoring prompt tokens. hidden_sD: the states before them, ids_s: the tokens. count: likeliest ids each."""
 
     chunks: tuple[ScoredChunk, ...]
     hidden_sD: Tensor
@@ -51,7 +50,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What `execute_model` leaves for `sample_tokens`: nothing about a step lives anywhere else between the two.
+    """All that `execute_model` leaves for `sample_tokens`.
 
     rows: those that are sampled, perhaps none: the step may hold nothing but chunks that do not reach their prompt's end.
     padded: rows of the captured batch that may stand for this one; None if there is none.
@@ -72,7 +71,7 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class TokenHandoff:
-    """The early handoff: ids are on the device already as the next step's input; `host` has them once `ready` is done.
+    """The first handoff: the ids are the next step's input on the device already; `host` has them once `ready` is done.
 
     made: done when all that was launched for it on the stage's stream is.
     """
@@ -82,10 +81,10 @@ class TokenHandoff:
     made: Event
 
     def read(self, count: int) -> list[list[int]]:
-        """Of each row: status, how many tokens, the tokens. Once, and only once `ready` is done: the slot is free then."""
-        words: list[list[int]] = self.host.read()[:count].tolist()
+        """Status, number of tokens and the tokens of each row. Once, after `ready` is done: it frees the slot."""
+        results: list[list[int]] = self.host.read()[:count].tolist()
         self.host.release()
-        return words
+        return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHandoff:
-    """The deferred handoff: where this step's hidden states and frames are, which no token waits for."""
+    """The second handoff: the pages of this step's hidden states and frames, for which no token waits."""
 
     hidden: Written | None
     codes: Written | None
@@ -124,7 +123,7 @@ class ScoreHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A launched step. tokens: None if it sampled nothing. end: nothing of it is left to run."""
+    """A launched step. tokens: None if it sampled nothing. end: done when all of it has run."""
 
     rows: tuple[Scheduled, ...]
     tokens: TokenHandoff | None
@@ -134,5 +133,5 @@ class SampledStep:
 
     @property
     def sampled(self) -> Event:
-        """Done when the host can learn what the step sampled."""
+        """Done when the host can read the sampled tokens."""
         return self.tokens.ready if self.tokens is not None else self.end

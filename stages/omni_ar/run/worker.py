@@ -1,7 +1,7 @@
-"""The stage worker: a non-blocking state machine around scheduler and runner."""
+"""The stage worker: takes messages, and advances scheduler, runner and output processor. Nothing in it blocks."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
@@ -11,7 +11,7 @@ from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
-from omni_ar.run.allocator import Allocator
+from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
@@ -19,9 +19,9 @@ from omni_ar.run.output_processor import OutputProcessor
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest
-from omni_ar.run.rows import RowTable
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
+from omni_ar.run.status import RequestStatus
 from omni_ar.sampling import check_sampling, resolve_sampling
 
 
@@ -69,8 +69,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._host_processors = HostProcessorExecutor(
             runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size
         )
-        self._confirmer = OutputProcessor(
-            self._rows,
+        self._output_processor = OutputProcessor(
             self._host_processors,
             self.outbox,
             self,
@@ -86,15 +85,15 @@ class ArWorker(MailboxWorker[ArRequest]):
             "blocks": self._pool.used,
             "embeddings": self._embeddings.waiting,
             "leases": self._conditioning.waiting,
-            "steps": self._confirmer.unread,
-            "scores": self._confirmer.unread_scores,
+            "steps": self._output_processor.steps_in_flight,
+            "scores": self._output_processor.unread_scores,
             "host_processors": self._host_processors.waiting,
             "spilled": self._reclaimer.spilled,
         }
 
     def counters(self) -> Mapping[str, int]:
         """prompt_tokens: of requests at their first start; cached_tokens of them were in the prefix cache. prefill_tokens: run in
-        chunks, again after a preemption included. stale_tokens: sampled for requests that were over when the host learned of them.
+        chunks, recomputed ones included. discarded_tokens: sampled for requests that had ended when the host read them.
         retries: steps that failed and were run again, request by request."""
         allocated = self._allocator.counters
         return {
@@ -103,7 +102,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             "cached_tokens": allocated.cached_tokens,
             "prefill_tokens": self._prefill_tokens,
             "decode_tokens": self._decode_tokens,
-            "stale_tokens": self._confirmer.stale,
+            "discarded_tokens": self._output_processor.discarded,
             "preemptions": allocated.preemptions,
             "spilled_rows": self._spiller.rows,
             "evicted_blocks": self._pool.evictions,
@@ -113,7 +112,7 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def close(self) -> None:
         super().close()
-        self._confirmer.clear()
+        self._output_processor.clear()
         self._host_processors.close()
         self._reclaimer.clear()
 
@@ -122,7 +121,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         return self._limits.max_model_len - 1
 
     def check(self, sampling: SamplingParams, field: str) -> None:
-        """Raises InputError for what no request of this stage could ask for. In any thread."""
+        """Raises InputError for parameters that this stage does not support. In any thread."""
         check_sampling(sampling, self._defaults, field, self._shape.vocab_size, self._processors)
         self._check_scores(sampling, field)
         self._check_codes(sampling, field)
@@ -135,17 +134,18 @@ class ArWorker(MailboxWorker[ArRequest]):
             message.request_id,
             sampling,
             set(message.inputs),
-            (*message.rank, next(self._opened)),
-            message.cache_salt,
-            message.sample_index,
-            self._processors.params(sampling.processors),
-            message.rules.stops,
-            (*message.rules.host_processors, *self._processors.host_processors(sampling.processors)),
-            # Of several producers one may not have begun, and must not wait there for what another request holds up here.
-            awaits_step=self._shape.step_width > 0 and len(message.inputs) > 1,
+            rank=(*message.rank, next(self._opened)),
+            cache_salt=message.cache_salt,
+            sample_index=message.sample_index,
+            params=self._processors.params(sampling.processors),
+            stops=message.rules.stops,
+            host_processors=(*message.rules.host_processors, *self._processors.host_processors(sampling.processors)),
+            # One of several producers may not have begun. The request must not hold a row that another one needs to get on, and
+            # with it that producer.
+            needs_first_step=self._shape.step_width > 0 and len(message.inputs) > 1,
         )
         if request.constrained:
-            self._host_processors.ask(request)
+            self._host_processors.submit(request)
         return request
 
     def _check_scores(self, sampling: SamplingParams, field: str) -> None:
@@ -171,7 +171,7 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def resume(self, request: ArRequest) -> None:
         request.paused = False
-        self._scheduler.wake(request)
+        self._scheduler.unblock(request)
 
     def feed(self, request: ArRequest, message: Feed) -> None:
         meta = message.payload.meta
@@ -180,9 +180,10 @@ class ArWorker(MailboxWorker[ArRequest]):
             return
         if isinstance(meta, StepInputs):
             self._conditioning.add(request, meta, message)
-            self._scheduler.wake(request)
+            self._queue(request)
+            self._scheduler.unblock(request)
             return
-        message.release(COMPLETED)  # the other inputs are read from the host alone
+        message.release(COMPLETED)  # the other inputs have no tensors
         match meta:
             case Prompt() as prompt:
                 prompt.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
@@ -202,20 +203,20 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.finish(request.id, "empty", _counts(request))
         elif self._shape.conditioned and not request.knows_all_steps:
             raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
-        elif not request.queued and (missing := self._embeddings.missing(request)):
+        elif missing := self._embeddings.missing(request):
             raise StageError(self.name, "taking its input", f"it ended before embedding {missing}")
 
     def drop(self, request: ArRequest) -> None:
-        self._scheduler.remove(request)
-        self._host_processors.forget(request)
-        for confirmed in request.held:
-            for message in confirmed.messages:
+        self._scheduler.remove(request, RequestStatus.FINISHED)
+        self._host_processors.cancel(request)
+        for withheld in request.withheld:
+            for message in withheld.messages:
                 message.close()  # no consumer gets it
-        request.held.clear()
+        request.withheld.clear()
         self._embeddings.drop(request)
         self._conditioning.drop(request)
         for embedding in request.embeddings.values():
-            embedding.release(request.last_step)
+            embedding.release(request.last_step_end)
         request.embeddings.clear()
         if request.row is not None:
             self._rows.release(request.row)
@@ -224,86 +225,83 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def advance(self) -> bool:
         moved = self._reclaimer.tick() | self._take_embeddings()
-        moved |= self._confirm() | self._hear_guides() | self._take_steps()
-        if self._confirmer.unread < self._limits.max_in_flight and self._runner.ready:
+        moved |= self._process_outputs() | self._poll_host_processors() | self._take_conditioning()
+        if self._output_processor.steps_in_flight < self._limits.max_in_flight and self._runner.ready:
             plan = self._plan()
             if plan is not None:
                 self._launch(plan)
-                self._confirm()
+                self._process_outputs()
                 moved = True
-            moved |= self._fail_lost()
+            moved |= self._report_failures()
         return moved
 
-    def end_request(self, request: ArRequest, reason: str, held: Sequence[int] = ()) -> None:
-        """Of a request that has all its tokens. What it holds goes once its log-probabilities are here too."""
-        self._scheduler.remove(request)
+    def finish_request(self, request: ArRequest, reason: str) -> None:
+        """The request has all its tokens. It keeps what it holds until its log-probabilities are read."""
+        request.finish_reason = reason
         if request.unread_scores:
-            request.ending = (reason, tuple(held))
-        elif self.requests.get(request.id) is request:
-            self.finish(request.id, reason, _counts(request), tuple(held))
+            self._scheduler.remove(request, RequestStatus.WAITING_FOR_LOGPROBS)
+        else:
+            withheld = tuple(one.token for one in request.withheld)
+            self.finish(request.id, reason, _counts(request), withheld)
 
-    def give_up(self, request: ArRequest, doing: str, error: Exception) -> None:
-        self._fail_live(request, doing, error)
+    def fail_request(self, request: ArRequest, doing: str, error: Exception) -> None:
+        if request.status is not RequestStatus.FINISHED:
+            self.fail(request.id, doing, error)
 
-    def settled(self, request: ArRequest) -> None:
-        self._scheduler.wake(request)
+    def drained(self, request: ArRequest) -> None:
+        self._scheduler.unblock(request)
 
     def _take_embeddings(self) -> bool:
         taken, failed = self._embeddings.tick()
         for request, error in failed:
-            self._fail_live(request, "gathering an embedding", error)
+            self.fail_request(request, "gathering an embedding", error)
         for request in taken:
             try:
                 self._queue(request)
             except Exception as error:
-                self._fail_live(request, "taking its input", error)
+                self.fail_request(request, "taking its input", error)
         return bool(taken or failed)
 
-    def _take_steps(self) -> bool:
+    def _take_conditioning(self) -> bool:
         taken, failed = self._conditioning.tick()
         for request in taken:
-            self._scheduler.wake(request)
+            self._scheduler.unblock(request)
         for request, error in failed:
-            self._fail_live(request, "gathering what conditions its steps", error)
+            self.fail_request(request, "gathering what conditions its steps", error)
         return bool(taken or failed)
 
-    def _hear_guides(self) -> bool:
-        answers = self._host_processors.poll()
-        for request, answer in answers:
-            if isinstance(answer, Exception):
-                self._fail_live(request, "steering its tokens", answer)
-            elif answer.over:
-                self._confirmer.give_out(request)  # no stop string can be completed any more
-                self._end_guided(request)
+    def _poll_host_processors(self) -> bool:
+        results = self._host_processors.poll()
+        for request, result in results:
+            if isinstance(result, Exception):
+                self.fail_request(request, "steering its tokens", result)
+            elif result.ends:
+                self._output_processor.emit_withheld(request)  # no stop string can be completed any more
+                self._end_constrained(request)
             else:
-                request.edit = answer.edit
-                self._scheduler.wake(request)
-        return bool(answers)
+                request.edit = result.edit
+                self._scheduler.unblock(request)
+        return bool(results)
 
-    def _end_guided(self, request: ArRequest) -> None:
+    def _end_constrained(self, request: ArRequest) -> None:
         if self._shape.emits_tokens and request.outputs:
-            request.closing, request.edit = True, LogitsEdit()
-            self._scheduler.wake(request)
+            request.finish_reason, request.edit = "stop", LogitsEdit()
+            self._scheduler.unblock(request)
         else:
-            self.end_request(request, "stop")
-
-    def _fail_live(self, request: ArRequest, doing: str, error: Exception) -> None:
-        if self.requests.get(request.id) is request:
-            self.fail(request.id, doing, error)
+            self.finish_request(request, "stop")
 
     def _queue(self, request: ArRequest) -> None:
-        """Hands a request to the scheduler once everything its prompt needs is here."""
-        if self.requests.get(request.id) is request and not request.queued and request.prompt_ready:
+        """Hands a request to the scheduler once its inputs are here."""
+        if request.status is RequestStatus.WAITING_FOR_INPUTS and request.inputs_ready:
             request.check_embeddings()
-            request.queued = True
             self._scheduler.add(request)
 
-    def _confirm(self) -> bool:
+    def _process_outputs(self) -> bool:
         device = self._runner.device
         since = device.host_time()
-        moved = self._confirmer.poll()
+        moved = self._output_processor.poll()
         if moved:
-            device.host_did(self._runner.stream.name, "confirm", since)
+            device.host_did(self._runner.stream.name, "process_outputs", since)
         return moved
 
     def _plan(self) -> StepPlan | None:
@@ -329,27 +327,27 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._decode_tokens += len(plan.decodes)
         self._prefill_tokens += prefilled
         self._scheduler.launched(plan)
-        self._confirmer.launched(step, plan.requests)
+        self._output_processor.launched(step, plan.requests)
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
-        """After a step that could not be launched: a request that was alone in it fails, others are run again, one by one."""
+        """After a step that could not be launched: a request that was alone in it fails; of several, each runs again by itself."""
         self._runner.forget_batch()
         # What was launched before the failure still runs, and reads what these requests hold.
         end = self._runner.device.record(self._runner.stream)
         for request in plan.requests:
-            request.last_step = end
+            request.last_step_end = end
         if self.retry_each(plan.requests, "running a step", error):
             self._scheduler.retry(plan)
         else:
             self.fail(plan.requests[0].id, "running a step", error)
 
-    def _fail_lost(self) -> bool:
-        """Fails requests that planning could not go on with, or whose payload could not be moved out of blocks that others need."""
+    def _report_failures(self) -> bool:
+        """Fails the requests that planning could not go on with, or whose payload could not be moved out of blocks."""
         failures, self._allocator.failures = self._allocator.failures, []
         for request_id, doing, error in failures:
             if request_id in self.requests:
                 self.fail(request_id, doing, error)
-            else:  # done here, but what it made is not: its consumers would wait for ever
+            else:  # finished here, but its consumers would wait for its payload for ever
                 self.outbox.append(Failed(request_id, self._known(doing, error)))
         return bool(failures)
 
@@ -358,6 +356,6 @@ def _counts(request: ArRequest) -> dict[str, int]:
     counts = {
         "tokens": len(request.outputs),
         "prompt_tokens": request.length if request.prompt else 0,
-        "cached_tokens": request.cached_tokens,
+        "cached_tokens": request.num_cached_tokens or 0,
     }
-    return counts | ({"frames": request.frames} if request.frames else {})
+    return counts | ({"frames": request.num_frames} if request.num_frames else {})

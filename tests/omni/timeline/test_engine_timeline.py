@@ -62,7 +62,7 @@ def test_an_engine_writes_what_its_stages_launched(folder: Path, tmp_path: Path)
     (decoding,) = make_report(trace).decoding
     assert decoding.steps == 5
     done = {(one.stage, one.name): one.took.count for one in make_report(trace).host}
-    ran = {("text", name): 6 for name in ("plan", "execute_model", "sample_tokens", "confirm")}
+    ran = {("text", name): 6 for name in ("plan", "execute_model", "sample_tokens", "process_outputs")}
     turns = {("engine", name): done["engine", name] for name in ("text", "route")}
     assert done == {**ran, **turns}
     assert max(turns.values()) <= 8, "a tick that did nothing is not told"

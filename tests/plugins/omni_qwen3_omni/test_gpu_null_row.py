@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from omni_ar.kernels.step.state import LAST
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
@@ -51,14 +50,14 @@ def poison(runner: Runner, unused_id: int | None) -> None:
     unused_id: one whose embedding is NaN; it becomes the row's newest token.
     """
     state, buffers, pages = runner._state, runner._buffers, runner.pages
-    null_row = state.words.shape[0] - 1
+    null_row = state.fields.shape[0] - 1
     for blocks_LNB in (pages.kv.key, pages.kv.value):
         blocks_LNB[:, 0] = NAN
     for of_blocks in (pages.hidden, state.next_codes[null_row:]):
         if of_blocks is not None:
             of_blocks[:1] = NAN
     if unused_id is not None:
-        state.words[null_row, LAST] = unused_id
+        state.columns.last[null_row] = unused_id
     buffers.hidden.fill_(NAN)
     buffers.codes_ND.fill_(NAN)
     chunks = runner._captured_chunks._buffers

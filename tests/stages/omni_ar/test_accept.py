@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
 from omni.sampling import GREEDY, SamplingParams
-from omni_ar.kernels.step.state import ACTIVE, LAST, LENGTH, LIMIT, OUTPUTS, RowState
+from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -65,9 +65,9 @@ def new_state(rows: list[Row]) -> RowState:
     state.sampling.stop_ids.fill_(-1)
     state.sampling.stop_ids[:, : len(STOPS)] = torch.tensor(STOPS)
     for index, row in enumerate(rows):
-        state.words[index, LENGTH] = row.length
-        state.words[index, LIMIT] = row.limit
-        state.words[index, ACTIVE] = 1
+        state.columns.length[index] = row.length
+        state.columns.limit[index] = row.limit
+        state.columns.active[index] = 1
     return state
 
 
@@ -100,9 +100,9 @@ def test_drafts_are_accepted_as_one_by_one(limits: list[int], seed: int, steps: 
             assert int(out_RW[place, 1]) == count
             assert not count or int(out_RW[place, 0]) == status
     for index, row in enumerate(rows):
-        words = state.words[index].tolist()
-        assert (words[LENGTH], words[OUTPUTS], bool(words[ACTIVE])) == (row.length, len(row.outputs), row.running)
-        assert not row.outputs or not row.running or words[LAST] == row.outputs[-1]
+        fields = RowFields(*state.fields[index].tolist())
+        assert (fields.length, fields.outputs, bool(fields.active)) == (row.length, len(row.outputs), row.running)
+        assert not row.outputs or not row.running or fields.last == row.outputs[-1]
         assert state.sampling.counts[index, :VOCAB].tolist() == [row.outputs.count(i) for i in range(VOCAB)]
         assert state.sampling.seen[index, :VOCAB].tolist() == [i in row.outputs for i in range(VOCAB)]
 
@@ -116,8 +116,8 @@ def test_one_id(ids: list[int], status: int):
     out_RW = torch.tensor([[9, 9, *ids]])
     accept_tokens(state, torch.tensor([0]), out_RW)
     assert out_RW.tolist() == [[status, 1, *ids]]
-    words = state.words[0].tolist()
-    assert (words[LAST], words[OUTPUTS], bool(words[ACTIVE])) == (max(ids[0], 0), 1, status == RowStatus.RUNNING)
+    fields = RowFields(*state.fields[0].tolist())
+    assert (fields.last, fields.outputs, bool(fields.active)) == (max(ids[0], 0), 1, status == RowStatus.RUNNING)
 
 
 def test_a_row_that_is_over_keeps_its_state():
@@ -129,6 +129,6 @@ def test_a_row_that_is_over_keeps_its_state():
         accept_tokens(state, rows_R, out_RW)
         post_update(state, rows_R, out_RW, torch.ones_like(rows_R), 0, flags)
         assert out_RW[:, 1].tolist() == [int(step < 2), 1]
-    assert state.words[:2, LENGTH].tolist() == [7, 9]
-    assert state.words[:2, OUTPUTS].tolist() == [2, 4]
+    assert state.columns.length[:2].tolist() == [7, 9]
+    assert state.columns.outputs[:2].tolist() == [2, 4]
     assert state.sampling.counts[:2, 5:7].tolist() == [[2, 0], [0, 4]]

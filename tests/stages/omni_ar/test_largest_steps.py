@@ -40,7 +40,7 @@ def test_rows_are_full_and_chunks_take_the_whole_budget(
 ):
     options = ArOptions(max_num_seqs=4, block_size=4, max_model_len=length, max_num_batched_tokens=budget)
     decodes, mixed, scored = measured(SmallText(payload=payload), options, monkeypatch)
-    assert [request.computed for request in decodes.decodes] == [length - 1] * 4
+    assert [request.num_computed_tokens for request in decodes.decodes] == [length - 1] * 4
     assert not decodes.chunks
     longest = max(length - 2, 1)
     assert mixed.chunk_tokens == min(budget, 4 * longest)

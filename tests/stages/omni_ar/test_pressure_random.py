@@ -18,7 +18,7 @@ from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni_ar.options import ArOptions
 from support.ar_driver import plain_prompt
-from support.paper_runner import STOP, PaperDriver, answer, marks
+from support.paper_runner import STOP, PaperDriver, answer, check_statuses, marks
 from support.queued_device import QueuedDevice
 from support.stirred_device import StirredDevice
 
@@ -180,8 +180,9 @@ class Pressure(RuleBasedStateMachine):
     @invariant()
     def rules_hold(self) -> None:
         assert not self.driver.runner.violations, self.driver.runner.violations
-        usage = self.driver.worker.usage()
-        assert usage["rows"] <= self.rows
+        worker = self.driver.worker
+        assert worker.usage()["rows"] <= self.rows
+        check_statuses(worker._scheduler, worker.requests.values())
 
     def teardown(self) -> None:
         if not self.begun:

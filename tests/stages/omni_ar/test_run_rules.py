@@ -17,8 +17,7 @@ from omni_ar.run.blocks import BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.pack import pack_step
 from omni_ar.run.plan import PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest
-from omni_ar.run.rows import Row
+from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver, plain_prompt
@@ -141,9 +140,9 @@ def running(row: int, length: int, computed: int, outputs: int, edit: LogitsEdit
         table=BlockTable.of(str(row), range(10 * row + 1, 10 * row + 11), 24),
         edit=edit,
         outputs=list(range(outputs)),
-        scheduled=outputs,
-        computed=computed,
-        target=length + outputs,
+        num_scheduled_outputs=outputs,
+        num_computed_tokens=computed,
+        prefill_end=length + outputs,
     )
 
 
@@ -211,9 +210,9 @@ def test_tokens_of_a_row_s_former_owner_are_dropped_and_counted(in_flight: int) 
     driver.ask("new", LONG, max_tokens=6)
     driver.tick()
     assert driver.worker.usage()["steps"] == in_flight + 1, "the new one has begun"
-    assert driver.counter("stale_tokens") == 0
+    assert driver.counter("discarded_tokens") == 0
     driver.run()
-    assert driver.counter("stale_tokens") == in_flight
+    assert driver.counter("discarded_tokens") == in_flight
     assert "old" not in driver.produced
     assert driver.tokens("new") == greedy(TEXT, LONG, 6)
     assert not driver.held
@@ -229,7 +228,7 @@ def test_a_stop_that_the_host_did_not_foresee_gives_no_stale_token() -> None:
         driver.tick()
     driver.run()
     assert driver.tokens("0") == answer[: answer.index(stop) + 1]
-    assert driver.counter("stale_tokens") == 0
+    assert driver.counter("discarded_tokens") == 0
 
 
 def test_no_more_rows_start_in_a_step_than_its_upload_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

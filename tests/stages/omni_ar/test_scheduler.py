@@ -10,15 +10,15 @@ from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.sampling import SamplingParams
 from omni_ar.options import ArOptions
-from omni_ar.run.allocator import Allocator
+from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
-from omni_ar.run.rows import RowTable
 from omni_ar.run.scheduler import Scheduler
+from omni_ar.run.status import RequestStatus
 from support.ar_driver import plain_prompt
-from support.paper_runner import paper_shape
+from support.paper_runner import check_statuses, paper_shape
 
 SIZE, MODEL_LEN = 4, 40
 
@@ -66,6 +66,7 @@ class Stage:
         if plan is not None:
             self.admitted += [r.id for r in plan.starts]
             self.scheduler.launched(plan)
+        check_statuses(self.scheduler, self.live)
         return plan
 
     def step(self) -> StepPlan | None:
@@ -78,7 +79,7 @@ class Stage:
 
     def leave(self, made: ArRequest) -> None:
         self.live.remove(made)
-        self.scheduler.remove(made)
+        self.scheduler.remove(made, RequestStatus.FINISHED)
         if made.row is not None:
             self.rows.release(made.row)
         if made.table is not None:
@@ -221,7 +222,7 @@ def test_who_needs_a_block_takes_it_from_the_highest_rank_which_keeps_its_row():
     assert third.outputs[: len(given)] == given
 
 
-def test_a_low_rank_that_runs_is_never_evicted_for_a_higher_one():
+def test_a_running_request_is_never_preempted_for_a_higher_rank():
     stage = Stage(rows=3, blocks=11, budget=100)
     low, high = request("a", 8, 30), request("b", 8, 30)
     stage.add(high, low)
@@ -244,13 +245,13 @@ def test_a_waiting_request_takes_blocks_from_paused_ones_only():
     assert stage.names() == ["a"]
     assert high.table is None
     high.paused = False
-    stage.scheduler.wake(high)
+    stage.scheduler.unblock(high)
     while stage.step():
         pass
     assert not stage.live
 
 
-def test_who_was_refused_is_seated_once_a_paused_request_can_give_way():
+def test_a_refused_request_starts_once_a_paused_one_can_give_way():
     stage = Stage(rows=2, blocks=6, budget=100, prefix_cache=False)
     running = request("a", 16, 8)
     stage.add(running, request("b", 12, 8))
@@ -268,14 +269,14 @@ def test_a_paused_request_does_not_run_and_holds_up_nobody():
         assert stage.names() == ["b"]
     assert stage.step() is None
     paused.paused = False
-    stage.scheduler.wake(paused)
+    stage.scheduler.unblock(paused)
     while stage.step():
         pass
     assert not stage.live
 
 
 def test_a_request_that_waits_for_a_row_does_not_hold_up_one_that_has_its_row():
-    # One is paused, one was evicted: both keep their rows, and the newcomer, who comes before the evicted one, gets none.
+    # One is paused, one was preempted: both keep their rows, and the newcomer, of a lower rank than the latter, gets none.
     stage = Stage(rows=2, blocks=10, budget=100)
     first, second = request("a", 12, 20), request("c", 12, 20)
     stage.add(first, second)
@@ -299,7 +300,7 @@ def test_what_a_failed_step_held_runs_by_turns_alone_and_with_the_others_again()
     assert [stage.names() for _ in range(6)] == [["a"], ["a"], ["b"], ["a", "b"], ["c"], ["a", "b", "c", "d"]]
 
 
-def test_a_paused_suspect_does_not_hold_up_the_next():
+def test_a_paused_isolated_request_does_not_hold_up_the_next():
     stage = Stage(rows=4, blocks=40, budget=100)
     first = request("a", 4, 3)
     stage.add(first, request("b", 4, 3), request("c", 4, 3))
@@ -311,7 +312,7 @@ def test_a_paused_suspect_does_not_hold_up_the_next():
     assert ["a"] in [stage.names() for _ in range(2)], "its turn"
 
 
-def test_newcomers_do_not_take_the_blocks_that_a_suspect_waits_for():
+def test_newcomers_do_not_take_the_blocks_that_an_isolated_request_waits_for():
     stage = Stage(rows=4, blocks=10, budget=100)
     second = request("b", 20, 5)
     stage.add(request("a", 4, 30), second)
@@ -365,21 +366,21 @@ def test_a_row_is_in_a_step_again_when_its_token_is_due(lag: int):
     assert [[r.id for r in plan.requests] for plan in plans if plan is not None] == [[n] for n in "abc"[:lag]] * 4
 
 
-def test_an_evicted_request_starts_again_when_nothing_of_it_is_unread():
-    """It goes on behind the newest token that the host knows: those in flight would come twice."""
+def test_a_preempted_request_starts_again_when_no_step_of_it_is_in_flight():
+    """It goes on behind the newest token that the host has read: those in flight would come twice."""
     stage = Stage(rows=2, blocks=20, budget=100)
     made = request("a", 8, 9)
     stage.add(made)
     stage.step()
     stage.plan()
-    made.unread = 1
+    made.steps_in_flight = 1
     stage.fail()
     assert stage.plan() is None
     assert made.table is None
     assert stage.blocks.available > stage.allocator.blocks_for(8 + 9), "there is room"
     made.outputs.append(1)
-    made.unread = 0
-    made.rewind()
+    made.steps_in_flight = 0
+    made.reset_for_recompute()
     again = stage.plan()
     assert again is not None
     assert [(chunk.start + chunk.length, chunk.request) for chunk in again.chunks] == [(8 + 2, made)]
@@ -403,7 +404,7 @@ def test_who_asks_for_log_probabilities_waits_while_there_is_no_room_for_them():
     assert [names(False), names(False), names(True)] == [["b"], ["b"], ["a", "b", "c"]]
 
 
-def test_a_suspect_that_fails_again_has_one_turn_as_before():
+def test_an_isolated_request_that_fails_again_has_one_turn_as_before():
     stage = Stage(rows=2, blocks=20, budget=100)
     stage.add(request("a", 4, 9), request("b", 4, 9))
     stage.step()

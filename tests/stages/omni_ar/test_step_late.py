@@ -50,7 +50,7 @@ def test_tokens_behind_a_stop_string_are_nobody_s_while_log_probabilities_are_mi
     assert driver.tokens("0") == said[:2]
     assert driver.done("0").held == (stop,)
     assert driver.done("0").counts["tokens"] == 3
-    assert driver.counter("stale_tokens") == 1
+    assert driver.counter("discarded_tokens") == 1
     assert not driver.held
 
 
@@ -104,11 +104,11 @@ def test_tokens_that_were_held_back_go_with_their_request():
     for _ in range(4):
         driver.tick()
     request = driver.worker.requests["0"]
-    messages = [message for confirmed in request.held for message in confirmed.messages]
-    assert len(messages) > len(request.held) > 1, "tokens, and hidden states of those before"
+    messages = [message for withheld in request.withheld for message in withheld.messages]
+    assert len(messages) > len(request.withheld) > 1, "tokens, and hidden states of those before"
     driver.abort("0")
     driver.tick()
-    assert not request.held
+    assert not request.withheld
     assert all(message.free for message in messages)
     driver.release_lent()
     driver.run()

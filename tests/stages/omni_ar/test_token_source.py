@@ -119,7 +119,7 @@ def test_two_ranks_give_the_tokens_of_one(ranks: Ranks, local: dict[str, tuple[l
     if in_turn and ahead > 1:
         assert driver.most == 2
         assert driver.tokens_source.late > 20, "rows go on while a later step's tokens are awaited"
-        assert driver.counter("stale_tokens")
+        assert driver.counter("discarded_tokens")
 
 
 def reused_row(ranks: Ranks, checks: bool) -> tuple[ArDriver, ArDriver]:
@@ -145,7 +145,7 @@ def reused_row(ranks: Ranks, checks: bool) -> tuple[ArDriver, ArDriver]:
 def test_a_broadcast_for_a_row_that_is_another_request_s_changes_nothing(ranks: Ranks):
     driver, alone = reused_row(ranks, checks=True)
     assert driver.tokens("new") == alone.tokens("new")
-    assert driver.counter("stale_tokens") == 1
+    assert driver.counter("discarded_tokens") == 1
 
 
 def test_without_the_generation_it_would(ranks: Ranks):

@@ -12,11 +12,10 @@ from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, NamedProcessor, ProcessedRows
 from omni_ar.run.blocks import BlockTable
-from omni_ar.run.limits import MAX_STARTS, Limits, step_words
+from omni_ar.run.limits import MAX_STARTS, Limits, step_fields
 from omni_ar.run.pack import pack_step
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest
-from omni_ar.run.rows import Row
+from omni_ar.run.request import ArRequest, Row
 from omni_ar.sampling import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
@@ -145,14 +144,14 @@ def request(row: int, shape: ArShape, limits: Limits, length: int, outputs: int)
         set(),
         prompt=prompt,
         params={processor.name: (1.0, 2.0, 3.0) for processor in PROCESSORS},
-        step_pad=np.zeros(step_words(shape), np.int64),
+        step_pad=np.zeros(step_fields(shape), np.int64),
         row=Row(row, 0),
         table=BlockTable.of(str(row), range(1, limits.max_blocks + 1), limits.max_blocks),
         edit=edit(),
         outputs=list(range(outputs)),
-        scheduled=outputs,
-        computed=length,
-        target=length + outputs,
+        num_scheduled_outputs=outputs,
+        num_computed_tokens=length,
+        prefill_end=length + outputs,
     )
 
 
@@ -171,7 +170,7 @@ def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: b
     for row in range(starts):
         if replayed:  # what goes before is in the prefix cache
             one = request(row, shape, limits, 1, LENGTH - 2)
-            chunks.append(PrefillChunk(one, one.target - length, length, first=True, last=True, replay=True))
+            chunks.append(PrefillChunk(one, one.prefill_end - length, length, first=True, last=True, replay=True))
         else:
             chunks.append(
                 PrefillChunk(request(row, shape, limits, length, 0), 0, length, first=True, last=True, replay=False)

@@ -1,6 +1,6 @@
-"""The bookkeeping of a decode step: a handful of words per row, in one launch for each phase (`omni_ar.run.phases`).
+"""The bookkeeping of a decode step: a handful of fields per row, in one launch for each phase (`omni_ar.run.phases`).
 
-Shape legend: R rows of the batch, W handoff words, G code groups, D width.
+Shape legend: R rows of the batch, W handoff fields, G code groups, D width.
 """
 
 from torch import Tensor

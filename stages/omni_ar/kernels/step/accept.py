@@ -13,7 +13,7 @@ _NO_STOP = tl.constexpr(-2)
 @triton.jit(do_not_specialize=["handoff_stride", "rows"], do_not_specialize_on_alignment=["rows_ptr"])
 def accept_rows(
     rows_ptr,
-    words_ptr,
+    fields_ptr,
     stop_ids_ptr,
     out_ptr,
     out_stride,
@@ -33,7 +33,7 @@ def accept_rows(
         place = (first + tl.arange(0, BLOCK_R)).to(tl.int64)
         inside = place < rows
         row = tl.load(rows_ptr + place, mask=inside, other=0)
-        row_ptr = words_ptr + row * COLUMNS
+        row_ptr = fields_ptr + row * COLUMNS
         ids = tl.load(out_ptr + place * out_stride + 2, mask=inside, other=0)
         active = tl.load(row_ptr + ACTIVE, mask=inside, other=0)
         outputs = tl.load(row_ptr + OUTPUTS, mask=inside, other=0) + active
@@ -61,7 +61,7 @@ def accept_rows(
 @triton.jit(do_not_specialize_on_alignment=["rows_ptr", "advance_ptr"])
 def update_row(
     rows_ptr,
-    words_ptr,
+    fields_ptr,
     accepted_ptr,
     accepted_stride,
     advance_ptr,
@@ -77,7 +77,7 @@ def update_row(
     count = tl.load(accepted_ptr + place * accepted_stride + 1)
     if count > 0:
         token = tl.load(accepted_ptr + place * accepted_stride + 2)
-        length_ptr = words_ptr + row * COLUMNS + LENGTH
+        length_ptr = fields_ptr + row * COLUMNS + LENGTH
         tl.store(length_ptr, tl.load(length_ptr) + tl.load(advance_ptr + place))
         needs = tl.load(needs_ptr + row).to(tl.int32)
         if ((needs & REPETITION) != 0) & (token >= 0):

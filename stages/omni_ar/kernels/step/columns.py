@@ -1,18 +1,18 @@
-"""Columns of `RowState.words` and the rows' status, as kernels name them."""
+"""The fields and the statuses of a row as constants of kernels."""
 
 import triton.language as tl
 
-from omni_ar.kernels.step import state
+from omni_ar.kernels.step.state import FIELD_INDEX, ROW_FIELDS
 from omni_ar.kernels.step.status import RowStatus
 
-LAST = tl.constexpr(state.LAST)
-LENGTH = tl.constexpr(state.LENGTH)
-DELTA = tl.constexpr(state.DELTA)
-OUTPUTS = tl.constexpr(state.OUTPUTS)
-LIMIT = tl.constexpr(state.LIMIT)
-ACTIVE = tl.constexpr(state.ACTIVE)
-COUNTED = tl.constexpr(state.COUNTED)
-COLUMNS = tl.constexpr(state.COLUMNS)
+LAST = tl.constexpr(FIELD_INDEX.last)
+LENGTH = tl.constexpr(FIELD_INDEX.length)
+DELTA = tl.constexpr(FIELD_INDEX.delta)
+OUTPUTS = tl.constexpr(FIELD_INDEX.outputs)
+LIMIT = tl.constexpr(FIELD_INDEX.limit)
+ACTIVE = tl.constexpr(FIELD_INDEX.active)
+COUNTED = tl.constexpr(FIELD_INDEX.counted)
+COLUMNS = tl.constexpr(ROW_FIELDS)
 RUNNING = tl.constexpr(int(RowStatus.RUNNING))
 STOPPED = tl.constexpr(int(RowStatus.STOPPED))
 FULL = tl.constexpr(int(RowStatus.FULL))

@@ -19,11 +19,11 @@ from omni_ar.kernels.step.columns import (
 
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["rows_ptr"])
-def read_rows(rows_ptr, words_ptr, last_ptr, position_ptr, rows, BLOCK_R: tl.constexpr):
+def read_rows(rows_ptr, fields_ptr, last_ptr, position_ptr, rows, BLOCK_R: tl.constexpr):
     """Each row's newest token, and the number of the frame that it begins. One program takes BLOCK_R rows."""
     place = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = place < rows
-    row_ptr = words_ptr + tl.load(rows_ptr + place, mask=inside, other=0) * COLUMNS
+    row_ptr = fields_ptr + tl.load(rows_ptr + place, mask=inside, other=0) * COLUMNS
     tl.store(last_ptr + place, tl.load(row_ptr + LAST, mask=inside, other=0), mask=inside)
     tl.store(position_ptr + place, tl.load(row_ptr + OUTPUTS, mask=inside, other=0) - 1, mask=inside)
 
@@ -31,7 +31,7 @@ def read_rows(rows_ptr, words_ptr, last_ptr, position_ptr, rows, BLOCK_R: tl.con
 @triton.jit(do_not_specialize_on_alignment=["rows_ptr"])
 def place_frame(
     rows_ptr,
-    words_ptr,
+    fields_ptr,
     table_ptr,
     codes_ptr,
     codes_stride,
@@ -50,8 +50,8 @@ def place_frame(
     """One program per row."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
-    at = tl.load(words_ptr + row * COLUMNS + LENGTH)
-    counted = tl.load(words_ptr + row * COLUMNS + COUNTED)
+    at = tl.load(fields_ptr + row * COLUMNS + LENGTH)
+    counted = tl.load(fields_ptr + row * COLUMNS + COUNTED)
     # Of a row that was over before, this is where its last frame is, or behind the table.
     block = tl.load(table_ptr + row * TABLE + at // BLOCK_SIZE, mask=at // BLOCK_SIZE < TABLE, other=0)
     slot = (block * BLOCK_SIZE + at % BLOCK_SIZE) * counted
@@ -66,7 +66,7 @@ def place_frame(
 @triton.jit(do_not_specialize=["handoff_stride", "code"], do_not_specialize_on_alignment=["rows_ptr"])
 def end_row(
     rows_ptr,
-    words_ptr,
+    fields_ptr,
     needs_ptr,
     min_tokens_ptr,
     codes_ptr,
@@ -86,7 +86,7 @@ def end_row(
     back from the host's memory."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
-    row_ptr = words_ptr + row * COLUMNS
+    row_ptr = fields_ptr + row * COLUMNS
     # The counter may be 0, and a remainder has the sign of what is divided.
     turn = (tl.load(counter_ptr) + RING - 1) % RING
     told_ptr = handoff_ptr + turn * handoff_stride + place * handoff_row_stride

@@ -17,7 +17,7 @@ def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepB
     width = state.next_codes.shape[1]
     prepare_row[(rows_R.shape[0],)](
         rows_R,
-        state.words,
+        state.fields,
         state.block_table,
         state.next_codes,
         out.ids_N,
@@ -41,7 +41,7 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
     rows, handoff = rows_R.shape[0], state.handoff.device
     accept_rows[(1,)](
         rows_R,
-        state.words,
+        state.fields,
         state.sampling.stop_ids,
         out_RW,
         out_RW.stride(0),
@@ -61,7 +61,7 @@ def post_update(state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R:
     # One warp, which is in step with itself: it shifts `recent` in place.
     update_row[(rows_R.shape[0],)](
         rows_R,
-        state.words,
+        state.fields,
         accepted_RW,
         accepted_RW.stride(0),
         advance_R,
@@ -77,7 +77,7 @@ def post_update(state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R:
 def frame_inputs(state: RowState, rows_R: Tensor) -> tuple[Tensor, Tensor]:
     rows = rows_R.shape[0]
     last_R, position_R = torch.empty_like(rows_R), torch.empty_like(rows_R)
-    read_rows[(triton.cdiv(rows, _ROWS),)](rows_R, state.words, last_R, position_R, rows, BLOCK_R=_ROWS, num_warps=1)
+    read_rows[(triton.cdiv(rows, _ROWS),)](rows_R, state.fields, last_R, position_R, rows, BLOCK_R=_ROWS, num_warps=1)
     return last_R, position_R
 
 
@@ -87,7 +87,7 @@ def place_frames(
     groups, width = codes_RG.shape[1], next_RD.shape[1]
     place_frame[(rows_R.shape[0],)](
         rows_R,
-        state.words,
+        state.fields,
         state.block_table,
         codes_RG,
         codes_RG.stride(0),
@@ -110,7 +110,7 @@ def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end
     groups, sampling, handoff = codes_RG.shape[1], state.sampling, state.handoff.device
     end_row[(rows_R.shape[0],)](
         rows_R,
-        state.words,
+        state.fields,
         sampling.needs,
         sampling.min_tokens,
         codes_RG,

@@ -11,7 +11,7 @@ _BLOCKS_AT_ONCE = tl.constexpr(256)
 @triton.jit(do_not_specialize=["positions_stride", "max_blocks"], do_not_specialize_on_alignment=["rows_ptr"])
 def prepare_row(
     rows_ptr,
-    words_ptr,
+    fields_ptr,
     table_ptr,
     next_codes_ptr,
     ids_ptr,
@@ -33,7 +33,7 @@ def prepare_row(
     """
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
-    row_ptr = words_ptr + row * COLUMNS
+    row_ptr = fields_ptr + row * COLUMNS
     kept, active = tl.load(row_ptr + LENGTH), tl.load(row_ptr + ACTIVE)
     tl.store(ids_ptr + place, tl.load(row_ptr + LAST))
     tl.store(lengths_ptr + place, kept + active)

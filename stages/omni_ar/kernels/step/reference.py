@@ -1,57 +1,47 @@
-"""The small phases of a step in plain torch. Shape legend: R rows, K ids of a row, W handoff words, G code groups, D width."""
+"""The small phases of a step in plain torch. Shape legend: R rows, K ids of a row, W handoff fields, G code groups, D width."""
 
 import torch
 from torch import Tensor
 
 from omni_ar.kernels.sampling.state import Need, SamplingFlags, SamplingState
-from omni_ar.kernels.step.state import (
-    ACTIVE,
-    COUNTED,
-    DELTA,
-    LAST,
-    LENGTH,
-    OUTPUTS,
-    RowState,
-    StepBuffers,
-)
+from omni_ar.kernels.step.state import RowFields, RowState, StepBuffers
 from omni_ar.kernels.step.status import RowStatus
 
 
 def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
     count = rows_R.shape[0]
-    words_RC = state.words.index_select(0, rows_R)
-    kept, active = words_RC[:, LENGTH], words_RC[:, ACTIVE]
+    row = _fields(state, rows_R)
     table = state.block_table.index_select(0, rows_R)
-    block = table.gather(1, (kept // block_size)[:, None]).squeeze(1)
+    block = table.gather(1, (row.length // block_size)[:, None]).squeeze(1)
     if state.next_codes.shape[1]:
         torch.index_select(state.next_codes, 0, rows_R, out=out.codes_ND[:count])
-    out.ids_N[:count].copy_(words_RC[:, LAST])
+    out.ids_N[:count].copy_(row.last)
     # A stopped row writes to the null block's slots, and attends to what it has.
-    torch.add(kept, active, out=out.lengths_N[:count])
-    torch.mul(block * block_size + kept % block_size, active, out=out.slots_T[:count])
+    torch.add(row.length, row.active, out=out.lengths_N[:count])
+    torch.mul(block * block_size + row.length % block_size, row.active, out=out.slots_T[:count])
     out.table_NM[:count, :max_blocks].copy_(table[:, :max_blocks])
-    out.positions_PT[:, :count].copy_(kept + words_RC[:, DELTA])
+    out.positions_PT[:, :count].copy_(row.length + row.delta)
 
 
 def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None) -> None:
-    words_RC = state.words.index_select(0, rows_R)
-    last_R, _, _, outputs_R, limit_R, active_R, _, counted_R = words_RC.unbind(1)
-    counted_R.copy_(active_R)
+    fields_RC = state.fields.index_select(0, rows_R)
+    row = RowFields(*fields_RC.unbind(1))
+    row.counted.copy_(row.active)
     status_R, count_R, *ids = out_RW.unbind(1)
     stop_RS = state.sampling.stop_ids.index_select(0, rows_R)
     if len(ids) == 1:
-        count_R.copy_(active_R)
-        last_R.copy_(ids[0])
+        count_R.copy_(row.active)
+        row.last.copy_(ids[0])
     else:
-        torch.mul(_accepted(outputs_R, limit_R, stop_RS, out_RW[:, 2:], offered_R), active_R, out=count_R)
-        last_R.copy_(out_RW[:, 2:].gather(1, (count_R[:, None] - 1).clamp(min=0)).squeeze(1))
-    outputs_R.add_(count_R)
+        torch.mul(_accepted(row.outputs, row.limit, stop_RS, out_RW[:, 2:], offered_R), row.active, out=count_R)
+        row.last.copy_(out_RW[:, 2:].gather(1, (count_R[:, None] - 1).clamp(min=0)).squeeze(1))
+    row.outputs.add_(count_R)
     # Stop ids are padded with -1: a row for which nothing was possible stops too.
-    stopped_R = (stop_RS == last_R[:, None]).any(1)
-    status_R.copy_(torch.where(stopped_R, RowStatus.STOPPED, (outputs_R >= limit_R) * RowStatus.FULL))
-    active_R.mul_(status_R == RowStatus.RUNNING)
-    last_R.clamp_(min=0)
-    state.words.index_copy_(0, rows_R, words_RC)
+    stopped_R = (stop_RS == row.last[:, None]).any(1)
+    status_R.copy_(torch.where(stopped_R, RowStatus.STOPPED, (row.outputs >= row.limit) * RowStatus.FULL))
+    row.active.mul_(status_R == RowStatus.RUNNING)
+    row.last.clamp_(min=0)
+    state.fields.index_copy_(0, rows_R, fields_RC)
     handoff = state.handoff.device
     slot = state.counter % handoff.shape[0]
     handoff[:, : rows_R.shape[0]].index_copy_(0, slot, out_RW[None])
@@ -77,7 +67,7 @@ def post_update(
         kept_R = (advance_R - (1 + drafts - count_R)) * live_R
     else:
         kept_R = advance_R * count_R
-    state.column(LENGTH).index_add_(0, rows_R, kept_R)
+    state.columns.length.index_add_(0, rows_R, kept_R)
     observe(state.sampling, rows_R, accepted_RW[:, 2:], count_R, flags)
 
 
@@ -108,33 +98,36 @@ def observe(state: SamplingState, rows_R: Tensor, ids_RK: Tensor, count_R: Tenso
 
 
 def frame_inputs(state: RowState, rows_R: Tensor) -> tuple[Tensor, Tensor]:
-    words_RC = state.words.index_select(0, rows_R)
-    return words_RC[:, LAST], words_RC[:, OUTPUTS] - 1
+    row = _fields(state, rows_R)
+    return row.last, row.outputs - 1
 
 
 def place_frames(
     state: RowState, rows_R: Tensor, codes_RG: Tensor, next_RD: Tensor, block_size: int, code_pages: Tensor
 ) -> None:
-    words_RC = state.words.index_select(0, rows_R)
-    at_R = words_RC[:, LENGTH]
-    block_R = state.block_table.index_select(0, rows_R).gather(1, (at_R // block_size)[:, None]).squeeze(1)
-    slots_R = (block_R * block_size + at_R % block_size) * words_RC[:, COUNTED]
+    row = _fields(state, rows_R)
+    block_R = state.block_table.index_select(0, rows_R).gather(1, (row.length // block_size)[:, None]).squeeze(1)
+    slots_R = (block_R * block_size + row.length % block_size) * row.counted
     code_pages.flatten(0, 1).index_copy_(0, slots_R, codes_RG)
     state.next_codes.index_copy_(0, rows_R, next_RD)
 
 
 def end_frames(state: RowState, rows_R: Tensor, codes_RG: Tensor, code: int, end_groups: int) -> None:
-    words_RC = state.words.index_select(0, rows_R)
+    row = _fields(state, rows_R)
     told_RR = state.handoff.device[:, : rows_R.shape[0], 0]
     slot = (state.counter - 1) % told_RR.shape[0]
     status_R = told_RR.index_select(0, slot)[0]
-    counted_R = words_RC[:, COUNTED] != 0
-    early_R = words_RC[:, OUTPUTS] - 1 < state.sampling.min_tokens.index_select(0, rows_R)
+    counted_R = row.counted != 0
+    early_R = row.outputs - 1 < state.sampling.min_tokens.index_select(0, rows_R)
     endless_R = state.sampling.needs.index_select(0, rows_R) & Need.ENDLESS != 0
     is_end_RG = codes_RG == code
     may_end_R = counted_R & ~early_R & ~endless_R & (status_R != RowStatus.STOPPED)
     ends_R = may_end_R & is_end_RG[:, :end_groups].all(1)
-    state.column(ACTIVE).index_copy_(0, rows_R, words_RC[:, ACTIVE] * ~ends_R)
+    state.columns.active.index_copy_(0, rows_R, row.active * ~ends_R)
     over_R = torch.where(is_end_RG.all(1), RowStatus.STOPPED, RowStatus.STOPPED_WITH_FRAME)
     said_R = torch.where(ends_R, over_R, torch.where(status_R == RowStatus.FULL, RowStatus.FULL_WITH_FRAME, status_R))
     told_RR.index_copy_(0, slot, torch.where(counted_R, said_R, status_R)[None])
+
+
+def _fields(state: RowState, rows_R: Tensor) -> RowFields[Tensor]:
+    return RowFields(*state.fields.index_select(0, rows_R).unbind(1))

@@ -1,26 +1,45 @@
 """The device state that step kernels read and write. `omni_ar.run.state` allocates it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from omni.device import SharedMemory
 from omni_ar.kernels.sampling.state import SamplingState
 
-LAST, LENGTH, DELTA, OUTPUTS, LIMIT, ACTIVE, GENERATION, COUNTED = range(8)
-"""Columns of `RowState.words`."""
+T = TypeVar("T")
 
-COLUMNS = 8
-"""Number of columns."""
+
+class RowFields(NamedTuple, Generic[T]):
+    """One row of `RowState.fields`, or a column of each: this order is the order of the columns.
+
+    last: the newest token. length: tokens in the KV cache. delta: rotary position minus length. outputs: generated tokens.
+    limit: the most of them. active: whether the row still runs. generation: `Row.generation` of its owner. counted: whether its
+    newest step gave it a token.
+    """
+
+    last: T
+    length: T
+    delta: T
+    outputs: T
+    limit: T
+    active: T
+    generation: T
+    counted: T
+
+
+ROW_FIELDS = len(RowFields._fields)
+FIELD_INDEX = RowFields(*range(ROW_FIELDS))
+"""The column of each field."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowState:
     """Per-row state; the first dimension is the row, N in all, the null row last. K ids of a row, E width of step rows.
 
-    words: int64 `[N, 8]`, so that a phase gathers all it needs of its rows at once. By column: the newest token, tokens in the KV
-    cache, rotary position minus length, generated tokens, how many there may be, whether the row still runs, its generation,
-    whether its newest step gave it a token.
+    fields: int64 `[N, F]`, the `RowFields` of each row, so that a phase gathers all it needs of its rows at once. columns: views
+    `[N]` of them, one for each field.
     next_codes: the codes' part of the next input embedding.
     conditioning: `[places, E]`, the device rows that condition each row's steps, `Limits.step_places` for a row; the last is
     zeros, for steps that none conditions. They are a request's own to its end: run again, it finds them here.
@@ -29,17 +48,17 @@ class RowState:
     counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
     """
 
-    words: Tensor
+    fields: Tensor
     block_table: Tensor
     next_codes: Tensor
     conditioning: Tensor
     handoff: SharedMemory
     counter: Tensor
     sampling: SamplingState
+    columns: RowFields[Tensor] = field(init=False)
 
-    def column(self, index: int) -> Tensor:
-        """One of `words`, a view `[N]`."""
-        return self.words[:, index]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", RowFields(*self.fields.unbind(1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +68,7 @@ class StepBuffers:
     places_AT: int64 `[P + 2, tokens]`: each token's positions, its KV slot and its payload slot, so that one copy places it.
     accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, of the sampled
     rows. scored_TD: of prompt tokens to be scored.
-    scores: int64 `[ring, N + scored tokens, SCORE_WORDS]`.
+    scores: int64 `[ring, N + scored tokens, SCORE_FIELDS]`.
     """
 
     ids_N: Tensor

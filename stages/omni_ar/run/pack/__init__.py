@@ -2,9 +2,10 @@
 
 from omni_ar.run.pack.chunks import PackedChunks, PackedEmbedding, placeholders_in, scored_positions
 from omni_ar.run.pack.starts import PackedStarts
-from omni_ar.run.pack.step import PackedStep, captured_spans, pack_step
+from omni_ar.run.pack.step import LeadingInputs, PackedStep, captured_spans, pack_step
 
 __all__ = [
+    "LeadingInputs",
     "PackedChunks",
     "PackedEmbedding",
     "PackedStarts",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from omni.device import Span, Upload
 from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.model import ArShape
-from omni_ar.run.limits import Limits, step_words
+from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, ReadyEmbedding
 
@@ -89,14 +89,14 @@ def scored_positions(chunk: PrefillChunk) -> NDArray[np.int64]:
     if chunk.replay or request.sampling.prompt_logprobs is None:
         return np.empty(0, np.int64)
     end = min(chunk.start + chunk.length, request.length - 1)
-    return np.arange(max(chunk.start, request.scored), end)
+    return np.arange(max(chunk.start, request.num_scored_tokens), end)
 
 
 def pack_steps(
     inputs: Sequence[tuple[ArRequest, int]], shape: ArShape, limits: Limits, width: int
 ) -> NDArray[np.int64]:
     """What conditions the steps whose inputs are these generated tokens, `[X, width]`; zeros behind them, and no rows."""
-    words = np.zeros((step_words(shape), width), np.int64)
+    words = np.zeros((step_fields(shape), width), np.int64)
     if shape.step_width:
         words[-1, len(inputs) :] = limits.null_place
     if shape.conditioned:

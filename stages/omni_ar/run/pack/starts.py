@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omni.device import Span, Upload
+from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.request import ArRequest
@@ -16,10 +17,10 @@ _NO_IDS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class PackedStarts:
-    """rows: which. words: their `RowState.words`. table: their blocks."""
+    """rows: their indexes. fields: their `RowState.fields`. table: their blocks."""
 
     rows: Span
-    words: Span
+    fields: Span
     table: Span
     sampling: PackedSampling
 
@@ -29,18 +30,26 @@ def pack_starts(
 ) -> PackedStarts:
     return PackedStarts(
         rows=upload.add(np.array([request.row_index for request in new], np.int64)),
-        words=upload.add(np.array([_words(request) for request in new], np.int64)),
+        fields=upload.add(np.array([_fields(request) for request in new], np.int64)),
         table=upload.add(np.stack([request.held_table.ids for request in new])),
         sampling=pack_sampling(upload, [_starting(request, shape) for request in new], shape.vocab_size, processors),
     )
 
 
-def _words(request: ArRequest) -> tuple[int, ...]:
-    """In the order of the columns in `omni_ar.run.state`: nothing sampled, nothing cached."""
+def _fields(request: ArRequest) -> RowFields[int]:
+    """Nothing sampled, nothing cached."""
     assert request.prompt is not None
     assert request.row is not None
-    delta = request.prompt.next_position - request.prompt.length
-    return (0, 0, delta, len(request.outputs), request.max_tokens, 1, request.row.generation, 0)
+    return RowFields(
+        last=0,
+        length=0,
+        delta=request.prompt.next_position - request.prompt.length,
+        outputs=len(request.outputs),
+        limit=request.max_tokens,
+        active=1,
+        generation=request.row.generation,
+        counted=0,
+    )
 
 
 def _starting(request: ArRequest, shape: ArShape) -> StartingRow:

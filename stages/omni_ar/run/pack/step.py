@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +18,12 @@ from omni_ar.run.pack.starts import PackedStarts, pack_starts
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.sampling import PackedEdits, pack_edits
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """rows: row of each request that is sampled; advance: tokens that the step runs of it. steps: what conditions those that
-    decode, `step_words` each, `[X, R]`. Of a batch that is padded to B rows these are the beginning of `captured_spans`, whatever
-    else is in the upload; in a step with chunks, which replays no captured decode, rows and advance are.
+    """rows, advance, steps: as in `LeadingInputs`, without padding rows.
 
     new_blocks: of blocks added to tables, place in the flattened block table and block, `[2, k]`; None if there are none.
     edits: what host processors do to the logits; None if no row is constrained.
@@ -39,10 +42,23 @@ class PackedStep:
         return replace(self, new_blocks=None, edits=None)
 
 
-def captured_spans(rows: int, words: int) -> tuple[Span, Span, Span]:
-    """Where a captured graph for so many rows finds `rows`, `advance` and `steps`: `pack_step` adds them first.
-    words: `step_words`."""
-    return Span(0, (rows,)), Span(rows, (rows,)), Span(2 * rows, (words, rows))
+class LeadingInputs(NamedTuple, Generic[T]):
+    """The arrays at the beginning of each upload, in this order, so that a captured graph finds them there.
+
+    rows: row of each request that is sampled. advance: tokens that the step runs of it. steps: conditioning of those that decode,
+    `step_fields` each, `[X, R]`; of a step with chunks, which replays no captured decode, it has another length.
+    """
+
+    rows: T
+    advance: T
+    steps: T
+
+
+def captured_spans(rows: int, fields: int) -> LeadingInputs[Span]:
+    """Where a captured graph for so many rows finds its inputs. fields: `step_fields`."""
+    shapes = LeadingInputs[tuple[int, ...]](rows=(rows,), advance=(rows,), steps=(fields, rows))
+    starts = accumulate((prod(shape) for shape in shapes), initial=0)
+    return LeadingInputs(*(Span(start, shape) for start, shape in zip(starts, shapes, strict=False)))
 
 
 def pack_step(
@@ -61,17 +77,19 @@ def pack_step(
     size = len(sampled) if padded is None else padded
     rows, advance = np.full(size, limits.null_row), np.ones(size, np.int64)
     rows[: len(sampled)] = [request.row_index for request in sampled]
-    advance[len(plan.decodes) : len(sampled)] = [chunk.request.target for chunk in plan.chunks if chunk.last]
-    inputs = [(request, request.scheduled - 1) for request in plan.decodes]
+    advance[len(plan.decodes) : len(sampled)] = [chunk.request.prefill_end for chunk in plan.chunks if chunk.last]
+    inputs = [(request, request.num_scheduled_outputs - 1) for request in plan.decodes]
     width = padded_shape.decodes if plan.chunks else size if padded else len(inputs)
+    leading = LeadingInputs(rows=rows, advance=advance, steps=pack_steps(inputs, shape, limits, width))
+    spans = LeadingInputs(*map(upload.add, leading))
     return PackedStep(
-        _first(upload.add(rows), len(sampled)),
-        _first(upload.add(advance), len(sampled)),
-        upload.add(pack_steps(inputs, shape, limits, width)),
-        upload.add(_pack_new_blocks(plan, limits.max_blocks)) if plan.new_blocks else None,
-        pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
-        pack_chunks(upload, plan, shape, limits, padded_shape) if plan.chunks else None,
-        _pack_edits(upload, plan, shape),
+        rows=_first(spans.rows, len(sampled)),
+        advance=_first(spans.advance, len(sampled)),
+        steps=spans.steps,
+        new_blocks=upload.add(_pack_new_blocks(plan, limits.max_blocks)) if plan.new_blocks else None,
+        starts=pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
+        chunks=pack_chunks(upload, plan, shape, limits, padded_shape) if plan.chunks else None,
+        edits=_pack_edits(upload, plan, shape),
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from omni.device import SharedMemory, open_device
 from omni.device.cpu import CpuDevice
 from omni_ar.kernels.step import kernel, reference
-from omni_ar.kernels.step.state import ACTIVE, COUNTED, DELTA, GENERATION, LAST, LENGTH, LIMIT, OUTPUTS, RowState
+from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -54,10 +54,9 @@ class Bench:
         state = allocate_rows(CpuDevice(), self.model, self.limits, torch.float32)
         for row, length in enumerate(LENGTHS):
             outputs = row % 4
-            words = {LAST: row, LENGTH: length, DELTA: row - 3, OUTPUTS: outputs, LIMIT: outputs + 1 + row % 3}
             runs = length < MAX_LENGTH and row != 4
-            for column, value in (words | {ACTIVE: runs, COUNTED: runs, GENERATION: 5}).items():
-                state.words[row, column] = value
+            fields = RowFields(row, length, row - 3, outputs, outputs + 1 + row % 3, runs, generation=5, counted=runs)
+            state.fields[row] = torch.tensor(fields)
         # No two rows write to the same block: who wrote last would be luck.
         state.block_table[:ROWS] = 1 + torch.randperm(BLOCKS - 1, generator=self.generator).view(ROWS, -1)
         state.next_codes.copy_(torch.randn(state.next_codes.shape, generator=self.generator))
@@ -121,7 +120,7 @@ def test_inputs_of_decode_rows(device: str, batch: tuple[int, ...], codec: bool)
     bench = Bench(codec, device)
     (rows_R, rows_there), count = bench.rows(*batch), len(batch)
     # The reference looks for the block of a row whose table is full and that is over.
-    bench.state.words[8, LENGTH] = bench.there.words[8, LENGTH] = 23 if 8 in batch else 24
+    bench.state.columns.length[8] = bench.there.columns.length[8] = 23 if 8 in batch else 24
     reference.prepare_decodes(bench.state, rows_R, BLOCK_SIZE, bench.buffers, bench.limits.max_blocks)
     kernel.prepare_decodes(bench.there, rows_there, BLOCK_SIZE, bench.buffers_there, bench.limits.max_blocks)
     here, there = bench.buffers, bench.buffers_there
@@ -187,7 +186,7 @@ def keep_needed(here: RowState, there: RowState) -> None:
 def test_frames(device: str, batch: tuple[int, ...]):
     bench = Bench(True, device)
     rows_R, rows_there = bench.rows(*batch)
-    bench.state.words[8, LENGTH] = bench.there.words[8, LENGTH] = 23
+    bench.state.columns.length[8] = bench.there.columns.length[8] = 23
     for one, other in zip(
         reference.frame_inputs(bench.state, rows_R), kernel.frame_inputs(bench.there, rows_there), strict=True
     ):
@@ -275,13 +274,14 @@ def test_frames_that_end_a_request(device: str, groups: int):
             kernel.end_frames(bench.there, rows_there, codes_RG.to(bench.device), END, groups)
             bench.check()
             for place, row in enumerate(batch):
-                words, (status, count, _) = bench.state.words[row], bench.state.handoff.host[0, place].tolist()
+                fields = RowFields(*bench.state.fields[row].tolist())
+                status, count, _ = bench.state.handoff.host[0, place].tolist()
                 if count:
                     before = int(out_RW[place, 0])
                     frame = FRAMES[(row + shift) % 5]
-                    assert status == told(before, frame, groups, early and words[OUTPUTS] <= 4, endless)
+                    assert status == told(before, frame, groups, early and fields.outputs <= 4, endless)
                     seen.add((before, status))
-                assert bool(words[ACTIVE]) == bool(count and status == RowStatus.RUNNING)
+                assert bool(fields.active) == bool(count and status == RowStatus.RUNNING)
     assert seen >= {
         (RowStatus.RUNNING, RowStatus.RUNNING),
         (RowStatus.RUNNING, RowStatus.STOPPED),
