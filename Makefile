@@ -14,8 +14,9 @@ PROMPT := examples/assets/prompt.txt
 PICTURES := $(sort $(wildcard examples/assets/*.png))
 RECORDINGS := $(sort $(wildcard examples/assets/*.wav))
 ANSWER := build/answer
+PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test mutants lint types format clean
+.PHONY: demo check test mutants lint types format clean
 .DELETE_ON_ERROR:
 
 demo: $(MODEL)/config.json
@@ -25,9 +26,13 @@ demo: $(MODEL)/config.json
 	@echo
 	@ls $(ANSWER).txt $(ANSWER).wav
 
+# Before each commit, in under 3 minutes on two cores. Families, examples and benchmarks have none of the fast tests.
+check: lint types
+	$(PYTEST) -m "not gpu and not slow and not mutation and not thorough" tests/omni tests/connectors tests/stages
+
 # A file's tests share what is costly to make, so a file stays in one process. Files come in the shuffled order, not the largest first.
 test: $(INSTALLED)
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 # Plants faults and counts those that tests catch, other ones with make mutants MUTANTS="--seed 2 --count 60"; see CONTRIBUTING.md.
 mutants: $(INSTALLED)

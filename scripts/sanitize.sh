@@ -30,10 +30,10 @@ find_sanitizer() {
     return 1
 }
 
-# Tests without the marker `gpu` have the interpreter's tiny and odd shapes, and run on the device where there is one. Their tiles
+# Tests without the marker `gpu`, slow ones too, have the interpreter's tiny and odd shapes, and run on the device where there is one. Their tiles
 # are smaller than a block, whose threads then hold copies. Copies of one sum may differ by a rounding, and racecheck reports that
 # they are written to one place. It looks at tiles that fill their blocks.
-tiny='not gpu and not slow'
+tiny='not gpu'
 served='served and not fp32 and not fp16 and not reference'
 shards=(layers linear tiles overlap attention segments experts sampling flat_rows steep_rows steps)
 tiny_shards=(tiny_layers tiny_segments tiny_linear tiny_experts)

@@ -1,6 +1,7 @@
 """What `conftest.py` and pyproject.toml promise of every test."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 from omni.device.cpu import CpuDevice
 from support.faults import FaultyDevice
 from support.frame_bench import random_codes
-from support.vocoder_bench import Bench
+from support.wavemaker import Bench
 
 def heal():
     device = FaultyDevice()
@@ -69,7 +70,7 @@ def test_what_is_run_again_fails_the_test_unless_it_plants_faults(tmp_path: Path
     (tmp_path / "test_inner.py").write_text(HEALED)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n    plants_faults\n")
     roots = [REPOSITORY, *(REPOSITORY / root for root in ("plugins", "connectors", "stages", "tests"))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots)), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-rA", "--tb=line", "-p", "no:randomly", "-p", "no:cacheprovider"]
     command += ["--import-mode=importlib", "test_inner.py"]
     ran = subprocess.run(
@@ -86,6 +87,12 @@ def test_what_is_run_again_fails_the_test_unless_it_plants_faults(tmp_path: Path
         "PASSED test_inner.py::test_slow",
     }, ran.stdout
     assert "vocoder, decoding a chunk of 2 requests: PlantedError: planted" in ran.stdout
+
+
+def test_names_of_tests_have_at_most_70_characters() -> None:
+    names = re.compile(r"def (test_\w{66,})\(")
+    long = [name for path in (REPOSITORY / "tests").rglob("test_*.py") for name in names.findall(path.read_text())]
+    assert long == []
 
 
 def test_a_hang_ends_and_whoever_waits_may_say_so_before(pytestconfig: pytest.Config) -> None:

@@ -121,7 +121,7 @@ def omni(installed: Path, folder: Path, *arguments: str) -> str:
     return ran.stdout
 
 
-def test_installed_it_runs_without_the_checkout(installed: Path, tmp_path: Path) -> None:
+def test_installed_it_starts_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert (installed / "bin" / "omni").is_file()
     records = json.loads(omni(installed, tmp_path, "plugins", "--json"))
     own = {record["name"] for record in records if record["distribution"] == "omni-stages"}
@@ -129,6 +129,9 @@ def test_installed_it_runs_without_the_checkout(installed: Path, tmp_path: Path)
     assert own == set(project["entry-points"]["omni"])
     assert all(record["error"] is None for record in records if record["name"] in own)
 
+
+@pytest.mark.slow
+def test_installed_it_answers_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert "wrote a tiny qwen3_omni checkpoint" in omni(installed, tmp_path, "tiny", "model", "--family", "qwen3_omni")
     text = omni(installed, tmp_path, "run", "model", "who is it", "--seed", "1", "--max-tokens", "8", "--device", "cpu")
     assert text.strip()

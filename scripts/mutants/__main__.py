@@ -19,6 +19,8 @@ FOLDERS = ["stages/omni_ar/run", "omni/device", "omni/engine", "stages/omni_fram
 # What they run needs a GPU, and a process that has one cannot be forked: `pytest -m gpu` is there for them.
 WITHOUT = ["omni/device/cuda.py", "omni/device/cuda_timer.py"]
 TESTS = ["tests/omni", "tests/connectors", "tests/stages", "tests/plugins"]
+# Those marked `mutation` too: what they plant themselves is gone when they end.
+MARKED = "not gpu and not slow"
 # Kernels under an interpreter take long, and none of the code above stands in them.
 IGNORED = ["tests/stages/omni_ar/kernels", "tests/stages/omni_encoder/kernels"]
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
@@ -58,7 +60,7 @@ def _serve(
     settings = Settings(root, arguments.build, arguments.jobs, arguments.seconds, arguments.patience, arguments.record)
     paths = [path for folder in folders for path in files_of(root, folder, WITHOUT)]
     server = Server(settings, paths, faults, verdicts)
-    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--no-summary"]
+    options = ["-q", "-s", "-m", MARKED, "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--no-summary"]
     options += [f"--ignore={path}" for path in IGNORED]
     code = pytest.main([*options, *(arguments.tests or TESTS)], plugins=[server, server.reports])
     if not server.ended:

@@ -3,14 +3,17 @@
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from .generate import Fault, header, sites
 from .swap import Functions, put
 
 HIT = "__hit__"
+_DOTTED = re.compile(r"\w+(\.\w+)+(:\w+)?")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,34 @@ class Record:
         return self._folder / (test_file.replace("/", "-") + ".json")
 
     def _digest(self, test_file: str) -> str:
-        return hashlib.sha256((self._root / test_file).read_bytes()).hexdigest()
+        """Of the file and of the test code that it imports or names, directly or not."""
+        files, left = set[Path](), [self._root / test_file]
+        while left:
+            if (file := left.pop()) not in files:
+                files.add(file)
+                left += _helpers(file, self._root)
+        digest = hashlib.sha256()
+        for file in sorted(files):
+            digest.update(file.read_bytes())
+        return digest.hexdigest()
+
+
+@cache
+def _helpers(file: Path, root: Path) -> list[Path]:
+    """The files below `tests` that `file` imports, or names in a string as entry points do."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        match node:
+            case ast.Import():
+                names.update(alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(module)):
+                names.add(module)
+                names.update(f"{module}.{alias.name}" for alias in node.names)
+            case ast.Constant(value=str(text)) if _DOTTED.fullmatch(text):
+                names.add(text.split(":")[0])
+    tests = root / "tests"
+    paths = [top / f"{name.replace('.', '/')}.py" for name in sorted(names) for top in (root, tests)]
+    return [path for path in paths if path.is_relative_to(tests) and path.is_file()]
 
 
 def statement_name(path: str, function: str, text: str) -> str:

@@ -105,31 +105,35 @@ class Server:
             if not outcome.said:
                 raise RuntimeError(f"could not plant {verdict.fault.name}")
             last = outcome.said[-1]
+            begun = [said["runs"] for said in outcome.said if "runs" in said]
             if "passed" in last:
                 self.verdicts.add(verdict)
                 print("survived", verdict.fault.name, f"{verdict.tests} tests pass", sep="\n    ", flush=True)
-            elif "failed" in last:
-                return [self._check(verdict, last["failed"], last["why"])]
-            elif outcome.hung is not None:
-                self._caught(verdict, f"{outcome.hung} did not end")
-            else:
-                self._caught(verdict, f"{outcome.crashed} died")
-            return []
+                return []
+            if "failed" in last:
+                return [self._check(verdict, [last["failed"]], f"{last['failed']} ({last['why']})")]
+            why = f"{outcome.crashed} died" if outcome.hung is None else f"{outcome.hung} did not end"
+            return [self._check(verdict, begun, why)]
 
         return Job(work, self._limit, then)
 
-    def _check(self, verdict: Verdict, test: str, why: str) -> Job:
-        """A test that fails without the fault has caught nothing: the hunt goes on without it."""
+    def _check(self, verdict: Verdict, tests: list[str], why: str) -> Job:
+        """The fault is caught if `tests` pass without it. A test that does not is unreliable: the hunt goes on without it."""
 
         def then(outcome: Outcome) -> Iterable[Job]:
-            if "passed" in outcome.said[-1]:
-                self._caught(verdict, f"{test} ({why})")
+            last = outcome.said[-1] if outcome.said else {}
+            if "passed" in last:
+                self._caught(verdict, why)
                 return []
-            print(f"failed without a fault: {test}", flush=True)
-            self._unreliable.add(test)
+            unreliable = last.get("failed") or outcome.hung or outcome.crashed
+            if not unreliable:
+                raise RuntimeError(f"no test of {verdict.fault.name} began without the fault")
+            print(f"fails, dies or does not end without a fault: {unreliable}", flush=True)
+            self._unreliable.add(unreliable)
             return [self._hunt(verdict)]
 
-        return Job(lambda tell: run_until_failure([self._items[test]], self.reports, tell), self._limit, then)
+        items = [self._items[test] for test in tests]
+        return Job(lambda tell: run_until_failure(items, self.reports, tell), self._limit, then)
 
     def _caught(self, verdict: Verdict, why: str) -> None:
         verdict.why = why

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.benchmark_script import BENCHMARKS, run_script
+from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 
 SCRIPTS = {
     path.relative_to(BENCHMARKS).with_suffix("").as_posix(): text

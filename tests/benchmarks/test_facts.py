@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.benchmark_script import BENCHMARKS, run_script
+from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
 
 FACTS = ("command python", "commit", "hardware", "host", "torch", "triton", "python")
 

@@ -14,7 +14,7 @@ from omni_qwen2_5_omni.config import read_config
 from omni_qwen2_5_omni.talker import Talker
 from omni_qwen2_5_omni.thinker import Thinker
 from omni_qwen2_5_omni.voices import read_voices
-from support.benchmark_script import run_script
+from tests.benchmarks.benchmark_script import run_script
 
 PUBLISHED = {"3b": 5.54, "7b": 10.73}
 """Billions, as the models' pages on the Hub have it."""

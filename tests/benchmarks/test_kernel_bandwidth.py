@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.benchmark_script import run_script
+from tests.benchmarks.benchmark_script import run_script
 
 OPERATIONS = {
     "accept_tokens",

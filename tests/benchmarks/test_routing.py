@@ -10,7 +10,7 @@ from torch import nn
 
 from omni.checkpoint import Checkpoint
 from omni_ar.layers.moe import SparseMoE
-from support.benchmark_script import BENCHMARKS
+from tests.benchmarks.benchmark_script import BENCHMARKS
 
 
 @pytest.fixture

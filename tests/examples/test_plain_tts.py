@@ -17,8 +17,7 @@ from omni.checkpoint import Checkpoint
 from omni.engine import RequestFinished, StageOutput
 from omni.tiny import write_json
 from support.entry_points import REPOSITORY
-from support.plain_speech import PlainSpeech
-from support.plain_tts import HOME, MOST, TEXTS, TOLERANCE, greedy, plugins, write_tiny
+from tests.examples.plain_speech import HOME, MOST, TEXTS, TOLERANCE, PlainSpeech, greedy, plugins, write_tiny
 
 LIMIT = 300
 """Lines of the whole family, whatever they hold."""

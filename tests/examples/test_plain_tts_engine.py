@@ -8,10 +8,10 @@ import torch
 
 from omni.device import SyncCheck, open_device, sync_guard
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
-from support.full_float32 import full_float32
+from support.devices import full_float32
 from support.omni_engine import OmniEngine, Result
-from support.plain_speech import PlainSpeech, Speech
-from support.plain_tts import MOST, TEXTS, assert_said, plugins, say, write_tiny
+from support.tiers import SLOW, few
+from tests.examples.plain_speech import MOST, TEXTS, PlainSpeech, Speech, assert_said, plugins, say, write_tiny
 
 SETTINGS: dict[str, dict[str, object]] = {
     "as shipped": {},
@@ -60,7 +60,7 @@ def test_the_tiny_model_is_lively(spoken: list[Speech]) -> None:
         pytest.param("cuda", True, marks=pytest.mark.gpu, id="captured"),
     ],
 )
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", few(2, [*SETTINGS][::-1], SLOW))
 def test_a_batch_is_said_as_each_alone(
     folder: Path, spoken: list[Speech], settings: str, device: str, graphs: bool
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_batch_is_said_as_each_alone(
     assert engine.most_rows["talker"] > 1
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
+@pytest.mark.parametrize("seed", few(1, range(9), SLOW))
 def test_on_a_device_in_any_order(folder: Path, spoken: list[Speech], seed: int) -> None:
     device = SimulatedDevice(seed)
     with torch.inference_mode():

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from omni import AsyncOmni, Result
-from support.leaks import open_files, records, threads
 from support.pressure import few_blocks, overrides
 from support.reference import tiny_checkpoint
+from support.resources import open_files, records, threads
+from support.tiers import SLOW, few
 from support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
+
+pytestmark = pytest.mark.thorough
 
 SETTINGS = overrides(
     few_blocks(30, 30),
@@ -132,7 +135,7 @@ def assert_no_more(before: dict[str, int]) -> None:
     assert all(after[kind] <= before[kind] for kind in before), f"{after}, and before {before}"
 
 
-@pytest.mark.parametrize("requests", [100, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", few(1, [50, 2000], SLOW))
 def test_a_storm(requests: int) -> None:
     """Of every kind of input, with speech and without, at every moment of a request's life."""
     outside = held_by_process()

@@ -11,8 +11,7 @@ import torch
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, OverloadedError
 from omni.payload import Payload
-from support.fake_graph import FakeGraph, Note, Recorder, host
-from support.fake_stage import FakeWorker
+from support.fake_graph import FakeGraph, FakeWorker, Note, Recorder, host
 
 GIVEN_UP = OmniError("the client went away")
 
@@ -37,7 +36,7 @@ def opened(worker: FakeWorker) -> list[str]:
     return [m.request_id for m in worker.taken if type(m).__name__ == "Open"]
 
 
-def test_no_more_than_so_many_are_at_the_stages_and_the_others_follow_in_order() -> None:
+def test_active_requests_are_bounded_and_the_others_follow_in_order() -> None:
     graph = FakeGraph(max_active=2)
     sinks = [graph.submit(name, "text") for name in "abcd"]
     assert opened(graph.writer) == opened(graph.seer) == ["a", "b"]

@@ -9,8 +9,7 @@ import pytest
 
 from omni import AsyncOmni, SamplingParams
 from omni.errors import InputError, StageError
-from support.echo_family import BREAK, GATES
-from support.echo_omni import echo_model, echo_plugins
+from support.echo_family import BREAK, GATES, echo_model, echo_plugins
 from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)

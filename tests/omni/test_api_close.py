@@ -12,10 +12,11 @@ import pytest
 
 from omni import Omni, Output, SamplingParams
 from omni.errors import CheckpointError, ConfigError, StageError
-from support.echo_family import EXPLODE, GATES
-from support.echo_omni import echo_model, echo_plugins, eventually
+from support.echo_family import EXPLODE, GATES, echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
 from support.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.thorough
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 
@@ -113,7 +114,7 @@ def test_an_open_model_does_not_hang_the_interpreter(model: Path) -> None:
 import sys
 sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
 from omni import Omni, Output, SamplingParams
-from support.echo_omni import echo_plugins
+from support.echo_family import echo_plugins
 omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
 stream = omni.generate("abc", sampling=SamplingParams(max_tokens=10**9))
 print(next(stream).index)

@@ -126,7 +126,7 @@ def test_arrows_point_one_way(root: str):
 
 
 @pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)
-def test_plugins_use_what_is_offered_and_never_kernels_or_what_runs_the_stage(folder: Path):
+def test_plugins_use_building_blocks_and_never_kernels_or_runners(folder: Path):
     files = sorted(folder.rglob("*.py"))
     assert files
     for path in files:

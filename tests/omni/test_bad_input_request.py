@@ -173,39 +173,38 @@ def refuse(omni: Omni, messages: Any, settings: dict[str, Any], field: str, word
 
 
 @pytest.mark.parametrize("kind", SOUNDS)
-def test_a_bad_sound(omni: Omni, bystander: Bystander, tmp_path: Path, kind: str) -> None:
+def test_a_bad_sound(omni: Omni, tmp_path: Path, kind: str) -> None:
     make, field, words = SOUNDS[kind]
-    part = make(tmp_path)
-    with bystander.beside(omni):
-        refuse(omni, user(part, "what was said"), {}, field, words)
+    refuse(omni, user(make(tmp_path), "what was said"), {}, field, words)
 
 
 @pytest.mark.parametrize("kind", PICTURES)
-def test_a_bad_picture(omni: Omni, bystander: Bystander, tmp_path: Path, kind: str) -> None:
+def test_a_bad_picture(omni: Omni, tmp_path: Path, kind: str) -> None:
     make, field, words = PICTURES[kind]
-    part = make(tmp_path)
-    with bystander.beside(omni):
-        refuse(omni, user(part, "what is it"), {}, field, words)
+    refuse(omni, user(make(tmp_path), "what is it"), {}, field, words)
 
 
 @pytest.mark.parametrize("kind", CHATS)
-def test_a_bad_chat(omni: Omni, bystander: Bystander, kind: str) -> None:
-    messages, settings, field, words = CHATS[kind]
-    with bystander.beside(omni):
-        refuse(omni, messages, settings, field, words)
+def test_a_bad_chat(omni: Omni, kind: str) -> None:
+    refuse(omni, *CHATS[kind])
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_a_bad_sampling_value(omni: Omni, bystander: Bystander, kind: str) -> None:
+def test_a_bad_sampling_value(omni: Omni, kind: str) -> None:
     fields, name, words = SETTINGS[kind]
-    with bystander.beside(omni):
-        refuse(omni, "hi", {"sampling": SamplingParams(**fields)}, f"sampling.{name}", words)
-        by_stage = {"talker": SamplingParams(**fields)}
-        refuse(omni, "hi", {"sampling": by_stage}, f"sampling.talker.{name}", words)
+    refuse(omni, "hi", {"sampling": SamplingParams(**fields)}, f"sampling.{name}", words)
+    by_stage = {"talker": SamplingParams(**fields)}
+    refuse(omni, "hi", {"sampling": by_stage}, f"sampling.talker.{name}", words)
 
 
-def test_bad_settings(omni: Omni, bystander: Bystander) -> None:
+def test_what_is_refused_does_not_touch_the_request_beside_it(omni: Omni, bystander: Bystander, tmp_path: Path) -> None:
     with bystander.beside(omni):
+        for make, field, words in (*SOUNDS.values(), *PICTURES.values()):
+            refuse(omni, user(make(tmp_path), "what is it"), {}, field, words)
+        for chat in CHATS.values():
+            refuse(omni, *chat)
+        for fields, name, words in SETTINGS.values():
+            refuse(omni, "hi", {"sampling": SamplingParams(**fields)}, f"sampling.{name}", words)
         refuse(omni, "hi", {"modalities": ("video",)}, "modalities", "use 'text' or 'audio'")
         refuse(omni, "hi", {"modalities": ("text",), "voice": "ethan"}, "voice", 'add "audio" to modalities')
         refuse(omni, "hi", {"sampling": {"talkr": SamplingParams()}}, "sampling.talkr", "use one of thinker, talker")

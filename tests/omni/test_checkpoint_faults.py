@@ -1,7 +1,7 @@
 """Checkpoints spoiled in one place: each is refused at start by an error that names the place, or served as a whole one is.
 
-`python -m support.fuzz_run` tries every place; so do the slow tests here. The default run tries some, and those that were once
-found.
+`python -m tests.omni.checkpoint_fuzz` tries every place, and so do the slow tests here. The default run tries some, and those that
+once failed.
 """
 
 import json
@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from omni import CheckpointError, ConfigError, Omni
-from support.checkpoint_fuzz import FAMILIES, VALUES, Fault, faults, spoil, verdict
 from support.tiny_omni import tiny_plugins
+from tests.omni.checkpoint_fuzz import FAMILIES, VALUES, Fault, faults, spoil, verdict
+
+pytestmark = pytest.mark.thorough
 
 _SOME = 12
 

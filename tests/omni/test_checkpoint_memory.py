@@ -15,6 +15,8 @@ from omni.device.cpu import CpuDevice
 from omni.errors import CheckpointError
 from support.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.thorough
+
 MB = 2**20
 SHARDS, SHARD_MB, WINDOW_MB = 8, 12, 1
 LAYERS_PER_SHARD = 6

@@ -18,12 +18,11 @@ from typer.testing import CliRunner, Result
 import omni
 from omni.cli import app
 from omni.errors import InputError
-from support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPLES
-from support.echo_omni import echo_model
+from support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPLES, echo_model
 from support.echo_plugin import POINT
 from support.entry_points import REPOSITORY, own_entry_points
-from support.full_disk import no_file_over
 from support.patience import PATIENCE_SECONDS
+from support.resources import no_file_over
 
 ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]
 

@@ -220,7 +220,7 @@ def test_what_must_be_given_is_the_family_s():
     assert (found["thinker.size"], found["thinker.deep.count"]) == ("family", "family")
 
 
-def test_the_last_layer_to_set_a_value_is_its_origin_even_to_the_same_value():
+def test_the_last_layer_that_sets_a_value_is_its_origin():
     layers = (
         Layer("omni.toml", {"thinker": {"block_size": 4, "max_num_seqs": 2, "sampling": {"top_k": 5}}}, file=True),
         Layer("--set", {"thinker.block_size": "16", "thinker.sampling.top_p": "0.5"}),
@@ -234,7 +234,7 @@ def test_the_last_layer_to_set_a_value_is_its_origin_even_to_the_same_value():
     assert found["thinker.sampling.temperature"] == "default"
 
 
-def test_a_value_with_fields_is_the_origin_of_them_all_until_one_is_set_again():
+def test_a_struct_value_is_the_origin_of_its_fields_until_one_is_set():
     layers = (
         Layer("omni.toml", {"thinker": {"sampling": {"top_k": 5}}}, file=True),
         Layer("overrides", {"thinker.sampling": GREEDY}),

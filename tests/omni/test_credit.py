@@ -5,8 +5,7 @@ from omni.device import COMPLETED, Stream
 from omni.engine.route import Credit
 from omni.pipeline import Edge
 from omni.stage import Feed, Pause, Resume
-from support.fake_graph import CountingConnector, FakeGraph, Scripted, always, fake_pipeline, host, lent
-from support.fake_stage import FakeWorker
+from support.fake_graph import CountingConnector, FakeGraph, FakeWorker, Scripted, always, fake_pipeline, host, lent
 
 EDGE = "writer->speaker"
 BOTH = ("text", "audio")
@@ -27,7 +26,7 @@ def inputs(graph: FakeGraph, request_id: str) -> list[Feed]:
     return [feed for feed in graph.speaker.fed(request_id) if feed.lease is not None]
 
 
-def test_a_request_is_paused_once_when_its_credit_is_used_up_and_goes_on_when_half_is_back() -> None:
+def test_a_request_pauses_once_without_credit_and_resumes_at_half() -> None:
     graph = graph_of()
     graph.submit("r", *BOTH)
     write(graph, "r", CREDIT - 1)
@@ -142,7 +141,7 @@ def test_a_consumer_that_is_done_holds_its_producer_up_no_more() -> None:
     assert graph.writer.told("r") == [Pause, Resume]
 
 
-def test_a_producer_that_is_done_and_a_request_that_is_over_are_told_nothing() -> None:
+def test_finished_producers_and_requests_get_no_message() -> None:
     graph = graph_of()
     for name in ("done", "over"):
         graph.submit(name, *BOTH)
@@ -159,7 +158,7 @@ def test_a_producer_that_is_done_and_a_request_that_is_over_are_told_nothing() -
     assert graph.writer.told("done") == graph.writer.told("over") == [Pause]
 
 
-def test_a_producer_of_several_edges_is_paused_while_any_of_them_is_used_up() -> None:
+def test_a_producer_is_paused_while_any_of_its_edges_has_no_credit() -> None:
     producer, changed = FakeWorker(), dict[Credit, None]()
     edges = [Edge(producer="a", consumer=name, credit=limit) for name, limit in (("one", 1), ("other", 2))]
     one, other = (edge.name for edge in edges)

@@ -7,7 +7,7 @@ import torch
 from omni.device import COMPLETED, Device, HostRing, Launch, SharedRing, open_device
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 
 
 def add_one(rows: torch.Tensor) -> None:
@@ -43,7 +43,7 @@ def test_what_a_phase_raises_says_which_phase_and_leaves_the_device_usable():
     assert rows.tolist() == [1, 1]
 
 
-def test_a_graph_replays_its_launches_in_order_on_the_buffers_it_was_captured_with():
+def test_a_graph_replays_its_launches_in_order_on_its_own_buffers():
     device = CpuDevice()
     stream, rows = device.stream("s"), torch.zeros(2)
 
@@ -69,7 +69,7 @@ def test_allocations_are_what_they_say():
     assert device.empty((3, 0, 2), torch.int64, device.stream("s")).shape == (3, 0, 2)
 
 
-def test_a_ring_hands_its_slots_out_in_turn_and_each_when_its_event_is_over():
+def test_a_ring_hands_out_slots_in_turn_once_their_events_are_done():
     device = QueuedDevice()
     stream = device.stream("s")
     ring = HostRing.allocate(device, (2,), torch.int64, slots=2)
@@ -103,7 +103,7 @@ def test_a_slot_is_read_only_after_the_copy_into_it():
 
 
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_phases_write_into_shared_memory_the_host_reads_without_a_copy(name: str):
+def test_the_host_reads_shared_memory_of_phases_without_a_copy(name: str):
     device = open_device(name)
     stream, memory = device.stream("s"), device.shared((2, 3), torch.int64)
     assert not memory.host.any()

@@ -108,7 +108,7 @@ def test_not_installed_but_run_from_its_folder(packages: dict[str, str], monkeyp
     assert "not installed" in check.detail
 
 
-def test_a_package_that_cannot_be_imported_is_named_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+def test_a_package_that_fails_to_import_is_named_and_the_rest_is_checked(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text('raise OSError("libcudart.so.13: cannot open\\nshared object file")\n')
     roots = [str(tmp_path), *(str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages"))]
     program = f"import sys; sys.path[:0] = {roots}; from omni.cli import main; main()"

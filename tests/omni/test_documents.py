@@ -45,7 +45,7 @@ def test_paths_that_documents_name_are_there(document: Path, known: list[str]) -
     missing = [
         path
         for path in named(document.read_text())
-        if not path.startswith(("build/", "/dev/", ".ci/", ".venv/")) and not is_there(path, known)
+        if not path.startswith(("build/", "/dev/", ".ci/", ".github/", ".venv/")) and not is_there(path, known)
     ]
     assert not missing, f"{document.name} names {', '.join(missing)}: not in the repository"
 

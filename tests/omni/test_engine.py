@@ -82,7 +82,7 @@ def test_a_request_after_the_close_is_refused():
     assert "the engine was closed" in sink.failure
 
 
-def test_a_worker_that_raises_ends_what_is_under_way_and_refuses_what_comes():
+def test_a_worker_that_raises_ends_its_requests_and_refuses_new_ones():
     graph, first, second = FakeGraph(), Waiting(), Waiting()
     graph.engine.start()
     graph.engine.submit(request("a"), first)

@@ -23,10 +23,11 @@ from omni.frontend.options import FrontendOptions
 from omni.media.options import MediaOptions
 from omni.plugin.manager import load_plugins
 from omni_qwen3_omni.tiny import write_tiny
-from support.echo_family import EchoKind
-from support.echo_omni import echo_model
+from support.echo_family import EchoKind, echo_model
 from support.echo_plugin import POINT
 from support.entry_points import own_entry_points
+
+pytestmark = pytest.mark.thorough
 
 _TOWER = ("max_batch_length", "cache_bytes")
 _STAGE = {"max_model_len": 256, "max_num_seqs": 2}

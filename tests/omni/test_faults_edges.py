@@ -13,11 +13,14 @@ from omni.engine import EngineOutput, Plan
 from omni.payload import Payload
 from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni_local.connector import LocalConnector, LocalPending
-from support.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
 from support.faults import Faults, planted
 from support.omni_engine import GIVEN_UP, OmniEngine, Result
 from support.pressure import overrides
 from support.reference import tiny_checkpoint
+from support.tiers import few
+from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
+
+pytestmark = pytest.mark.thorough
 
 ARRIVALS = [0, 1, 2, 4]
 DOING = {"open": "opening its adapter", "push": "adapting a payload", "finish": "adapting a payload"}
@@ -55,7 +58,7 @@ def bench() -> tuple[OmniEngine, Faults]:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
-@pytest.mark.parametrize("method", DOING)
+@pytest.mark.parametrize("method", few(1, DOING))
 def test_an_adapter(bench: tuple[OmniEngine, Faults], method: str, after: bool) -> None:
     engine, faults = bench
     chance = random.Random(method)
@@ -90,11 +93,14 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Faults]:
 
 @pytest.mark.parametrize(
     ("owner", "method", "doing"),
-    [
-        (LocalConnector, "send", "sending a payload"),
-        (LocalConnector, "receive", "receiving a payload"),
-        (LocalPending, "poll", "receiving a payload"),
-    ],
+    few(
+        1,
+        [
+            (LocalConnector, "send", "sending a payload"),
+            (LocalConnector, "receive", "receiving a payload"),
+            (LocalPending, "poll", "receiving a payload"),
+        ],
+    ),
 )
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 def test_a_connector(

@@ -12,6 +12,8 @@ from support.faults import Faults, planted
 from support.reference import tiny_checkpoint
 from support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
 
+pytestmark = pytest.mark.thorough
+
 LENGTHS = lengths(8, 12)
 CHATS = [user(sound(1), "who is it"), user(picture(1), "what is it"), user("go on"), user(picture(2), sound(2), "how")]
 

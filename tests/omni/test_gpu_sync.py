@@ -13,12 +13,13 @@ from omni.payload import Payload
 from omni.sampling import SamplingParams
 from support.ar_driver import plain_prompt
 from support.csm_reference import speak, tiny_csm, turn
-from support.no_synchronization import no_synchronization
-from support.omni_engine import OmniEngine
-from support.omni_shapes import CHATS, SHAPES
+from support.devices import no_synchronization
+from support.omni_engine import CHATS, SHAPES, OmniEngine
 from support.patience import PATIENCE_SECONDS
 from support.reference import tiny_checkpoint
 from support.tiny_text import TextEngine, write_text_model
+
+pytestmark = pytest.mark.thorough
 
 DEVICES = pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])

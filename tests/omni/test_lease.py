@@ -82,7 +82,7 @@ def test_a_payload_that_edges_may_still_take_is_not_released() -> None:
     assert produced.free
 
 
-def test_a_connector_that_fails_to_release_loses_the_payload_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytest.LogCaptureFixture) -> None:
     class Torn(CountingConnector):
         def release(self, ref: Ref, after: Event) -> None:
             raise OSError("the cable is cut")

@@ -104,7 +104,7 @@ def test_stages_share_in_proportion_to_what_they_could_still_use() -> None:
     assert {name: m.pages for name, m in memory.items()} == {"thinker": 10 + 50, "talker": 10 + 150, "tower": 0}
 
 
-def test_without_a_budget_every_stage_gets_the_most_it_could_use_or_what_was_chosen() -> None:
+def test_without_a_budget_a_stage_gets_its_maximum_or_its_chosen_size() -> None:
     footprints = {
         "thinker": Footprint(page_bytes=10, fewest_pages=1, most_pages=7),
         "talker": Footprint(page_bytes=10, fewest_pages=1, most_pages=7, chosen_pages=3),

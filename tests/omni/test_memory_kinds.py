@@ -16,9 +16,8 @@ from omni_qwen3_omni.encoders import build_audio, build_vision
 from omni_qwen3_omni.tiny import write_tiny
 from omni_vocoder.loaded import LoadedVocoder
 from omni_vocoder.options import VocoderOptions
-from support.encode import encode
-from support.fake_stage import FakeWorker
-from support.tower import Tower
+from support.fake_graph import FakeWorker
+from support.tower import Tower, encode
 from support.wavemaker import WaveMaker
 
 

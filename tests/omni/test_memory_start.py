@@ -18,8 +18,10 @@ from omni.stage import LoadedStage
 from omni_ar.loaded import LoadedAr
 from omni_qwen3_omni.tiny import write_tiny
 from support.omni_engine import OmniEngine, in_tree_plugins
-from support.reference_chats import chat, picture, sound
+from support.reference import chat, picture, sound
 from support.tiny_text import TextEngine, write_text_model
+
+pytestmark = pytest.mark.thorough
 
 _SMALL = {
     "audio_encoder.max_batch_length": 60,

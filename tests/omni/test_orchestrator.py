@@ -24,7 +24,7 @@ def test_a_request_opens_the_stages_it_uses_with_their_sources():
     assert graph.writer.ended("r") == ["frontend"]
 
 
-def test_text_alone_leaves_the_speaker_out_and_no_media_leaves_the_seer_out():
+def test_stages_that_a_request_does_not_need_are_left_out():
     graph = FakeGraph()
     graph.submit("r", "text", seer=False)
     assert graph.writer.opened("r").inputs == {"frontend"}
@@ -94,7 +94,7 @@ def test_when_every_wanted_stage_is_done_the_others_are_aborted():
     assert graph.engine.idle
 
 
-def test_a_consumer_that_is_done_early_is_fed_no_more_and_its_producer_is_freed():
+def test_a_consumer_that_is_done_early_gets_no_more_and_frees_its_producer():
     graph = FakeGraph()
     recorder = graph.submit("r", *BOTH)
     before = graph.writer.produce("r", lent(1))
@@ -188,7 +188,7 @@ def test_an_abort_of_an_unknown_request_is_nothing():
     assert graph.engine.idle
 
 
-def test_a_connector_that_fails_ends_the_request_alone_and_frees_the_payload():
+def test_a_connector_that_fails_ends_one_request_and_frees_the_payload():
     class Broken(CountingConnector):
         def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
             raise OSError("the cable is cut")

@@ -105,7 +105,7 @@ def test_a_request_uses_what_it_feeds_and_wants(modalities: list[str], fed: list
 
 
 @given(st.data())
-def test_active_stages_are_those_on_a_path_from_what_is_fed_to_what_is_wanted(data: st.DataObject):
+def test_active_stages_lie_between_the_inputs_and_the_wanted_outputs(data: st.DataObject):
     names = "abcdef"
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     edges = data.draw(st.lists(st.sampled_from(pairs), unique=True))

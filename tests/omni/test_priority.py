@@ -6,11 +6,11 @@ import pytest
 
 from omni.api import Omni
 from omni.errors import InputError
-from support.echo_omni import echo_model, echo_plugins
+from support.echo_family import echo_model, echo_plugins
 from support.fake_graph import FakeGraph
 
 
-def test_the_lower_priority_is_let_in_first_and_among_equals_who_came_first() -> None:
+def test_the_lowest_priority_is_admitted_first_then_the_oldest() -> None:
     graph = FakeGraph(max_active=1)
     graph.submit("first", "text")
     for name, priority in {"late": 5, "a": 0, "b": 0, "urgent": -1, "c": 0}.items():

@@ -68,7 +68,7 @@ def test_a_payload_that_the_adapter_splits_is_released_with_its_last_part():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=8))
-def test_every_payload_is_released_exactly_once_whatever_the_adapter_makes_of_it(copies: list[tuple[int, int]]):
+def test_every_payload_is_released_once_whatever_the_adapter_returns(copies: list[tuple[int, int]]):
     graph, _ = graph_with(*copies)
     graph.submit("r", *BOTH)
     made = [graph.writer.produce("r", lent(number)) for number in range(len(copies))]
@@ -137,7 +137,7 @@ def test_an_adapter_s_own_error_reaches_the_user_as_it_is():
     assert recorder.failure == str(error)
 
 
-def test_an_adapter_that_cannot_be_made_fails_its_request_before_any_stage_hears_of_it():
+def test_an_adapter_that_cannot_be_made_fails_its_request_before_any_stage():
     def refuse(args: object) -> Scripted:
         raise KeyError("voice")
 

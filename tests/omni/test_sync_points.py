@@ -1,7 +1,7 @@
 """Whatever may wait for the device is listed, with its reason, and what is listed exists."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,18 +13,21 @@ ROOTS = ("omni", "stages", "connectors", "plugins", "examples/plugin")
 LIST = REPOSITORY / "omni" / "device" / "sync_points.py"
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
-    for root in ROOTS:
-        for path in sorted((REPOSITORY / root).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+@cache
+def sources() -> list[tuple[Path, ast.Module]]:
+    paths = (path for root in ROOTS for path in sorted((REPOSITORY / root).rglob("*.py")))
+    return [(path, ast.parse(path.read_text())) for path in paths]
 
 
-def uses() -> Iterator[tuple[Path, ast.Call]]:
+@cache
+def uses() -> list[tuple[Path, ast.Call]]:
     """Every call of `may_sync`."""
-    for path, tree in sources():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and "may_sync" in ast.dump(node.func):
-                yield path, node
+    return [
+        (path, node)
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and "may_sync" in ast.dump(node.func)
+    ]
 
 
 def point_of(call: ast.Call) -> str | None:

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from omni import InputError, Omni, Result, SamplingParams, StageError
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
-from support.echo_omni import eventually
+from support.echo_family import eventually
 from support.reference import tiny_checkpoint
+from support.tiers import SLOW, few
 from support.tiny_omni import (
     SHAPE,
     assert_freed,
@@ -26,6 +27,8 @@ from support.tiny_omni import (
     tiny_plugins,
     user,
 )
+
+pytestmark = pytest.mark.thorough
 
 QUESTIONS: list[Any] = [
     "who is it",
@@ -105,7 +108,7 @@ def models(writer: Path) -> dict[str, Model]:
     return found
 
 
-@pytest.mark.parametrize("names", PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("names", few(1, map(list, PAIRS[::-1]), SLOW), ids=" and ".join)
 def test_requests_from_many_threads_get_what_each_model_gives_alone(
     models: dict[str, Model], names: Sequence[str]
 ) -> None:

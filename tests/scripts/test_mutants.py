@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from mutants.generate import faults_of, mutated, sample
+from mutants.record import Record
 from mutants.report import print_report, read_equivalent
 from mutants.verdicts import Verdict, Verdicts, is_settled
 
@@ -40,6 +41,20 @@ def test_many_are_not():
 
 def test_nothing_is_left():
     assert count_down(3) == 0
+"""
+
+DIES = """
+import os
+from pathlib import Path
+from tiny.rules import allows
+
+
+def test_dies_the_second_time():
+    ran = Path("ran")
+    if ran.exists():
+        os._exit(3)
+    ran.touch()
+    assert allows(1)
 """
 
 
@@ -89,6 +104,32 @@ def test_a_loop_that_a_fault_makes_endless_is_caught(tiny: Path) -> None:
     code, why, printed = _run(tiny, "--patience=4", "--only=count -= 1 -> count += 1")
     assert code == 0, printed
     assert why == {"count_down: count -= 1 -> count += 1": "tests/test_rules.py::test_nothing_is_left did not end"}
+
+
+def test_a_test_that_dies_without_the_fault_too_catches_nothing(tiny: Path) -> None:
+    """It passes once, when it is recorded."""
+    (tiny / "tests/test_dies.py").write_text(DIES)
+    code, why, printed = _run(tiny, "--only=allows: count < 4 -> count <= 4")
+    assert code == 1, printed
+    assert why == {"allows: count < 4 -> count <= 4": None}
+    assert "does not end without a fault: tests/test_dies.py::test_dies_the_second_time" in printed
+
+
+def test_a_test_file_is_recorded_again_when_its_helpers_change(tmp_path: Path) -> None:
+    texts = {
+        "test_a.py": "from tests.near import help",
+        "near.py": "POINT = 'support.far:Plugin'",
+        "support/far.py": "import support.farther",
+        "support/farther.py": "X = 1",
+        "other.py": "X = 1",
+    }
+    for path, text in texts.items():
+        (tmp_path / "tests" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / path).write_text(text)
+    Record(tmp_path / "kept", tmp_path).store("tests/test_a.py", [], [])
+    for path, lacks in (("other.py", False), ("support/farther.py", True)):
+        (tmp_path / "tests" / path).write_text("X = 2")
+        assert Record(tmp_path / "kept", tmp_path).lacks("tests/test_a.py") == lacks
 
 
 def test_a_fault_that_is_known_to_change_nothing_does_not_count(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

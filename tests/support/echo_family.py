@@ -5,9 +5,12 @@ A token is a character. Some prompts are special: see `EchoFrontend.prepare`, an
 
 import json
 import threading
+import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -20,8 +23,12 @@ from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Prepared, T
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
 from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
+from support.echo_plugin import POINT
+from support.entry_points import own_entry_points
+from support.patience import PATIENCE_SECONDS
 
 BREAK = "\x18"
 """The writer fails for a request that comes to this character."""
@@ -289,3 +296,27 @@ class ToneKind:
 
     def load(self, context: StageContext) -> PlainStage:
         return PlainStage(ToneWorker())
+
+
+# Models of the echo family, and waiting for things that other threads do.
+
+
+@cache
+def echo_plugins() -> Plugins:
+    return load_plugins([POINT, *own_entry_points("local")])
+
+
+def echo_model(directory: Path, *, speaks: bool = True) -> Path:
+    """A checkpoint folder."""
+    write_checkpoint(directory / "echo", speaks=speaks)
+    return directory / "echo"
+
+
+def eventually(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
+    """Whether `condition` comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True

@@ -5,10 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.connector import Ref
 from omni.device import Device, Phase, Stream
 from omni.device.cpu import CpuDevice, CpuStream
+from omni.payload import PageSlice
+from omni.stage import Failed, StageWorker
+from omni.testing import SimulatedDevice, Simulation
 from omni.testing.simulation import SimulatedStream
-from support.stirred_device import StirredDevice
+from support.devices import StirredDevice
+from support.frame_bench import PAGE, POISON, FrameBench, frames
 
 T = TypeVar("T")
 
@@ -111,3 +121,143 @@ class FaultyStirredDevice(StirredDevice):
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         launch = super().launch
         self.faults.launch(self, stream, phase, lambda: launch(stream, phase, *buffers))
+
+
+# Work that fails half-way on a device that is late: what was launched before still runs, and what it reads is still in use.
+
+REUSED = 7
+"""What stands in memory that its owner has written again."""
+
+
+class LateFaultyDevice(SimulatedDevice):
+    """Fails to launch a phase once: `fail` says which, whether instead of the launch or behind it. faults: how often it did.
+
+    What a phase raises comes out of its launch, as on a device that is real; on a simulated one it comes out when the phase runs.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        super().__init__(seed)
+        self.faults = 0
+        self._failing: str | None = None
+        self._left = 0
+        self._after = False
+
+    def fail(self, phase: str, number: int, *, after: bool) -> None:
+        """At the launch of that number from now on, the first being 0."""
+        self._failing, self._left, self._after = phase, number, after
+
+    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+        if phase.__name__ != self._failing:
+            super().launch(stream, phase, *buffers)
+            return
+        self._left -= 1
+        if self._left >= 0:
+            super().launch(stream, phase, *buffers)
+            return
+        self._failing = None
+        self.faults += 1
+        if self._after:
+            super().launch(stream, phase, *buffers)
+        # As a device does that runs phases when they are launched: with the phase in the error's notes.
+        Device.launch(self, stream, _raising_launch(phase.__name__))
+
+
+def _raising_launch(name: str) -> Phase:
+    def phase() -> None:
+        raise ValueError("a fault")
+
+    phase.__name__ = name
+    return phase
+
+
+class Owner:
+    """Whose memory stages read: writes over it, on a stream of its own, as soon as it may."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream = device.stream("owner")
+        self._lent: list[tuple[Ref, Tensor]] = []
+
+    @property
+    def waiting(self) -> int:
+        """What is not its own yet."""
+        return len(self._lent)
+
+    def lend(self, ref: Ref, *memory: Tensor) -> None:
+        """The memory is lent as long as `ref` is not freed."""
+        self._lent += [(ref, tensor) for tensor in memory]
+
+    def reuse(self) -> bool:
+        """Returns whether there was any."""
+        left = []
+        for ref, tensor in self._lent:
+            if ref.freed:
+                self._device.launch(self._stream, write_over, tensor)
+            else:
+                left.append((ref, tensor))
+        moved, self._lent = len(left) < len(self._lent), left
+        return moved
+
+
+def write_over(memory: Tensor) -> None:
+    memory.fill_(REUSED)
+
+
+def simulate(device: SimulatedDevice, tick: Callable[[], bool], over: Callable[[], bool]) -> Simulation:
+    """A simulation of a stage that runs in inference mode, as an engine's do."""
+
+    def inferring() -> bool:
+        with torch.inference_mode():
+            return tick()
+
+    return Simulation(device, inferring, over)
+
+
+def idle(worker: StageWorker) -> bool:
+    """Whether it holds nothing."""
+    return not worker.inbox and not any(worker.usage().values())
+
+
+# Streams of frames whose producer writes over its memory as soon as it may, for stages in which something fails half-way.
+
+
+class LateFrames:
+    """Feeds a stage, each payload from memory of its own: page rows, or a tensor every other time."""
+
+    def __init__(self, device: LateFaultyDevice, bench: FrameBench) -> None:
+        self.device = device
+        self.bench = bench
+        self.owner = Owner(device)
+        self._fed = 0
+
+    def play(self, codes: dict[str, NDArray[np.int64]], parts: int = 3) -> None:
+        """Requests come within a few rounds of each other, and their frames in parts. Until nothing is held or lent."""
+        simulation = simulate(self.device, self._turn, lambda: self._over(codes))
+        for name, rows in codes.items():
+            tick = 0
+            for number, part in enumerate(np.array_split(rows, parts)):
+                tick += simulation.random.randrange(20 if not number else 12)
+                simulation.at(tick, lambda n=name, r=part: self.feed(n, r), "feed")
+            simulation.at(tick, lambda n=name: self.bench.end(n), "end")
+        simulation.run()
+
+    def feed(self, name: str, codes: NDArray[np.int64]) -> None:
+        self._fed += 1
+        if self._fed % 2:
+            pages = torch.full((len(codes) // PAGE + 2, PAGE, codes.shape[1]), POISON)
+            slots = np.random.default_rng(self._fed).permutation(pages.shape[0] * PAGE)[: len(codes)]
+            pages.flatten(0, 1)[torch.from_numpy(slots)] = torch.from_numpy(codes)
+            self.owner.lend(self.bench.feed(name, frames(PageSlice(pages, slots))), pages)
+        else:
+            memory = torch.from_numpy(codes).clone()
+            self.owner.lend(self.bench.feed(name, frames(memory)), memory)
+
+    @property
+    def failed(self) -> set[str]:
+        return {name for name, end in self.bench.ends.items() if isinstance(end, Failed)}
+
+    def _turn(self) -> bool:
+        return self.bench.tick() | self.owner.reuse()
+
+    def _over(self, codes: dict[str, NDArray[np.int64]]) -> bool:
+        return len(self.bench.ends) == len(codes) and not self.owner.waiting and idle(self.bench.worker)

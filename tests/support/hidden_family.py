@@ -20,10 +20,8 @@ from omni.plugin.manager import Plugins, load_plugins
 from omni.stage import StageContext
 from omni_ar.options import ArOptions
 from support.entry_points import own_entry_points
-from support.hidden_clerk import ClerkOptions
-from support.hidden_model import HiddenText
-from support.hidden_reader import ReaderOptions
-from support.hidden_reading import ReadOut
+from support.hidden_model import HiddenText, ReadOut
+from support.hidden_reader import ClerkOptions, ReaderOptions
 
 WRITER, READER, CLERK = "writer", "reader", "clerk"
 MODALITIES = {READER: "read", CLERK: "filed"}
@@ -77,9 +75,7 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 def _edge(reader: str, credit: int) -> Edge:
     memory: Memory = "host" if reader == CLERK else "device"
-    return Edge(
-        producer=WRITER, consumer=reader, adapter="support.hidden_reading:ToReader", credit=credit, memory=memory
-    )
+    return Edge(producer=WRITER, consumer=reader, adapter="support.hidden_model:ToReader", credit=credit, memory=memory)
 
 
 def model_of(checkpoint: Checkpoint) -> HiddenText:
@@ -117,5 +113,5 @@ def omni_model_families() -> Sequence[ModelFamily]:
 def omni_stage_kinds() -> Sequence[StageKindEntry]:
     return [
         StageKindEntry(name="hidden_reader", kind="support.hidden_reader:ReaderKind"),
-        StageKindEntry(name="hidden_clerk", kind="support.hidden_clerk:ClerkKind"),
+        StageKindEntry(name="hidden_clerk", kind="support.hidden_reader:ClerkKind"),
     ]

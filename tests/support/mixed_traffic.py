@@ -7,20 +7,284 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
+from omni.checkpoint import Checkpoint
+from omni.config import Layer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine
+from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, resolve_pipeline
 from omni.engine.route import Credit
 from omni.errors import StageError
+from omni.frontend.base import Chat
+from omni.payload import Payload
+from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice, Simulation
-from support.heard import Heard
-from support.mixed_worlds import World
+from omni_ar.inputs import StepInputs
+from support.ar_driver import plain_prompt
+from support.codec_family import SPEAKER, codec_plugins
+from support.codec_family import write_checkpoint as write_codec
+from support.hidden_family import CLERK, READER, WRITER, hidden_plugins
+from support.hidden_family import write_checkpoint as write_hidden
+from support.listener import LISTENER, Heard, listener_plugins
+from support.listener import ask as ask_listener
+from support.listener import write_checkpoint as write_listener
+from support.omni_engine import OmniEngine
+from support.reference import chat, picture, sizes, sound, tiny_checkpoint
+from support.small_codec import codec_prompt
+from support.small_text import NothingTwice, TwoInARow
+
+# Pipelines under mixed traffic: what can be asked of each, and which settings make it hard.
+
+Knobs = Mapping[str, Sequence[object]]
+"""What a setting may be, by dotted path. The first value is the easiest."""
+
+_PAUSES, _CREDIT = "pauses", "credit"
+_WHOLE = 64
+"""Payloads, more than a request has."""
+
+
+class World(Protocol):
+    """contents: how many different requests there are. Of one content, every request gets the same."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def contents(self) -> int: ...
+
+    @property
+    def knobs(self) -> Knobs: ...
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine: ...
+
+    def request(self, content: int, request_id: str, priority: int) -> EngineRequest: ...
+
+
+def ar_knobs(stage: str, block_size: int, roomy: int, few: int) -> Knobs:
+    """Settings of an autoregressive stage. few: blocks, enough for the longest request alone."""
+    return {
+        f"{stage}.max_in_flight": (1, 2, 4, 8),
+        f"{stage}.graph_batch_sizes": ((), None, (1,)),
+        f"{stage}.graph_chunk_sizes": ((), None, (3,)),
+        f"{stage}.block_size": (block_size,),
+        f"{stage}.num_blocks": (roomy, few, few, few + 3),
+        f"{stage}.max_num_batched_tokens": (2048, 3, 9),
+        f"{stage}.prefix_cache": (True, False),
+        f"{stage}.max_num_seqs": (4, 4, 3, 1),
+    }
+
+
+class HiddenWorld:
+    """A text model whose every token's hidden state is read by one stage on the device and one in host memory.
+
+    Both keep rows to the end, so the credit of one of their edges must be enough for a whole request: the other is who pauses it.
+    """
+
+    name = "hidden"
+    knobs: ClassVar[Knobs] = {
+        _PAUSES: (CLERK, READER),
+        **ar_knobs(WRITER, 4, 100, 9),
+        f"{READER}.max_num_seqs": (4, 1),
+        f"{READER}.every": (1, 5),
+        f"{CLERK}.max_num_seqs": (4, 1),
+        f"{CLERK}.every": (1, 7),
+    }
+    _TOKENS = 12
+    _VOCAB = 61
+    _SAMPLING: Sequence[Mapping[str, Any]] = (
+        {},
+        {"temperature": 0.9, "top_k": 20, "seed": 3},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logprobs": 2},
+        {"prompt_logprobs": 1, "bad_words_ids": ((4,), (7, 9))},
+        {"stop_token_ids": tuple(range(0, 61, 9)), "min_tokens": 3},
+        {"temperature": 1.0, "min_p": 0.02, "seed": 8, "presence_penalty": 0.5},
+    )
+
+    def __init__(self, folder: Path) -> None:
+        credits = {READER: {READER: 4, CLERK: _WHOLE}, CLERK: {READER: _WHOLE, CLERK: 4}}
+        self._folders = {
+            name: write_hidden(folder / name, readers=(READER, CLERK), credit=credit)
+            for name, credit in credits.items()
+        }
+
+    @property
+    def contents(self) -> int:
+        return 12
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        options = dict(settings)
+        checkpoint, plugins = Checkpoint(self._folders[str(options.pop(_PAUSES))]), hidden_plugins()
+        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", options)])
+        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
+
+    def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
+        length = (1, 4, 9, 17, 12, 21)[content % 6]
+        ids = [(5 * p + (p > 7) * content) % self._VOCAB for p in range(length)]  # many begin alike
+        prompt = plain_prompt(ids, payload_positions=np.arange(0, length, 3))
+        return EngineRequest(
+            request_id,
+            frozenset({"text", "read", "filed"}),
+            {WRITER: [Payload(prompt)]},
+            sampling={WRITER: SamplingParams(max_tokens=self._TOKENS, **self._SAMPLING[content // 2])},
+            priority=priority,
+            rules=self._rules(content),
+        )
+
+    def _rules(self, content: int) -> Mapping[str, HostRules]:
+        if content % 4 == 3:
+            return {WRITER: HostRules(host_processors=(NothingTwice(self._VOCAB, most=10),))}
+        if content % 4 == 2:
+            return {WRITER: HostRules(stops=TwoInARow(frozenset(range(0, self._VOCAB, 2))))}
+        return {}
+
+
+class CodecWorld:
+    """A talker with conditioning, whose frames two vocoders take on the device and a clerk in host memory."""
+
+    name = "codec"
+    knobs: ClassVar[Knobs] = {
+        **ar_knobs(SPEAKER, 3, 100, 10),
+        "voice.max_num_seqs": (3, 1),
+        "voice.chunk_frames": (3, 1),
+        "voice.graph_batch_sizes": ((), None, (1,)),
+        "echo.max_num_seqs": (3, 1, 1),
+        "clerk.every": (1, 6),
+    }
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = write_codec(folder, credit=5)
+
+    @property
+    def contents(self) -> int:
+        return 10
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        checkpoint, plugins = Checkpoint(self._folder), codec_plugins()
+        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", settings)])
+        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
+
+    def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
+        length = (1, 4, 9, 14, 6)[content % 5]
+        late = [(p > 5) * content for p in range(length)]
+        prompt = codec_prompt(
+            [(3 * p + n) % 23 for p, n in enumerate(late)], [(5 * n + p * p) % 37 for p, n in enumerate(late)]
+        )
+        texts = np.array([[(content + step * step) % 23 for step in range(6)]], np.int64)
+        steps = StepInputs(columns=texts, pad=np.array([2], np.int64))
+        sampled: Mapping[str, Any] = {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.1, "seed": 11}
+        sampling = SamplingParams(max_tokens=15, **(sampled if content == 6 else {}))  # costs much
+        return EngineRequest(
+            request_id,
+            frozenset({"codes", "audio", "echo", "filed"}),
+            {SPEAKER: [Payload(prompt), Payload(steps)]},
+            sampling={SPEAKER: sampling},
+            priority=priority,
+        )
+
+
+class ListenerWorld:
+    """A text model, and one whose steps are conditioned by its hidden states: they never visit the host."""
+
+    name = "listener"
+    knobs: ClassVar[Knobs] = {
+        **ar_knobs(WRITER, 4, 100, 8),
+        **ar_knobs(LISTENER, 3, 100, 10),
+        _CREDIT: (_WHOLE, 4, 1),
+    }
+    _TOKENS = 14
+
+    def __init__(self, folder: Path) -> None:
+        credits: Sequence[int] = (_WHOLE, 4, 1)
+        self._folders = {credit: write_listener(folder / str(credit), credit) for credit in credits}
+
+    @property
+    def contents(self) -> int:
+        return 10
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        options = dict(settings)
+        checkpoint, plugins = Checkpoint(self._folders[int(str(options.pop(_CREDIT)))]), listener_plugins()
+        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", options)])
+        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
+
+    def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
+        length, answers = (1, 4, 9, 3, 6)[content % 5], (self._TOKENS, 9, 18)[content % 3]
+        written = [(5 * p + (p > 5) * content) % 61 for p in range(length)]  # many begin alike
+        heard = [(7 * p + (p > 3) * content) % 53 for p in range(2 + length)]
+        sampled: Mapping[str, Any] = {"temperature": 0.9, "top_k": 20, "repetition_penalty": 1.1, "seed": 11}
+        rules = HostRules(stops=TwoInARow(frozenset(range(0, 61, 2)))) if content % 4 == 2 else None
+        return ask_listener(
+            request_id,
+            written,
+            heard,
+            from_frontend=content % 2 == 1,
+            priority=priority,
+            sampling={
+                WRITER: SamplingParams(max_tokens=self._TOKENS, **(sampled if content % 4 == 1 else {})),
+                LISTENER: SamplingParams(max_tokens=answers, **(sampled if content % 4 == 3 else {})),
+            },
+            rules=rules,
+        )
+
+
+class OmniWorld:
+    """The tiny Qwen3-Omni, with media, text and sound."""
+
+    name = "omni"
+    knobs: ClassVar[Knobs] = {
+        **ar_knobs("thinker", 4, 100, 10),
+        **ar_knobs("talker", 4, 100, 13),
+        "code2wav.max_num_seqs": (4, 1),
+        "code2wav.first_chunk_frames": (10, 2),
+        "code2wav.chunk_frames": (25, 5),
+    }
+    _CHATS: Sequence[Chat] = (
+        chat("what is it", sound(0.5, 1), picture(64, 96, 2), max_text=9, max_codes=14),
+        chat("hello there", max_text=12, max_codes=30),
+        chat(picture(40, 40, 3), "x", max_text=3, max_codes=6),
+        chat("bye", max_text=2, max_codes=4),
+        chat("what is it", sound(0.5, 1), voice=None, max_text=8, thinker=SamplingParams(logprobs=2)),
+        chat("hello there", voice="aiden", max_text=6, max_codes=9, talker=SamplingParams(temperature=0.9, seed=4)),
+    )
+
+    @property
+    def contents(self) -> int:
+        return len(self._CHATS)
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        return OmniEngine(self._folder, settings, device).engine
+
+    def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
+        return replace(self._prepared[content], id=request_id, priority=priority)
+
+    @cached_property
+    def _folder(self) -> Path:
+        return tiny_checkpoint(**sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0))
+
+    @cached_property
+    def _prepared(self) -> Sequence[EngineRequest]:
+        with torch.inference_mode():
+            engine = OmniEngine(self._folder)
+            return [engine.request(asked) for asked in self._CHATS]
+
+
+def make_world(name: str, folder: Path) -> World:
+    """folder: for its checkpoint."""
+    if name == OmniWorld.name:
+        return OmniWorld()
+    worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
+        world.name: world for world in (HiddenWorld, CodecWorld, ListenerWorld)
+    }
+    return worlds[name](folder / name)
+
 
 LEFT = StageError("request", "being tested", "it was given up")
 

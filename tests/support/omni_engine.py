@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +35,45 @@ from omni.errors import OmniError, StageError
 from omni.frontend.base import Chat
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.plugin.manager import Plugins, load_plugins
+from omni.sampling import SamplingParams
+from support.close_calls import Choice, Comparison, WatchedCpu
 from support.patience import PATIENCE_SECONDS
+from support.reference import Answer, chat, picture, says, sizes, sound, tiny_checkpoint
 from support.tap import CodesChunk, with_tap
+
+# Tiny Qwen3-Omnis of different sizes, and requests of every kind, for tests that compare devices.
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "as written": sizes(seed=91, stop_gain=0.5, codec_stop_gain=0.5),
+    "other sizes": sizes(
+        seed=92, layers=4, heads=8, kv_heads=2, head_dim=24, experts=8, top_k=3, accept_hidden_layer=2, groups=8,
+        deepstack=(0, 1, 2), stop_gain=0.5, codec_stop_gain=0.5, talker_experts=6, talker_top_k=3, predictor_layers=1,
+        upsample_rates=(5, 4),
+    ),
+}  # fmt: skip
+CHATS: list[Chat] = [
+    chat(picture(64, 96, 1), sound(1.3, 1), "which is it", max_text=24, max_codes=40),
+    chat("hello world", voice="aiden", max_text=16, max_codes=50),
+    chat(
+        says("system", "be kind"),
+        says("user", sound(0.6, 2)),
+        says("assistant", "one"),
+        says("user", picture(64, 64, 2)),
+        voice="chelsie",
+        max_text=12,
+        max_codes=30,
+    ),
+    chat(
+        "hello",
+        sound(0.8, 3),
+        max_text=20,
+        max_codes=40,
+        thinker=SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=1, repetition_penalty=1.1),
+        talker=SamplingParams(temperature=0.9, top_k=50, seed=2),
+    ),
+    chat("only write", picture(32, 64, 3), voice=None, max_text=20),
+]
+
 
 _MODULES = {
     "ar": "omni_ar.plugin",
@@ -208,3 +246,75 @@ class OmniEngine:
             rows = usage.get("rows", 0)
             self.most_rows[name] = max(self.most_rows.get(name, 0), rows)
             self.waited |= 0 < rows < usage["requests"]
+
+
+# Whether the engine gave what transformers gave.
+
+TOLERANCE = 1e-4
+"""Of the waveform's peak."""
+
+
+def differences(result: Result, answer: Answer) -> set[str]:
+    """Which of `text`, `codes` (of any group) and `wave` differ. The reference's waveform must be neither mute nor clipped."""
+    if result.error is not None:
+        raise result.error
+    found: set[str] = set()
+    if result.ids != answer.ids:
+        found.add("text")
+    if not torch.equal(result.codes, answer.codes):
+        found.add("codes")
+    if result.wave.shape != answer.wave.shape:
+        return found | {"wave"}
+    if answer.wave.size:
+        peak = np.abs(answer.wave).max()
+        assert 0.05 < peak < 0.95, f"the reference peaks at {peak}"
+        if np.abs(result.wave - answer.wave).max() > TOLERANCE * peak:
+            found.add("wave")
+    return found
+
+
+def assert_same(result: Result, answer: Answer) -> None:
+    assert differences(result, answer) == set(), f"\n{result.ids}\n{answer.ids}\n{result.codes}\n{answer.codes}"
+
+
+# Answers of a tiny Qwen3-Omni against those that the CPU gives to each request alone.
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """close: the choices that another device may make otherwise."""
+
+    result: Result
+    close: set[Choice]
+
+
+@cache
+def answers_alone(shape: str) -> list[Expected]:
+    """To `CHATS`, on the CPU, in plain torch, one request after the other. shape: of `SHAPES`."""
+    device = WatchedCpu()
+    settings = {"thinker.prefix_cache": False, "talker.prefix_cache": False}
+    engine = OmniEngine(tiny_checkpoint(**SHAPES[shape]), settings, device)
+    expected = []
+    for asked in CHATS:
+        device.forget()
+        result = engine.answer(asked)
+        assert device.choices >= len(result.ids) + result.codes.numel(), "choices went past the watch"
+        assert "audio" not in asked.modalities or len(result.frames) > 10, "it says too little to compare"
+        expected.append(Expected(result, set(device.close)))
+    return expected
+
+
+def assert_all_same(results: Sequence[Result], expected: Sequence[Expected], comparison: Comparison) -> None:
+    """Tokens, codes of all groups, reasons and waveforms; what follows from an excused difference is not compared."""
+    for given, wanted in zip(results, expected, strict=True):
+        if given.error is not None:
+            raise given.error
+        right, close = wanted.result, wanted.close
+        if not comparison.tokens("thinker", given.ids, right.ids, close):
+            continue
+        if not comparison.frames("talker", given.frames, right.frames, close):
+            continue
+        assert given.reasons == right.reasons
+        assert given.wave.shape == right.wave.shape
+        if right.wave.size:
+            assert np.abs(given.wave - right.wave).max() <= TOLERANCE * np.abs(right.wave).max()

@@ -5,15 +5,29 @@ Shape legend: B rows, K blocks of a window, N code frames, F latent frames of a 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omni.checkpoint import Checkpoint
+from omni.connector import Ref
+from omni.device import Device
+from omni.hookspecs import hookimpl
+from omni.payload import Payload
+from omni.pipeline import Output, Pipeline, Stage
+from omni.plugin.entries import ModelFamily
+from omni.plugin.manager import Plugins, load_plugins
+from omni.stage import StageContext
+from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, Windows
+from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
-from support.frame_bench import POISON
+from omni_diffusion.windows import Window
+from omni_diffusion.worker import DiffusionWorker
+from support.frame_bench import POISON, FrameBench
 
 BLOCK, REPEATS, WIDTH, RATE, STEPS, VOICES = 3, 2, 2, 3, 3, 4
 OWN, BACK, AHEAD = 0.5, 0.25, 0.125
@@ -165,3 +179,89 @@ def heard(latents_TM: NDArray[np.float64], context: int) -> NDArray[np.float64]:
             for j in range(RATE)
         ]
     )
+
+
+# A diffusion stage driven by hand-made messages.
+
+
+class Bench(FrameBench):
+    """A diffusion stage and a talker's code pages."""
+
+    def __init__(self, device: Device, model: Painter | None = None, **options: int) -> None:
+        self.model = model or Painter()
+        self.options = DiffusionOptions(**options)  # type: ignore[arg-type]
+        self.diffusion = DiffusionWorker("diffusion", device, self.model, self.options)
+        super().__init__(self.diffusion, self.model, device)
+
+    def speak(
+        self, request_id: str, codes: NDArray[np.int64], voice: int = 1, noise: NDArray[np.float32] | None = None
+    ) -> Ref:
+        """A whole request; its noise is its own unless told."""
+        self.open(request_id)
+        self.give_voice(request_id, voice, noise if noise is not None else noise_of(request_id, len(codes)))
+        ref = self.feed_pages(request_id, codes)
+        self.end(request_id)
+        return ref
+
+    def give_voice(self, request_id: str, voice: int, noise: NDArray[np.float32] | None = None) -> None:
+        tensors = {} if noise is None else {"noise": torch.from_numpy(noise)}
+        self.feed_host(request_id, Payload(Voice(index=voice), tensors))
+
+    def expect(
+        self, request_id: str, codes: NDArray[np.int64], voice: int = 1, noise: NDArray[np.float32] | None = None
+    ) -> None:
+        """The samples of its windows, each by the book."""
+        noise = noise if noise is not None else noise_of(request_id, len(codes))
+        whole = heard(painted(codes, voice, noise, spans(len(codes), self.options)), self.model.context)
+        self.expect_wave(request_id, len(codes), whole, rtol=1e-4, atol=1e-5)
+
+
+def noise_of(request_id: str, count: int) -> NDArray[np.float32]:
+    """`[T, M]` for so many code frames."""
+    seed = sum(request_id.encode())
+    return np.random.default_rng(seed).standard_normal((count * REPEATS, WIDTH), np.float32)
+
+
+def drawn(seed: int, count: int, sample_index: int = 0) -> NDArray[np.float32]:
+    """What a stage draws of a seed, for so many code frames."""
+    return Noise(seed, sample_index, BLOCK, REPEATS, WIDTH).of(Window(0, 0, count, count, last=True))
+
+
+# A family of one diffusion stage, fed by the front end, of a model small enough to check by hand.
+
+PAINT = "paint"
+_HERE = "support.painter"
+OPTIONS = DiffusionOptions(max_num_seqs=3, first_chunk_blocks=1, chunk_blocks=2, blocks_before=1, blocks_after=1)
+
+
+def build_painter(context: StageContext) -> Painter:
+    return Painter(device=str(context.device.torch_device), watched=False)
+
+
+def build_nothing(context: StageContext) -> object:
+    return object()
+
+
+def paint_pipeline(painter: str = "build_painter") -> Pipeline:
+    return Pipeline(
+        family="paint",
+        stages=(Stage(name=PAINT, kind="diffusion", model=f"{_HERE}:{painter}", options=OPTIONS),),
+        edges=(),
+        outputs=(Output(modality="audio", stage=PAINT),),
+        frontend=f"{_HERE}:none",
+    )
+
+
+def paint_plugins() -> Plugins:
+    """The plugins that the pipeline needs, loaded as entry points are."""
+    modules = {"diffusion": "omni_diffusion.plugin", "local": "omni_local.plugin", "paint": _HERE}
+    return load_plugins([EntryPoint(name, module, "omni") for name, module in modules.items()])
+
+
+def published(checkpoint: Checkpoint) -> Pipeline:
+    return paint_pipeline()
+
+
+@hookimpl
+def omni_model_families() -> Sequence[ModelFamily]:
+    return [ModelFamily(name="paint", model_types=("paint",), pipeline=f"{_HERE}:published")]

@@ -5,28 +5,230 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 from unittest import mock
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
-from transformers import Qwen3OmniMoeForConditionalGeneration
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    Qwen2Tokenizer,
+    Qwen2VLImageProcessorPil,
+    Qwen3OmniMoeForConditionalGeneration,
+    Qwen3OmniMoeProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    WhisperFeatureExtractor,
+)
 
 from omni.checkpoint import Checkpoint
-from omni.frontend.base import AudioPart, Chat, ImagePart, Part, TextPart
+from omni.errors import InputError
+from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPart
+from omni.frontend.hf_files import load_preprocessor, load_tokenizer
+from omni.sampling import SamplingParams
 from omni.utils.quiet import quiet
+from omni_ar.sampling import gumbel
 from omni_qwen3_omni.tiny import write_tiny
-from support.omni_processor import load_processor
-from support.reference_chats import text_only
-from support.reference_noise import predictor_noise, sampling_arguments
+
+# transformers' own processor of the first family. Needs no torchvision, because it takes no video.
+
+
+class _NoVideo:
+    """Stands where the processor keeps its video processor, and refuses what that would be given."""
+
+    merge_size = 2
+    model_input_names: tuple[str, ...] = ()
+
+    def __call__(self, videos: object, **settings: object) -> NoReturn:
+        raise InputError(
+            "videos", "video input is not supported", "give single frames as pictures, and the sound as audio"
+        )
+
+
+class _Processor(Qwen3OmniMoeProcessor):
+    def check_argument_for_proper_class(self, argument_name: str, argument: object) -> type:
+        # Without torchvision there is no class that a video processor could be an instance of.
+        if isinstance(argument, _NoVideo):
+            return _NoVideo
+        proper: type = super().check_argument_for_proper_class(argument_name, argument)  # type: ignore[no-untyped-call]
+        return proper
+
+
+def load_processor(path: str | Path) -> Qwen3OmniMoeProcessor:
+    """The processor of the checkpoint in `path`, its files read as the front end reads them. It raises InputError for videos."""
+    folder = Path(path)
+    tokenizer = load_tokenizer(folder, Qwen2Tokenizer)
+    images = load_preprocessor(folder, Qwen2VLImageProcessorPil)
+    audio = load_preprocessor(folder, WhisperFeatureExtractor)
+    template = tokenizer.chat_template
+    return _Processor(images, _NoVideo(), audio, tokenizer, chat_template=template)  # type: ignore[no-untyped-call]
+
+
+# Requests for the parity tests: sounds, pictures and turns in a few words.
+
+SPEECH_RATE = 16000
+SPEECH = frozenset({"text", "audio"})
+TEXT = frozenset({"text"})
+
+
+def sound(seconds: float, seed: int = 0, rate: int = SPEECH_RATE) -> AudioPart:
+    """A random chord with some noise."""
+    random = np.random.default_rng(seed)
+    time = np.arange(round(seconds * rate)) / rate
+    chord = sum(np.sin(2 * np.pi * hertz * time) for hertz in random.uniform(100, 3000, 3))
+    samples = 0.2 * chord + 0.02 * random.standard_normal(len(time))
+    return AudioPart(samples.astype(np.float32), "sound")
+
+
+def picture(width: int, height: int, seed: int = 0) -> ImagePart:
+    """Random blocks of color."""
+    blocks = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), np.uint8)
+    return ImagePart(Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST), "picture")
+
+
+def says(role: Literal["system", "user", "assistant"], *parts: str | Part) -> Message:
+    return Message(role, tuple(TextPart(part) if isinstance(part, str) else part for part in parts))
+
+
+def chat(
+    *turns: str | Part | Message,
+    voice: str | None = "ethan",
+    max_text: int = 10,
+    max_codes: int = 14,
+    thinker: SamplingParams | None = None,
+    talker: SamplingParams | None = None,
+) -> Chat:
+    """A greedy request; `voice` None asks for text only. Parts that stand alone make one user turn."""
+    parts = [turn for turn in turns if not isinstance(turn, Message)]
+    messages = [turn for turn in turns if isinstance(turn, Message)] or [says("user", *parts)]
+    sampling = {
+        "thinker": (thinker or SamplingParams()).with_defaults(SamplingParams(temperature=0.0, max_tokens=max_text))
+    }
+    if voice is not None:
+        sampling["talker"] = (talker or SamplingParams()).with_defaults(
+            SamplingParams(temperature=0.0, max_tokens=max_codes)
+        )
+    return Chat(tuple(messages), TEXT if voice is None else SPEECH, voice, sampling)
+
+
+def with_tokens(asked: Chat) -> Chat:
+    """The same request, in whose texts control tokens are tokens."""
+    return replace(asked, control_tokens="tokens")
+
+
+def text_only(asked: Chat) -> Chat:
+    """The same request without speech."""
+    return replace(asked, modalities=TEXT)
+
+
+def with_sampling(asked: Chat, stage: str, **fields: Any) -> Chat:
+    """The same request with other sampling at one stage."""
+    params = msgspec.structs.replace(asked.sampling[stage], **fields)
+    return replace(asked, sampling={**asked.sampling, stage: params})
+
+
+# transformers' own logits processors followed by the engine's noise, under greedy decoding: a sampled run to compare with.
+#
+# `argmax(warped logits + Gumbel noise)` is a draw from the warped distribution; with the noise shared, both sides must draw
+# the same tokens.
+
+Generate = Callable[..., Any]
+
+
+class GumbelNoise(LogitsProcessor):
+    """Adds the noise that the engine draws with. start: ids that stand before the first generated one."""
+
+    def __init__(self, seed: int, start: int) -> None:
+        self._seed = torch.tensor([seed])
+        self._start = start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        position = torch.tensor([input_ids.shape[1] - self._start])
+        return scores + gumbel(self._seed, torch.zeros_like(position), position, 0, 0, scores.shape[1])
+
+
+class GroupNoise(LogitsProcessor):
+    """The same for the code groups of frame `position`: the id that comes after n others is of group n + 1."""
+
+    def __init__(self, seed: int, position: int) -> None:
+        self._seed = torch.tensor([seed])
+        self._position = torch.tensor([position])
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        group = input_ids.shape[1] + 1
+        zero = torch.zeros_like(self._position)
+        return scores + gumbel(self._seed, zero, self._position, group, 0, scores.shape[1])
+
+
+def sampling_arguments(chat: Chat, prompt: int) -> dict[str, Any]:
+    """Keyword arguments of `generate` for the chat's sampling. prompt: tokens of the thinker's prompt.
+
+    The talker gets embeddings, so its processors see generated codes only.
+    """
+    arguments: dict[str, Any] = {"thinker_do_sample": False}
+    if "audio" in chat.modalities:
+        arguments["talker_do_sample"] = False
+    for stage, start in (("thinker", prompt), ("talker", 0)):
+        params = chat.sampling.get(stage)
+        if params is None or (stage == "talker" and "audio" not in chat.modalities):
+            continue
+        if params.max_tokens is not None:
+            arguments[f"{stage}_max_new_tokens"] = params.max_tokens
+        if params.repetition_penalty is not None:
+            arguments[f"{stage}_repetition_penalty"] = params.repetition_penalty
+        if params.temperature:
+            arguments[f"{stage}_logits_processor"] = sampled_with(params, start)
+    return arguments
+
+
+def sampled_with(params: SamplingParams, start: int) -> LogitsProcessorList:
+    """What makes a greedy choice a draw: warpers of the sampling's temperature, top-k and top-p, then its seed's noise."""
+    assert params.seed is not None
+    return LogitsProcessorList([*_warpers(params), GumbelNoise(params.seed, start)])
+
+
+def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
+    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(params.temperature)]
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p is not None and params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    return warpers
+
+
+def predictor_noise(chat: Chat) -> Callable[[Generate], Generate] | None:
+    """Wraps the code predictor's `generate`, which is called once per frame, or None for a greedy talker."""
+    params = chat.sampling.get("talker")
+    if params is None or not params.temperature:
+        return None
+    seed = params.seed
+    assert seed is not None
+
+    def wrap(generate: Generate) -> Generate:
+        frames = 0
+
+        def noisy(**arguments: Any) -> Any:
+            nonlocal frames
+            warpers = [TopKLogitsWarper(50), TopPLogitsWarper(0.8), GroupNoise(seed, frames)]
+            frames += 1
+            return generate(**arguments, logits_processor=LogitsProcessorList(warpers))
+
+        return noisy
+
+    return wrap
+
 
 _WHOLE = 300
 """Frames above which `generate` itself decodes in chunks and loses samples at the seams."""

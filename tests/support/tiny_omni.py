@@ -12,7 +12,7 @@ import torch
 
 from omni import Omni, Output, SamplingParams
 from omni.plugin.manager import Plugins, load_plugins
-from support.echo_omni import eventually
+from support.echo_family import eventually
 from support.entry_points import REPOSITORY, own_entry_points
 from support.patience import PATIENCE_SECONDS
 

@@ -1,5 +1,6 @@
 """Tiny Qwen3 checkpoints, and an engine over one."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from omni.errors import StageError
 from omni.payload import GeneratedTokens, Payload
 from omni.plugin.manager import load_plugins
 from omni.sampling import SamplingParams
+from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
 from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
 
@@ -108,3 +110,66 @@ class TextEngine:
     def run(self) -> None:
         while not self.engine.idle:
             self.tick()
+
+
+# What transformers answers for a tiny text checkpoint.
+
+PROMPTS = [[(31 * index + 11 * place + place * place) % VOCAB for place in range(1 + 6 * index)] for index in range(8)]
+TOKENS = 16
+PENALTY = 1.3
+
+
+class TextReference:
+    """A checkpoint folder, the transformers model in it, and what that model answers, alone."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.model: PreTrainedModel = write_text_model(folder, kind)
+        self._answers: dict[tuple[int, float], list[int]] = {}
+
+    def answer(self, index: int, penalty: float) -> list[int]:
+        if (index, penalty) not in self._answers:
+            self._answers[index, penalty] = self._generate(PROMPTS[index], penalty)
+        return self._answers[index, penalty]
+
+    def _generate(self, prompt: Sequence[int], penalty: float) -> list[int]:
+        ids = torch.tensor([prompt])
+        out = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            repetition_penalty=penalty,
+            eos_token_id=None,
+            pad_token_id=VOCAB,
+        )
+        tokens: list[int] = out[0, len(prompt) :].tolist()
+        return tokens
+
+
+# A tiny Qwen3 checkpoint with a tokenizer, for what only a whole chat shows.
+
+END = "<|im_end|>"
+
+
+def write_chat_model(folder: Path) -> Path:
+    """Writes a random model that says anything, mostly words, and ends now and then; gives the folder back."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = write_tokenizer(folder, 1024)
+    torch.manual_seed(3)
+    config = Qwen3Config(
+        # As published ones do, the model has more ids than the tokenizer.
+        vocab_size=-(-len(tokenizer) // 64) * 64 + 64,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+    )
+    Qwen3ForCausalLM(config).eval().save_pretrained(folder)
+    ends = {"eos_token_id": tokenizer.convert_tokens_to_ids(END), "do_sample": True, "temperature": 1.0, "top_k": 0}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    return folder

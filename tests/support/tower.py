@@ -6,6 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni_encoder.batch import BatchEncoder
+from omni_encoder.cache import Outputs
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
 
@@ -57,3 +61,27 @@ class Tower(EncoderModel):
 
     def largest_item(self, length: int) -> SampleItem:
         return SampleItem(length, {"x": torch.zeros(length, 4), "grid": torch.zeros(3, dtype=torch.int64)})
+
+
+# An encoder's model run by itself, as its stage does.
+
+
+def encode(
+    model: EncoderModel,
+    items: Sequence[Mapping[str, Tensor]],
+    device: Device | None = None,
+    lengths: Sequence[int] = (),
+) -> list[Outputs]:
+    """The outputs of one batch on `device`, where the model is; the CPU if it is not given. lengths: captured before."""
+    device = device or CpuDevice()
+    with torch.inference_mode():
+        encoder = BatchEncoder(device, device.stream("encode"), model, lengths)
+        encoder.capture(lengths)
+        batch = encoder.prepare(items)
+        assert (batch.captured is not None) == bool(lengths)
+        while not batch.transfer.over:
+            encoder.send(batch)
+        encoded = encoder.launch(batch)
+        while not encoded.end.done():
+            pass
+        return encoded.outputs

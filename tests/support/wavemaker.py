@@ -1,14 +1,27 @@
 """A tiny streaming vocoder whose whole decode is one formula."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omni.device import Device
+from omni.payload import Payload
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.plugin.manager import Plugins, load_plugins
+from omni.stage import StageContext
+from omni_encoder.inputs import Encoded
+from omni_encoder.model import EncoderModel, SampleItem
+from omni_encoder.options import EncoderOptions
+from omni_encoder.plan import EncodePlan, EncoderInput
+from omni_frames import CodeFrames
 from omni_vocoder.model import VocoderModel
-from support.frame_bench import POISON
+from omni_vocoder.options import VocoderOptions
+from omni_vocoder.worker import VocoderWorker
+from support.frame_bench import POISON, FrameBench
 
 DECAY = 0.5
 
@@ -81,3 +94,88 @@ def whole_wave(model: WaveMaker, codes: Sequence[Sequence[int]]) -> NDArray[np.f
         for s in range(model.spread)
     ]
     return np.array([x[t] + x[t + model.lookahead] for t in range(len(x) - model.lookahead)], np.float32)
+
+
+# A vocoder stage driven by hand-made messages.
+
+
+class Bench(FrameBench):
+    """A vocoder and a talker's code pages."""
+
+    def __init__(self, device: Device, model: WaveMaker | None = None, **options: int) -> None:
+        self.model = model or WaveMaker()
+        self.vocoder = VocoderWorker("vocoder", device, self.model, VocoderOptions(**options))
+        super().__init__(self.vocoder, self.model, device)
+
+    def expect_whole(self, request_id: str, codes: NDArray[np.int64]) -> None:
+        self.expect_wave(request_id, len(codes), whole_wave(self.model, codes.tolist()), rtol=1e-6)
+
+
+# A two-stage pipeline, front end -> encoder -> vocoder, of models small enough to check by hand.
+
+
+class Coder(EncoderModel):
+    """Features are codes already: it adds one."""
+
+    def plan(self, items: Sequence[Mapping[str, Tensor]], length: int | None = None) -> EncodePlan:
+        assert length is None
+        codes = tuple(item["codes"] for item in items)
+        sizes = tuple(part.shape[0] for part in codes)
+        return EncodePlan({"codes": EncoderInput((sum(sizes), 2), torch.int64, codes)}, sizes, sizes)
+
+    def encode(self, inputs: Mapping[str, Tensor], segments: tuple[int, ...] | None) -> Mapping[str, Tensor]:
+        if bool((inputs["codes"] < 0).any()):
+            raise ValueError("negative")
+        return {"codes": inputs["codes"] + 1}
+
+    def largest_item(self, length: int) -> SampleItem:
+        return SampleItem(length, {"codes": torch.zeros(length, 2, dtype=torch.int64)})
+
+
+class EncodedToFrames:
+    """What the encoder gives is what the vocoder speaks."""
+
+    def __init__(self, args: object) -> None:
+        pass
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        assert isinstance(payload.meta, Encoded)
+        codes = payload.tensors["codes"]
+        assert isinstance(codes, Tensor)
+        return (Payload(CodeFrames(count=codes.shape[0]), {"codes": codes}),)
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return ()
+
+
+def build_coder(context: StageContext) -> Coder:
+    return Coder()
+
+
+def build_wavemaker(context: StageContext) -> WaveMaker:
+    return WaveMaker(device=str(context.device.torch_device))
+
+
+def build_nothing(context: StageContext) -> object:
+    return object()
+
+
+def voice_pipeline(coder: str = "build_coder", wavemaker: str = "build_wavemaker") -> Pipeline:
+    here = "support.wavemaker"
+    vocoder = VocoderOptions(max_num_seqs=2, first_chunk_frames=2, chunk_frames=3)
+    return Pipeline(
+        family="voice",
+        stages=(
+            Stage(name="coder", kind="encoder", model=f"{here}:{coder}", options=EncoderOptions()),
+            Stage(name="voice", kind="vocoder", model=f"{here}:{wavemaker}", options=vocoder),
+        ),
+        edges=(Edge(producer="coder", consumer="voice", adapter=f"{here}:EncodedToFrames"),),
+        outputs=(Output(modality="audio", stage="voice"),),
+        frontend=f"{here}:none",
+    )
+
+
+def builtin_plugins() -> Plugins:
+    """The plugins that the pipeline needs, loaded as entry points are."""
+    modules = {"encoder": "omni_encoder.plugin", "vocoder": "omni_vocoder.plugin", "local": "omni_local.plugin"}
+    return load_plugins([EntryPoint(name, module, "omni") for name, module in modules.items()])

@@ -14,8 +14,9 @@ from omni.api.request import CheckedArguments, GenerateArguments, check_argument
 from omni.checkpoint import Checkpoint
 from omni.errors import QUOTED, InputError
 from omni.pipeline import Pipeline
-from support.echo_family import pipeline
-from support.echo_omni import echo_model, echo_plugins, eventually
+from support.echo_family import echo_model, echo_plugins, eventually, pipeline
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from omni import Omni
 from omni.api import session as clients
 from omni.api.session import Client
 from omni.errors import StageError
-from support.echo_omni import echo_model, echo_plugins
+from support.echo_family import echo_model, echo_plugins
 
 
 class Panic(BaseException):
@@ -43,7 +43,7 @@ def test_the_rest_is_closed(tmp_path: Path, error: BaseException, told: type[Exc
 
 
 @pytest.mark.parametrize("error", [RuntimeError("stuck"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
-def test_at_the_end_of_the_interpreter_one_models_error_leaves_no_other_open(
+def test_at_exit_an_error_of_one_model_leaves_no_other_open(
     tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pairs = [opened(tmp_path / name) for name in ("a", "b", "c")]

@@ -17,9 +17,11 @@ from PIL import Image
 from omni import Omni
 from omni.api.request_queue import THREADS
 from omni.errors import InputError, OverloadedError, StageError
-from support.echo_omni import echo_model, echo_plugins, eventually
+from support.echo_family import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
 from support.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.thorough
 
 
 class Server(ThreadingHTTPServer):
@@ -187,7 +189,7 @@ def test_the_interpreter_ends_beside_what_hangs(model: Path) -> None:
 import sys, threading, time
 sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
 from omni import Omni
-from support.echo_omni import echo_plugins, eventually
+from support.echo_family import echo_plugins, eventually
 from support.echo_family import EchoFrontend
 real = EchoFrontend.prepare
 taken = []

@@ -17,14 +17,14 @@ import torch
 from omni import AsyncOmni, Omni, SamplingParams
 from omni.api.owner import adapt_to_fork
 from omni.errors import ForkError
-from support.echo_omni import echo_model, echo_plugins, eventually
+from support.echo_family import echo_model, echo_plugins, eventually
 from support.entry_points import REPOSITORY
 from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork"),
-    # Newer Pythons say that forking beside threads is dangerous, which is what is tested.
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
@@ -155,7 +155,7 @@ def test_a_child_that_ends_as_programs_do(model: Path) -> None:
 import os, sys
 sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
 from omni import Omni
-from support.echo_omni import echo_plugins
+from support.echo_family import echo_plugins
 omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
 stream = omni.generate("hello")
 child = os.fork()
@@ -180,7 +180,7 @@ def test_another_model_in_the_child_of_a_parent_whose_torch_has_threads(model: P
 import os, sys, torch
 sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
 from omni import Omni
-from support.echo_omni import echo_plugins
+from support.echo_family import echo_plugins
 torch.set_num_threads(2)
 assert torch.ones(10_000_000).mul(2).sum() == 20_000_000
 child = os.fork()

@@ -10,8 +10,7 @@ from omni import Omni
 from omni.checkpoint import Checkpoint
 from omni.errors import ConfigError, InputError
 from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder
-from support.echo_family import EchoFrontend
-from support.echo_omni import echo_model, echo_plugins
+from support.echo_family import EchoFrontend, echo_model, echo_plugins
 
 
 class NoBase:

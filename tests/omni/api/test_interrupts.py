@@ -11,8 +11,7 @@ import pytest
 
 from omni import Omni, SamplingParams
 from omni.errors import StageError
-from support.echo_family import GATES
-from support.echo_omni import echo_model, echo_plugins, eventually
+from support.echo_family import GATES, echo_model, echo_plugins, eventually
 from support.fake_graph import FakeGraph
 from support.interrupts import Interrupter, everywhere
 from support.patience import PATIENCE_SECONDS

@@ -11,8 +11,9 @@ import pytest
 from omni import AsyncOmni, Omni, Output, SamplingParams
 from omni.api import AsyncOutputStream, OutputStream
 from omni.errors import StageError
-from support.echo_family import BREAK, GATES
-from support.echo_omni import echo_model, echo_plugins, eventually
+from support.echo_family import BREAK, GATES, echo_model, echo_plugins, eventually
+
+pytestmark = pytest.mark.thorough
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 SEEDS = range(40)

@@ -17,8 +17,7 @@ from omni.api.request_queue import THREADS, PreparingThread
 from omni.errors import OmniError, OverloadedError, StageError
 from omni.frontend.base import Chat, ImagePart, Prepared
 from omni.payload import Payload
-from support.echo_family import EchoFrontend
-from support.echo_omni import echo_model, echo_plugins, eventually
+from support.echo_family import EchoFrontend, echo_model, echo_plugins, eventually
 from support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)

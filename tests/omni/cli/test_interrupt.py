@@ -13,9 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from omni.cli import app
-from support.echo_omni import echo_model
-from support.echo_program import environment, program, wait_for_handlers
+from support.echo_family import echo_model
 from support.patience import PATIENCE_SECONDS
+from support.tiers import SLOW, few
+from tests.omni.cli.echo_program import environment, program, wait_for_handlers
+
+pytestmark = pytest.mark.thorough
 
 Process = subprocess.Popen[bytes]
 Start = Callable[..., Process]
@@ -72,7 +75,7 @@ def end(process: Process, code: int = 130, line: bytes = b"interrupted\n") -> No
     assert (process.returncode, told) == (code, line)
 
 
-@pytest.mark.parametrize("delay", [0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.9, 1.3, 1.8, 2.4, 3.2])
+@pytest.mark.parametrize("delay", few(4, [0, 0.1, 0.6, 1.8, 0.02, 0.05, 0.2, 0.4, 0.9, 1.3, 2.4, 3.2], SLOW))
 def test_at_any_moment(start: Start, tmp_path: Path, model: str, delay: float) -> None:
     process = start(program(), "run", model, "hello", *ENDLESS)
     wait_for_handlers(process, signal.SIGTERM)

@@ -13,13 +13,14 @@ import soundfile
 from typer.testing import CliRunner, Result
 
 from omni.cli import app
-from support.echo_family import RATE, SAMPLES
-from support.echo_omni import echo_model
+from support.echo_family import RATE, SAMPLES, echo_model
 from support.echo_plugin import POINT
-from support.echo_program import environment, program
 from support.entry_points import own_entry_points
-from support.full_disk import no_file_over
 from support.patience import PATIENCE_SECONDS
+from support.resources import no_file_over
+from tests.omni.cli.echo_program import environment, program
+
+pytestmark = pytest.mark.thorough
 
 ENDLESS = ("--max-tokens", "1000000000")
 

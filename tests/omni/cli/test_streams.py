@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from support.echo_family import RATE, SAMPLES
-from support.echo_omni import echo_model
-from support.echo_program import environment, program
+from support.echo_family import RATE, SAMPLES, echo_model
 from support.patience import PATIENCE_SECONDS
+from support.tiers import SLOW, few
+from tests.omni.cli.echo_program import environment, program
+
+pytestmark = pytest.mark.thorough
 
 Ran = subprocess.CompletedProcess[bytes]
 FULL = "error: standard output: cannot be written (No space left on device); send it where there is room\n"
@@ -36,7 +38,7 @@ def assert_whole(path: Path) -> None:
     assert (len(samples), rate) == (5 * SAMPLES, RATE)
 
 
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", few(1, ["<&- >&- 2>&-", ">&-"], SLOW))
 def test_closed_ones(tmp_path: Path, model: str, closed: str) -> None:
     ran = answer(tmp_path, closed, model, "--out", "a.wav")
     assert ran.returncode == 0

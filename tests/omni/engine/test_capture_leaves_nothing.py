@@ -1,6 +1,7 @@
 """What was captured at the start may have run then: to all that follows it is as if nothing had."""
 
 import gc
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -8,21 +9,41 @@ from typing import TypeVar
 import pytest
 import torch
 
-from omni.device import HostSlot
+from omni.device import Graph, HostSlot, Launch, Stream
+from omni.device.cpu import CpuDevice
 from omni.engine import Engine
 from omni.payload import Payload
 from omni_ar.kernels.step.state import RowState
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support.capturing_device import CapturingDevice
-from support.diffusion_bench import Bench
 from support.frame_bench import random_codes
-from support.heard import Heard
-from support.mixed_traffic import alone
-from support.mixed_worlds import World, make_world
+from support.listener import Heard
+from support.mixed_traffic import World, alone, make_world
+from support.painter import Bench
 from support.stage_driver import StageDriver
+from support.tiers import SLOW, few
 from support.tower import Tower
+
+pytestmark = pytest.mark.thorough
+
+# A CPU that runs what it captures, as a GPU does: libraries take their memory then, and kernels are compiled.
+
+
+class CapturingDevice(CpuDevice):
+    """Runs it so many times. captured: names of graphs."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.captured: list[str] = []
+        self._times = times
+
+    def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
+        self.captured.append(name)
+        for _ in range(self._times):
+            self.enqueue(stream, launches)
+        return super().capture(stream, name, launches)
+
 
 STAGES = {
     "hidden": {"writer"},
@@ -30,7 +51,7 @@ STAGES = {
 }
 """Those that capture."""
 Kind = TypeVar("Kind")
-times = pytest.mark.parametrize("times", [1, 2])
+times = pytest.mark.parametrize("times", few(1, [2, 1], SLOW))
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.fake_graph import FakeGraph
-from support.fake_stage import FakeWorker
+from support.fake_graph import FakeGraph, FakeWorker
 
 
 class Panic(BaseException):
@@ -62,7 +61,7 @@ def test_ctrl_c_leaves_the_rest_and_the_error_to_the_next_call() -> None:
     assert graph.speaker.closed
 
 
-def test_an_error_that_cannot_even_be_written_ends_the_requests_all_the_same() -> None:
+def test_an_error_that_cannot_be_printed_still_ends_the_requests() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from omni.engine import EngineOptions, EngineRequest, RequestFailed
-from support.fake_graph import FakeGraph, Recorder, host
-from support.fake_stage import FakeWorker
+from support.fake_graph import FakeGraph, FakeWorker, Recorder, host
 
 PATIENCE = 30.0
 
@@ -45,7 +44,7 @@ class Refused(Recorder):
         self.told.set()
 
 
-def test_a_stage_that_raised_has_no_turn_again_and_the_engine_sleeps_between_requests():
+def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
     graph, broken, wake = FakeGraph(), Breaking(), CountedEvent()
     graph.workers["writer"] = graph.engine._workers["writer"] = broken
     graph.engine._wake = wake

@@ -14,10 +14,11 @@ from omni.engine.host import HostConnector
 from omni.engine.host.pieces import MAX_ROWS, cut, parts_of
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
+from omni.testing import SimulatedDevice
 from omni.testing.connectors import Gate
 from omni_local.connector import LocalConnector
-from support.host_bench import BLOCK, HostBench, Numbered, Sent
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
+from support.host_bench import BLOCK, HostBench, Numbered, expect_late, play
 
 HOST, WRITER = "writer->clerk-host", "writer"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -89,7 +90,7 @@ def test_a_payload_without_tensors_takes_no_copy_and_no_slot() -> None:
     assert not device.pending
 
 
-def test_nothing_is_copied_before_it_is_ready_and_the_producer_has_its_memory_back_after_the_copy() -> None:
+def test_the_copy_waits_for_the_payload_and_then_frees_the_producer() -> None:
     device = QueuedDevice()
     bench = HostBench(device)
     sent = bench.send(3, scattered=True)
@@ -176,7 +177,7 @@ def test_who_leaves_while_its_slot_is_written_gives_it_to_the_next() -> None:
     assert first.ref.freed
 
 
-def test_rows_that_move_in_the_middle_are_read_where_they_are_and_the_old_place_stays_until_it_is_read() -> None:
+def test_moved_rows_are_read_where_they_are_before_the_old_place_is_freed() -> None:
     device = QueuedDevice()
     bench = HostBench(device, slots=0, piece_bytes=64)
     sent = bench.send(10, scattered=True)
@@ -229,7 +230,7 @@ def test_a_consumer_that_keeps_everything_stops_nobody_else() -> None:
         assert sent.ref.freed, "however long it is kept"
 
 
-def test_what_is_larger_than_a_slot_comes_in_pieces_while_small_payload_overtakes_it() -> None:
+def test_payload_larger_than_a_slot_comes_in_pieces_and_small_overtakes_it() -> None:
     device = QueuedDevice()
     bench = HostBench(device, slot_bytes=256, piece_bytes=128)
     large, small = bench.send(40, scattered=True), bench.send(1)
@@ -265,7 +266,7 @@ def test_who_leaves_before_its_payload_is_ready_gives_it_back_at_once() -> None:
         sent.pending.poll()
 
 
-def test_who_leaves_in_the_middle_gives_memory_back_after_the_copies_that_read_it_and_the_next_goes_on() -> None:
+def test_a_cancelled_payload_frees_memory_after_the_copies_that_read_it() -> None:
     device = QueuedDevice()
     bench = HostBench(device, slots=0, piece_bytes=64)
     first, second = bench.send(10), bench.send(10)
@@ -296,6 +297,12 @@ def test_a_copy_that_cannot_be_launched_fails_its_payload_alone(slots: int) -> N
     while bench.under_way:
         bench.poll()
     bench.expect(good)
+
+
+def test_rows_come_whole_on_a_device_that_is_late() -> None:
+    for seed in range(20):
+        play(device := SimulatedDevice(seed), seed)
+        device.assert_no_races()
 
 
 @settings(max_examples=150)
@@ -338,10 +345,6 @@ def _take(bench: HostBench, data: st.DataObject) -> None:
                 bench.device.launch(bench.consumer, expect_late, bench, sent)
                 after = bench.device.record(bench.consumer)
             bench.release(sent, after)
-
-
-def expect_late(bench: HostBench, sent: Sent) -> None:
-    bench.expect(sent)
 
 
 def _drain(bench: HostBench, device: QueuedDevice) -> None:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from omni.device import COMPLETED
 from omni.payload import PageSlice
+from support.faults import LateFaultyDevice, write_over
 from support.host_bench import HostBench, Sent
-from support.late_faults import LateFaultyDevice, write_over
 
 SIZES = {"in a slot": {"slots": 2, "slot_bytes": 512}, "in pieces": {"slots": 0, "slot_bytes": 256, "piece_bytes": 64}}
 sizes = pytest.mark.parametrize("way", SIZES)
@@ -38,9 +38,7 @@ def until_it_fails(device: LateFaultyDevice, bench: HostBench) -> None:
 @sizes
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_that_move_after_a_copy_failed_leave_their_old_place_to_what_was_launched(
-    seed: int, way: str, after: bool
-) -> None:
+def test_rows_moved_after_a_failed_copy_keep_their_old_place_for_the_copy(seed: int, way: str, after: bool) -> None:
     """Another consumer of the payload still holds it, so its producer may move it and no release tells it more."""
     device, edge = bench(seed, way)
     sent = edge.send(7, scattered=True)

@@ -20,7 +20,7 @@ from omni.tiny import write_tokenizer
 from omni_csm.tiny import write_tiny as write_csm
 from omni_qwen2_5_omni.tiny.tokenizer import TOKENS as QWEN_2_5
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer as write_qwen_3
-from support.tokenizer_makes import byte_fallback, byte_level
+from tests.omni.frontend.tokenizer_makes import byte_fallback, byte_level
 
 ENDS = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
 
@@ -244,7 +244,7 @@ def test_tokens_that_answers_show_are_no_control_tokens() -> None:
     assert reader("qwen3").turns_ids(asked(), turns).tolist() == expected("qwen3", "own", turns)
 
 
-def test_words_that_frame_turns_are_control_tokens_whatever_they_are_called() -> None:
+def test_tokens_that_frame_turns_are_control_tokens_under_any_name() -> None:
     words = byte_level()
     words.chat_template = "{% for m in messages %}two words{{ m.content }}<|end|>{% endfor %}"
     ids = Reader(words).turns_ids(asked(), [{"role": "user", "content": "of two words<think>"}]).tolist()

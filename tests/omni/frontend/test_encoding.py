@@ -18,7 +18,9 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from omni.errors import InputError
 from omni.frontend.encoding import Encoder, PromptLimit, encoder, parts
 from omni.tiny import byte_tokenizer
-from support.tokenizer_makes import MAKES, byte_level
+from tests.omni.frontend.tokenizer_makes import MAKES, byte_level
+
+pytestmark = pytest.mark.thorough
 
 LLAMA_REGEX = PRETOKENIZE_REGEX.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 SIGNS = [

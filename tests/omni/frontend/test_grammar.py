@@ -24,8 +24,10 @@ from omni.sampling import StructuredOutput
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
 from support.interrupts import everywhere
 from support.patience import PATIENCE_SECONDS
-from support.tokenizer_makes import MAKES
-from support.tokenizer_makes import vocabulary as vocabulary_of
+from tests.omni.frontend.tokenizer_makes import MAKES
+from tests.omni.frontend.tokenizer_makes import vocabulary as vocabulary_of
+
+pytestmark = pytest.mark.thorough
 
 AB = Vocabulary((b"a", b"b"), lambda text: [])
 SCHEMA: dict[str, Any] = {

@@ -14,8 +14,8 @@ from omni.frontend.probe import blamed_on
 from omni.frontend.template import MAX_SOURCE, SECONDS, ChatTemplate, effort
 from support.csm_reference import tiny_csm
 from support.reference import tiny_checkpoint
-from support.tiny_chat import write_chat_model
 from support.tiny_qwen2_5_omni import tiny_folder
+from support.tiny_text import write_chat_model
 
 CHAT = [
     {"role": "system", "content": "be brief"},

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from omni.frontend.hf_vocabulary import hf_vocabulary
-from support.tokenizer_makes import MAKES, SAMPLE, vocabulary
+from tests.omni.frontend.tokenizer_makes import MAKES, SAMPLE, vocabulary
 
 TEXTS = [SAMPLE[0], "Größe, 你好世界", *SAMPLE[2:], "a\tb\nc", "\u00a0x\u0378", "two  spaces"]
 

@@ -17,7 +17,9 @@ from omni.errors import InputError, OmniError, StageError
 from omni.media import Downloads, MediaOptions
 from omni.media import http as media_http
 from support.patience import PATIENCE_SECONDS
-from support.web import CERTIFICATE, OK, Page, Visit, Web, content, redirect, serve
+from tests.omni.media.web import CERTIFICATE, OK, Page, Visit, Web, content, redirect, serve
+
+pytestmark = pytest.mark.thorough
 
 CONTENT = bytes(range(256)) * 64
 LIMIT = 20_000

@@ -10,10 +10,13 @@ from typing import Literal
 import pytest
 
 from omni.testing import SimulatedDevice, find_waits
-from support import host_traffic, two_readers
+from support import host_bench
 from support.entry_points import REPOSITORY
-from support.mixed_traffic import run_seed
-from support.mixed_worlds import World, make_world
+from support.mixed_traffic import World, make_world, run_seed
+from support.tiers import few
+from tests.omni.testing import two_readers
+
+pytestmark = pytest.mark.thorough
 
 Traffic = Literal["hidden", "codec", "omni", "host", "readers"]
 """Two pipelines of small models, the tiny Qwen3-Omni, an edge into host memory, and two readers of payload that moves."""
@@ -60,7 +63,7 @@ def run(traffic: Traffic, seed: int, folder: Path, without: str | None = None) -
     device = SimulatedDevice(None if traffic == "readers" else seed, without=without)
     match traffic:
         case "host":
-            host_traffic.play(device, seed)
+            host_bench.play(device, seed)
             device.assert_no_races()
         case "readers":
             two_readers.play(device)
@@ -94,7 +97,7 @@ def test_every_wait_of_the_source_has_its_row():
     assert find_waits(*packages()) == WAITS.keys() | OF_THREADS | OF_TIMERS
 
 
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("wait", few(1, WAITS))
 def test_without_it_something_goes_wrong(wait: str, folder: Path):
     traffic, seeds = WAITS[wait]
     caught = next((seed for seed in range(seeds) if found_out(wait, traffic, seed, folder)), None)

@@ -17,7 +17,7 @@ from omni_ar.run.step import StepContext
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support import diffusion_bench, vocoder_bench
+from support import painter, wavemaker
 from support.ar_driver import ArDriver
 from support.faults import FaultyDevice
 from support.frame_bench import random_codes
@@ -126,7 +126,7 @@ def encode(device: FaultyDevice) -> MailboxWorker[object]:
 
 
 def decode(device: FaultyDevice) -> MailboxWorker[object]:
-    bench = vocoder_bench.Bench(device, first_chunk_frames=3, chunk_frames=2)
+    bench = wavemaker.Bench(device, first_chunk_frames=3, chunk_frames=2)
     codes = {name: random_codes(7, seed) for seed, name in enumerate("ab")}
     bench.open(*codes)
     for name, own in codes.items():
@@ -140,7 +140,7 @@ def decode(device: FaultyDevice) -> MailboxWorker[object]:
 
 
 def denoise(device: FaultyDevice) -> MailboxWorker[object]:
-    bench = diffusion_bench.Bench(device, first_chunk_blocks=1, chunk_blocks=2, blocks_before=1, blocks_after=1)
+    bench = painter.Bench(device, first_chunk_blocks=1, chunk_blocks=2, blocks_before=1, blocks_after=1)
     codes = {name: random_codes(11, seed) for seed, name in enumerate("ab")}
     for name, own in codes.items():
         bench.speak(name, own)

@@ -78,7 +78,7 @@ def test_a_phase_runs_in_the_mode_that_it_was_launched_in():
     assert modes == [True, False]
 
 
-def test_what_a_phase_raises_comes_out_where_it_runs_and_the_stream_goes_on():
+def test_a_phase_raises_where_it_runs_and_the_stream_goes_on():
     device, log = SimulatedDevice(), []
     stream = device.stream("s")
     device.launch(stream, fail)
@@ -131,7 +131,7 @@ def test_seeds_give_every_order_that_streams_and_waits_allow():
         assert any(order.index(earlier) < order.index(later) for order in orders), (earlier, later)
 
 
-def test_a_stalled_stream_stands_still_while_others_go_on_and_seconds_cost_nothing():
+def test_a_stalled_stream_waits_while_others_go_on_in_simulated_time():
     began = time.monotonic()
     device, log = SimulatedDevice(seed=1), []
     device.schedule.stalls = 0  # type: ignore[union-attr]

@@ -233,7 +233,7 @@ def test_a_download_whose_source_is_written_again():
     assert {race.first.by, race.second.by} == {"copy_rows", "fill"}
 
 
-def test_shared_memory_that_is_read_before_its_event_and_written_before_it_is_read():
+def test_shared_memory_read_or_written_too_early_is_reported():
     pair = Pair()
     shared = pair.device.shared((2, 4), torch.int64)
     ring = SharedRing(pair.device, pair.one, shared)

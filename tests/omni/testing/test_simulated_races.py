@@ -264,7 +264,7 @@ def slot_of(device: SimulatedDevice) -> HostSlot:
     return HostRing.allocate(device, (4,), torch.int64, slots=1).advance()
 
 
-def test_a_host_slot_rewritten_under_its_copy_is_reported_also_when_the_copy_was_in_time():
+def test_a_host_slot_rewritten_under_its_copy_is_reported_in_any_order():
     for first in (True, False):
         device = SimulatedDevice()
         stream, slot, target = device.stream("copies"), slot_of(device), torch.zeros(4, dtype=torch.int64)
@@ -388,7 +388,7 @@ def test_memory_given_back_when_its_stream_waits_for_the_reader_is_fine():
     let_go(waits=True).assert_no_races()
 
 
-def test_memory_given_back_when_the_host_knows_the_reader_is_through_is_fine():
+def test_memory_freed_after_the_host_saw_its_reader_end_is_fine():
     device = SimulatedDevice()
     home, reader = device.stream("home"), device.stream("reader")
     rows = device.empty((8,), torch.float32, home)

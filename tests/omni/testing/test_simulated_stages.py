@@ -12,13 +12,13 @@ from omni.testing import SimulatedDevice, Simulation, find_waits
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
 from support.frame_bench import random_codes
-from support.omni_engine import OmniEngine
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, sound
-from support.reference_compare import assert_same
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy
-from support.vocoder_bench import Bench
+from support.wavemaker import Bench
+
+pytestmark = pytest.mark.thorough
 
 SEEDS = range(6)
 TEXT = SmallText()

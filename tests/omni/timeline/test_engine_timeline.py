@@ -20,8 +20,8 @@ from omni.timeline import read_trace, write_trace
 from omni.timeline.report import make_report
 from support.ar_driver import plain_prompt
 from support.entry_points import own_entry_points
-from support.made_trace import made_trace
 from support.tiny_text import EngineRequest, TextRecorder, write_text_model
+from tests.omni.timeline.made_trace import made_trace
 
 
 @pytest.fixture(scope="module")

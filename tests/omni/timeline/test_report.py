@@ -14,7 +14,7 @@ from omni.timeline.report import make_report, report_lines
 from omni.timeline.report.report import PhaseReport
 from omni.timeline.report.stages import Decoding
 from omni.timeline.steps import steps_of
-from support.made_trace import LAUNCH, PHASES, STEP, made_step, made_trace
+from tests.omni.timeline.made_trace import LAUNCH, PHASES, STEP, made_step, made_trace
 
 GAPS = (5_000, 8_000, 20_000, 4_000)
 

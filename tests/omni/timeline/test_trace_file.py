@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omni.device import PhaseCategory
 from omni.errors import InputError
 from omni.timeline import MAIN, HostSpan, Interval, PhaseSpan, Trace, read_trace, write_trace
-from support.made_trace import made_trace
+from tests.omni.timeline.made_trace import made_trace
 
 Event = dict[str, Any]
 

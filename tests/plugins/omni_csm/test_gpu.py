@@ -12,8 +12,7 @@ from omni_csm.mimi.encoder import build as build_encoder
 from omni_csm.mimi.vocoder import build as build_vocoder
 from omni_csm.pipeline import pipeline
 from support.csm_reference import csm_reference_of, speak, tiny_csm, turn
-from support.full_float32 import full_float32
-from support.no_synchronization import no_synchronization
+from support.devices import full_float32, no_synchronization
 from support.omni_engine import OmniEngine
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omni_csm.mimi.vocoder import Vocoder
 from omni_vocoder.state import StateSlot, StreamState
-from support.lively_mimi import SHAPES, Codec, lively_codec
+from tests.plugins.omni_csm.lively_mimi import SHAPES, Codec, lively_codec
 
 RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 PUBLISHED = "published ratios"

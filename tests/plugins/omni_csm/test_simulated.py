@@ -9,6 +9,7 @@ from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation import SimulatedDevice, Simulation
 from support.csm_reference import csm_reference_of, speak, tiny_csm, turn
 from support.omni_engine import OmniEngine, Result
+from support.tiers import SLOW, few
 
 ASKED: list[Chat] = [
     speak("hello", frames=7),
@@ -26,7 +27,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
+@pytest.mark.parametrize("seed", few(1, range(9), SLOW))
 def test_requests_on_a_device_in_any_order(seed: int) -> None:
     device = SimulatedDevice(seed)
     engine = OmniEngine(tiny_csm(), SETTINGS, device, graphs=True)

@@ -11,6 +11,7 @@ from omni.frontend.base import Chat
 from omni.testing.simulation import SimulatedDevice, Simulation
 from support.csm_reference import csm_reference_of, speak, tiny_csm, turn, with_frames
 from support.omni_engine import OmniEngine, Result
+from support.tiers import SLOW, chosen, few
 
 SHAPE: dict[str, Any] = {"stop_gain": 3.0, "sampled": True, "groups": 2, "codebook_size": 32}
 THREE: dict[str, Any] = {"stop_gain": 6.0, "sampled": True, "groups": 3, "codebook_size": 32}
@@ -44,7 +45,7 @@ def check(asked: Sequence[Chat], results: Sequence[Result], shape: dict[str, Any
     return ended, heard
 
 
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("case", chosen(["as shipped", "few blocks"], SETTINGS))
 def test_a_frame_of_end_codes_ends_a_request(case: str) -> None:
     engine = OmniEngine(tiny_csm(7, **SHAPE), SETTINGS[case])
     ended, heard = check(ASKED, engine.run(ASKED, range(len(ASKED))))
@@ -78,7 +79,7 @@ GOES_ON: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", GOES_ON)
+@pytest.mark.parametrize("case", few(1, GOES_ON, SLOW))
 def test_a_request_that_is_to_go_on_does(case: str) -> None:
     said = turn("user", "so", 0.3, 2)
     asked = [speak(said, "hello there", **SAMPLED, **GOES_ON[case], seed=seed) for seed in range(6)]

@@ -1,14 +1,17 @@
 """What the talker hears of the thinker never visits the host, while all stages run ahead and nothing waits for the device."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from omni import Omni, SamplingParams
 from omni.device import Device, Graph, Stream, SyncCheck, sync_guard
@@ -21,15 +24,59 @@ from omni_ar.inputs import MultimodalEmbedding, StepInputs
 from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
 from support.close_calls import Comparison
-from support.full_float32 import full_float32
-from support.heard_omni import CHATS, SHAPES, STREAMED, HeardEngine, answers_alone
-from support.host_reads import HostReads
+from support.devices import full_float32, no_synchronization
 from support.matrix_run import LateDevice
-from support.no_synchronization import no_synchronization
-from support.omni_compare import assert_all_same
-from support.omni_engine import Result
+from support.omni_engine import Result, assert_all_same
 from support.tiny_omni import assert_freed, picture, sound, tiny_plugins, user
 from support.tiny_qwen2_5_omni import tiny_folder
+from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, HeardEngine, answers_alone
+
+# What is copied from a device to the host.
+
+_COPIES = {"copy_": 1, "_to_copy": 0, "to": 0}
+"""By name, which argument is the source. Other operators work on one device."""
+
+
+class HostReads(TorchDispatchMode):
+    """While entered, remembers the sources of all copies from the device to the host, of this thread. Where graphs are captured, it
+    is entered before.
+
+    Where the CPU stands in for the device, host memory is what numpy shares, as it does that of a `HostSlot`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sources: list[Tensor] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would import its compiler only to keep away from this class.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        made = func(*args, **(kwargs or {}))
+        place = _COPIES.get(func.overloadpacket.__name__)
+        if place is not None and _to_host(args[place], made):
+            self.sources.append(args[place])
+        return made
+
+    def saw(self, tensor: Tensor) -> bool:
+        """Whether anything of the tensor's storage was copied."""
+        place = tensor.untyped_storage().data_ptr()
+        return any(source.untyped_storage().data_ptr() == place for source in self.sources)
+
+    def floats(self, width: int) -> list[Tensor]:
+        """Sources of numbers in rows of this width."""
+        return [source for source in self.sources if source.is_floating_point() and source.shape[-1:] == (width,)]
+
+
+def _to_host(source: Tensor, target: Tensor) -> bool:
+    if source.is_cuda or target.is_cuda:
+        return source.is_cuda and target.is_cpu
+    return source.untyped_storage().resizable() and not target.untyped_storage().resizable()
+
 
 SHAPE = "as written"
 AHEAD = {

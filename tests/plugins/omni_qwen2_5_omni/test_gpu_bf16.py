@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omni_ar.layers import DecoderConfig
-from support.full_float32 import full_float32
+from support.devices import full_float32
 from support.half_precision import LENGTHS, Case, assert_near, text
 
 

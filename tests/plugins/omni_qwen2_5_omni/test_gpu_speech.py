@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from support.close_calls import Comparison
-from support.full_float32 import full_float32
-from support.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
-from support.omni_compare import assert_all_same
+from support.devices import full_float32
+from support.omni_engine import assert_all_same
 from support.tiny_qwen2_5_omni import tiny_folder
+from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 
 Settings = Mapping[str, object]
 
@@ -64,7 +64,10 @@ def on_devices() -> list[Any]:
         for case in CASES:
             for sound in ("whole", "streamed"):
                 if (case, shape, sound) in ON_THE_CPU:
-                    cases.append(pytest.param("cpu", shape, case, sound, id=f"cpu, {shape}, {case}, {sound}"))
+                    slow = [pytest.mark.slow] if sound == "streamed" else []
+                    cases.append(
+                        pytest.param("cpu", shape, case, sound, id=f"cpu, {shape}, {case}, {sound}", marks=slow)
+                    )
                 marks = [pytest.mark.gpu]
                 cases.append(
                     pytest.param("cuda", shape, case, sound, id=f"cuda, {shape}, {case}, {sound}", marks=marks)

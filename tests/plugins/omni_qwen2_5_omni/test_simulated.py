@@ -6,11 +6,11 @@ import torch
 from omni.device import open_device
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
 from support.close_calls import Comparison
-from support.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 from support.matrix_run import LateDevice
-from support.omni_compare import assert_all_same
-from support.omni_engine import Result
+from support.omni_engine import Result, assert_all_same
+from support.tiers import SLOW, few
 from support.tiny_qwen2_5_omni import tiny_folder
+from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 
 FEW_ROWS = {
     "thinker.max_num_seqs": 3,
@@ -29,7 +29,7 @@ FEW_BLOCKS = {
     "talker.block_size": 4,
     "talker.max_in_flight": 4,
 }
-SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
+SEEDS = few(1, range(10), SLOW)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -50,7 +50,8 @@ def test_requests_on_a_device_in_any_order(seed: int) -> None:
     assert_all_same(results, answers_alone(shape, whole), Comparison())
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_chunked_preempted_and_run_ahead(seed: int) -> None:
     """Rows that conditioned steps of a preempted request are read again where they lie."""
     device = LateDevice(seed)

@@ -15,6 +15,7 @@ from omni import Omni, SamplingParams, StructuredOutput
 from omni.frontend.base import Chat, Prepared
 from omni.payload import Payload
 from omni_qwen2_5_omni.frontend import OmniFrontend
+from support.tiers import SLOW, few
 from support.tiny_omni import assert_freed, audio_of, picture, sound, tiny_plugins, user
 from support.tiny_qwen2_5_omni import as_transformers, reference_model, sound_of, speak, tiny_folder
 
@@ -58,7 +59,7 @@ def noise_given() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("shape", "settings"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "settings"), few(1, CASES, SLOW), ids=str)
 def test_speech_is_transformers(shape: dict[str, Any], settings: dict[str, Any]) -> None:
     folder = tiny_folder(**shape)
     sampling = {
@@ -86,7 +87,7 @@ def test_speech_is_transformers(shape: dict[str, Any], settings: dict[str, Any])
     assert len(heard) == len(CHATS)
 
 
-@pytest.mark.parametrize(("given", "withheld"), [(1, 1), (2, 3), (5, 1), (4, 4)])
+@pytest.mark.parametrize(("given", "withheld"), few(1, [(2, 3), (1, 1), (5, 1), (4, 4)], SLOW))
 def test_all_that_comes_before_a_stop_string_is_spoken(given: int, withheld: int) -> None:
     folder, chat = tiny_folder(**SHAPES[0]), CHATS[2]
     ids_T, _ = as_transformers(folder, chat)

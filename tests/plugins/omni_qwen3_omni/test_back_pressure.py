@@ -12,11 +12,11 @@ from omni_ar.run.worker import ArWorker
 from omni_vocoder.request import VocoderRequest
 from omni_vocoder.worker import VocoderWorker
 from support import omni_engine
-from support.omni_engine import OmniEngine
-from support.parity_cases import MIXED
+from support.omni_engine import OmniEngine, assert_same
 from support.reference import reference_of, tiny_checkpoint
-from support.reference_compare import assert_same
 from support.tap import with_tap
+from support.tiers import SLOW, few
+from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
 
 SPEAKERS = [chat for chat in MIXED if "audio" in chat.modalities]
 ONE_ROW = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 1, "code2wav.chunk_frames": 1}
@@ -44,7 +44,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
 
 
 @pytest.mark.parametrize("settings", [ONE_ROW, ONE_ROW | FEW_BLOCKS], ids=["one row", "one row and few blocks"])
-@pytest.mark.parametrize("credit", [1, 4])
+@pytest.mark.parametrize("credit", few(1, [4, 1], SLOW))
 def test_who_waits_for_the_vocoder_is_paused_and_nobody_else(
     credit: int,
     settings: dict[str, object],

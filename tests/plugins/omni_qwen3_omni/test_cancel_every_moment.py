@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from omni.errors import StageError
 from support.omni_engine import OmniEngine, Result
-from support.reference import tiny_checkpoint
-from support.reference_chats import chat, picture, sound
+from support.reference import chat, picture, sound, tiny_checkpoint
 from support.tiny_omni import SHAPE, TOLERANCE
 
 GIVEN_UP = StageError("request", "being tested", "it was given up")

@@ -21,7 +21,8 @@ from omni.checkpoint.checks import Section
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_vocoder.layers import window_shape
 from omni_vocoder.state import StreamState
-from support.no_synchronization import no_synchronization
+from support.devices import no_synchronization
+from support.tiers import SLOW, few
 
 RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 SMALL: dict[str, object] = {"codebook_size": 32, "num_quantizers": 4, "hidden_size": 24, "intermediate_size": 40}
@@ -189,7 +190,7 @@ def test_parameters_are_those_of_the_checkpoint(shape: dict[str, object]) -> Non
     assert ours == {name: tensor.shape for name, tensor in pair.reference.state_dict().items()}
 
 
-@pytest.mark.parametrize("sizes", [[1], [2, 3, 5, 7, 11, 13], [331], [320, 11], [1, 10]], ids=str)
+@pytest.mark.parametrize("sizes", few(3, [[1], [2, 3, 5, 7, 11, 13], [320, 11], [331], [1, 10]], SLOW), ids=str)
 def test_any_chunking_equals_one_whole_decode(
     released: Pair, long_decode: tuple[Tensor, Tensor], sizes: list[int]
 ) -> None:
@@ -208,7 +209,7 @@ def test_chunks_have_the_promised_lengths(released: Pair) -> None:
     assert model.min_first_frames == 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12), seed=st.integers(0, 1000))
 def test_random_chunking_of_other_shapes(other: Pair, sizes: list[int], seed: int) -> None:
     codes = other.codes(sum(sizes) + 20, seed)
@@ -319,7 +320,7 @@ def _forget_oldest(model: Code2Wav, slot: int) -> Callable[[StreamState], object
     return lambda state: where.of(state.carried_RW).select(where.time + 1, 0).zero_()
 
 
-@pytest.mark.parametrize("forget", [_forget_all, _forget_oldest])
+@pytest.mark.parametrize("forget", few(1, [_forget_all, _forget_oldest]))
 def test_planted_fault_a_forgotten_state_is_heard(released: Pair, forget: Callable[..., Callable[..., object]]) -> None:
     """Every slot of every layer, alone, down to its oldest sample."""
     codes = released.codes(50)
@@ -332,14 +333,14 @@ def test_planted_fault_a_forgotten_state_is_heard(released: Pair, forget: Callab
         assert error > 1, f"slot {slot} does not matter: {error}"
 
 
-@pytest.mark.parametrize("drift", [-1, 1])
+@pytest.mark.parametrize("drift", few(1, [-1, 1]))
 def test_planted_fault_a_drifted_position_is_heard(released: Pair, drift: int) -> None:
     codes = released.codes(50)
     wav = _stream(released.ours, codes, [25, 25], lambda state: state.frames_R.add_(drift))
     assert released.error(wav, released.whole(codes)) > 1
 
 
-@pytest.mark.parametrize("window", [15, 17])
+@pytest.mark.parametrize("window", few(1, [15, 17]))
 def test_planted_fault_a_window_off_by_one_is_heard(released: Pair, window: int) -> None:
     config = released.reference.config.to_dict() | {"sliding_window": window}
     other = _vocoder(config).to(released.dtype)

@@ -11,17 +11,13 @@ import soundfile
 import torch
 
 from omni import Metrics, Omni, Output, Result, SamplingParams
-from support.echo_omni import eventually
-from support.reference import reference_of, tiny_checkpoint
-from support.reference_chats import chat, says
+from support.reference import chat, reference_of, says, tiny_checkpoint
 from support.tiny_omni import (
     ASSETS,
     SHAPE,
     assert_freed,
     assert_like,
     audio_of,
-    engine_threads,
-    held,
     lengths,
     picture,
     sound,
@@ -202,21 +198,6 @@ def test_metrics_are_sane(omni: Omni) -> None:
     assert metrics.stages["thinker"].counts["prompt_tokens"] == result.usage.prompt_tokens
     assert metrics.stages["code2wav"].counts["frames"] == 40
     assert metrics.stages["code2wav"].tokens_per_second is None
-
-
-def test_two_models_at_once(omni: Omni, whole: Result) -> None:
-    with Omni(tiny_checkpoint(4, **SHAPE), device="cpu", plugins=tiny_plugins()) as other:
-        assert engine_threads() >= 2
-        alone = other.generate(ASKED, sampling=LENGTHS, stream=False)
-        assert alone.text != whole.text
-        streams = omni.generate(ASKED, sampling=LENGTHS), other.generate(ASKED, sampling=LENGTHS)
-        assert eventually(lambda: bool(held(omni)) and bool(held(other)))
-        for stream, expected in zip(streams, (whole, alone), strict=True):
-            outputs = list(stream)
-            assert text_of(outputs) == expected.text
-            assert_like(audio_of(outputs), expected.audio)
-        assert_freed(other)
-    assert omni.generate("hi", sampling=lengths(2, 2), stream=False).usage.tokens == {"thinker": 2, "talker": 3}
 
 
 def test_a_conversation(omni: Omni) -> None:

@@ -16,12 +16,9 @@ from omni_encoder.plan import EncodePlan
 from omni_qwen3_omni import encoders
 from omni_qwen3_omni.frontend import build as build_frontend
 from omni_qwen3_omni.pipeline import pipeline
-from support.full_float32 import full_float32
-from support.omni_engine import OmniEngine
-from support.omni_shapes import CHATS, SHAPES
-from support.reference import tiny_checkpoint
-from support.reference_chats import chat, picture, sound
-from support.reference_compare import TOLERANCE
+from support.devices import full_float32
+from support.omni_engine import CHATS, SHAPES, TOLERANCE, OmniEngine
+from support.reference import chat, picture, sound, tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ import torch
 from omni_ar.layers import DecoderConfig
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_ar.model import ArModel
-from support.full_float32 import full_float32
+from support.devices import full_float32
 from support.half_precision import LENGTHS, Case, assert_near, text
 
 QWEN3_06B = DecoderConfig(

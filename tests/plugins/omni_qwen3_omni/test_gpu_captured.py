@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from support.close_calls import Comparison
-from support.full_float32 import full_float32
-from support.omni_compare import answers_alone, assert_all_same
-from support.omni_engine import OmniEngine
-from support.omni_shapes import CHATS, SHAPES
+from support.devices import full_float32
+from support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from support.reference import tiny_checkpoint
 
 Settings = Mapping[str, object]

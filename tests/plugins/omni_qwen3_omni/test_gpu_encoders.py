@@ -14,11 +14,10 @@ from omni_encoder.cache import Outputs
 from omni_qwen3_omni.encoders import build_audio, build_vision
 from omni_qwen3_omni.frontend import build as build_frontend
 from omni_qwen3_omni.pipeline import pipeline
-from support.encode import encode
-from support.full_float32 import full_float32
-from support.omni_shapes import SHAPES
-from support.reference import tiny_checkpoint
-from support.reference_chats import chat, picture, sound
+from support.devices import full_float32
+from support.omni_engine import SHAPES
+from support.reference import chat, picture, sound, tiny_checkpoint
+from support.tower import encode
 
 pytestmark = pytest.mark.gpu
 

@@ -11,10 +11,8 @@ from omni_ar.run.step import StepContext
 from omni_vocoder.decoder import Decoder, PreparedStep
 from omni_vocoder.request import VocoderRequest
 from support.close_calls import Comparison
-from support.full_float32 import full_float32
-from support.omni_compare import answers_alone, assert_all_same
-from support.omni_engine import OmniEngine
-from support.omni_shapes import CHATS, SHAPES
+from support.devices import full_float32
+from support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from support.reference import tiny_checkpoint
 
 NAN, HUGE = float("nan"), 3e38

@@ -10,10 +10,8 @@ from torch import Tensor
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_qwen3_omni.talker import Talker
 from support.close_calls import Comparison
-from support.full_float32 import full_float32
-from support.omni_compare import answers_alone, assert_all_same
-from support.omni_engine import OmniEngine
-from support.omni_shapes import CHATS, SHAPES
+from support.devices import full_float32
+from support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from support.reference import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -60,9 +58,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_stages_that_replay_at_the_same_time_compute_what_they_compute_alone(
-    shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_that_replay_at_once_compute_the_same_as_alone(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = answers_alone(shape)
     for model in (DeepstackModel, Talker):
         for name in ("forward", "logits"):

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from support.omni_engine import OmniEngine, Result
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, sound
-from support.reference_compare import TOLERANCE, assert_same
+from support.omni_engine import TOLERANCE, OmniEngine, Result, assert_same
+from support.reference import chat, reference_of, sizes, sound, tiny_checkpoint
+from support.tiers import SLOW, few
 
 SHAPE = sizes(stop_gain=0.0, codec_stop_gain=0.0, groups=3, predictor_layers=1, talker_layers=1, vocoder_window=9)
 CHUNKS: list[dict[str, object]] = [
@@ -45,7 +44,7 @@ def whole() -> Result:
 ASKED = chat("say it", sound(0.5), max_text=10, max_codes=64)
 
 
-@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+@pytest.mark.parametrize("chunks", few(2, CHUNKS[2:] + CHUNKS[:2], SLOW), ids=str)
 def test_any_chunking_gives_the_same_samples(chunks: dict[str, object], whole: Result) -> None:
     engine = OmniEngine(tiny_checkpoint(21, **SHAPE), {**chunks, "code2wav.max_num_seqs": 2})
 

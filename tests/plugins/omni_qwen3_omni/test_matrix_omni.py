@@ -8,12 +8,10 @@ import json
 
 import pytest
 
-from support.matrix_axes import Cell, covering, product
-from support.matrix_omni import TALKER_SETS, OmniFamily
-from support.matrix_reference import cut
-from support.matrix_run import Ask, LateDevice, play, run_cell, small_party
-from support.matrix_sets import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS
-from support.matrix_told import Told
+from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS, Cell, Told, covering, product
+from support.matrix_families import TALKER_SETS, OmniFamily
+from support.matrix_run import Ask, LateDevice, cut, play, run_cell, small_party
+from support.tiers import SLOW, chosen, few
 
 PROMPTS = OmniFamily.prompts
 EVERY = (*SETS, *TALKER_SETS)
@@ -50,7 +48,7 @@ def spoken(told: Told) -> list[int]:
     return [*told.tokens[:-1], -1][: len(told.codes)]
 
 
-@pytest.mark.parametrize("asked", [name for name in EVERY if name != GREEDY])
+@pytest.mark.parametrize("asked", few(5, [name for name in EVERY if name != GREEDY][::-1], SLOW))
 def test_each_set_changes_what_is_said(family: OmniFamily, asked: str) -> None:
     against = AGAINST.get(asked, GREEDY)
     pairs = [(family.alone(asked, n), family.alone(against, n)) for n in range(family.prompts)]
@@ -72,13 +70,16 @@ def test_texts_with_a_form_have_it(family: OmniFamily) -> None:
     assert {json.loads(text)["color"] for text in texts} <= {"red", "blue"}
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [*CHOSEN, *(pytest.param(cell, marks=pytest.mark.slow) for cell in product(ASKED) if cell not in CHOSEN)],
-    ids=str,
-)
+@pytest.mark.parametrize("cell", chosen(CHOSEN[::9], CHOSEN), ids=str)
 def test_each_request_is_told_what_it_is_told_alone(family: OmniFamily, cell: Cell) -> None:
     run_cell(family, cell, small_party)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ASKED)
+def test_every_cell_of_the_matrix(family: OmniFamily, asked: str) -> None:
+    for cell in product([asked]):
+        run_cell(family, cell, small_party)
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])

@@ -1,12 +1,18 @@
-"""Single requests against transformers: text tokens and codes of every group equal, waveform within 1e-4 of its peak."""
+"""Parity with transformers: text tokens and codes of every group are equal, waveforms within 1e-4 of their peak."""
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from support.omni_engine import OmniEngine
-from support.parity_cases import CASES, VOICES
-from support.reference import reference_of, tiny_checkpoint
-from support.reference_chats import chat, sound
-from support.reference_compare import assert_same
+from omni.device import SyncCheck, open_device, sync_guard
+from omni.testing.launch_guard import LaunchGuard
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import Reference, chat, picture, reference_of, says, sound, tiny_checkpoint
+from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +52,59 @@ def test_text_comes_before_the_speech_is_over(engine: OmniEngine) -> None:
 
     assert log.index("codes") < log.index("thinker")
     assert log.index("audio") < log.index("thinker")
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_requests_run_in_phases_and_wait_for_nothing_unlisted(name: str) -> None:
+    device = open_device(name)
+    engine = OmniEngine(tiny_checkpoint(), {"talker.max_num_seqs": 1}, device)
+    chats = [
+        chat("what is it", picture(64, 64), sound(0.6), max_text=8, max_codes=30),
+        chat("hello", max_text=8, max_codes=12, voice="aiden"),
+        chat(picture(64, 64), voice=None),
+    ]
+    requests = [engine.request(asked) for asked in chats]  # the front end is free to use torch
+
+    with LaunchGuard(device) if name == "cpu" else nullcontext() as guard, sync_guard(device, SyncCheck.ERROR):
+        results = engine.run_requests(requests, [0, 3, 5])
+
+    assert all(result.error is None for result in results), [result.error for result in results]
+    assert results[0].wave.size
+    assert guard is None or guard.operations > 1000
+
+
+SEEN_AND_HEARD = chat(says("user", picture(64, 96, 1), sound(0.6, 1), "which one"))
+
+
+def test_a_vision_tower_without_deepstack_levels() -> None:
+    folder = tiny_checkpoint(131, deepstack=(), stop_gain=0.0, codec_stop_gain=0.0)
+    (result,) = OmniEngine(folder).run([SEEN_AND_HEARD])
+    assert_same(result, reference_of(folder).answer(SEEN_AND_HEARD))
+
+
+@pytest.mark.parametrize("holds_output", [False, True])
+def test_a_thinker_whose_output_is_its_embedding(holds_output: bool, tmp_path: Path) -> None:
+    """holds_output: the file has an output matrix of its own, which counts."""
+    untied = tiny_checkpoint(132, stop_gain=0.0, codec_stop_gain=0.0)
+    folder = tmp_path / "tied"
+    shutil.copytree(untied, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["thinker_config"]["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    if not holds_output:
+        _drop(folder, "thinker.lm_head.weight")
+    asked = chat("hello world, what is it")
+    (result,) = OmniEngine(folder).run([asked])
+    assert_same(result, Reference(folder).answer(asked))
+    (before,) = OmniEngine(untied).run([asked])
+    assert (result.ids == before.ids) == holds_output
+
+
+def _drop(folder: Path, name: str) -> None:
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())
+    file = folder / listed["weight_map"].pop(name)
+    index.write_text(json.dumps(listed))
+    weights = load_file(file)
+    del weights[name]
+    save_file(weights, file, {"format": "pt"})

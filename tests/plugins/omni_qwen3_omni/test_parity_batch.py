@@ -1,13 +1,14 @@
-"""Mixed batches whose requests join one by one, against separate runs of transformers."""
+"""Mixed batches whose requests join one by one, against separate runs of transformers; on the CPU, and on a device that is late."""
 
 import random
 
 import pytest
 
-from support.omni_engine import OmniEngine
-from support.parity_cases import MIXED
-from support.reference import reference_of, tiny_checkpoint
-from support.reference_compare import assert_same
+from support.devices import StirredDevice
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from support.tiers import SLOW, few
+from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
 
 FEW_ROWS = {"thinker.max_num_seqs": 3, "talker.max_num_seqs": 2, "code2wav.max_num_seqs": 2}
 SETTINGS: dict[str, dict[str, object]] = {
@@ -20,7 +21,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", few(2, SETTINGS, SLOW))
 def test_parity_of_eight_that_join_one_by_one(settings: str) -> None:
     folder = tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5)
     engine = OmniEngine(folder, SETTINGS[settings])
@@ -38,7 +39,7 @@ def test_parity_of_eight_that_join_one_by_one(settings: str) -> None:
         assert engine.most_rows["thinker"] > 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(1, range(3), SLOW))
 def test_parity_in_any_order_and_again(seed: int) -> None:
     """The engine's second run finds its rows, blocks and caches used."""
     folder = tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5)
@@ -59,3 +60,26 @@ def test_equal_requests_have_equal_answers() -> None:
 
     for other in others:
         assert (other.ids, other.frames) == (first.ids, first.frames)
+
+
+SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
+CHATS = [
+    chat("what is it", sound(0.5, 1), picture(64, 96, 2), max_text=9, max_codes=14),
+    chat("hello there", max_text=12, max_codes=30),
+    chat(picture(40, 40, 3), "x", max_text=3, max_codes=6),
+    chat("bye", max_text=2, max_codes=4),
+]
+FEW_ROWS_SMALL_CHUNKS = {"talker.max_num_seqs": 2, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}
+
+
+@pytest.mark.parametrize("seed", few(1, range(4), SLOW))
+def test_parity_in_any_order_of_the_streams(seed: int) -> None:
+    folder = tiny_checkpoint(**SHAPE)
+    device = StirredDevice(seed)
+    engine = OmniEngine(folder, FEW_ROWS_SMALL_CHUNKS, device)
+
+    results = engine.run(CHATS, [0, 3, 9, 20])
+
+    for result, asked in zip(results, CHATS, strict=True):
+        assert_same(result, reference_of(folder).answer(asked))
+    assert device.latest > 5, "work was late"

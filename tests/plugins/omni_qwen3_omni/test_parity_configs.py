@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from support.omni_engine import OmniEngine
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound
-from support.reference_compare import assert_same
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
+from support.tiers import SLOW, few
 
 SHAPES: dict[str, dict[str, Any]] = {
     "embeddings accepted, one group pair": sizes(
@@ -54,7 +53,7 @@ CHATS = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", few(3, SHAPES, SLOW))
 def test_parity_in_other_shapes(shape: str) -> None:
     seed = list(SHAPES).index(shape) + 100
     folder = tiny_checkpoint(seed, stop_gain=0.0, codec_stop_gain=0.0, **SHAPES[shape])

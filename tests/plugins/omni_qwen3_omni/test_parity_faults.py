@@ -21,10 +21,9 @@ from omni_qwen3_omni import config as config_module
 from omni_qwen3_omni import talker_prompt, thinker
 from omni_qwen3_omni.config import OmniConfig
 from omni_qwen3_omni.talker import Talker
-from support.omni_engine import OmniEngine
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound, with_sampling
-from support.reference_compare import differences
+from support.omni_engine import OmniEngine, differences
+from support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint, with_sampling
+from support.tiers import few
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -237,7 +236,7 @@ def test_nothing_differs_without_a_fault() -> None:
     assert differences(OmniEngine(folder).answer(ASKED), reference_of(folder).answer(ASKED)) == set()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", few(1, FAULTS))
 def test_a_planted_fault_changes_the_codes(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_checkpoint(**FOLDER)
     FAULTS[fault](monkeypatch)
@@ -245,6 +244,7 @@ def test_a_planted_fault_changes_the_codes(fault: str, monkeypatch: pytest.Monke
     assert "codes" in differences(OmniEngine(folder).answer(ASKED), reference_of(folder).answer(ASKED))
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_every_deepstack_level_is_seen(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels behind the accepted layer reach the talker by the text alone, so that is given time to change."""

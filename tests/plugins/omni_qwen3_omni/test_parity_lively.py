@@ -10,8 +10,7 @@ from omni.payload import Payload
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.text_conditioning import TextConditioning
 from support.omni_engine import OmniEngine, Result
-from support.reference import tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound
+from support.reference import chat, picture, says, sound, tiny_checkpoint
 
 OTHER = 300
 """A text id that the tests put in place of another."""

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from omni.frontend.base import Chat, Message, TextPart
-from support.omni_engine import OmniEngine, Result
-from support.parity_cases import CASES, VOICES
+from support.omni_engine import OmniEngine, Result, assert_same
 from support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
-from support.reference import Reference, reference_of, tiny_checkpoint
-from support.reference_chats import chat, picture, says, sound, text_only
-from support.reference_compare import assert_same
+from support.reference import Reference, chat, picture, reference_of, says, sound, text_only, tiny_checkpoint
+from support.tiers import SLOW, few
+from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 
 AR = ("thinker", "talker")
 SIZE = 4
@@ -42,6 +41,7 @@ def prefilled(engine: OmniEngine) -> dict[str, int]:
     return {stage: counted(engine, stage)["prefill_tokens"] for stage in AR}
 
 
+@pytest.mark.slow
 def test_parity_of_every_kind_of_input_that_was_there_before(reference: Reference) -> None:
     """All that is full is hit, in both stages, hidden states for the talker included, and only the rest is computed."""
     engine, chats = fresh(), [asked for asked in CASES.values() if "audio" in asked.modalities]
@@ -94,17 +94,21 @@ def test_parity_of_a_chat_whose_beginning_was_only_read(reference: Reference) ->
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        (chat("what is it", picture(64, 96, 1)), chat("what is it", picture(64, 96, 2))),
-        (chat("what is it", picture(64, 96, 1)), chat("what is it", picture(96, 64, 1))),
-        (chat("what is it", sound(0.8, 1)), chat("what is it", sound(0.8, 2))),
-        (chat("what is it", voice="ethan"), chat("what is it", voice="aiden")),
-        (chat("hello world, which"), chat("hello people, which")),
-        (
-            chat(says("user", picture(64, 64, 1)), says("assistant", "one"), says("user", "and", sound(0.5, 1))),
-            chat(says("user", picture(64, 64, 2)), says("assistant", "one"), says("user", "and", sound(0.5, 1))),
-        ),
-    ],
+    few(
+        2,
+        [
+            (chat("what is it", picture(64, 96, 1)), chat("what is it", picture(64, 96, 2))),
+            (chat("what is it", picture(64, 96, 1)), chat("what is it", picture(96, 64, 1))),
+            (chat("what is it", sound(0.8, 1)), chat("what is it", sound(0.8, 2))),
+            (chat("what is it", voice="ethan"), chat("what is it", voice="aiden")),
+            (chat("hello world, which"), chat("hello people, which")),
+            (
+                chat(says("user", picture(64, 64, 1)), says("assistant", "one"), says("user", "and", sound(0.5, 1))),
+                chat(says("user", picture(64, 64, 2)), says("assistant", "one"), says("user", "and", sound(0.5, 1))),
+            ),
+        ],
+        SLOW,
+    ),
     ids=["other picture", "other size", "other sound", "other voice", "other text", "other earlier picture"],
 )
 def test_parity_of_what_only_looks_alike(reference: Reference, one: Chat, other: Chat) -> None:

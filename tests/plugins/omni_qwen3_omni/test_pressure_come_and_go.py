@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from support.omni_engine import GIVEN_UP, OmniEngine, Result
-from support.parity_cases import MIXED
+from support.devices import StirredDevice
+from support.omni_engine import GIVEN_UP, OmniEngine, Result, assert_same
 from support.pressure import NO_CACHE, SMALL_BUDGET, counted, few_blocks, overrides
 from support.reference import Answer, reference_of, tiny_checkpoint
-from support.reference_compare import assert_same
-from support.stirred_device import StirredDevice
+from support.tiers import SLOW, few
+from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
 
 FEW_ROWS = {"thinker.max_num_seqs": 8, "talker.max_num_seqs": 6, "code2wav.max_num_seqs": 2}
 REQUESTS = 30
@@ -22,7 +22,7 @@ def assert_begins(result: Result, answer: Answer) -> None:
     assert result.wave.size <= answer.wave.size
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
+@pytest.mark.parametrize("seed", few(1, range(20), SLOW))
 def test_parity_of_those_that_stay(seed: int) -> None:
     """Every other time on a device whose streams run late."""
     chance = random.Random(seed)

@@ -10,12 +10,11 @@ import pytest
 
 from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
-from support.omni_engine import OmniEngine
-from support.parity_cases import CASES, MIXED, VOICES
+from support.omni_engine import OmniEngine, assert_same
 from support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
-from support.reference import reference_of, tiny_checkpoint
-from support.reference_chats import chat, picture, sound
-from support.reference_compare import assert_same
+from support.reference import chat, picture, reference_of, sound, tiny_checkpoint
+from support.tiers import chosen
+from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
 
 PRODUCT = {
     f"{budget}, {cache}, {pool}"
@@ -44,8 +43,7 @@ SAMPLED = [
 
 def pressures(*names: str) -> pytest.MarkDecorator:
     """Of `PRODUCT` those named in every run, the others only where slow tests are asked for."""
-    others = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(PRODUCT) if name not in names]
-    return pytest.mark.parametrize("pressure", [*names, *others])
+    return pytest.mark.parametrize("pressure", chosen(names, sorted(PRODUCT)))
 
 
 def under(pressure: str, folder: Path, pool: Overrides) -> OmniEngine:
@@ -68,7 +66,7 @@ def assert_pressed(engine: OmniEngine, pressure: str) -> None:
         assert (counted(engine, stage)["cached_blocks"] == 0) == ("not cached" in pressure)
 
 
-@pressures(*CHOSEN)
+@pressures(CHOSEN[0])
 def test_parity_of_every_kind_of_input(pressure: str) -> None:
     """What the parity tests ask one by one, at once; the longest prompt only where it fits."""
     folder = tiny_checkpoint(stop_gain=0.0, codec_stop_gain=0.0, voices=VOICES)
@@ -80,7 +78,7 @@ def test_parity_of_every_kind_of_input(pressure: str) -> None:
     assert_pressed(engine, pressure)
 
 
-@pressures(*CHOSEN[:2])
+@pressures(CHOSEN[1])
 def test_parity_of_eight_that_join_one_by_one_and_again(pressure: str) -> None:
     """The second time in another order, with the cache as the first time left it."""
     engine = under(pressure, tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5), few_blocks(24, 23))
@@ -95,7 +93,7 @@ def test_parity_of_eight_that_join_one_by_one_and_again(pressure: str) -> None:
         assert (counted(engine, stage)["cached_tokens"] > 0) == ("not cached" not in pressure)
 
 
-@pressures(*CHOSEN)
+@pressures(CHOSEN[2])
 def test_parity_of_sampled_requests(pressure: str) -> None:
     """A draw depends on its position, and not on how often the request was started or with whom it ran."""
     engine = under(pressure, tiny_checkpoint(41, stop_gain=0.0, codec_stop_gain=0.0), few_blocks(16, 21))

@@ -6,12 +6,11 @@ import pytest
 
 from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
-from support.omni_engine import OmniEngine
+from support.devices import StirredDevice
+from support.omni_engine import OmniEngine, assert_same
 from support.pressure import SMALL_BUDGET, Overrides, counted, few_blocks, overrides
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, sound
-from support.reference_compare import assert_same
-from support.stirred_device import StirredDevice
+from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from support.tiers import SLOW, few
 
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 ONE_LISTENER: Overrides = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}
@@ -35,6 +34,7 @@ def test_parity_where_frames_are_moved_before_they_are_taken(settings: Overrides
     assert counted(engine, "talker")["spilled_rows"] > 0
 
 
+@pytest.mark.slow
 def test_parity_where_talkers_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request after the other is listened to; the others wait with what their credit allows."""
     paused, pause = Counter[str](), ArWorker.pause
@@ -55,7 +55,7 @@ def test_parity_where_talkers_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted(engine, "talker")["preemptions"] > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(1, range(3), SLOW))
 def test_parity_in_any_order_of_the_streams(seed: int) -> None:
     """All pressures at once on a device whose streams run late: nothing is reused before its readers are through."""
     device = StirredDevice(seed)

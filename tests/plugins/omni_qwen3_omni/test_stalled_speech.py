@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from omni.testing.simulation import SimulatedDevice, Simulation
-from support.omni_engine import OmniEngine, Result
-from support.reference import reference_of, sizes, tiny_checkpoint
-from support.reference_chats import chat, picture, sound
-from support.reference_compare import assert_same
+from support.omni_engine import OmniEngine, Result, assert_same
+from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 
 SECONDS = 5.0
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)

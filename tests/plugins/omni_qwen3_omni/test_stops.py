@@ -4,10 +4,8 @@ from collections import Counter
 
 import pytest
 
-from support.omni_engine import OmniEngine
-from support.reference import Reference, reference_of, tiny_checkpoint
-from support.reference_chats import chat, sound, with_sampling
-from support.reference_compare import assert_same
+from support.omni_engine import OmniEngine, assert_same
+from support.reference import Reference, chat, reference_of, sound, tiny_checkpoint, with_sampling
 
 PROMPTS = [
     "hello", "what is it", "tell me more", "how are you", "find the number", "who said so", "a red square",
@@ -30,6 +28,7 @@ def going_on() -> tuple[OmniEngine, Reference]:
     return OmniEngine(folder), reference_of(folder)
 
 
+@pytest.mark.slow
 def test_every_way_to_end(stopping: tuple[OmniEngine, Reference]) -> None:
     engine, reference = stopping
     chats = [chat(prompt, max_text=24, max_codes=30) for prompt in PROMPTS]

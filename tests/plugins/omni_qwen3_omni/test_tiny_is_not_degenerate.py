@@ -11,7 +11,8 @@ from PIL import Image
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
 from omni_qwen3_omni.tiny import write_tiny
-from support.omni_processor import load_processor
+from support.reference import load_processor
+from support.tiers import SLOW, few
 
 pytestmark = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`:UserWarning")
 
@@ -101,6 +102,7 @@ def test_voices_differ_in_speech_alone(tiny: Reference, plain: Answer) -> None:
     assert all((a != b).float().mean() > 0.5 for a, b in ((first, second), (second, third), (first, third)))
 
 
+@pytest.mark.slow
 def test_pictures_and_sounds_change_text_and_speech(tiny: Reference, plain: Answer) -> None:
     answers = [plain]
     answers += [tiny.answer({"type": "image"}, images=[picture]) for picture in PICTURES]
@@ -110,7 +112,9 @@ def test_pictures_and_sounds_change_text_and_speech(tiny: Reference, plain: Answ
     assert len({tuple(answer.codes_QN.flatten().tolist()) for answer in answers}) == len(answers)
 
 
-@pytest.mark.parametrize(("kind", "media"), [("image", {"images": PICTURES[:1]}), ("audio", {"audio": SOUNDS[:1]})])
+@pytest.mark.parametrize(
+    ("kind", "media"), few(1, [("audio", {"audio": SOUNDS[:1]}), ("image", {"images": PICTURES[:1]})], SLOW)
+)
 def test_speech_hears_the_hidden_states_of_media(tiny: Reference, kind: str, media: dict[str, Any]) -> None:
     """Another accepted layer changes what is said of a picture or a sound, and nothing else."""
     talker = tiny.model.config.talker_config
@@ -181,7 +185,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(len(SHAPES)))
+@pytest.mark.parametrize("seed", few(2, range(len(SHAPES)), SLOW))
 def test_other_shapes_live_too(tmp_path: Path, seed: int) -> None:
     other = reference(tmp_path, seed=seed, stop_gain=0.0, codec_stop_gain=0.0, **SHAPES[seed])
     media = ({"type": "image"}, {"type": "audio"})

@@ -11,12 +11,23 @@ import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from omni.sampling import NO_RULES
-from support.matrix_axes import Cell, covering, pairs, product
-from support.matrix_reference import arguments, cut, generated
-from support.matrix_run import Ask, LateDevice, play, run_cell
-from support.matrix_sets import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SCHEMA, SEEDED, SETS
-from support.matrix_text import TextFamily
-from support.matrix_told import NEAR
+from support.matrix import (
+    AGAINST,
+    GREEDY,
+    NEAR,
+    PLAYED,
+    SAYS_THE_SAME,
+    SCHEMA,
+    SEEDED,
+    SETS,
+    Cell,
+    covering,
+    pairs,
+    product,
+)
+from support.matrix_families import TextFamily
+from support.matrix_run import Ask, LateDevice, arguments, cut, generated, play, run_cell
+from support.tiers import chosen
 
 CHOSEN = covering(PLAYED)
 
@@ -97,13 +108,16 @@ def test_texts_with_a_form_have_it(family: TextFamily) -> None:
             assert isinstance(answer["sides"], int)
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [*CHOSEN, *(pytest.param(cell, marks=pytest.mark.slow) for cell in product(PLAYED) if cell not in CHOSEN)],
-    ids=str,
-)
+@pytest.mark.parametrize("cell", chosen(CHOSEN[::7], CHOSEN), ids=str)
 def test_each_request_is_told_what_it_is_told_alone(family: TextFamily, cell: Cell) -> None:
     run_cell(family, cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", PLAYED)
+def test_every_cell_of_the_matrix(family: TextFamily, asked: str) -> None:
+    for cell in product([asked]):
+        run_cell(family, cell)
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])

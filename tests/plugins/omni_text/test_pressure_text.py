@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from support.text_reference import PENALTY, PROMPTS, TOKENS, TextReference
-from support.tiny_text import TextEngine, TextRecorder
+from support.tiers import SLOW, chosen, few
+from support.tiny_text import PENALTY, PROMPTS, TOKENS, TextEngine, TextRecorder, TextReference
 
 SIZE = 4
 BUDGETS = {
@@ -33,12 +33,10 @@ def submit(stage: TextEngine, name: str, index: int) -> TextRecorder:
 
 @pytest.mark.parametrize(
     ("budget", "cache", "pool"),
-    [
-        pytest.param(
-            *case, marks=pytest.mark.slow if case[0] == "budget 1" and case[1:] != ("cached", "few blocks") else ()
-        )
-        for case in itertools.product(BUDGETS, CACHES, POOLS)
-    ],
+    chosen(
+        [("budget 7", "cached", "few blocks"), ("any budget", "not cached", "any pool")],
+        itertools.product(BUDGETS, CACHES, POOLS),
+    ),
 )
 def test_parity_under_pressure_and_again(reference: TextReference, budget: str, cache: str, pool: str) -> None:
     """Joined one by one; the second round, in reverse, finds what the first left."""
@@ -63,7 +61,7 @@ def test_parity_under_pressure_and_again(reference: TextReference, budget: str, 
         assert both["prefill_tokens"] - first["prefill_tokens"] == sum(map(len, PROMPTS)) - hit
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(1, range(3), SLOW))
 def test_parity_of_those_that_stay_while_others_leave(reference: TextReference, seed: int) -> None:
     chance = random.Random(seed)
     stage = TextEngine(

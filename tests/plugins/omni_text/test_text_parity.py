@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.text_reference import PENALTY, PROMPTS, TOKENS, TextReference
-from support.tiny_text import VOCAB, TextEngine
+from support.tiny_text import PENALTY, PROMPTS, TOKENS, VOCAB, TextEngine, TextReference
 
 
 @pytest.fixture(scope="module", params=["tied", "untied", "moe"])

@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from support.text_reference import PROMPTS, TOKENS
-from support.tiny_text import VOCAB, TextEngine, write_text_model
+from support.tiny_text import PROMPTS, TOKENS, VOCAB, TextEngine, write_text_model
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 

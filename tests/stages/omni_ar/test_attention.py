@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_ar.attention import AttentionMetadata, PrefillRow, TorchPagedAttention
-from support.paged_rows import LAYER, PagedRows, dense, mixed_batch
+from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, dense, mixed_batch
 
 BACKEND = TorchPagedAttention()
 

@@ -22,7 +22,7 @@ from omni_ar.attention.flashinfer import FlashInferAttention
 from omni_ar.attention.select import select_backend
 from omni_ar.kernels.attention.reference import prefill_attention
 from omni_ar.model import ArShape
-from support.paged_rows import LAYER, PagedRows, mixed_batch
+from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, mixed_batch
 
 BATCHES = [([], [(0, 5)]), ([3, 9], []), ([1, 0, 8], [(4, 3), (0, 1), (7, 6)])]
 

@@ -18,11 +18,13 @@ from omni_ar.model import ArShape, Batch, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from support.ar_driver import ArDriver, plain_prompt
-from support.counting_device import CountingDevice
+from support.devices import CountingDevice, StirredDevice
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import WIDTH, SmallText, greedy
-from support.stirred_device import StirredDevice
+from support.tiers import SLOW, few
 from support.tiny_text import TextEngine, write_text_model
+
+pytestmark = pytest.mark.thorough
 
 MODEL = SmallText(payload=True)
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(2 + 7 * index)] for index in range(5)]
@@ -85,7 +87,7 @@ def test_several_prompts_in_one_step():
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("budget", "blocks"), [(1, None), (9, None), (5, LITTLE), (9, LITTLE)])
+@pytest.mark.parametrize(("budget", "blocks"), few(2, [(5, LITTLE), (9, None), (1, None), (9, LITTLE)], SLOW))
 def test_chunks_few_blocks_and_shared_prefixes(late: bool, budget: int, blocks: int | None):
     device: Device = StirredDevice(budget) if late else CountingDevice()
     changes = {"max_num_batched_tokens": budget, "num_blocks": blocks, "graph_chunk_sizes": (1, budget)}

@@ -14,20 +14,19 @@ from omni.engine import Engine, EngineOptions, build_engine, resolve_pipeline
 from omni.errors import StageError
 from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice, Simulation
-from support.full_float32 import full_float32
-from support.heard import Heard
-from support.host_rules import TwoInARow
-from support.listener_family import (
+from support.devices import full_float32, no_synchronization
+from support.listener import (
     ANSWER,
     LISTENER,
     TEXT,
     WRITER,
+    Heard,
     answer,
     ask,
     listener_plugins,
     write_checkpoint,
 )
-from support.no_synchronization import no_synchronization
+from support.small_text import TwoInARow
 
 WRITTEN = [[(5 * place + 3 * index) % 61 for place in range(1 + 3 * index)] for index in range(4)]
 HEARD = [[(7 * place + index) % 53 for place in range(6 - index)] for index in range(4)]
@@ -172,7 +171,7 @@ def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
     assert any(heard.exact["end of writer"] == ["stop"] for heard in results)
 
 
-def test_a_text_as_long_as_may_be_is_heard_to_its_end_by_who_may_say_more_and_by_who_may_not(tmp_path: Path) -> None:
+def test_the_longest_text_conditions_a_listener_of_any_length_to_its_end(tmp_path: Path) -> None:
     for limits in ((20, 40), (40, 20)):
         engine = build(tmp_path, dict(zip(("writer.max_model_len", "listener.max_model_len"), limits, strict=True)))
         results = [submit(engine, index, writes=96, answers=96) for index in range(4)]

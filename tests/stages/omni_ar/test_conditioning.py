@@ -14,12 +14,11 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps
 from support.ar_driver import TEXT, ArDriver, plain_prompt
-from support.counting_device import CountingDevice
-from support.listener_model import Listener, WordlessListener, answered
-from support.row_feeder import PAD, Late, RowFeeder, random_pages
+from support.devices import CountingDevice, StirredDevice
+from support.listener import Listener, WordlessListener, answered
 from support.small_codec import SmallCodec, codec_prompt
 from support.stage_driver import SOURCE
-from support.stirred_device import StirredDevice
+from tests.stages.omni_ar.row_feeder import PAD, Late, RowFeeder, random_pages
 
 WIDTH = 8
 MODEL = Listener(WIDTH)
@@ -199,7 +198,7 @@ def test_rows_that_wait_for_another_input_do_not_hold_their_producer_up(embeddin
     assert_over(feed)
 
 
-def test_of_several_producers_the_one_of_its_rows_has_begun_before_a_request_is_seated():
+def test_a_request_gets_no_row_before_the_producer_of_its_rows_began():
     """Else it could have the row here that the other needs, and wait there for the other's: see the pipeline's test."""
     feed = feeder(max_num_seqs=1)
     feed.open("0", PROMPTS[0], max_tokens=6, sources=(SOURCE, TEXT))
@@ -261,9 +260,7 @@ def test_a_model_that_takes_no_rows_says_so():
 
 
 @pytest.mark.parametrize(("rows", "max_tokens"), [(15, 17), (16, 17), (30, 17), (30, 5), (30, 1)])
-def test_every_step_that_there_may_be_has_room_for_a_row_and_rows_that_none_reads_are_let_go_of(
-    rows: int, max_tokens: int
-):
+def test_every_step_has_room_for_its_row_and_unread_rows_are_released(rows: int, max_tokens: int):
     feed = feeder(max_model_len=18, max_num_seqs=2)
     for name in ("0", "1"):
         feed.open(name, [int(name)], max_tokens=max_tokens)

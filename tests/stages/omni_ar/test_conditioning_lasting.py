@@ -7,9 +7,9 @@ from torch import Tensor
 from omni_ar.model import NextTokens
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
-from support.listener_model import Condition, Listener, WordlessListener, answered
-from support.queued_device import QueuedDevice
-from support.row_feeder import PAD, Late, RowFeeder, random_pages
+from support.devices import QueuedDevice
+from support.listener import Condition, Listener, WordlessListener, answered
+from tests.stages.omni_ar.row_feeder import PAD, Late, RowFeeder, random_pages
 
 WIDTH = 8
 MODEL = Listener(WIDTH)

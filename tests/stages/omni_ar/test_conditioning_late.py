@@ -8,9 +8,12 @@ import torch
 from omni.stage import Failed
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
-from support.late_faults import LateFaultyDevice, Owner, idle, simulate
-from support.listener_model import Listener, answered
-from support.row_feeder import PAD, RowFeeder, random_pages
+from support.faults import LateFaultyDevice, Owner, idle, simulate
+from support.listener import Listener, answered
+from support.tiers import few
+from tests.stages.omni_ar.row_feeder import PAD, RowFeeder, random_pages
+
+pytestmark = pytest.mark.thorough
 
 WIDTH, TOKENS = 8, 9
 MODEL = Listener(WIDTH)
@@ -50,7 +53,7 @@ class Lenders:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", few(1, [1, 0]))
 @pytest.mark.parametrize("phase", ["gather_rows", "copy_rows"])
 def test_rows_whose_copy_fails(phase: str, number: int, after: bool):
     for seed in SEEDS:

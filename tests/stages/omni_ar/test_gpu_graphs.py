@@ -13,7 +13,7 @@ from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
 from omni_ar.run.step import SampledStep
 from support.ar_driver import ArDriver, plain_prompt
-from support.counting_device import CountingCuda
+from support.devices import CountingCuda
 from support.patience import PATIENCE_SECONDS
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy

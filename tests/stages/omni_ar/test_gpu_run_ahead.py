@@ -12,7 +12,7 @@ from omni.payload import TokenLogprobs
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
-from support.full_float32 import full_float32
+from support.devices import full_float32
 from support.small_codec import SmallCodec, codec_prompt
 from support.small_text import SmallText
 

@@ -15,10 +15,9 @@ from omni_ar.categories import HAND_OVER
 from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
-from support.counting_device import CountingDevice
-from support.host_rules import NothingTwice
+from support.devices import CountingDevice
 from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import SmallText, greedy
+from support.small_text import NothingTwice, SmallText, greedy
 from support.stage_driver import SOURCE
 
 MODEL = SmallText(payload=True, emits_tokens=True)
@@ -82,7 +81,7 @@ def test_every_way_of_sampling_is_in_the_captured_step():
     assert captured.tokens("0") != run((), 1)[0].tokens("0")
 
 
-def test_what_guides_steer_is_sampled_uncaptured_and_its_forward_is_captured(caplog: pytest.LogCaptureFixture):
+def test_host_processors_sample_uncaptured_behind_a_captured_forward(caplog: pytest.LogCaptureFixture):
     device = CountingDevice()
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=2, block_size=4), captured=True)
     device.launches.clear()

@@ -1,14 +1,32 @@
 """Layers against transformers', with its parameter names; layers stacked over the cache against a whole model."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
+from omni.checkpoint import stacked_destinations
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
 from omni_ar.layers import Attention, DecoderLayer, GatedMLP, RMSNorm, RotaryEmbedding, SparseMoE
-from support.published import load_published
+
+# Published weights of a module that keeps some of them stacked.
+
+
+def load_published(module: nn.Module, published: Mapping[str, Tensor]) -> None:
+    """Fills all parameters of `module` from those of the published module, which has each matrix on its own."""
+    stacked = stacked_destinations(module)
+    targets = dict(module.named_parameters())
+    filled = dict.fromkeys(targets, 0)
+    with torch.no_grad():
+        for name, weight in published.items():
+            parameter, index = (stacked[name].parameter, stacked[name].index) if name in stacked else (name, ())
+            targets[parameter][index].copy_(weight)
+            filled[parameter] += weight.numel()
+    assert filled == {name: target.numel() for name, target in targets.items()}
+
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EPS, THETA, BLOCK = 24, 4, 2, 8, 3, 1e-6, 1e4, 4
 

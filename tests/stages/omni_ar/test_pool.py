@@ -142,7 +142,7 @@ def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
     assert pool.match(KEYS[:3], [0, 0, 0]) == blocks[:2]
 
 
-def test_a_richer_block_takes_a_poorer_one_s_place_and_its_readers_keep_theirs():
+def test_a_richer_block_replaces_a_poorer_one_whose_readers_keep_it():
     pool = BlockPool(2)
     (poor,) = pool.allocate(1)
     pool.store(poor, 0b01)
@@ -159,7 +159,7 @@ def test_a_richer_block_takes_a_poorer_one_s_place_and_its_readers_keep_theirs()
     assert pool.available == 1
 
 
-def test_a_poorer_block_that_nobody_uses_is_free_once_a_richer_one_has_its_place():
+def test_an_unused_poorer_block_is_free_once_a_richer_one_replaces_it():
     pool = BlockPool(3)
     (poor,) = pool.allocate(1)
     pool.cache(poor, KEYS[0])

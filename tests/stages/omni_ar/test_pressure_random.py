@@ -18,11 +18,10 @@ from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni_ar.options import ArOptions
 from support.ar_driver import plain_prompt
-from support.paper_runner import STOP, PaperDriver, answer, check_statuses, marks
-from support.queued_device import QueuedDevice
-from support.stirred_device import StirredDevice
+from support.devices import QueuedDevice, StirredDevice
+from tests.stages.omni_ar.paper_runner import STOP, PaperDriver, answer, check_statuses, marks
 
-pytestmark = pytest.mark.plants_faults
+pytestmark = [pytest.mark.thorough, pytest.mark.plants_faults]
 """Each fault has a request fail or a batch run again, and nothing else does: that is counted here."""
 
 LENGTH = 20
@@ -262,7 +261,7 @@ def _without_warnings_of_faults(caplog: pytest.LogCaptureFixture) -> None:
 
 
 SETTINGS = settings(
-    max_examples=250, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestPressure = Pressure.TestCase
 TestPressure.settings = SETTINGS

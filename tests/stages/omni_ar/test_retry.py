@@ -15,6 +15,7 @@ from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy
+from support.tiers import MUTATION, chosen
 
 PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(2 + 3 * index)] for index in range(4)]
 TOKENS = 10
@@ -129,7 +130,7 @@ TEXT_PHASES = [
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("phase", TEXT_PHASES)
+@pytest.mark.parametrize("phase", chosen(["run_forward", "post_update"], TEXT_PHASES, MUTATION))
 def test_a_fault_in_a_batch_of_several_fails_nobody(phase: str, at: int, late: bool):
     device = FaultyDevice(phase, at, late)
     model = SmallText(payload=True)

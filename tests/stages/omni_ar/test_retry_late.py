@@ -26,10 +26,11 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver, plain_prompt
-from support.late_faults import LateFaultyDevice, Owner, idle, simulate
+from support.faults import LateFaultyDevice, Owner, idle, simulate
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import WIDTH, SmallText
 from support.stage_driver import SOURCE
+from support.tiers import MUTATION, chosen, few
 
 TOKENS = 6
 NAMES = [str(index) for index in range(3)]
@@ -38,7 +39,7 @@ OPTIONS = ArOptions(
     max_num_seqs=3, block_size=2, max_num_batched_tokens=10, graph_batch_sizes=(1, 3), graph_chunk_sizes=(4, 10)
 )
 
-pytestmark = pytest.mark.plants_faults
+pytestmark = [pytest.mark.thorough, pytest.mark.plants_faults]
 SEEDS = range(2)
 """Of every other one, steps are captured."""
 
@@ -157,7 +158,12 @@ def failures(driver: Readers, alone: list[Readers]) -> list[str]:
 
 @after
 @pytest.mark.parametrize(
-    ("phase", "number"), [*((phase, 0) for phase in PHASES), *((phase, 2) for phase in PHASES if phase not in RARE)]
+    ("phase", "number"),
+    chosen(
+        [("run_forward", 2), ("gather_rows", 0)],
+        [*((phase, 0) for phase in PHASES), *((phase, 2) for phase in PHASES if phase not in RARE)],
+        MUTATION,
+    ),
 )
 def test_a_step_that_fails_half_way(phase: str, number: int, after: bool, alone: list[Readers]):
     for seed in SEEDS:
@@ -176,7 +182,7 @@ def test_a_step_that_fails_half_way(phase: str, number: int, after: bool, alone:
 
 
 @pytest.mark.parametrize("method", ["execute_model", "sample_tokens"])
-@pytest.mark.parametrize("victim", NAMES)
+@pytest.mark.parametrize("victim", few(1, NAMES))
 def test_a_request_whose_every_step_fails_behind_its_launch_fails_alone(
     victim: str, method: str, alone: list[Readers], monkeypatch: pytest.MonkeyPatch
 ):
@@ -200,8 +206,8 @@ def test_a_request_whose_every_step_fails_behind_its_launch_fails_alone(
 
 
 @after
-@pytest.mark.parametrize("phase", ["compute_logits", "run_forward", "embed_inputs", "sample_rows"])
-def test_what_the_steps_of_one_request_read_is_not_reused_before_they_are_over(phase: str, after: bool):
+@pytest.mark.parametrize("phase", few(1, ["run_forward", "compute_logits", "embed_inputs", "sample_rows"]))
+def test_memory_that_a_requests_steps_read_is_not_reused_before_they_end(phase: str, after: bool):
     """It fails alone and is gone at once: with the only step of its prompt, or with one of the two that a longer prompt takes."""
     for seed, index, number in itertools.product(SEEDS, (0, 2), (0, 1)):
         device = LateFaultyDevice(seed)
@@ -242,7 +248,7 @@ def frames() -> list[list[list[int]]]:
 
 
 @after
-@pytest.mark.parametrize("phase", CODEC_PHASES)
+@pytest.mark.parametrize("phase", few(2, CODEC_PHASES[::-1]))
 def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[list[int]]]):
     """Blocks for less than all of them: rows are spilled and frames restored; consumers are slow."""
     happened = 0

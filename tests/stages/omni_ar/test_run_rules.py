@@ -21,7 +21,7 @@ from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver, plain_prompt
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.sampler_bench import resolved
 from support.small_codec import SmallCodec, codec_prompt, spoken
 from support.small_text import SmallText, greedy
@@ -70,7 +70,7 @@ def test_a_frame_is_there_when_its_codes_are_and_its_token_before(ahead: int) ->
     device.assert_no_races()
 
 
-def test_blocks_are_kept_while_tokens_are_unread_whose_payload_lies_in_them() -> None:
+def test_blocks_are_kept_while_they_hold_payload_of_unread_tokens() -> None:
     """A request is preempted with steps in flight: what they say of its tokens' hidden states is where they wrote it."""
     model, device = SmallText(payload=True, emits_tokens=True), QueuedDevice()
     options = ArOptions(max_num_seqs=2, block_size=2, num_blocks=10, max_in_flight=4, prefix_cache=False)
@@ -100,7 +100,7 @@ def test_blocks_are_kept_while_tokens_are_unread_whose_payload_lies_in_them() ->
     device.assert_no_races()
 
 
-def test_rows_that_were_spilled_are_kept_until_their_last_reader_is_through() -> None:
+def test_spilled_rows_are_kept_until_their_last_reader_ends() -> None:
     model, device = SmallText(payload=True), QueuedDevice()
     options = ArOptions(max_num_seqs=2, block_size=2, num_blocks=10, prefix_cache=False)
     driver = ArDriver(model, device, options)
@@ -147,7 +147,7 @@ def running(row: int, length: int, computed: int, outputs: int, edit: LogitsEdit
 
 
 @pytest.mark.parametrize("constrained", [(0, 2, 4), (4,), (2,), (0,)])
-def test_a_host_processor_s_mask_and_biases_are_placed_by_the_rows_that_are_sampled(
+def test_host_processor_masks_and_biases_follow_the_sampled_rows(
     constrained: tuple[int, ...],
 ) -> None:
     """In the step are rows that decode, chunks that do not reach their prompt's end, for which nothing is sampled, and others."""

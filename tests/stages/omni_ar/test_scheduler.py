@@ -18,7 +18,7 @@ from omni_ar.run.request import ArRequest
 from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.status import RequestStatus
 from support.ar_driver import plain_prompt
-from support.paper_runner import check_statuses, paper_shape
+from tests.stages.omni_ar.paper_runner import check_statuses, paper_shape
 
 SIZE, MODEL_LEN = 4, 40
 
@@ -205,7 +205,7 @@ def test_a_large_request_at_the_head_is_not_overtaken():
     assert list(dict.fromkeys(stage.admitted)) == ["r", "x", "z"]
 
 
-def test_who_needs_a_block_takes_it_from_the_highest_rank_which_keeps_its_row():
+def test_a_block_is_taken_from_the_highest_rank_which_keeps_its_row():
     stage = Stage(rows=3, blocks=10, budget=100)
     first, second, third = (request(name, 8, 30) for name in "abc")
     stage.add(first, second, third)
@@ -275,7 +275,7 @@ def test_a_paused_request_does_not_run_and_holds_up_nobody():
     assert not stage.live
 
 
-def test_a_request_that_waits_for_a_row_does_not_hold_up_one_that_has_its_row():
+def test_a_request_without_a_row_does_not_delay_one_that_has_one():
     # One is paused, one was preempted: both keep their rows, and the newcomer, of a lower rank than the latter, gets none.
     stage = Stage(rows=2, blocks=10, budget=100)
     first, second = request("a", 12, 20), request("c", 12, 20)
@@ -290,7 +290,7 @@ def test_a_request_that_waits_for_a_row_does_not_hold_up_one_that_has_its_row():
     assert stage.names() == ["b"]
 
 
-def test_what_a_failed_step_held_runs_by_turns_alone_and_with_the_others_again():
+def test_requests_of_a_failed_step_run_alone_then_together_again():
     stage = Stage(rows=4, blocks=40, budget=100)
     stage.add(*(request(name, 4, 9) for name in "abc"))
     stage.step()
@@ -386,7 +386,7 @@ def test_a_preempted_request_starts_again_when_no_step_of_it_is_in_flight():
     assert [(chunk.start + chunk.length, chunk.request) for chunk in again.chunks] == [(8 + 2, made)]
 
 
-def test_who_asks_for_log_probabilities_waits_while_there_is_no_room_for_them():
+def test_log_probability_requests_wait_while_there_is_no_room_for_them():
     stage = Stage(rows=3, blocks=20, budget=100)
     scored, other, late = (request(name, 4, 9) for name in "abc")
     for made in (scored, late):

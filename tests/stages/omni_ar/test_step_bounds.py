@@ -18,11 +18,10 @@ from omni_ar.run import receivers
 from omni_ar.run.limits import Limits
 from omni_ar.run.source import LocalTokens, TokenSource
 from support.ar_driver import ArDriver, plain_prompt
-from support.counting_device import CountingDevice
-from support.listener_model import Listener, answered
-from support.queued_device import QueuedDevice
-from support.row_feeder import PAD, RowFeeder, random_pages
+from support.devices import CountingDevice, QueuedDevice
+from support.listener import Listener, answered
 from support.small_text import SmallText, greedy
+from tests.stages.omni_ar.row_feeder import PAD, RowFeeder, random_pages
 
 PROMPT = [5, 9, 2, 44, 17, 3]
 

@@ -8,7 +8,7 @@ from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage import Open
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.small_text import SmallText, greedy
 from support.stage_driver import SOURCE
 
@@ -25,7 +25,7 @@ class StopAt:
         return StopVerdict(int(token == self._token), token == self._token)
 
 
-def test_tokens_behind_a_stop_string_are_nobody_s_while_log_probabilities_are_missing():
+def test_tokens_after_a_stop_string_are_dropped_before_log_probs_come():
     """The device knows no stop strings: its steps in flight go on, and the request's end waits for its log-probabilities."""
     device, model = QueuedDevice(), SmallText()
     driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=4, max_in_flight=4))

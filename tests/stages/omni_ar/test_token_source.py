@@ -13,10 +13,11 @@ from omni_ar.run.limits import Limits
 from omni_ar.run.scores import Scorer
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver
-from support.gloo_tokens import GlooTokens
 from support.patience import PATIENCE_SECONDS
 from support.small_text import SmallText, greedy
-from support.two_ranks import Ranks, second_rank
+from tests.stages.omni_ar.two_ranks import GlooTokens, Ranks, second_rank
+
+pytestmark = pytest.mark.thorough
 
 MODEL = SmallText()
 PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33], [7, 7, 12, 50, 22], [30, 31]]
@@ -70,7 +71,7 @@ class RemoteDriver(ArDriver):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with second_rank("support.last_rank", tmp_path_factory.mktemp("ranks")) as ends:
+    with second_rank(tmp_path_factory.mktemp("ranks")) as ends:
         yield ends
 
 

@@ -90,7 +90,7 @@ def upload_of(words: int) -> Upload:
 
 
 @pytest.mark.parametrize("rows", [1, MAX_STARTS])
-def test_rows_that_start_with_everything_take_what_is_counted_and_no_word_less(rows: int) -> None:
+def test_rows_that_start_with_everything_fill_the_counted_upload(rows: int) -> None:
     words = rows * start_size(VOCAB, LENGTH, PROCESSORS)
     each = [starting(row) for row in range(rows)]
     upload = upload_of(words)

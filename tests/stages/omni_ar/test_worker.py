@@ -12,7 +12,7 @@ from omni_ar.inputs import PromptHidden
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from support.ar_driver import ArDriver, plain_prompt
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.small_text import SmallText, greedy
 
 MODEL = SmallText()

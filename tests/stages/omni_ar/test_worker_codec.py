@@ -9,9 +9,11 @@ from omni.device.cpu import CpuDevice
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice, StirredDevice
 from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.stirred_device import StirredDevice
+from support.tiers import SLOW, few
+
+pytestmark = pytest.mark.thorough
 
 MODEL = SmallCodec()
 LENGTHS = [1, 4, 9, 14, 6]
@@ -60,7 +62,7 @@ def test_the_reference_is_not_degenerate():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("budget", [1, 3, 7, 100])
+@pytest.mark.parametrize("budget", few(2, [3, 100, 1, 7], SLOW))
 def test_prompts_in_chunks(budget: int, device: str):
     driver = ArDriver(MODEL, DEVICES[device](), options(max_num_batched_tokens=budget))
     speak_all(driver)
@@ -70,7 +72,7 @@ def test_prompts_in_chunks(budget: int, device: str):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cache", [False, True])
-@pytest.mark.parametrize("budget", [1, 7, 100])
+@pytest.mark.parametrize("budget", few(1, [7, 1, 100], SLOW))
 def test_too_few_blocks_and_a_consumer_that_gathers_in_the_end(budget: int, cache: bool, device: str):
     driver = ArDriver(
         MODEL, DEVICES[device](), options(num_blocks=LITTLE, prefix_cache=cache, max_num_batched_tokens=budget)

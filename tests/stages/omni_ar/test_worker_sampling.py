@@ -16,10 +16,12 @@ from omni.stage import Done, Open
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice, StirredDevice
 from support.small_text import SmallText, greedy
 from support.stage_driver import SOURCE
-from support.stirred_device import StirredDevice
+from support.tiers import SLOW, few
+
+pytestmark = pytest.mark.thorough
 
 MODEL = SmallText()
 EMITTING = SmallText(payload=True, emits_tokens=True)
@@ -98,7 +100,7 @@ def test_a_prompt_that_is_scored_is_run_whole_and_others_use_the_cache():
     assert sum(len(chunk.ids) for chunk in chunks(driver, "scored")) == len(PROMPTS[0]) - 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(1, KINDS, SLOW))
 def test_scored_prompts_that_are_preempted_are_scored_once(kind: str):
     driver = ahead_driver(kind, max_num_batched_tokens=3, num_blocks=24, max_model_len=24, max_num_seqs=6, block_size=1)
     for index in range(6):
@@ -324,7 +326,7 @@ def test_log_probabilities_that_stall_hold_up_only_who_asked_for_them():
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("at", ["score_tokens", "copy_scores", "accept_tokens", "post_update"])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_steps_that_fail_behind_the_token_point_leave_the_handoffs_in_order(at: str, ahead: int):
+def test_steps_that_fail_after_the_token_point_keep_handoffs_in_order(at: str, ahead: int):
     device = Failing(at)
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=4, block_size=4, max_in_flight=ahead))
     for index in range(8):

@@ -12,9 +12,8 @@ from omni_diffusion.inputs import Voice
 from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import Window
-from support.diffusion_bench import Bench, drawn
 from support.frame_bench import random_codes
-from support.painter import BLOCK, REPEATS, WIDTH
+from support.painter import BLOCK, REPEATS, WIDTH, Bench, drawn
 from support.stage_driver import SOURCE
 
 

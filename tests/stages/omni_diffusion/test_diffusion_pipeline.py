@@ -11,84 +11,35 @@ from omni.checkpoint import Checkpoint
 from omni.device import Device, SyncCheck, sync_guard
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
-from omni.engine import (
-    Engine,
-    EngineOptions,
-    EngineOutput,
-    EngineRequest,
-    RequestFailed,
-    RequestFinished,
-    StageFinished,
-    StageOutput,
-    build_engine,
-    check_pipeline,
-)
 from omni.errors import ConfigError, OmniError
-from omni.payload import AudioChunk, Payload
-from omni.pipeline import Pipeline
+from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.loaded import LoadedDiffusion
 from omni_frames import CodeFrames
-from support.diffusion_bench import drawn
-from support.frame_bench import random_codes
-from support.paint_pipeline import OPTIONS, PAINT, paint_pipeline, paint_plugins
-from support.painter import Painter, heard, painted, spans
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
+from support.frame_bench import Listener, random_codes
+from support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans
 
 
-def build(device: Device, folder: Path, graphs: bool, pipeline: Pipeline | None = None) -> Engine:
-    (folder / "config.json").write_text("{}")
-    plugins = paint_plugins()
-    plan = check_pipeline(pipeline or paint_pipeline(), plugins)
-    return build_engine(plan, Checkpoint(folder), plugins, device, EngineOptions(dtype="float32", graphs=graphs))
-
-
-class Listener:
-    """Submits requests and keeps what they give."""
-
-    def __init__(self, engine: Engine, device: Device) -> None:
-        self.engine = engine
-        self.device = device
-        self.heard: dict[str, list[EngineOutput]] = {}
-
+class Speaker(Listener):
     def say(self, name: str, codes: NDArray[np.int64], seed: int, voice: int = 1) -> None:
         frames = torch.from_numpy(codes)
         frames = frames.pin_memory() if self.device.torch_device.type == "cuda" else frames
-        inputs = {
-            PAINT: [Payload(Voice(index=voice)), Payload(CodeFrames(count=len(codes)), {"codes": frames})],
-        }
-        sampling = {PAINT: SamplingParams(seed=seed)}
-        outputs = self.heard.setdefault(name, [])
-        self.engine.submit(EngineRequest(name, frozenset({"audio"}), inputs, sampling=sampling), outputs.append)
-
-    def run(self, ticks: int = 10_000) -> None:
-        """As the engine's thread does, for `ticks` rounds or to the end of all requests."""
-        with torch.inference_mode():
-            while ticks and not self.engine.idle:
-                ticks -= 1
-                self.engine.tick()
-                if isinstance(self.device, QueuedDevice):
-                    self.device.synchronize()
+        inputs = [Payload(Voice(index=voice)), Payload(CodeFrames(count=len(codes)), {"codes": frames})]
+        self.submit(name, {PAINT: inputs}, {PAINT: SamplingParams(seed=seed)})
 
     def expect(self, name: str, codes: NDArray[np.int64], seed: int, voice: int = 1) -> None:
-        chunks = [
-            o.meta.samples for o in self.heard[name] if isinstance(o, StageOutput) and isinstance(o.meta, AudioChunk)
-        ]
         latents_TM = painted(codes, voice, drawn(seed, len(codes)), spans(len(codes), OPTIONS))
-        whole = heard(latents_TM, Painter().context)
-        np.testing.assert_allclose(np.concatenate(chunks), whole, rtol=1e-4, atol=1e-5)
-        *_, finished, last = self.heard[name]
-        assert finished == StageFinished(PAINT, "stop", {"frames": len(codes), "samples": len(whole)})
-        assert last == RequestFinished()
+        self.expect_wave(name, PAINT, len(codes), heard(latents_TM, Painter().context), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("make_device", [CpuDevice, QueuedDevice, pytest.param(CudaDevice, marks=pytest.mark.gpu)])
 def test_many_requests_one_bad_one_aborted(make_device: type[Device], graphs: bool, tmp_path: Path) -> None:
     device = make_device()
-    listener = Listener(build(device, tmp_path, graphs), device)
+    listener = Speaker(device, tmp_path, paint_pipeline(), paint_plugins(), graphs)
     codes = {f"r{n}": random_codes(4 + 5 * n, n) for n in range(5)}
     with sync_guard(device, SyncCheck.OFF if isinstance(device, QueuedDevice) else SyncCheck.ERROR):
         for seed, (name, rows) in enumerate(codes.items()):
@@ -101,16 +52,15 @@ def test_many_requests_one_bad_one_aborted(make_device: type[Device], graphs: bo
     for seed, (name, rows) in enumerate(codes.items()):
         listener.expect(name, rows, seed)
     assert listener.engine.idle
-    assert isinstance(listener.heard["gone"][-1], RequestFailed)
-    (failed,) = listener.heard["bad"]
-    assert isinstance(failed, RequestFailed)
-    assert "voice 77 is not there" in str(failed.error)
+    assert listener.error("gone") == "the user left"
+    assert len(listener.heard["bad"]) == 1
+    assert "voice 77 is not there" in listener.error("bad")
     listener.engine.close()
 
 
 def test_a_factory_of_the_wrong_thing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pipeline\.stages\.paint\.model: gave a object; kind 'diffusion' takes an "):
-        build(CpuDevice(), tmp_path, False, paint_pipeline("build_nothing"))
+        Speaker(CpuDevice(), tmp_path, paint_pipeline("build_nothing"), paint_plugins())
 
 
 @pytest.mark.parametrize("graphs", [False, True])

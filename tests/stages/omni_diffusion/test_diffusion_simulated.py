@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from omni.testing import SimulatedDevice, Simulation, find_waits
-from support.diffusion_bench import Bench, noise_of
 from support.frame_bench import random_codes
-from support.painter import Painter
+from support.painter import Bench, Painter, noise_of
 
 OPTIONS = {"max_num_seqs": 2, "first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 CODES = {name: random_codes(6 + 7 * number, number) for number, name in enumerate("abc")}
@@ -45,6 +44,7 @@ def test_streams_on_a_late_device(seed: int, graphs: bool) -> None:
     device.assert_no_races()
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("wait", ["omni.device.ring.HostSlot.free#1", "omni.device.download.Downloader.send#1"])
 def test_without_a_wait_something_goes_wrong(wait: str) -> None:
     assert not find_waits("omni_diffusion"), "it waits by what the framework has"

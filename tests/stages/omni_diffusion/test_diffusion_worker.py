@@ -12,10 +12,11 @@ from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_diffusion.inputs import Voice
 from omni_frames import CodeFrames
-from support.diffusion_bench import Bench, noise_of
-from support.frame_bench import POISON, frames, random_codes
-from support.painter import BLOCK, REPEATS, STEPS, VOICES, Painter, Span, spans
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
+from support.frame_bench import POISON, feed_at_random, frames, random_codes
+from support.painter import BLOCK, REPEATS, STEPS, VOICES, Bench, Painter, Span, noise_of, spans
+
+pytestmark = pytest.mark.thorough
 
 SMALL = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 
@@ -56,7 +57,7 @@ def test_a_window_that_holds_everything_is_the_whole() -> None:
     assert bench.diffusion.counters() == counted
 
 
-def test_what_is_not_seen_makes_the_difference_between_a_stream_and_the_whole() -> None:
+def test_unseen_frames_explain_the_difference_of_a_stream_to_the_whole() -> None:
     """More blocks beside a chunk come nearer; as far as steps reach, it is the whole."""
     codes = random_codes(8 * BLOCK)
     waves = []
@@ -159,24 +160,10 @@ def test_any_arrival_order_batching_and_timing_gives_each_its_own_wave(data: st.
     }
     bench = Bench(device, Painter(data.draw(st.integers(0, 9))), max_num_seqs=2, **options)
     codes = {name: random_codes(data.draw(st.integers(1, 17)), seed) for seed, name in enumerate("abc")}
-    left = {name: list(rows) for name, rows in codes.items()}
     bench.open(*codes)
     for name, own in codes.items():
         bench.give_voice(name, 1, noise_of(name, len(own)))
-    refs = []
-    while left:
-        name = data.draw(st.sampled_from(sorted(left)))
-        count = data.draw(st.integers(1, 24))
-        refs.append(bench.feed_pages(name, np.array(left[name][:count])))
-        del left[name][:count]
-        if not left[name]:
-            del left[name]
-            bench.end(name)
-        for _ in range(data.draw(st.integers(0, 3))):
-            bench.tick()
-            device.run(
-                {data.draw(st.sampled_from(["diffusion", "diffusion-copy"]))}, operations=data.draw(st.integers(0, 6))
-            )
+    refs = feed_at_random(bench, "diffusion", codes, data)
     bench.settle(device)
     for name, own in codes.items():
         bench.expect(name, own)

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from omni.device.cpu import CpuDevice
 from omni_diffusion.model import Windows
-from support.diffusion_bench import Bench
 from support.frame_bench import random_codes
-from support.painter import Canvas, Painter
+from support.painter import Bench, Canvas, Painter
 
 
 def precision() -> tuple[bool, bool]:
@@ -39,7 +38,7 @@ class Watched(Painter):
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_all_that_the_model_computes_is_in_the_precision_that_was_asked_for(tf32: bool) -> None:
+def test_the_model_computes_everything_in_the_chosen_precision(tf32: bool) -> None:
     before, model = precision(), Watched()
     bench = Bench(CpuDevice(), model, tf32=tf32)
     codes = random_codes(20)

@@ -16,11 +16,10 @@ from omni_encoder.loaded import LoadedEncoder
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support.encode import encode
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.stage_driver import StageDriver
-from support.tower import Tower
-from support.voice_pipeline import Coder
+from support.tower import Tower, encode
+from support.wavemaker import Coder
 
 
 class Bench(StageDriver):
@@ -82,7 +81,7 @@ def test_a_longer_batch_runs_uncaptured_and_the_log_says_so_once(caplog: pytest.
     ]
 
 
-def test_media_that_cannot_be_padded_run_uncaptured_and_the_log_says_so_once(
+def test_media_that_cannot_be_padded_run_uncaptured_and_are_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(CpuDevice(), (4,), max_batch_items=1)

@@ -15,7 +15,7 @@ from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan
 from omni_encoder.upload import PieceUploader, Transfer, copy_features
 from omni_encoder.worker import EncoderWorker
-from support.late_faults import LateFaultyDevice, Owner, idle, simulate
+from support.faults import LateFaultyDevice, Owner, idle, simulate
 from support.stage_driver import StageDriver
 from support.tower import Tower
 
@@ -109,7 +109,7 @@ def test_a_batch_that_fails_runs_again_one_by_one(phase: str, number: int, after
 
 
 @pytest.mark.usefixtures("on_device")
-def test_who_leaves_after_its_batch_failed_gives_its_features_back_after_what_was_launched() -> None:
+def test_features_of_a_failed_batch_are_freed_after_its_launches() -> None:
     """The copy of its features may still run when nobody wants the job any more."""
     device = LateFaultyDevice(None)
     bench = Bench(device)

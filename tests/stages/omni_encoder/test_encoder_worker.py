@@ -11,7 +11,7 @@ from omni.stage import Done, Failed, Outbound, Produced
 from omni_encoder.inputs import Encoded, MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.stage_driver import StageDriver
 from support.tower import POISON, Tower
 

@@ -14,7 +14,7 @@ from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan, EncoderInput
 from omni_encoder.upload import PieceUploader
 from omni_encoder.worker import EncoderWorker
-from support.queued_device import QueuedDevice
+from support.devices import QueuedDevice
 from support.stage_driver import StageDriver
 from support.tower import Tower
 

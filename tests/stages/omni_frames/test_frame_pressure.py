@@ -10,9 +10,9 @@ from omni.device import Event
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice
 from omni.stage import Done
-from support.adder import Bench
+from support.devices import QueuedDevice
 from support.frame_bench import POISON, frames, random_codes
-from support.queued_device import QueuedDevice
+from tests.stages.omni_frames.adder import Bench
 
 
 def test_a_free_row_goes_to_the_lowest_rank_of_those_who_wait() -> None:
@@ -102,7 +102,7 @@ def move_rows(pages: torch.Tensor, slots_n: torch.Tensor, place: torch.Tensor) -
 
 
 @given(data=st.data())
-def test_frames_that_their_producer_moves_at_any_moment_are_read_where_they_are(data: st.DataObject) -> None:
+def test_frames_that_their_producer_moves_are_read_where_they_are(data: st.DataObject) -> None:
     """More frames than the row's ring has room for, so a slice is gathered in parts, from several places."""
     device = QueuedDevice()
     bench = Bench(device)
@@ -127,7 +127,7 @@ def test_frames_that_their_producer_moves_at_any_moment_are_read_where_they_are(
     assert not bench.held
 
 
-def test_a_slice_on_its_way_to_another_place_is_not_gathered_before_it_is_there() -> None:
+def test_a_slice_that_is_being_moved_is_not_gathered_before_it_arrives() -> None:
     device = QueuedDevice()
     bench = Bench(device)
     codes = random_codes(1)

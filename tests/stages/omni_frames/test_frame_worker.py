@@ -9,10 +9,10 @@ from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_frames import CodeFrames
-from support.adder import Bench
+from support.devices import QueuedDevice
 from support.faults import FaultyDevice
 from support.frame_bench import POISON, frames, random_codes
-from support.queued_device import QueuedDevice
+from tests.stages.omni_frames.adder import Bench
 
 
 def test_device_memory_is_touched_in_phases_only() -> None:

@@ -12,11 +12,12 @@ from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_vocoder.options import VocoderOptions
+from support.devices import QueuedDevice
 from support.faults import FaultyDevice
-from support.frame_bench import POISON, frames, random_codes
-from support.queued_device import QueuedDevice
-from support.vocoder_bench import Bench
-from support.wavemaker import WaveMaker, whole_wave
+from support.frame_bench import POISON, feed_at_random, frames, random_codes
+from support.wavemaker import Bench, WaveMaker, whole_wave
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.mark.parametrize("first", [1, 3])
@@ -77,22 +78,8 @@ def test_any_arrival_order_batching_and_timing_gives_each_its_own_wave(data: st.
     options = {"first_chunk_frames": data.draw(st.integers(1, 4)), "chunk_frames": data.draw(st.integers(1, 4))}
     bench = Bench(device, WaveMaker(lookahead=data.draw(st.integers(0, 5))), max_num_seqs=2, **options)
     codes = {name: random_codes(data.draw(st.integers(1, 24)), seed) for seed, name in enumerate("abcd")}
-    left = {name: list(rows) for name, rows in codes.items()}
     bench.open(*codes)
-    refs = []
-    while left:
-        name = data.draw(st.sampled_from(sorted(left)))
-        count = data.draw(st.integers(1, 24))
-        refs.append(bench.feed_pages(name, np.array(left[name][:count])))
-        del left[name][:count]
-        if not left[name]:
-            del left[name]
-            bench.end(name)
-        for _ in range(data.draw(st.integers(0, 3))):
-            bench.tick()
-            device.run(
-                {data.draw(st.sampled_from(["vocoder", "vocoder-copy"]))}, operations=data.draw(st.integers(0, 6))
-            )
+    refs = feed_at_random(bench, "vocoder", codes, data)
     bench.settle(device)
     for name in codes:
         if len(codes[name]) >= bench.model.min_first_frames:

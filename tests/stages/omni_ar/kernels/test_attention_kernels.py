@@ -11,7 +11,9 @@ from omni_ar.attention import TritonPagedAttention
 from omni_ar.kernels.attention import decode_kernel, prefill_kernel
 from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
 from support.exact import served
-from support.paged_rows import LAYER, PagedRows, mixed_batch
+from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, mixed_batch
+
+pytestmark = pytest.mark.thorough
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

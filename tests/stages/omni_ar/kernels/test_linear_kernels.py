@@ -10,6 +10,8 @@ from omni_ar.kernels.linear import norm_linear, reference, streamed, tiled
 from omni_ar.kernels.linear.settings import StreamedSettings, TiledSettings
 from support.exact import DTYPES, HERE, drawn, served
 
+pytestmark = pytest.mark.thorough
+
 EPS = 1e-6
 # Rows, inputs, outputs; tile.
 SHAPES = [(1, 16, 8, 4, 16), (3, 24, 10, 4, 16), (2, 7, 6, 2, 8)]

@@ -20,6 +20,10 @@ from omni_ar.kernels.moe.settings import (
     GroupedSettings,
     default_settings,
 )
+from support.tiers import SLOW
+from support.tiers import few as few_of
+
+pytestmark = pytest.mark.thorough
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Largest error as a share of the largest result.
@@ -161,7 +165,7 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("mixture", few_of(2, MIXTURES[::-1], SLOW))
 def test_mixtures_of_few_rows(mixture):
     Mixture(**mixture).check(mix_few, few())
 
@@ -171,7 +175,7 @@ def test_mixtures_of_grouped_rows(mixture):
     Mixture(**mixture).check(mix_grouped, grouped())
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 5])
+@pytest.mark.parametrize("tokens", few_of(1, [5, 1, 4], SLOW))
 def test_mixtures_by_the_default_of_an_unmeasured_shape(tokens):
     Mixture(tokens, 16, 8, 4, 2, shared=12).check(mix_experts)
 

@@ -11,7 +11,7 @@ import torch
 from omni_ar.kernels.sampling import fused_draw, fused_sample, kernel
 from omni_ar.kernels.sampling.settings import WideSettings
 from omni_ar.sampling import EVERYTHING, draw, sample
-from support.sampling_kernels import assert_same_ids, moved, noisy_logits, state_of
+from support.sampler_bench import assert_same_ids, moved, noisy_logits, state_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -116,9 +116,7 @@ def test_logits_that_are_no_numbers(device: str, vocab: int, little_room: None):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [37, 100])
-def test_where_nothing_is_a_number_nothing_is_possible_and_others_do_not_see_it(
-    device: str, vocab: int, little_room: None
-):
+def test_a_row_of_nans_has_no_token_and_does_not_reach_others(device: str, vocab: int, little_room: None):
     state = state_of(vocab, ROWS[:7])
     there, rows_R = moved(state, device), torch.arange(7)
     logits_RV = torch.randn(7, vocab, generator=torch.Generator().manual_seed(1))

@@ -16,7 +16,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.sampling import EVERYTHING, Need
-from support.sampling_kernels import state_of
+from support.sampler_bench import state_of
 from support.small_codec import SmallCodec
 from support.small_text import SmallText
 
@@ -207,7 +207,7 @@ def test_frames(device: str, batch: tuple[int, ...]):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_last_frame_of_a_row_has_its_place_and_the_frames_after_it_have_none(device: str):
+def test_the_last_frame_of_a_row_has_a_slot_and_later_frames_have_none(device: str):
     bench = Bench(True, device)
     rows_R, rows_there = bench.rows(0)  # which has room for one more token
     pages = torch.zeros(BLOCKS, BLOCK_SIZE, 3, dtype=torch.int64)

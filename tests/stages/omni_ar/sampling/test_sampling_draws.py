@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from omni_ar.sampling import EVERYTHING, Need, SamplingFlags, draw, flags_of, gumbel, merge_flags, sample, warp
-from support.sampler_bench import SamplerBench, resolved, starting
-from support.sampling_reference import count_penalties, reference_logits, reference_warp
+from support.sampler_bench import SamplerBench, count_penalties, reference_logits, reference_warp, resolved, starting
+
+pytestmark = pytest.mark.thorough
 
 VOCAB = 24
 DRAWS = 40_000

@@ -1,13 +1,15 @@
 """Rows of all kinds in one batch: each gets what transformers gives it alone, whoever its neighbours are."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
 from omni_ar.sampling import EVERYTHING, gumbel, pack_bitmask, sample
-from support.sampler_bench import SamplerBench, resolved, starting
-from support.sampling_reference import reference_logits, reference_warp
+from support.sampler_bench import SamplerBench, reference_logits, reference_warp, resolved, starting
+
+pytestmark = pytest.mark.thorough
 
 VOCAB, ROWS, STEPS = 23, 5, 6
 IDS = st.integers(0, VOCAB - 1)
@@ -74,7 +76,7 @@ def reference(p, prompt, logits_SV):
 PROMPTS = st.lists(IDS, min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(
     st.lists(parameters(), min_size=ROWS, max_size=ROWS),
     st.lists(PROMPTS, min_size=ROWS, max_size=ROWS),

@@ -1,0 +1,205 @@
+"""Each script of benchmarks/ measures a tiny model and writes its numbers."""
+
+import importlib
+import itertools
+import json
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+
+import pytest
+
+from support.painter import paint_plugins
+from support.tiers import SLOW, few
+from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
+
+
+def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "encoders.json"
+    run_script(monkeypatch, "encoders", "--device", "cpu", "--tiny", "--json", str(file))
+    rows = json.loads(file.read_text())["numbers"]
+    sizes = [(row["tower"], row["embeddings"]) for row in rows]
+    assert sizes == [("vision_encoder", 16), ("vision_encoder", 64), ("audio_encoder", 13)]
+    for row in rows:
+        assert row["host ms"] > 0
+        assert row["device ms"] > 0
+        # Padding changes the order of sums and nothing else.
+        assert row["apart"] < 1e-5
+
+
+FRAME_SECONDS = {"tiny-omni": 0.08, "tiny-qwen2.5-omni": 2 * 20 / 24000}
+"""Of one frame: 12.5 a second, and of the tiny checkpoint's two mel frames of 20 samples."""
+
+
+@pytest.mark.parametrize("shape", few(1, FRAME_SECONDS, SLOW))
+def test_talk_reports_every_concurrency(shape: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, frames = tmp_path / "talk.json", 8
+    sizes = ("--tokens", "4", "--frames", str(frames), "--concurrency", "1", "2", "--rounds", "1")
+    run_script(monkeypatch, "talk", "--device", "cpu", "--shape", shape, *sizes, "--json", str(file))
+    rounds = json.loads(file.read_text())["numbers"]
+    assert [one["requests"] for one in rounds] == [1, 2]
+    for one in rounds:
+        assert 0 < one["ttft"] < one["first_audio"] <= one["total"]
+        assert set(one["rates"]) >= {"thinker", "talker"}
+        # Streaming leaves the last piece of a frame to the one that follows.
+        spoken = one["requests"] * frames * FRAME_SECONDS[shape]
+        assert one["speech"] * one["total"] == pytest.approx(spoken, rel=0.1)
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, 1.0])
+def test_decode_reports_every_case(
+    tolerance: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(importlib.import_module("bench.routing"), "TOLERANCE", tolerance)
+    file = tmp_path / "decode.json"
+    run_script(monkeypatch, "decode", "--device", "cpu", "--tiny", "--rows", "2", "--json", str(file))
+    report = json.loads(file.read_text())
+    cases = {(case["shape"], case["rows"]): case for case in report["numbers"]["decode"]}
+    assert set(cases) == {("tiny-text", 2), ("tiny-omni", 2)}
+    for case in cases.values():
+        assert case["times"]["steps"] >= 16
+    assert cases["tiny-text", 2]["experts"] is None
+    hidden = report["numbers"]["hidden"]
+    for counted, uniform in (cases["tiny-omni", 2]["experts"], hidden["experts"]):
+        # Two tokens that choose two of four experts each use two to four.
+        assert 2 <= counted <= 4
+        assert uniform == 3
+    assert hidden["rows"] == 2
+    assert hidden["steps"] == 16
+    assert report["facts"]["commit"]
+    void = [line.split(",")[0].split("  ")[0] for line in capsys.readouterr().out.splitlines() if "VOID" in line]
+    assert void == (["tiny-omni decode", "hidden states gathered / none"] if tolerance < 0 else [])
+
+
+def test_windows_tells_what_streaming_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "paint"}')
+    file = tmp_path / "windows.json"
+    monkeypatch.setattr("omni.plugin.manager.load_plugins", paint_plugins)
+    run_script(monkeypatch, "windows", str(tmp_path), "--frames", "40", "--json", str(file))
+    rows = {(row["before"], row["after"]): row for row in json.loads(file.read_text())["numbers"]}
+    assert rows[0, 0]["work"] == 1
+    assert rows[2, 1]["work"] == 2.5
+    for measure in ("latents", "waveform"):
+        alone, some, enough = (rows[pair][measure] for pair in ((0, 0), (1, 1), (4, 4)))
+        assert alone > 2 * some > 0
+        # The model has three steps, each of which sees one block to either side.
+        assert enough < 1e-6
+
+
+@pytest.mark.parametrize("how", [(), ("--eager", "--after", "0")])
+def test_denoise_measures_streams(how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "paint"}')
+    file = tmp_path / "denoise.json"
+    monkeypatch.setattr("omni.plugin.manager.load_plugins", paint_plugins)
+    options = ("--device", "cpu", "--rows", "1", "3", "--frames", "20", "--json", str(file))
+    run_script(monkeypatch, "denoise", str(tmp_path), *options, *how)
+    rows = json.loads(file.read_text())["numbers"]
+    assert [row["streams"] for row in rows] == [1, 3]
+    assert all(row[name] > 0 for row in rows for name in ("first_ms", "step_ms", "rtf", "sound_per_second"))
+
+
+def test_precision_tells_what_it_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "paint"}')
+    file = tmp_path / "precision.json"
+    monkeypatch.setattr("omni.plugin.manager.load_plugins", paint_plugins)
+    run_script(monkeypatch, "precision", str(tmp_path), "--device", "cpu", "--frames", "20", "--json", str(file))
+    rows = json.loads(file.read_text())["numbers"]
+    assert [row["precision"] for row in rows] == ["float32", "TF32", "bfloat16"]
+    assert rows[0]["latents"] == rows[0]["waveform"] == rows[0]["peak"] == 0
+    assert all(0 <= row[name] < 1 for row in rows for name in ("latents", "waveform", "peak"))
+
+
+FAMILIES = {"hidden": {"writer"}, "omni": {"thinker", "talker"}}
+
+
+@pytest.mark.parametrize("family", few(1, FAMILIES, SLOW))
+def test_handoff_compares_both_variants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    steps, lost = importlib.import_module("bench.steps"), itertools.count(1)
+    steady = steps.steady_steps
+    monkeypatch.setattr(steps, "steady_steps", lambda *given: steady(*given)[: -next(lost)])
+    file = tmp_path / "handoff.json"
+    folder = tmp_path / "made" / "by it"
+    pictures = ("--pictures", str(folder))
+    run_script(
+        monkeypatch, "handoff", "--device", "cpu", "--tiny", "--families", family, "--json", str(file), *pictures
+    )
+    rows = {(row["stage"], row["inline"]): row for row in json.loads(file.read_text())["numbers"]}
+    assert set(rows) == {(stage, inline) for stage in FAMILIES[family] for inline in (False, True)}
+    for stage in FAMILIES[family]:
+        inline, handoffs = rows[stage, True], rows[stage, False]
+        assert inline["times"]["steps"] == handoffs["times"]["steps"]  # though one had fewer
+        assert inline["experts"] == handoffs["experts"]
+        counted, uniform = inline["experts"]
+        # Two tokens that choose two of four experts each use two to four.
+        assert 2 <= counted <= 4
+        assert uniform == 3
+    assert (folder / f"handoff-{family}.png").stat().st_size
+    names = {name for variant in ("inline", "handoffs") for name in _phases(folder, family, variant)}
+    assert "copy_payload" in names
+    assert "copy_payload" not in _phases(folder, family, "handoffs")
+
+
+def test_handoff_tells_its_numbers_before_it_draws(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("nothing to draw with")
+
+    monkeypatch.setattr("omni.timeline.write_trace", fail)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(importlib.import_module("bench.routing"), "TOLERANCE", -1.0)
+    file = tmp_path / "handoff.json"
+    arguments = ("--device", "cpu", "--tiny", "--families", "hidden", "--json", str(file), "--pictures", str(tmp_path))
+    with pytest.raises(RuntimeError, match="nothing to draw with"):
+        run_script(monkeypatch, "handoff", *arguments)
+    told = capsys.readouterr().out.splitlines()
+    for row in json.loads(file.read_text())["numbers"]:
+        wall = f"{row['times']['wall'] / 1000:.3f}"
+        line = next(line for line in told if wall in line.split() and line.startswith("hidden, writer x 2"))
+        assert "VOID" in line
+
+
+def _phases(folder: Path, family: str, variant: str) -> set[str]:
+    trace = json.loads((folder / f"handoff-{family}-{variant}.json").read_text())
+    return {event["name"] for event in trace["traceEvents"]}
+
+
+def _outcomes(monkeypatch: pytest.MonkeyPatch, folder: Path, *modes: str) -> dict[str, set[str]]:
+    file = folder / "colocate.json"
+    run_script(monkeypatch, "colocate", "--device", "cpu", "--tiny", "--modes", *modes, "--json", str(file))
+    return {one["name"]: set(one["times"]) for one in json.loads(file.read_text())["numbers"]}
+
+
+def test_colocate_in_one_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = {"thinker", "talker"}
+    found = _outcomes(monkeypatch, tmp_path, "alone", "loop")
+    assert found == {"alone": both, "one loop, one priority": both, "one loop, talker first": both}
+    alone = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("alone  "))
+    assert alone.split()[-1] == "2.00"  # each is as fast as itself
+
+
+@pytest.mark.parametrize(
+    ("codes", "patience", "told"), [((None, 1), 60.0, "talker 1"), ((None, None), 0.0, "more than 0.0 s")]
+)
+def test_a_process_that_gives_nothing_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, codes: tuple[int | None, ...], patience: float, told: str
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    processes = importlib.import_module("bench.processes")
+    monkeypatch.setattr(processes, "_LOOK", 0.01)
+    children = [
+        SimpleNamespace(name=name, exitcode=code) for name, code in zip(("thinker", "talker"), codes, strict=True)
+    ]
+    results: Queue[dict[str, object]] = Queue()
+    results.put({"thinker": None})
+    with pytest.raises(RuntimeError, match=told):
+        processes.answers_of(children, results, patience)
+
+
+@pytest.mark.slow
+def test_colocate_as_two_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert _outcomes(monkeypatch, tmp_path, "processes") == {"two processes": {"thinker", "talker"}}

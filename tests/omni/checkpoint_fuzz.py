@@ -1,0 +1,286 @@
+"""Checkpoints that are spoiled in one place, and what becomes of them: refused at start by name, or served as a whole one is.
+
+`python -m tests.omni.checkpoint_fuzz FAMILY [--every N] [--first I] [--log FILE]` tries them in processes of
+their own, with bounds of time and memory.
+"""
+
+import argparse
+import copy
+import faulthandler
+import io
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from types import FrameType
+from typing import IO, Any
+
+import torch
+from transformers import AutoConfig
+
+from omni import CheckpointError, ConfigError, Omni, SamplingParams
+from omni.utils.quiet import quiet
+from support.csm_reference import tiny_csm
+from support.reference import tiny_checkpoint
+from support.tiny_omni import audio_of, picture, sound, text_of, tiny_plugins, user
+from support.tiny_qwen2_5_omni import tiny_folder
+from support.tiny_text import write_chat_model
+
+GONE = object()
+"""The place is not there at all."""
+VALUES: dict[str, Any] = {
+    "deleted": GONE,
+    "null": None,
+    "0": 0,
+    "-1": -1,
+    "-64": -64,
+    "1": 1,
+    "2**40": 2**40,
+    "10**400": 10**400,
+    "0.5": 0.5,
+    "1e300": 1e300,
+    "text": "x",
+    "an empty text": "",
+    "a list": [1],
+    "an empty list": [],
+    "a table": {"x": 1},
+    "NaN": math.nan,
+    "true": True,
+}
+TABLES = ("deleted", "null", "0", "text", "an empty list", "a list", "a table")
+"""What takes the place of a whole list or table."""
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One place of one file, and the name of the value that is put there."""
+
+    file: str
+    place: Place
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {'.'.join(map(str, self.place))} = {self.value}"
+
+
+@cache
+def chat_folder() -> Path:
+    return Path(write_chat_model(Path(mkdtemp(prefix="omni-chat-"))))
+
+
+def whole_omni() -> Path:
+    return Path(tiny_checkpoint(3))
+
+
+FAMILIES: dict[str, Callable[[], Path]] = {
+    "qwen3_omni": whole_omni,
+    "qwen2_5_omni": tiny_folder,
+    "csm": tiny_csm,
+    "text": chat_folder,
+}
+_VOICES = "spk_dict.pt"
+_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "chat_template.json",
+    "model.safetensors.index.json",
+    _VOICES,
+)
+_MANY = 3
+"""Entries that are tried of a long list or of a table of many like ones: the first, and so many of the others."""
+
+
+@cache
+def content(folder: Path, file: str) -> Any:
+    """What the file says; config.json with what transformers fills in, or the places where a default stands would be left out."""
+    if file == _VOICES:
+        return torch.load(folder / file, weights_only=True)
+    held = json.loads((folder / file).read_text())
+    if file != "config.json":
+        return held
+    with quiet():
+        filled = AutoConfig.from_pretrained(folder).to_dict()
+    return _united(held, json.loads(json.dumps(filled, default=str)))
+
+
+def _united(held: Any, filled: Any) -> Any:
+    if not isinstance(held, dict):
+        return held
+    both = {
+        name: _united(value, filled.get(name) if isinstance(filled, dict) else None) for name, value in held.items()
+    }
+    return both | {name: value for name, value in (filled or {}).items() if name not in both}
+
+
+def faults(folder: Path) -> Iterator[Fault]:
+    """Every place of every file, with each value: a list or table as a whole, and what is in it."""
+    for file in _FILES:
+        if (folder / file).exists():
+            for place, inner in _places(content(folder, file), (), file):
+                for value in TABLES if inner else VALUES:
+                    yield Fault(file, place, value)
+
+
+def _places(value: Any, place: Place, file: str) -> Iterator[tuple[Place, bool]]:
+    if place:
+        yield place, isinstance(value, dict | list)
+    if isinstance(value, dict):
+        names: Sequence[str | int] = list(value)
+    elif isinstance(value, list):
+        names = range(len(value))
+    else:
+        return
+    # Entries of a vocabulary and weights of an index are alike; fields of a config are not.
+    if len(names) > 2 * _MANY and (file != "config.json" or isinstance(value, list)) and place:
+        names = random.Random(str(place)).sample(list(names), _MANY)
+    for name in names:
+        yield from _places(value[name], (*place, name), file)
+
+
+def spoil(folder: Path, to: Path, fault: Fault) -> Path:
+    """A copy of the checkpoint with the fault in it."""
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    for file in folder.iterdir():
+        if file.name != fault.file:
+            os.link(file, to / file.name)
+    held = copy.deepcopy(content(folder, fault.file))
+    at = held
+    for name in fault.place[:-1]:
+        at = at[name]
+    if VALUES[fault.value] is GONE:
+        del at[fault.place[-1]]
+    else:
+        at[fault.place[-1]] = VALUES[fault.value]
+    if fault.file == _VOICES:
+        buffer = io.BytesIO()
+        torch.save(held, buffer)
+        (to / fault.file).write_bytes(buffer.getvalue())
+    else:
+        (to / fault.file).write_text(json.dumps(held))
+    return to
+
+
+def verdict(folder: Path, family: str) -> str:
+    """`"refused: ..."` with the error, or `"served"`. Raises whatever else comes of it, and AssertionError for a model that fails
+    requests."""
+    try:
+        omni = Omni(folder, device="cpu", plugins=tiny_plugins(), overrides=_SMALL.get(family, {}))
+    except (CheckpointError, ConfigError) as error:
+        return f"refused: {error}"
+    with omni:
+        for what, chat, modality in _requests(family, omni):
+            sampling = {name: SamplingParams(max_tokens=count) for name, count in _LENGTHS[family][modality].items()}
+            outputs = list(omni.generate(chat, sampling=sampling, modalities=_modalities(family, modality)))
+            assert outputs, what
+            assert outputs[-1].error is None, f"{what}: {outputs[-1].error}"
+            text_of(outputs)
+            assert audio_of(outputs).isfinite().all(), what
+    return "served"
+
+
+_SMALL: dict[str, dict[str, object]] = {}
+_LENGTHS: dict[str, dict[str, dict[str, int]]] = {
+    "qwen3_omni": {"text": {"thinker": 3}, "audio": {"thinker": 3, "talker": 6}},
+    "qwen2_5_omni": {"text": {"thinker": 3}, "audio": {"thinker": 3, "talker": 12}},
+    "csm": {"audio": {"backbone": 4}},
+    "text": {"text": {"text": 3}},
+}
+
+
+def _modalities(family: str, modality: str) -> tuple[str, ...]:
+    return ("text", "audio") if modality == "audio" and family != "csm" else (modality,)
+
+
+def _requests(family: str, omni: Omni) -> Iterator[tuple[str, Any, str]]:
+    if family == "csm":
+        yield "speech", user("hello"), "audio"
+        heard = [{"type": "text", "text": "hm"}, sound(1, 0.2)]
+        yield "speech after a sound", [{"role": "user", "content": heard}, *user("hello")], "audio"
+        return
+    yield "a text", user("what do you see"), "text"
+    if family == "text":
+        return
+    yield "a picture and a sound", user(picture(9), sound(9, 0.3), "what is this"), "text"
+    if "audio" in omni.modalities:
+        yield "speech", user("hello"), "audio"
+
+
+# The program: many faults, in forked processes with bounds of time and memory.
+
+SECONDS = 60
+"""Of one checkpoint, start and requests together, on a busy machine."""
+BYTES = 12 << 30
+"""Of address space of one process."""
+
+
+def _late(signum: int, frame: FrameType | None) -> None:
+    raise TimeoutError(f"not done after {SECONDS} s")
+
+
+def work(folder: Path, family: str, mine: list[Fault], log: IO[str]) -> None:
+    """Tries each fault, and writes a line of JSON about it."""
+    signal.signal(signal.SIGALRM, _late)
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    with TemporaryDirectory(dir=folder.parent) as scratch:
+        for fault in mine:
+            log.write(json.dumps({"begun": str(fault)}) + "\n")
+            log.flush()
+            begin = time.monotonic()
+            signal.alarm(SECONDS)
+            faulthandler.dump_traceback_later(2 * SECONDS, exit=True)
+            try:
+                result = verdict(spoil(folder, Path(scratch) / "model", fault), family)
+            except BaseException as error:
+                where = "".join(traceback.format_tb(error.__traceback__)[-2:])
+                result = f"RAW {type(error).__name__}: {error}\n{where}"
+            finally:
+                signal.alarm(0)
+                faulthandler.cancel_dump_traceback_later()
+            line = {"fault": str(fault), "seconds": round(time.monotonic() - begin, 2), "result": result[:1200]}
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--log", default="/dev/stdout")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = FAMILIES[options.family]()
+    chosen = [fault for fault in faults(folder) if options.only in str(fault)][options.first :: options.every]
+    print(options.family, len(chosen), "faults", file=sys.stderr)
+    jobs = []
+    for job in range(options.jobs):
+        pid = os.fork()
+        if pid == 0:
+            with open(f"{options.log}.{job}" if options.jobs > 1 else options.log, "w") as log:
+                work(folder, options.family, chosen[job :: options.jobs], log)
+            os._exit(0)
+        jobs.append(pid)
+    for pid in jobs:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""An engine of the hidden-state family, ticked by the test, and what it must give."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omni.checkpoint import Checkpoint
+from omni.config import Layer
+from omni.device import Device
+from omni.device.cpu import CpuDevice
+from omni.engine import (
+    Engine,
+    EngineOptions,
+    EngineOutput,
+    EngineRequest,
+    Plan,
+    RequestFailed,
+    RequestFinished,
+    StageFinished,
+    StageOutput,
+    build_engine,
+    resolve_pipeline,
+)
+from omni.errors import OmniError, StageError
+from omni.payload import GeneratedTokens, Payload
+from omni.sampling import SamplingParams
+from omni.testing.simulation import SimulatedDevice, Simulation
+from support.ar_driver import plain_prompt
+from support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of
+from support.hidden_model import Reading, ReadOut
+from support.small_text import greedy
+
+LEFT = StageError("request", "being tested", "it was given up")
+"""The error of requests that a test gave up."""
+_MOST_TICKS = 200_000
+TOLERANCE = 1e-5
+"""Of weighted sums over a row, which are of the order of 1: batches add float32 numbers up in different orders."""
+
+
+@dataclass(slots=True)
+class HiddenResult:
+    """What one request was given. readings: by modality, as they came. log: in order, a modality or a finished stage's name."""
+
+    tokens: list[int] = field(default_factory=list)
+    readings: dict[str, list[Reading]] = field(default_factory=dict)
+    others: list[object] = field(default_factory=list)
+    stages: dict[str, StageFinished] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    error: OmniError | None = None
+    over: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why its text ended."""
+        return self.stages[WRITER].reason
+
+    def take(self, output: EngineOutput) -> None:
+        assert not self.over, f"{output} after the last message"
+        match output:
+            case StageOutput(modality=modality, meta=meta):
+                self.log.append(modality)
+                match meta:
+                    case GeneratedTokens(ids=ids):
+                        self.tokens += ids
+                    case Reading():
+                        self.readings.setdefault(modality, []).append(meta)
+                    case other:
+                        self.others.append(other)
+            case StageFinished():
+                self.log.append(output.stage)
+                self.stages[output.stage] = output
+            case RequestFinished():
+                self.over = True
+            case RequestFailed(error=error):
+                self.over, self.error = True, error
+                if error is not LEFT:
+                    raise error
+
+    def read(self, modality: str, *, prompt: bool = False) -> NDArray[np.float32]:
+        """The numbers `[n, N]` of the rows of generated tokens, or of the prompt. Checks that they came one by one, in order."""
+        found = [reading for reading in self.readings.get(modality, []) if reading.prompt == prompt]
+        assert [reading.index for reading in found] == list(range(len(found)))
+        return np.array([reading.numbers for reading in found], np.float32)
+
+
+class HiddenEngine:
+    """overrides: options by dotted path, as `--set` has them. change: of the checked plan, before anything is built."""
+
+    def __init__(
+        self,
+        folder: Path,
+        overrides: Mapping[str, object] | None = None,
+        device: Device | None = None,
+        memory_bytes: int | None = None,
+        change: Callable[[Plan], Plan] = lambda plan: plan,
+    ) -> None:
+        checkpoint, plugins = Checkpoint(folder), hidden_plugins()
+        self.device = device or CpuDevice()
+        self.model = model_of(checkpoint)
+        self.plan = change(resolve_pipeline(checkpoint, plugins, [Layer("test", overrides or {})]))
+        self.modalities = frozenset(output.modality for output in self.plan.pipeline.outputs)
+        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
+        self.engine: Engine = build_engine(self.plan, checkpoint, plugins, self.device, options)
+        self.log: list[tuple[str, str]] = []
+        """Every request's outputs in the order they came: id and modality."""
+        self._readout = ReadOut(checkpoint.config["width"])
+
+    def submit(
+        self,
+        request_id: str,
+        ids: Sequence[int],
+        *,
+        payload: Sequence[int] = (),
+        modalities: frozenset[str] | None = None,
+        priority: int = 0,
+        sample_index: int = 0,
+        **sampling: object,
+    ) -> HiddenResult:
+        """payload: prompt positions whose hidden states are read too. modalities: all by default."""
+        result = HiddenResult()
+
+        def take(output: EngineOutput) -> None:
+            if isinstance(output, StageOutput):
+                self.log.append((request_id, output.modality))
+            result.take(output)
+
+        prompt = plain_prompt(ids, payload_positions=np.array(payload, np.int64))
+        request = EngineRequest(
+            request_id,
+            self.modalities if modalities is None else modalities,
+            {WRITER: [Payload(prompt)]},
+            sampling={WRITER: SamplingParams(**sampling)},
+            priority=priority,
+            sample_index=sample_index,
+        )
+        self.engine.submit(request, take)
+        return result
+
+    def leave(self, request_id: str) -> None:
+        """Gives a request up; its result keeps what came before."""
+        self.engine.abort(request_id, LEFT)
+
+    def tick(self) -> bool:
+        with torch.inference_mode():
+            return self.engine.tick()
+
+    def simulate(self, tick: Callable[[], bool] | None = None) -> Simulation:
+        """Its ticks on a simulated device; `Simulation.run` brings it to its end. tick: one of them, as the test has it."""
+        assert isinstance(self.device, SimulatedDevice)
+        return Simulation(self.device, tick or self.tick, lambda: self.engine.idle, lambda: str(self.engine.usage()))
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing is under way, or `until`; at the end nothing is held. A device is asked again and again;
+        on a simulated one `simulate` skips what nobody waits for."""
+        for _ in range(_MOST_TICKS):
+            if self.engine.idle:
+                self.assert_free()
+                return
+            if until():
+                return
+            self.tick()
+        raise AssertionError(f"stuck with {self.engine.usage()}")
+
+    def assert_free(self) -> None:
+        """No stage holds anything."""
+        held = {name: {k: n for k, n in usage.items() if n} for name, usage in self.engine.usage().items()}
+        assert not any(held.values()), held
+
+    def greedy(self, ids: Sequence[int], max_tokens: int, *, stops: Sequence[int] = ()) -> list[int]:
+        """Greedy tokens, everything recomputed for each."""
+        with torch.inference_mode():
+            return greedy(self.model, ids, max_tokens, stops=stops)
+
+    def rows(self, ids: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The numbers `[n, N]` that readers must give for the generated `tokens`, the long way."""
+        emitted = self.model.emitted_whole([*ids, *tokens])
+        return self._readout.read(emitted[len(ids) - 1 : -1].numpy())
+
+    def prompt_rows(self, ids: Sequence[int], payload: Sequence[int]) -> NDArray[np.float32]:
+        """The same for prompt positions."""
+        return self._readout.read(self.model.emitted_whole(ids)[list(payload)].numpy())
+
+    def expect(self, result: HiddenResult, ids: Sequence[int], payload: Sequence[int] = ()) -> None:
+        """Every reader gave one reading for each token that came, and for each of `payload`: the right ones."""
+        assert result.error is None
+        for name in (READER, CLERK):
+            if MODALITIES[name] in self.modalities:
+                assert_same(result.read(MODALITIES[name]), self.rows(ids, result.tokens))
+                if payload:
+                    assert_same(result.read(MODALITIES[name], prompt=True), self.prompt_rows(ids, payload))
+
+
+def assert_same(read: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    """The whole numbers exactly, the sums within `TOLERANCE`."""
+    assert read.shape == wanted.shape
+    np.testing.assert_array_equal(read[:, :4], wanted[:, :4])
+    np.testing.assert_allclose(read, wanted, rtol=0, atol=TOLERANCE)

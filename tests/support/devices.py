@@ -1,0 +1,93 @@
+"""Devices that count, queue or reorder what is launched, and settings that tests on a GPU run under."""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from omni.device import Device, Graph, Phase, Stream
+from omni.device.cpu import CpuDevice
+from omni.device.cuda import CudaDevice
+from omni.testing import SimulatedDevice
+
+# Devices that count what is replayed, and what is not.
+
+
+class Counting(Device):
+    """replays: of graphs, by name. launches: outside of them, by phase."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replays: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
+        self._replaying = False
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        self.replays[graph.name] += 1
+        self._replaying = True
+        super().replay(stream, graph)
+        self._replaying = False
+
+    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
+        self.launches[phase.__name__] += not self._replaying
+        super().launch(stream, phase, *buffers)
+
+
+class CountingDevice(Counting, CpuDevice):
+    pass
+
+
+class CountingCuda(Counting, CudaDevice):
+    pass
+
+
+# A device whose streams run only when the test says so, as a busy accelerator's would.
+
+
+class QueuedDevice(SimulatedDevice):
+    """seed: for those that run by themselves."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__(seed)
+
+
+# A device whose streams run late and mixed, a little at each look at an event, as one seed decides.
+
+
+class StirredDevice(QueuedDevice):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+
+    def stir(self) -> None:
+        """Time passes."""
+        self.host_step()
+
+
+# CUDA refuses to synchronize. Process-wide: for tests with nothing else alive on the device.
+
+
+@contextmanager
+def no_synchronization() -> Iterator[None]:
+    """Inside, a synchronizing CUDA operation raises RuntimeError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# Float32 as it is: no TF32, which cuDNN's convolutions would use by default.
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,292 @@
+"""A small random model whose decode steps are conditioned by a text id and a device row, and the same model computed the long way.
+
+Shape legend: T tokens, R rows, D width, W width of step rows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.checkpoint import Checkpoint
+from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
+from omni.errors import OmniError
+from omni.hookspecs import hookimpl
+from omni.payload import AudioChunk, GeneratedTokens, Payload, TokenLogprobs
+from omni.pipeline import Edge, Output, Pipeline, Stage
+from omni.plugin.entries import ModelFamily
+from omni.plugin.manager import Plugins, load_plugins
+from omni.sampling import HostRules, SamplingParams
+from omni.stage import StageContext
+from omni_ar.inputs import Prompt, StepInputs, TokenHidden
+from omni_ar.model import ArShape, NextTokens
+from omni_ar.options import ArOptions
+from support.ar_driver import plain_prompt
+from support.entry_points import own_entry_points
+from support.hidden_model import HiddenText, Reading
+from support.small_text import WIDTH, SmallText, random_matrix
+from support.tap import CodesChunk
+
+TEXTS = 23
+
+Condition = tuple[int, Tensor | None]
+"""What a step hears: a text id, and a row `[W]` if there is one."""
+
+
+class Listener(SmallText):
+    """heard: width of the rows."""
+
+    def __init__(self, heard: int = 64, vocab: int = 53, positions: int = 96) -> None:
+        super().__init__(vocab, positions)
+        generator = torch.Generator().manual_seed(heard)
+        self.heard = heard
+        self.text_table = random_matrix(TEXTS, WIDTH, generator)
+        self.hearing = random_matrix(WIDTH, heard, generator)
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, step_columns=("text",), step_width=self.heard)
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        heard_RD = torch.tanh(step.rows_RE @ self.hearing.T / 8)
+        return self._embed(step.ids_R) + self.text_table[step.columns_SR[0]] + heard_RD
+
+
+class WordlessListener(Listener):
+    """Steps have rows alone."""
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, step_columns=())
+
+    def embed_next(self, step: NextTokens) -> Tensor:
+        none_1R = torch.zeros_like(step.ids_R)[None]
+        return super().embed_next(replace(step, columns_SR=none_1R))
+
+
+def answered(
+    model: Listener, prompt: Sequence[int], heard: Sequence[Condition], pad: int, max_tokens: int
+) -> list[int]:
+    """Greedy tokens, everything recomputed for each. heard: by the first steps after the prompt. pad: text id of all later ones."""
+    made: list[int] = []
+    inputs = [model.embeddings[token] for token in prompt]
+    while True:
+        scores = (model.head @ model.layers.whole(torch.stack(inputs))[-1]).tolist()
+        made.append(max(range(len(scores)), key=scores.__getitem__))
+        if len(made) == max_tokens:
+            return made
+        text, row_W = heard[len(made) - 1] if len(made) <= len(heard) else (pad, None)
+        row_W = torch.zeros(model.heard) if row_W is None else row_W
+        embedded_RD = model.embed_next(
+            NextTokens(torch.tensor(made[-1:]), torch.tensor([[text]]), torch.empty(1, 0), row_W[None])
+        )
+        inputs.append(embedded_RD[0])
+
+
+# A model family of two: one writes, the other answers, each step of it conditioned by the hidden state of a written token.
+#
+# writer ──► listener
+#
+# What is written can be asked for without an answer.
+
+WRITER, LISTENER = "writer", "listener"
+TEXT, ANSWER = "text", "answer"
+PAD = 2
+_WIDTH = 40
+_HERE = "support.listener"
+
+
+class ListenArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """prompt: the listener's, which it gets with the first token; None if it has it from the front end."""
+
+    prompt: Prompt | None = None
+
+
+class ToListener:
+    """Each token's hidden state conditions one step. Every fourth step has a text id instead."""
+
+    def __init__(self, args: msgspec.Struct | None) -> None:
+        assert args is None or isinstance(args, ListenArgs)
+        self._prompt = args.prompt if args is not None else None
+
+    def push(self, payload: Payload) -> Sequence[Payload]:
+        if not isinstance(payload.meta, TokenHidden):
+            return ()
+        index = payload.meta.index
+        tensors = {"rows": payload.tensors["hidden"]} if has_row(index) else {}
+        step = Payload(StepInputs(columns=np.array([[text_of(index)]])), tensors)
+        return (step,) if index or self._prompt is None else (Payload(self._prompt), step)
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return (Payload(StepInputs(columns=np.empty((1, 0), np.int64), pad=np.array([PAD]))),)
+
+
+def has_row(index: int) -> bool:
+    return index % 4 != 2
+
+
+def text_of(index: int) -> int:
+    """What the step hears beside the hidden state of token `index`."""
+    return (3 * index + 1) % TEXTS
+
+
+def write_checkpoint(folder: Path, credit: int = 64) -> Path:
+    """credit: of the edge. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "listener", "credit": credit}))
+    return folder
+
+
+def pipeline(checkpoint: Checkpoint) -> Pipeline:
+    options = ArOptions(max_num_seqs=3, block_size=3)
+    return Pipeline(
+        family="listener",
+        stages=(
+            Stage(name=WRITER, kind="ar", model=f"{_HERE}:build_writer", options=options),
+            Stage(name=LISTENER, kind="ar", model=f"{_HERE}:build_listener", options=options),
+        ),
+        edges=(
+            Edge(producer=WRITER, consumer=LISTENER, adapter=f"{_HERE}:ToListener", credit=checkpoint.config["credit"]),
+        ),
+        outputs=(Output(modality=TEXT, stage=WRITER), Output(modality=ANSWER, stage=LISTENER)),
+        frontend=f"{_HERE}:none",
+    )
+
+
+def writer() -> HiddenText:
+    return HiddenText(_WIDTH)
+
+
+def listener() -> Listener:
+    return Listener(_WIDTH)
+
+
+def build_writer(context: StageContext) -> HiddenText:
+    return writer().to(context.device.torch_device, context.dtype)
+
+
+def build_listener(context: StageContext) -> Listener:
+    return listener().to(context.device.torch_device, context.dtype)
+
+
+def ask(
+    request_id: str,
+    written: Sequence[int],
+    heard: Sequence[int],
+    *,
+    from_frontend: bool = False,
+    priority: int = 0,
+    sampling: Mapping[str, SamplingParams] = {},
+    rules: HostRules | None = None,
+) -> EngineRequest:
+    """written, heard: the prompts of the two. from_frontend: whether the listener has its prompt at once, and not by the edge."""
+    prompt = plain_prompt(heard)
+    inputs = {WRITER: [Payload(plain_prompt(written))]} | ({LISTENER: [Payload(prompt)]} if from_frontend else {})
+    edges = {} if from_frontend else {f"{WRITER}->{LISTENER}": ListenArgs(prompt=prompt)}
+    told = {WRITER: rules} if rules is not None else {}
+    return EngineRequest(request_id, frozenset({TEXT, ANSWER}), inputs, edges, sampling, priority, rules=told)
+
+
+def conditions(prompt: Sequence[int], tokens: Sequence[int]) -> list[Condition]:
+    """What the listener hears of a writer that was given `prompt` and gave out `tokens`, the long way."""
+    with torch.inference_mode():
+        rows_TW = writer().emitted_whole([*prompt, *tokens])[len(prompt) - 1 : -1]
+    return [(text_of(index), row_W if has_row(index) else None) for index, row_W in enumerate(rows_TW)]
+
+
+def answer(written: Sequence[int], tokens: Sequence[int], heard: Sequence[int], max_tokens: int) -> list[int]:
+    """What the listener says greedily to that."""
+    with torch.inference_mode():
+        return answered(listener(), heard, conditions(written, tokens), PAD, max_tokens)
+
+
+def listener_plugins() -> Plugins:
+    """The family, and what it needs."""
+    plugins = load_plugins([EntryPoint("listener", _HERE, "omni"), *own_entry_points("ar", "local")])
+    for record in plugins.records:
+        assert record.error is None, record.error
+    return plugins
+
+
+@hookimpl
+def omni_model_families() -> Sequence[ModelFamily]:
+    return [
+        ModelFamily(
+            name="listener", model_types=("listener",), pipeline=f"{_HERE}:pipeline", tiny=f"{_HERE}:write_checkpoint"
+        )
+    ]
+
+
+# What a request was given, whatever the pipeline, and whether it is what another run gave.
+
+TOLERANCE = 1e-4
+"""Of float32 numbers of the order of 1: batches add them up in different orders."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """exact: tokens, frames and reasons by modality or stage; each as it came. near: numbers by modality."""
+
+    exact: dict[str, list[object]] = field(default_factory=dict)
+    near: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+    error: OmniError | None = None
+    over: bool = False
+
+    @property
+    def scored(self) -> int:
+        """How many log-probabilities came."""
+        return sum(len(part) for name, parts in self.near.items() if " logprobs " in name for part in parts)
+
+    def take(self, output: EngineOutput) -> None:
+        assert not self.over, f"{output} after the last message"
+        match output:
+            case StageOutput(modality=modality, meta=meta):
+                self._take_chunk(modality, meta)
+            case StageFinished(stage=stage):
+                self.exact[f"end of {stage}"] = [output.reason]
+            case RequestFinished():
+                self.over = True
+            case RequestFailed(error=error):
+                self.over, self.error = True, error
+
+    def numbers(self, modality: str) -> NDArray[np.float32]:
+        """All of them, one after the other."""
+        return np.concatenate([np.empty(0, np.float32), *self.near.get(modality, [])])
+
+    def assert_like(self, whole: "Heard") -> None:
+        """The same as `whole`, or its beginning if the request was given up."""
+        modalities = self.near.keys() if self.error is not None else whole.near.keys()
+        for name in self.exact if self.error is not None else whole.exact:
+            mine = self.exact.get(name, [])
+            wanted = whole.exact[name][: len(mine)] if self.error is not None else whole.exact[name]
+            assert mine == wanted, f"{name}: {mine}, not {wanted}"
+        for name in modalities:
+            mine, wanted = self.numbers(name), whole.numbers(name)
+            wanted = wanted[: len(mine)] if self.error is not None else wanted
+            assert mine.shape == wanted.shape, f"{name}: {mine.shape}, not {wanted.shape}"
+            np.testing.assert_allclose(mine, wanted, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+    def _take_chunk(self, modality: str, meta: object) -> None:
+        match meta:
+            case GeneratedTokens(ids=ids):
+                self.exact.setdefault(modality, []).extend(ids)
+            case CodesChunk(codes=codes):
+                self.exact.setdefault(modality, []).append(codes)
+            case AudioChunk(samples=samples):
+                self.near.setdefault(modality, []).append(samples)
+            case Reading(prompt=prompt, index=index, numbers=numbers):
+                kind = f"{modality} of the {'prompt' if prompt else 'tokens'}"
+                self.exact.setdefault(kind, []).append(index)
+                self.near.setdefault(kind, []).append(np.array(numbers, np.float32))
+            case TokenLogprobs(prompt=prompt, logprobs=logprobs):
+                kind = f"{modality} logprobs of the {'prompt' if prompt else 'tokens'}"
+                self.near.setdefault(kind, []).append(logprobs.reshape(-1))
+            case other:
+                raise TypeError(f"an unexpected output {other!r}")
