@@ -253,7 +253,7 @@ def _tick(worker: ArWorker) -> None:
     while worker.outbox:
         message = worker.outbox.popleft()
         assert isinstance(message, Produced), message
-        message.hold.seal()  # nobody takes it
+        message.close()  # nobody takes it
 
 
 @contextmanager

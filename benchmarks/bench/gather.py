@@ -18,7 +18,7 @@ from torch import Tensor
 
 from omni.device import COMPLETED, Device, PhaseCategory, Uploader, declare_categories
 from omni.payload import PageSlice
-from omni.stage import Feed, MailboxWorker, Open, PlainStage, StageContext, StageUsage, release
+from omni.stage import Feed, MailboxWorker, Open, PlainStage, StageContext, StageUsage
 
 
 class GatherOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class GatherWorker(MailboxWorker[Taker]):
 
     def drop(self, request: Taker) -> None:
         for message in request.waiting:
-            release(message, COMPLETED)
+            message.release(COMPLETED)
         request.waiting.clear()
 
     def advance(self) -> bool:
@@ -107,7 +107,7 @@ class GatherWorker(MailboxWorker[Taker]):
         gathered = self._device.record(self._stream)
         for message, part in taken:
             part.gathered(gathered)
-            release(message, gathered)
+            message.release(gathered)
         self.rows += len(slots)
         self.launches += 1
         return True

@@ -23,7 +23,7 @@ from bench.traffic import drawn, random_prompt
 from omni.checkpoint import Checkpoint
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams
-from omni_ar.inputs import Prompt, SegmentSlot
+from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.text_conditioning import TextConditioningArgs
 from omni_qwen3_omni.config import OmniConfig, read_config
 
@@ -156,6 +156,6 @@ class OmniFamily(Family):
             columns=np.stack([text, codec]),
             positions=np.broadcast_to(np.arange(self.prompt), (3, self.prompt)).copy(),
             next_position=self.prompt,
-            segments=(SegmentSlot(name="hidden", index=0, positions=np.arange(self._media), key=key),),
+            placeholders=(Placeholder(name="hidden", index=0, positions=np.arange(self._media), key=key),),
         )
         return TextConditioningArgs(prompt=prompt, lead=(), eos=config.tts_eos, pad=config.tts_pad)

@@ -29,7 +29,7 @@ class LocalRef:
     def freed(self) -> bool:
         return self.end is not None and self.end.done()
 
-    def let_go(self, end: Event) -> None:
+    def release(self, end: Event) -> None:
         """The payload is not used after `end`. The first call counts."""
         if self.end is None:
             self.end = end
@@ -61,13 +61,13 @@ class LocalConnector:
         return LocalPending(_own(ref))
 
     def release(self, ref: Ref, after: Event) -> None:
-        _own(ref).let_go(after)
+        _own(ref).release(after)
 
     def abort(self, ref: Ref, reason: str) -> None:
         own = _own(ref)
         if own.end is None:
             own.abort_reason = reason
-            own.let_go(COMPLETED)
+            own.release(COMPLETED)
 
     def close(self) -> None:
         pass

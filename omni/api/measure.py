@@ -12,7 +12,7 @@ from omni.engine import Held
 from omni.frontend.base import Prepared
 
 _DEPTH = 8
-"""Depth of a chat, and of a prepared one: stages, payloads, a payload, its struct, its segments, a segment, its positions."""
+"""Depth of a chat, and of a prepared one: stages, payloads, a payload, its struct, placeholders, one of them, positions."""
 
 
 _LARGE = 4096

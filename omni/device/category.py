@@ -49,7 +49,5 @@ declare_categories(
         "copy_upload": PhaseCategory.COPIES,
         "copy_weight": PhaseCategory.COPIES,
         "copy_window": PhaseCategory.COPIES,
-        "copy_piece": PhaseCategory.PAYLOAD,
-        "gather_piece": PhaseCategory.PAYLOAD,
     }
 )

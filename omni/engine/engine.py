@@ -161,7 +161,7 @@ class Engine:
             self._drain()
 
     def _drain(self) -> None:
-        """Has stages process the aborts of the last requests, so that each releases the leases it holds."""
+        """Has stages process the aborts of the last requests, so that each releases its inputs."""
         with torch.inference_mode():
             while self.tick():
                 pass

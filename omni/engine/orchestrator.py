@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from omni.connector import Connector
 from omni.device import COMPLETED, Stream
 from omni.engine.admission import Admission
-from omni.engine.credit import Credit, Valve
 from omni.engine.ranked import Rank
 from omni.engine.request import (
     EngineRequest,
@@ -17,7 +16,7 @@ from omni.engine.request import (
     StageOutput,
     SubmitRequest,
 )
-from omni.engine.route import Route
+from omni.engine.route import Credit, Route
 from omni.errors import InputError, OmniError, StageError, said
 from omni.pipeline import FRONTEND, Edge, Pipeline
 from omni.pipeline.adapter import AdapterFactory
@@ -31,7 +30,7 @@ class ActiveRequest:
 
     running: stages that have not finished it. awaited: those of them that give a wanted output.
 
-    routes: by edge. valves: by producing stage.
+    routes: by edge. credits: by producing stage.
     """
 
     request: EngineRequest
@@ -39,7 +38,7 @@ class ActiveRequest:
     running: set[str]
     awaited: set[str]
     routes: Mapping[str, Route]
-    valves: Mapping[str, Valve]
+    credits: Mapping[str, Credit]
 
 
 class Orchestrator:
@@ -65,8 +64,8 @@ class Orchestrator:
         self._active: dict[str, ActiveRequest] = {}
         self._busy: dict[Route, None] = {}
         """Routes with payloads under way, the longest busy first: a waiting request costs nothing."""
-        self._changed: dict[Valve, None] = {}
-        """Valves whose producer may have to be notified."""
+        self._changed: dict[Credit, None] = {}
+        """Credits that may have to be reported."""
 
     @property
     def unfinished(self) -> int:
@@ -118,8 +117,8 @@ class Orchestrator:
             if not route.busy:
                 self._busy.pop(route, None)
         while self._changed:
-            valve, _ = self._changed.popitem()
-            moved |= valve.tell()
+            credit, _ = self._changed.popitem()
+            moved |= credit.report()
         return self._admit() or moved
 
     def _admit(self) -> bool:
@@ -137,9 +136,12 @@ class Orchestrator:
         request = command.request
         stages, awaited = self._stages_of(request)
         edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
-        valves = {e.producer: Valve(request.id, self._workers[e.producer], self._changed) for e in edges}
-        routes = {edge.name: self._route(request, edge, valves[edge.producer]) for edge in edges}
-        self._active[request.id] = ActiveRequest(request, command.sink, set(stages), set(awaited), routes, valves)
+        credits = {
+            e.producer: Credit(request.id, self._workers[e.producer], self._edges_from[e.producer], self._changed)
+            for e in edges
+        }
+        routes = {edge.name: self._route(request, edge, credits[edge.producer]) for edge in edges}
+        self._active[request.id] = ActiveRequest(request, command.sink, set(stages), set(awaited), routes, credits)
         for name in stages:
             sources = {edge.name for edge in edges if edge.consumer == name} | ({FRONTEND} & _fed(request, name))
             sampling = request.sampling.get(name, SamplingParams())
@@ -183,19 +185,19 @@ class Orchestrator:
             raise StageError("pipeline", "routing the request", "no stage that it feeds leads to a wanted output")
         return stages, awaited
 
-    def _route(self, request: EngineRequest, edge: Edge, valve: Valve) -> Route:
+    def _route(self, request: EngineRequest, edge: Edge, credit: Credit) -> Route:
         try:
             adapter = self._adapters[edge.name](request.edges.get(edge.name))
         except Exception as error:
             raise StageError(edge.name, "opening its adapter", said(error)) from error
         connector, consumer = self._connectors[edge.name], self._workers[edge.consumer]
-        return Route(request.id, edge, adapter, connector, consumer, self._transfer, Credit(edge.credit, valve))
+        return Route(request.id, edge, adapter, connector, consumer, self._transfer, credit)
 
     def _take(self, stage: str, message: Outbound) -> None:
         active = self._active.get(message.request_id)
         if active is None:
             if isinstance(message, Produced):
-                message.hold.seal()
+                message.close()
             return
         try:
             match message:
@@ -217,7 +219,7 @@ class Orchestrator:
                     route.send(produced)
                     self._busy[route] = None
         finally:
-            produced.hold.seal()
+            produced.close()
         if not produced.payload.tensors:
             for output in self._pipeline.outputs:
                 if output.stage == stage and output.modality in active.request.modalities:
@@ -226,8 +228,8 @@ class Orchestrator:
     def _finish(self, active: ActiveRequest, stage: str, done: Done) -> None:
         active.running.discard(stage)
         active.awaited.discard(stage)
-        if stage in active.valves:
-            active.valves[stage].close()
+        if stage in active.credits:
+            active.credits[stage].close()
         for edge in self._pipeline.edges_from(stage):
             if edge.name in active.routes:
                 active.routes[edge.name].end(done.reason)
@@ -245,8 +247,8 @@ class Orchestrator:
         for route in active.routes.values():
             route.abort(reason)
             self._busy.pop(route, None)
-        for valve in active.valves.values():
-            valve.close()
+        for credit in active.credits.values():
+            credit.close()
         for name in active.running:
             self._workers[name].inbox.append(Abort(active.request.id))
 

@@ -1,18 +1,74 @@
-"""One edge as one request uses it: connector, adapter and the payloads under way between them."""
+"""One edge as one request uses it: connector, adapter and the payloads under way; and the producer's credit on its edges."""
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from omni.connector import Connector, Pending, Received, Ref
 from omni.device import COMPLETED, Stream
-from omni.engine.credit import Credit
 from omni.errors import OmniError, known
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter
-from omni.stage import Ended, Feed, Produced, StageWorker, lend
+from omni.stage import Ended, Feed, Lease, Pause, Produced, Resume, StageWorker
 
 _log = logging.getLogger(__name__)
+
+
+class Credit:
+    """How far one producer may run ahead with one request: the payloads of each of its edges that were sent and not acquired by
+    their consumer. The request is paused there while the credit of any edge is used up.
+
+    Used up when there are as many as the edge's limit, until half are back. Payloads without tensors hold no device memory and do
+    not count.
+
+    changed: collects credits to be reported, by `report`: one that is used up and given back in between is no news.
+    """
+
+    def __init__(
+        self, request_id: str, producer: StageWorker, edges: Iterable[Edge], changed: "dict[Credit, None]"
+    ) -> None:
+        """edges: all that the producer feeds."""
+        self._request_id = request_id
+        self._producer = producer
+        self._limits = {edge.name: edge.credit for edge in edges}
+        self._outstanding = dict.fromkeys(self._limits, 0)
+        self._used_up: set[str] = set()
+        self._changed = changed
+        self._paused = False
+        self._closed = False
+
+    def acquire(self, edge: str) -> None:
+        """A payload was sent."""
+        self._outstanding[edge] += 1
+        if edge not in self._used_up and self._outstanding[edge] >= self._limits[edge]:
+            self._used_up.add(edge)
+            self._changed[self] = None
+
+    def release(self, edge: str) -> None:
+        """A consumer acquired or released a payload."""
+        self._outstanding[edge] -= 1
+        if self._outstanding[edge] <= self._limits[edge] // 2:
+            self.close_edge(edge)
+
+    def close_edge(self, edge: str) -> None:
+        """The edge does not hold the producer up: half of its credit is back, or no payload will be sent over it."""
+        if edge in self._used_up:
+            self._used_up.discard(edge)
+            self._changed[self] = None
+
+    def report(self) -> bool:
+        """Pauses or resumes the request at the producer, if that is news. Returns whether it was."""
+        paused = bool(self._used_up)
+        if self._closed or paused == self._paused:
+            return False
+        self._paused = paused
+        self._producer.inbox.append(Pause(self._request_id) if paused else Resume(self._request_id))
+        return True
+
+    def close(self) -> None:
+        """The producer is done with the request, or is about to be: it is paused and resumed no more."""
+        self._closed = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +115,7 @@ class Route:
             ref = self._connector.send(produced.payload, produced.ready, self._stream)
         except Exception as error:
             raise self._known("sending a payload", error) from error
-        produced.hold.take(ref)
+        produced.add(ref)
         try:
             pending = self._connector.receive(ref, self._stream)
         except Exception as error:
@@ -68,7 +124,7 @@ class Route:
         counted = bool(produced.payload.tensors)
         self._under_way.append(_UnderWay(ref, pending, counted))
         if counted:
-            self._credit.spend()
+            self._credit.acquire(self.edge.name)
 
     def end(self, reason: str) -> None:
         """The producer is done; the consumer hears of it after the payloads under way."""
@@ -96,7 +152,7 @@ class Route:
         self.closed = True
         while self._under_way:
             self._give_up(self._under_way.popleft().ref, reason)
-        self._credit.waive()
+        self._credit.close_edge(self.edge.name)
 
     def _deliver(self, item: _UnderWay, received: Received) -> None:
         try:
@@ -105,11 +161,14 @@ class Route:
             # Still under way, so the request's end gives it up.
             raise self._known("adapting a payload", error) from error
         self._under_way.popleft()
-        on_taken = self._credit.give_back if item.counted else _nothing
-        leases = iter(lend(self._connector, item.ref, sum(1 for payload in inputs if payload.tensors), on_taken))
+        with_tensors = sum(1 for payload in inputs if payload.tensors)
+        lease = Lease(self._connector, item.ref, with_tensors, self._acquired if item.counted else _nothing)
         for payload in inputs:
-            lease = next(leases) if payload.tensors else None
-            self._consumer.inbox.append(Feed(self.request_id, payload, received.ready, lease))
+            feed = Feed(self.request_id, payload, received.ready, lease if payload.tensors else None)
+            self._consumer.inbox.append(feed)
+
+    def _acquired(self) -> None:
+        self._credit.release(self.edge.name)
 
     def _give_up(self, ref: Ref, reason: str) -> None:
         """A connector that fails at that loses its payload's memory, and nothing else."""

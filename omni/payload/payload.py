@@ -18,14 +18,12 @@ class PageSlice:
     slots: int64 `[n]`, flat row numbers (`block * block_size + offset`), in the order the consumer wants them.
     moved: done once the rows are at the present place.
 
-    A reference lives for one gather: the consumer copies the rows once they have arrived (`Feed.arrived`) and releases it.
+    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. It reports each gather by `gathered`, also
+    one that fails half-way: a release alone does not reach the producer while another input of the same payload holds the lease,
+    and does not say where the rows were. `omni.stage.PayloadReceiver` does all of this.
 
-    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. It tells of each gather by `gathered`, of
-    one that fails half-way too: its release alone does not reach the producer while another input of the same payload holds a
-    lease, and says nothing of where the rows were.
-
-    The producer may move the rows (`relocate`) while its `Hold` is not `released`: later gathers read the new place. The old rows
-    are its own again when `moved` and the event that `relocate` returned say so.
+    The producer may move the rows (`relocate`) until the payload is `released`: later gathers read the new place. It may write the
+    old rows again once `moved` and the event that `relocate` returned are done.
     """
 
     __slots__ = ("_readers", "moved", "pages", "slots")
@@ -35,6 +33,15 @@ class PageSlice:
         self.slots = slots
         self.moved: Event = COMPLETED
         self._readers: tuple[Event, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the rows once they are gathered: `[n, width]`."""
+        return len(self.slots), self.pages.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pages.dtype
 
     def relocate(self, pages: torch.Tensor, slots: NDArray[np.int64], moved: Event) -> Event:
         """The rows are elsewhere once `moved` is done. Returns `reader` as it was: the end of gathers from the old place."""
@@ -48,7 +55,7 @@ class PageSlice:
 
     @property
     def reader(self) -> Event:
-        """Done when every gather that `gathered` has told of so far is over."""
+        """Done when every gather that was reported so far is over."""
         return _All(self._readers) if self._readers else COMPLETED
 
     def rows(self, slots_n: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,27 @@ from omni.stage.base import LoadedStage, StageContext, StageKind, StageUsage, St
 from omni.stage.build import build_model
 from omni.stage.dry_run import dry_run
 from omni.stage.footprint import Footprint, module_bytes
-from omni.stage.lease import Hold, Lease, lend
 from omni.stage.loaded import PlainStage
 from omni.stage.measured import MeasuredStage
 from omni.stage.memory_errors import memory_errors
-from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
+from omni.stage.messages import (
+    Abort,
+    Done,
+    Ended,
+    Failed,
+    Feed,
+    Inbound,
+    Lease,
+    Open,
+    Outbound,
+    Pause,
+    Produced,
+    Resume,
+)
 from omni.stage.progress import capture_progress
+from omni.stage.receiver import PayloadReceiver, Receipt, Transfer, as_matrix
 from omni.stage.retry import together
-from omni.stage.worker import MailboxWorker, release
+from omni.stage.worker import MailboxWorker
 
 __all__ = [
     "Abort",
@@ -20,7 +33,6 @@ __all__ = [
     "Failed",
     "Feed",
     "Footprint",
-    "Hold",
     "Inbound",
     "Lease",
     "LoadedStage",
@@ -29,19 +41,21 @@ __all__ = [
     "Open",
     "Outbound",
     "Pause",
+    "PayloadReceiver",
     "PlainStage",
     "Produced",
+    "Receipt",
     "Resume",
     "StageContext",
     "StageKind",
     "StageUsage",
     "StageWorker",
+    "Transfer",
+    "as_matrix",
     "build_model",
     "capture_progress",
     "dry_run",
-    "lend",
     "memory_errors",
     "module_bytes",
-    "release",
     "together",
 ]

@@ -22,8 +22,8 @@ def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[I
             device.synchronize()
         while worker.outbox:
             match worker.outbox.popleft():
-                case Produced(hold=hold):
-                    hold.seal()
+                case Produced() as produced:
+                    produced.close()
                 case Failed(error=error):
                     raise error
                 case Done(request_id=request_id):

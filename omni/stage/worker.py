@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from omni.device import COMPLETED, Event
+from omni.device import COMPLETED
 from omni.errors import InputError, OmniError, known
 from omni.sampling import SamplingParams
 from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Resume
@@ -21,8 +21,7 @@ _log = logging.getLogger(__name__)
 class MailboxWorker(ABC, Generic[RequestT]):
     """Dispatches the inbox to `open`, `feed`, `end`, `pause`, `resume` and `drop`, then calls `advance`.
 
-    Messages for a request that is gone (finished, failed or aborted here while they were under way) are dropped, and their
-    leases released.
+    Inputs of a request that is gone (finished, failed or aborted here while they were under way) are released.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,7 +38,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def feed(self, request: RequestT, message: Feed) -> None:
-        """Keeps an input. Owns `message.lease` from here on. Raises OmniError to refuse the request."""
+        """Keeps an input, and releases it after its last use. Raises OmniError to refuse the request."""
 
     @abstractmethod
     def end(self, request: RequestT, source: str) -> None:
@@ -119,7 +118,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
         request = self.requests.get(message.request_id)
         if request is None:
             if isinstance(message, Feed):
-                release(message, COMPLETED)
+                message.release(COMPLETED)
             return
         try:
             match message:
@@ -135,9 +134,3 @@ class MailboxWorker(ABC, Generic[RequestT]):
                     self.drop(self.requests.pop(message.request_id))
         except Exception as error:
             self.fail(message.request_id, "taking its input", error)
-
-
-def release(message: Feed, after: Event) -> None:
-    """Releases the message's lease, if it has one."""
-    if message.lease is not None:
-        message.lease.release(after)

@@ -1,6 +1,6 @@
 """The backbone: a turn's text and sound in, codec frames out, with the depth decoder inside each step.
 
-Shape legend: T prompt tokens, R rows, D width, G code groups, n frames of a segment.
+Shape legend: T prompt tokens, R rows, D width, G code groups, n frames of an embedding.
 """
 
 import torch
@@ -16,7 +16,7 @@ from omni_csm.depth import DepthDecoder, FrameEmbedding
 
 
 class Backbone(CodecModel):
-    """Prompt column: the text id of each position. Prompt segment `audio`: `codes`, int64 `[n, G]`, the frames at its positions."""
+    """Prompt column: the text id of each position. Multimodal embedding `audio`: `codes`, int64 `[n, G]`, a frame each."""
 
     def __init__(self, config: CsmConfig, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class Backbone(CodecModel):
         end_1G = ids_T.new_full((1, self.num_groups), self._config.codec_eos)
         ends_T1 = (ids_T == self._config.audio_eos)[:, None]
         x_TD = torch.where(ends_T1, self.embed_frame(end_1G), self.embed_text(ids_T))
-        for segment in prompt.segments:
-            x_TD.index_copy_(0, segment.tokens_n, self.embed_frame(segment.tensors["codes"]))
+        for embedding in prompt.embeddings:
+            x_TD.index_copy_(0, embedding.tokens_n, self.embed_frame(embedding.tensors["codes"]))
         return x_TD
 
     def embed_next(self, step: NextTokens) -> Tensor:

@@ -15,7 +15,7 @@ from omni.frontend.media import Media, expand
 from omni.frontend.probe import check_vocabulary
 from omni.media import content_hash
 from omni.payload import Payload
-from omni_ar.inputs import Prompt, segment_slots
+from omni_ar.inputs import Prompt, placeholders_of
 from omni_csm.config import SAMPLE_RATE, CsmConfig, read_config
 from omni_encoder.inputs import media_items
 
@@ -65,8 +65,8 @@ class CsmFrontend(TokenizedFrontend):
         rendered_T = self.turns_ids(chat, conversation, answer=False)
         token = self._config.audio_token
         ids, places = expand(rendered_T, {token: sounds})
-        segments = segment_slots({"audio": sounds}, {"audio": places[token]})
-        prompt = msgspec.structs.replace(Prompt.of(ids), segments=segments)
+        segments = placeholders_of({"audio": sounds}, {"audio": places[token]})
+        prompt = msgspec.structs.replace(Prompt.of(ids), placeholders=segments)
         inputs = {"backbone": [Payload(prompt)]} | media_items({"audio_encoder": sounds})
         return Prepared(inputs, prompt_tokens=prompt.length)
 

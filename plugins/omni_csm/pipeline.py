@@ -53,7 +53,9 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             ),
         ),
         edges=(
-            Edge(producer="audio_encoder", consumer="backbone", adapter="omni_ar.adapters:audio_segments", keyed=True),
+            Edge(
+                producer="audio_encoder", consumer="backbone", adapter="omni_ar.adapters:audio_embeddings", keyed=True
+            ),
             Edge(producer="backbone", consumer="vocoder", adapter="omni_ar.adapters:FramesToCodes"),
         ),
         outputs=(Output(modality="audio", stage="vocoder"),),

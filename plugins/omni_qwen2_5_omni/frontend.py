@@ -15,7 +15,7 @@ from omni.frontend.media import Media, spectrum
 from omni.media import content_hash
 from omni.payload import Payload
 from omni_ar.hidden_conditioning import HiddenConditioningArgs
-from omni_ar.inputs import Prompt, SegmentSlot, prompt_of
+from omni_ar.inputs import Placeholder, Prompt, prompt_of
 from omni_diffusion.inputs import Voice
 from omni_encoder.inputs import media_items
 from omni_qwen2_5_omni.config import OmniConfig, read_config
@@ -62,7 +62,9 @@ class OmniFrontend(MultimodalFrontend):
             columns=columns,
             positions=np.concatenate([positions_3T, np.broadcast_to([after, after + 1], (3, 2))], axis=1),
             next_position=after + 2,
-            segments=tuple(SegmentSlot(name="hidden", index=i, positions=places) for i, places in enumerate(hidden)),
+            placeholders=tuple(
+                Placeholder(name="hidden", index=i, positions=places) for i, places in enumerate(hidden)
+            ),
             penalized_ids=np.unique([talker.codec_mask, talker.codec_pad, talker.codec_bos]),
         )
         return HiddenConditioningArgs(prompt=prompt, none=NONE, eos=EOS, pad=PAD)

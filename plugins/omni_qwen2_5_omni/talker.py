@@ -22,8 +22,8 @@ _TEXTS = "thinker.model.embed_tokens.weight"
 class Talker(ArModel):
     """Prompt columns: text and code of each position, or `NONE`, whose embeddings are added; texts' are the thinker's own.
 
-    Prompt segments `hidden`: what the thinker emits, `[n, thinker width]`, which is added too. A row of it conditions a step, or
-    the text in the step's column. num_texts: two and one of each voice.
+    Multimodal embeddings `hidden`: the thinker's hidden states `[n, thinker width]`, which are added too. One of them conditions a
+    step, or the text in the step's column. num_texts: two and one of each voice.
     """
 
     def __init__(self, config: TalkerConfig, num_texts: int, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -50,8 +50,8 @@ class Talker(ArModel):
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         text_T, code_T = prompt.columns_CT.unbind(0)
         x_TE = _embed(self.texts_NE, text_T)
-        for segment in prompt.segments:
-            x_TE.index_add_(0, segment.tokens_n, segment.tensors["hidden"].to(x_TE.dtype))
+        for hidden in prompt.embeddings:
+            x_TE.index_add_(0, hidden.tokens_n, hidden.tensors["hidden"].to(x_TE.dtype))
         return self._project(x_TE + _embed(self.embed_tokens.weight, code_T))
 
     def embed_next(self, step: NextTokens) -> Tensor:

@@ -10,7 +10,7 @@ from omni_qwen2_5_omni.config import OmniConfig, read_config
 
 
 class Thinker(TextModel):
-    """Prompt segments: `audio` and `image`, tensor `embeddings` `[n, D]`.
+    """Multimodal embeddings: `audio` and `image`, tensor `embeddings` `[n, D]`.
 
     Payload: what each token adds to the talker's input, the final hidden state and, but for media, the input embedding.
     """
@@ -26,15 +26,15 @@ class Thinker(TextModel):
             self.lm_head.out_features,
             payload_width=self._config.width if self._speaks else 0,
             emits_tokens=self._speaks,
-            forward_segments=("audio", "image") if self._speaks else (),
+            forward_embeddings=("audio", "image") if self._speaks else (),
         )
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         hidden_TD = super().forward(x_TD, batch)
         if batch.payload is not None:
             heard_TD = hidden_TD + x_TD
-            for segment in batch.segments:
-                tokens_n = segment.tokens_n + batch.prompt_start
+            for embedding in batch.embeddings:
+                tokens_n = embedding.tokens_n + batch.prompt_start
                 heard_TD.index_copy_(0, tokens_n, hidden_TD.index_select(0, tokens_n))
             batch.payload.store(heard_TD)
         return hidden_TD

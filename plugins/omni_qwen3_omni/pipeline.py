@@ -32,8 +32,8 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
         ),
     ]
     edges = [
-        Edge(producer="audio_encoder", consumer="thinker", adapter="omni_ar.adapters:audio_segments", keyed=True),
-        Edge(producer="vision_encoder", consumer="thinker", adapter="omni_ar.adapters:image_segments", keyed=True),
+        Edge(producer="audio_encoder", consumer="thinker", adapter="omni_ar.adapters:audio_embeddings", keyed=True),
+        Edge(producer="vision_encoder", consumer="thinker", adapter="omni_ar.adapters:image_embeddings", keyed=True),
     ]
     outputs = [Output(modality="text", stage="thinker")]
     if config.talker is not None:

@@ -17,8 +17,8 @@ from omni_qwen3_omni.talker_prompt import NO_CODE
 class Talker(CodecTalker):
     """Prompt columns: text id and codec id (`NO_CODE` for none) of each position, whose embeddings are added.
 
-    Prompt segment `hidden`: thinker hidden states `[n, thinker width]` that take the text id's place. Step column: the text id of
-    the step. Every text id is embedded by the thinker's own table, then projected.
+    Multimodal embedding `hidden`: thinker hidden states `[n, thinker width]` in place of text ids. Step column: the text id of the
+    step. Every text id is embedded by the thinker's own table, then projected.
     """
 
     def __init__(self, config: TalkerConfig, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -43,8 +43,8 @@ class Talker(CodecTalker):
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         text_T, codec_T = prompt.columns_CT.unbind(0)
         x_TD = self._text(text_T)
-        for segment in prompt.segments:
-            x_TD.index_copy_(0, segment.tokens_n, self.hidden_projection(segment.tensors["hidden"]))
+        for embedding in prompt.embeddings:
+            x_TD.index_copy_(0, embedding.tokens_n, self.hidden_projection(embedding.tensors["hidden"]))
         codec_TD = self.codec_embedding(codec_T.clamp(min=0))
         embedded_TD: Tensor = x_TD + codec_TD * (codec_T != NO_CODE)[:, None]
         return embedded_TD

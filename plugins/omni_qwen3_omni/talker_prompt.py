@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from omni.frontend.media import EncodedChat
 from omni.frontend.mrope import mrope_positions
 from omni.frontend.turns import in_turns_of, last_turn_of
-from omni_ar.inputs import Prompt, SegmentSlot
+from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.text_conditioning import TextConditioningArgs
 from omni_qwen3_omni.config import OmniConfig
 
@@ -66,7 +66,9 @@ def talker_args(config: OmniConfig, chat: EncodedChat, voice: str) -> TalkerPlan
         columns=np.stack([text, codec]).astype(np.int64),
         positions=positions,
         next_position=next_position,
-        segments=(SegmentSlot(name="hidden", index=0, positions=places, key=chat.prefix_key()),) if places.size else (),
+        placeholders=(Placeholder(name="hidden", index=0, positions=places, key=chat.prefix_key()),)
+        if places.size
+        else (),
     )
     args = TextConditioningArgs(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
     return TalkerPlan(args, kept[media])

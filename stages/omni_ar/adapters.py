@@ -6,32 +6,32 @@ import msgspec
 import numpy as np
 
 from omni.payload import Encoded, GeneratedTokens, Payload
-from omni_ar.inputs import Segment, TokenCodes
+from omni_ar.inputs import MultimodalEmbedding, TokenCodes
 from omni_frames import CodeFrames
 
 
-class EncodedToSegment:
-    """What an encoder made of an item fills the prompt segment of the same index. name: of the segment."""
+class EncodedToEmbedding:
+    """What an encoder made of an item fills the prompt embedding of the same index. name: of the embedding."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         assert isinstance(payload.meta, Encoded)
-        return (Payload(Segment(name=self._name, index=payload.meta.index), payload.tensors),)
+        return (Payload(MultimodalEmbedding(name=self._name, index=payload.meta.index), payload.tensors),)
 
     def finish(self, reason: str) -> Sequence[Payload]:
         return ()
 
 
-def audio_segments(args: msgspec.Struct | None) -> EncodedToSegment:
-    """Into segments called `"audio"`."""
-    return EncodedToSegment("audio")
+def audio_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
+    """Into embeddings called `"audio"`."""
+    return EncodedToEmbedding("audio")
 
 
-def image_segments(args: msgspec.Struct | None) -> EncodedToSegment:
-    """Into segments called `"image"`."""
-    return EncodedToSegment("image")
+def image_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
+    """Into embeddings called `"image"`."""
+    return EncodedToEmbedding("image")
 
 
 class FramesToCodes:

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from omni.payload import GeneratedTokens, Payload
-from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenHidden
+from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs, TokenHidden
 
 
 class HiddenConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """prompt: of the speaker, complete but for segments `hidden`: 0 is what is emitted for the writer's prompt, 1 for its first
+    """prompt: of the speaker, complete but for embeddings `hidden`: 0 is what is emitted for the writer's prompt, 1 for its first
     token.
 
     none, eos, pad: in the steps' one column, where a row is heard, in place of the last row, and from then on.
@@ -42,13 +42,16 @@ class HiddenConditioning:
     def push(self, payload: Payload) -> Sequence[Payload]:
         match payload.meta:
             case PromptHidden():
-                return (Payload(Segment(name="hidden", index=0), payload.tensors),)
+                return (Payload(MultimodalEmbedding(name="hidden", index=0), payload.tensors),)
             # It is of the position that a token was sampled from: that of the token before, or the prompt's last.
             case TokenHidden(index=0):
                 return ()
             case TokenHidden(index=1):
                 self._begun = True
-                return (Payload(self._args.prompt), Payload(Segment(name="hidden", index=1), payload.tensors))
+                return (
+                    Payload(self._args.prompt),
+                    Payload(MultimodalEmbedding(name="hidden", index=1), payload.tensors),
+                )
             case TokenHidden():
                 step = StepInputs(columns=np.array([[self._args.none]]))
                 return (Payload(step, {"rows": payload.tensors["hidden"]}),)

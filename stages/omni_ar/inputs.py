@@ -10,12 +10,12 @@ from omni.errors import InputError
 from omni.frontend.media import EncodedChat, Media
 
 
-class SegmentSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in a prompt for tensors that another stage makes. The prompt is not run before they are there.
+class Placeholder(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions of a prompt that take a multimodal embedding of another stage. The prompt is not run before it is there.
 
-    name, index: which segment (`"image"`, 1: the second image). positions: int64 `[n]`, its prompt positions, ascending.
-    key: says all that the tensors depend on, so that equal keys mean equal tensors; without one, no prefix that reaches into the
-        segment is cached.
+    name, index: of the embedding (`"image"`, 1: the second image). positions: int64 `[n]`, ascending.
+    key: covers all that the embedding depends on, so that equal keys mean equal tensors; without one, no prefix that reaches into
+        the positions is cached.
     field: how errors name it: of a medium, its path in the messages of the request.
     """
 
@@ -28,15 +28,15 @@ class SegmentSlot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def called(self) -> str:
         """For errors: the field, or the name and number of what no message holds."""
-        return self.field or f"segment.{self.name}[{self.index}]"
+        return self.field or f"embedding.{self.name}[{self.index}]"
 
 
-def segment_slots(
+def placeholders_of(
     media: Mapping[str, Sequence[Media]], places: Mapping[str, Sequence[NDArray[np.int64]]]
-) -> tuple[SegmentSlot, ...]:
-    """The places of a request's media. media: by the segments' name. places: of each, as `omni.frontend.media.expand` has them."""
+) -> tuple[Placeholder, ...]:
+    """Those of a request's media. media: by name of the embeddings. places: of each, as `omni.frontend.media.expand` has them."""
     return tuple(
-        SegmentSlot(name=name, index=index, positions=positions, key=each.key, field=each.field)
+        Placeholder(name=name, index=index, positions=positions, key=each.key, field=each.field)
         for name, pieces in media.items()
         for index, (each, positions) in enumerate(zip(pieces, places[name], strict=True))
     )
@@ -47,7 +47,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
     columns: int64 `[C, T]`, what the model embeds at each position (token ids, and whatever else its `prompt_columns` name).
     positions: int64 `[P, T]`, rotary positions on each axis. next_position: that of the first generated token.
-    segments: places filled by `Segment` inputs.
+    placeholders: each is filled by a `MultimodalEmbedding` input.
     payload_positions: int64 `[m]`, the prompt positions whose hidden states a consumer needs, ascending.
     penalized_ids: int64 `[k]`, ids that a repetition penalty counts as seen.
     """
@@ -55,7 +55,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     columns: NDArray[np.int64]
     positions: NDArray[np.int64]
     next_position: int
-    segments: tuple[SegmentSlot, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
     payload_positions: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     penalized_ids: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -72,14 +72,15 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
         """Raises InputError for what does not fit a model of so many prompt columns and rotary axes."""
         _check_shape("prompt.columns", self.columns, (columns, None))
         _check_shape("prompt.positions", self.positions, (axes, self.length))
-        for slot in self.segments:
-            _check_range(f"prompt.segments.{slot.name}[{slot.index}].positions", slot.positions, self.length)
+        for placeholder in self.placeholders:
+            field = f"prompt.placeholders.{placeholder.name}[{placeholder.index}].positions"
+            _check_range(field, placeholder.positions, self.length)
         _check_range("prompt.payload_positions", self.payload_positions, self.length)
         _check_range("prompt.penalized_ids", self.penalized_ids, vocab_size)
 
 
 def prompt_of(chat: EncodedChat, payload_positions: NDArray[np.int64] | None = None) -> Prompt:
-    """The prompt of a chat with media for a text model. Segments are named by the media's kinds.
+    """The prompt of a chat with media for a text model. Placeholders are named by the media's kinds.
 
     payload_positions: as `Prompt` has them.
     """
@@ -87,15 +88,15 @@ def prompt_of(chat: EncodedChat, payload_positions: NDArray[np.int64] | None = N
         columns=chat.ids_T[None],
         positions=chat.positions_3T,
         next_position=chat.next_position,
-        segments=segment_slots(chat.media, chat.places),
+        placeholders=placeholders_of(chat.media, chat.places),
         payload_positions=np.empty(0, np.int64) if payload_positions is None else payload_positions,
         penalized_ids=np.unique(chat.ids_T),
     )
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """Fills a `SegmentSlot`. The payload's tensors are what the model's `embed_prompt` and `forward` find under these names,
-    each with one row for each of the slot's positions in its second-last dimension."""
+class MultimodalEmbedding(msgspec.Struct, frozen=True, kw_only=True):
+    """Fills the `Placeholder` of its name and index. The model's `embed_prompt` and `forward` find the payload's tensors by their
+    names; each has one row for each position of the placeholder, in its second-last dimension."""
 
     name: str
     index: int

@@ -1,7 +1,7 @@
 """What a model author writes for an autoregressive stage.
 
 Shape legend: T tokens of the batch, Tp its prompt tokens, R rows (requests), D width, V vocabulary, P rotary axes, C prompt
-columns, S step columns, E width of step rows, G code groups, n positions of one segment.
+columns, S step columns, E width of step rows, G code groups, n positions of one multimodal embedding.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ class ArShape:
     emits_tokens: whether it stores those of generated tokens too, one for each (`TokenHidden`), and not only those of prompts.
     max_positions: longest sequence the model was made for.
     logits_dtype: what `logits` returns, if it is not the stage's dtype: logits are kept as they are.
-    forward_segments: names of the prompt segments that `forward` reads too, besides `embed_prompt`; None: it may read any. Steps
+    forward_embeddings: names of the multimodal embeddings that `forward` reads besides `embed_prompt`; None: it may read any. Steps
     with others can be captured, and then show `forward` none.
     """
 
@@ -46,7 +46,7 @@ class ArShape:
     payload_width: int = 0
     emits_tokens: bool = False
     logits_dtype: torch.dtype | None = None
-    forward_segments: tuple[str, ...] | None = None
+    forward_embeddings: tuple[str, ...] | None = None
 
     @property
     def conditioned(self) -> bool:
@@ -55,8 +55,8 @@ class ArShape:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedSegment:
-    """A segment's tensors and where they belong. tokens_n: int64, indexes into the batch's prompt tokens (0 to Tp - 1).
+class PlacedEmbedding:
+    """An embedding's tensors and where they belong. tokens_n: int64, indexes into the batch's prompt tokens (0 to Tp - 1).
 
     tensors: those of a floating dtype in the stage's, whatever their producer's.
     """
@@ -71,7 +71,7 @@ class PromptTokens:
     """The prompt tokens of a batch. columns_CT: int64 `[C, Tp]`."""
 
     columns_CT: Tensor
-    segments: Sequence[PlacedSegment]
+    embeddings: Sequence[PlacedEmbedding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ class PayloadSink:
 class Batch:
     """One step's batch as `forward` sees it: decode rows first, one token each, then chunks of other requests.
 
-    positions_PT: int64 rotary positions. segments: of the prompt tokens, each with the part that stands in this step's chunk.
-    prompt_start: of a batch with segments the first prompt token; before it stand decode rows, and generated tokens that preempted
-    requests run again. payload: None when nothing of this step is needed elsewhere.
-    A captured batch has no segments, and may end in tokens that are nobody's.
+    positions_PT: int64 rotary positions. embeddings: of the prompt tokens, each with the part that stands in this step's chunk.
+    prompt_start: of a batch with embeddings the first prompt token; before it stand decode rows and generated tokens of preempted
+    requests, which run again. payload: None when nothing of this step is needed elsewhere.
+    A captured batch has no embeddings, and may end in tokens that are nobody's.
     """
 
     positions_PT: Tensor
@@ -120,7 +120,7 @@ class Batch:
     cache: KVCache
     backend: AttentionBackend
     prompt_start: int
-    segments: Sequence[PlacedSegment] = field(default_factory=tuple)
+    embeddings: Sequence[PlacedEmbedding] = field(default_factory=tuple)
     payload: PayloadSink | None = None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.payload import GeneratedTokens, Payload
-from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs
+from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs
 
 
 class TextConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class TextConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextConditioning:
-    """Feeds the speaker one text token per step, as the writer writes them, and its prompt's hidden states as segment `hidden`.
+    """Feeds the speaker one text token per step, as the writer writes them, and its prompt's hidden states as embedding `hidden`.
 
     A step needs its token *and* whether it is the last: the last one that the writer sampled is replaced by `eos`, an end id or
     not. So a token is passed on when the next one is known, or the end. Where the text was ended from outside, by a stop string or
@@ -50,7 +50,7 @@ class TextConditioning:
                 self._ended = ends
                 return self._known()
             case PromptHidden():
-                return (Payload(Segment(name="hidden", index=0), payload.tensors),)
+                return (Payload(MultimodalEmbedding(name="hidden", index=0), payload.tensors),)
             case other:
                 raise TypeError(f"text conditioning reads no {type(other).__name__}")
 

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | a batch's inputs | `clear_rest`, `copy_features` | `encode_batch` | stream order; captured batches share a buffer |
 | a batch's outputs | `encode_batch` | `take_outputs` | stream order: it follows at once |
-| an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor an unfree `Hold` needs them |
+| an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor a payload that is not free needs them |
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence

@@ -17,7 +17,7 @@ ContentKey: TypeAlias = tuple[str, str]
 class OutputCache:
     """Outputs of at most `capacity` bytes in all.
 
-    Dropping an entry only drops a reference: the worker keeps the tensors of a payload until its `Hold` is free.
+    Dropping an entry only drops a reference: the worker keeps the tensors of a payload until it is free.
     """
 
     def __init__(self, capacity: int) -> None:

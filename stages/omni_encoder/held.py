@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from omni.stage import Hold
+from omni.stage import Produced
 from omni_encoder.cache import Outputs, size_of
 
 _POLLED = 32
@@ -12,16 +12,16 @@ _POLLED = 32
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    hold: Hold
+    produced: Produced
     outputs: Outputs
     rank: tuple[int, int]
 
 
 class HeldOutputs:
-    """Keeps outputs until their holds are free, and counts their bytes; what several requests share counts for each.
+    """Keeps outputs until they are free, and counts their bytes; an output that several requests share counts for each.
 
     Outputs were allocated on the stage's stream, so their memory must not be given back before readers on other streams are
-    through: that is what `Hold.free` tells.
+    through: `Produced.free`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -43,16 +43,16 @@ class HeldOutputs:
         all others get on once it is through, and it would not get on without."""
         return min(held.rank for held in self._held)
 
-    def add(self, hold: Hold, outputs: Outputs, rank: tuple[int, int]) -> None:
-        self._held.append(_Held(hold, outputs, rank))
+    def add(self, produced: Produced, outputs: Outputs, rank: tuple[int, int]) -> None:
+        self._held.append(_Held(produced, outputs, rank))
         self._bytes += size_of(outputs)
 
     def poll(self) -> bool:
-        """Lets go of what nobody needs any more. Returns whether there was any."""
+        """Drops outputs that are free. Returns whether there were any."""
         before = len(self._held)
         for _ in range(min(before, _POLLED)):
             held = self._held.popleft()
-            if held.hold.free:
+            if held.produced.free:
                 self._bytes -= size_of(held.outputs)
             else:
                 self._held.append(held)

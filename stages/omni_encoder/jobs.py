@@ -1,6 +1,6 @@
 """Media items that wait to be encoded, and the batches of them."""
 
-from omni.stage import release, together
+from omni.stage import together
 from omni_encoder.cache import ContentKey
 from omni_encoder.options import EncoderOptions
 from omni_encoder.request import EncoderRequest, Job, Taker
@@ -33,7 +33,7 @@ class JobQueue:
             job.takers = [taker for taker in job.takers if taker.request is not request]
             if not job.takers and not job.launched:
                 del self._jobs[key]
-                release(job.feed, job.after)
+                job.feed.release(job.after)
 
     def next_batch(self, up_to: tuple[int, int] | None = None) -> list[Job]:
         """The first job whose features are there, and others that may share its batch. Empty if there is none.

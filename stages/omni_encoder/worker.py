@@ -10,7 +10,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Device
 from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
-from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage, release
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_encoder.batch import BatchEncoder, EncodedBatch, PreparedBatch
 from omni_encoder.cache import OutputCache, Outputs
 from omni_encoder.held import HeldOutputs
@@ -107,7 +107,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         try:
             item, features = self._read(message.payload)
         except Exception:
-            release(message, COMPLETED)
+            message.release(COMPLETED)
             raise
         request.items += 1
         request.waiting += 1
@@ -122,7 +122,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             return
         request.cached += 1
         self._totals["cached"] += 1
-        release(message, COMPLETED)
+        message.release(COMPLETED)
 
     def end(self, request: EncoderRequest, source: str) -> None:
         request.open_sources.discard(source)
@@ -179,7 +179,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             return True
         self._sending = None
         for job in sending.jobs:
-            release(job.feed, batch.end)
+            job.feed.release(batch.end)
         self._in_flight.append(_Running(sending.jobs, batch))
         self._totals["batches"] += 1
         self._totals["encoded"] += len(sending.jobs)
@@ -194,7 +194,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
                 job.alone, job.launched, job.after = True, False, end
                 continue
             self._jobs.remove(job)
-            release(job.feed, end)
+            job.feed.release(end)
             for request_id in dict.fromkeys(taker.request.id for taker in job.takers):
                 self.fail(request_id, "encoding its media", error)
 
@@ -211,7 +211,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         taker.request.waiting -= 1
         # Outputs get here only when their batch is over, so there is nothing left to wait for.
         produced = Produced(taker.request.id, Payload(Encoded(index=taker.index), outputs), COMPLETED)
-        self._held.add(produced.hold, outputs, taker.request.rank)
+        self._held.add(produced, outputs, taker.request.rank)
         self.outbox.append(produced)
 
     def _read(self, payload: Payload) -> tuple[MediaItem, Mapping[str, Tensor]]:

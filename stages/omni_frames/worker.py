@@ -8,10 +8,9 @@ from typing import Protocol
 from omni.device import COMPLETED, Device
 from omni.errors import StageError
 from omni.payload import AudioChunk, Payload
-from omni.stage import Feed, MailboxWorker, Produced, StageUsage, release
-from omni_frames.arrival import Arrival, read_arrival
-from omni_frames.request import RequestT
-from omni_frames.rows import RowQueue
+from omni.stage import Feed, MailboxWorker, Produced, StageUsage
+from omni_frames.inputs import Arrival, read_arrival
+from omni_frames.request import RequestT, RowQueue
 from omni_frames.samples import SampleBatch, SampleRing
 from omni_frames.store import FrameStore
 
@@ -86,10 +85,10 @@ class FrameWorker(MailboxWorker[RequestT]):
         try:
             arrival = self.read(request, message)
         except ValueError as error:
-            release(message, COMPLETED)
+            message.release(COMPLETED)
             raise StageError(self.name, "taking its input", str(error)) from error
         if arrival is None:
-            release(message, COMPLETED)
+            message.release(COMPLETED)
             return
         if request.row is None and not request.arrivals:
             self.rows.join(request)
@@ -110,7 +109,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         request.live = False
         self.rows.leave(request)
         while request.arrivals:
-            request.arrivals.popleft().let_go()
+            request.arrivals.popleft().release()
 
     def advance(self) -> bool:
         moved = self._collect()

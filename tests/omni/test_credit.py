@@ -2,8 +2,9 @@
 
 from omni.connector import Ref
 from omni.device import COMPLETED, Stream
-from omni.engine.credit import Credit, Valve
-from omni.stage import Lease, Pause, Resume
+from omni.engine.route import Credit
+from omni.pipeline import Edge
+from omni.stage import Feed, Pause, Resume
 from support.fake_graph import CountingConnector, FakeGraph, FakeWorker, Scripted, always, fake_pipeline, host, lent
 
 EDGE = "writer->speaker"
@@ -21,8 +22,8 @@ def write(graph: FakeGraph, request_id: str, count: int) -> None:
     graph.settle()
 
 
-def leases(graph: FakeGraph, request_id: str) -> list[Lease]:
-    return [feed.lease for feed in graph.speaker.fed(request_id) if feed.lease is not None]
+def inputs(graph: FakeGraph, request_id: str) -> list[Feed]:
+    return [feed for feed in graph.speaker.fed(request_id) if feed.lease is not None]
 
 
 def test_a_request_pauses_once_without_credit_and_resumes_at_half() -> None:
@@ -33,9 +34,9 @@ def test_a_request_pauses_once_without_credit_and_resumes_at_half() -> None:
     write(graph, "r", 1)
     assert graph.writer.told("r") == [Pause]
     write(graph, "r", 2)  # was under way
-    held = leases(graph, "r")
-    for lease in held[:3]:
-        lease.release(COMPLETED)
+    held = inputs(graph, "r")
+    for feed in held[:3]:
+        feed.release(COMPLETED)
         graph.settle()
         assert graph.writer.told("r") == [Pause]
     held[3].release(COMPLETED)
@@ -66,35 +67,35 @@ def test_a_payload_on_the_host_costs_nothing() -> None:
     assert graph.writer.told("r") == []
 
 
-def test_what_a_consumer_has_taken_does_not_count_and_is_not_free() -> None:
+def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
     graph = graph_of()
     graph.submit("r", *BOTH)
     made = [graph.writer.produce("r", lent(number)) for number in range(CREDIT - 1)]
     graph.settle()
-    held = leases(graph, "r")
-    for lease in held:
-        lease.take()
-        lease.take()
+    held = inputs(graph, "r")
+    for feed in held:
+        feed.acquire()
+        feed.acquire()
     write(graph, "r", CREDIT - 1)
     assert graph.writer.told("r") == []
-    assert not any(p.hold.released or p.hold.free for p in made)
-    for lease in held:
-        lease.release(COMPLETED)
-    assert all(p.hold.released and p.hold.free for p in made)
+    assert not any(p.released or p.free for p in made)
+    for feed in held:
+        feed.release(COMPLETED)
+    assert all(p.released and p.free for p in made)
     write(graph, "r", 1)
-    assert graph.writer.told("r") == [Pause], "what was taken is not given back a second time by its release"
+    assert graph.writer.told("r") == [Pause], "a release of what was acquired does not count again"
 
 
-def test_a_split_payload_counts_until_every_part_is_taken_or_released() -> None:
+def test_a_split_payload_counts_until_every_part_is_acquired_or_released() -> None:
     graph = FakeGraph(adapters={EDGE: always(Scripted([(2, 1)]))}, pipeline=fake_pipeline(1))
     graph.submit("r", *BOTH)
     write(graph, "r", 1)
-    first, second = leases(graph, "r")
-    first.take()
+    first, second = inputs(graph, "r")
+    first.acquire()
     first.release(COMPLETED)
     graph.settle()
     assert graph.writer.told("r") == [Pause]
-    second.take()
+    second.acquire()
     graph.settle()
     assert graph.writer.told("r") == [Pause, Resume]
     assert graph.connectors[EDGE].released == []
@@ -147,37 +148,38 @@ def test_finished_producers_and_requests_get_no_message() -> None:
         write(graph, name, CREDIT)
     graph.writer.done("done")
     graph.settle()
-    held = leases(graph, "over")
+    held = inputs(graph, "over")
     graph.speaker.fail("over", RuntimeError("no voice"))  # type: ignore[arg-type]
     graph.settle()
-    for lease in held:
-        lease.release(COMPLETED)
+    for feed in held:
+        feed.release(COMPLETED)
     graph.speaker.release("done")
     graph.settle()
     assert graph.writer.told("done") == graph.writer.told("over") == [Pause]
 
 
 def test_a_producer_is_paused_while_any_of_its_edges_has_no_credit() -> None:
-    producer, changed = FakeWorker(), dict[Valve, None]()
-    valve = Valve("r", producer, changed)
-    one, other = Credit(1, valve), Credit(2, valve)
-    told = []
+    producer, changed = FakeWorker(), dict[Credit, None]()
+    edges = [Edge(producer="a", consumer=name, credit=limit) for name, limit in (("one", 1), ("other", 2))]
+    one, other = (edge.name for edge in edges)
+    credit = Credit("r", producer, edges, changed)
+    said: list[type] = []
 
-    def tell() -> list[type]:
+    def report() -> list[type]:
         for each in changed:
-            each.tell()
+            each.report()
         changed.clear()
-        told.extend(type(message) for message in producer.inbox)
+        said.extend(type(message) for message in producer.inbox)
         producer.inbox.clear()
-        return told
+        return said
 
-    for credit in (one, other, other):
-        credit.spend()
-    assert tell() == [Pause]
-    one.give_back()
-    assert tell() == [Pause]
-    other.give_back()
-    assert tell() == [Pause, Resume]
-    other.spend()
-    other.waive()
-    assert tell() == [Pause, Resume]
+    for edge in (one, other, other):
+        credit.acquire(edge)
+    assert report() == [Pause]
+    credit.release(one)
+    assert report() == [Pause]
+    credit.release(other)
+    assert report() == [Pause, Resume]
+    credit.acquire(other)
+    credit.close_edge(other)
+    assert report() == [Pause, Resume]

@@ -20,7 +20,7 @@ from omni.engine.orchestrator import Orchestrator
 from omni.errors import OmniError, StageError
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline
-from omni.stage import Feed, Hold, Lease, MailboxWorker, Open, Produced, StageUsage
+from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_local.connector import LocalConnector
 from support.fake_graph import fake_stage
 
@@ -66,15 +66,15 @@ class Splitting:
 
 @dataclass(eq=False)
 class Claim:
-    """An input with a lease. counts: neither taken nor released."""
+    """An input with a lease. counts: neither acquired nor released."""
 
     serial: int
-    lease: Lease
+    feed: Feed
     counts: bool = True
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         self.counts = False
-        self.lease.take()
+        self.feed.acquire()
 
 
 @dataclass(eq=False)
@@ -93,7 +93,7 @@ class CrewWorker(MailboxWorker[Task]):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.wrong: list[str] = []
-        self.holds: list[Hold] = []
+        self.made: list[Produced] = []
         self.opened: list[str] = []
 
     def open(self, message: Open) -> Task:
@@ -103,7 +103,7 @@ class CrewWorker(MailboxWorker[Task]):
     def feed(self, request: Task, message: Feed) -> None:
         assert isinstance(message.payload.meta, Parcel)
         if message.lease is not None:
-            request.claims.append(Claim(message.payload.meta.serial, message.lease))
+            request.claims.append(Claim(message.payload.meta.serial, message))
 
     def end(self, request: Task, source: str) -> None:
         if source not in request.open_sources:
@@ -122,7 +122,7 @@ class CrewWorker(MailboxWorker[Task]):
 
     def drop(self, request: Task) -> None:
         while request.claims:
-            request.claims.pop().lease.release(COMPLETED)
+            request.claims.pop().feed.release(COMPLETED)
 
     def advance(self) -> bool:
         return False
@@ -139,7 +139,7 @@ class CrewWorker(MailboxWorker[Task]):
     def produce(self, parcel: Parcel, lends: bool) -> None:
         tensors = {"rows": PageSlice(torch.zeros(1, 1, 1), np.zeros(1, np.int64))} if lends else {}
         produced = Produced(parcel.request_id, Payload(parcel, tensors), COMPLETED)
-        self.holds.append(produced.hold)
+        self.made.append(produced)
         self.outbox.append(produced)
 
 
@@ -279,7 +279,7 @@ class Pressure(RuleBasedStateMachine):
         task = self.pick(stage, pick)
         if task is not None and task.claims:
             claim = task.claims[which % len(task.claims)]
-            claim.take() if not release else self.let_go(task, which % len(task.claims))
+            claim.acquire() if not release else self.let_go(task, which % len(task.claims))
 
     @rule(stage=STAGES, pick=PICKS, how=st.sampled_from(["done", "done", "failed", "aborted", "poisoned"]))
     def end(self, stage: str, pick: int, how: str) -> None:
@@ -355,7 +355,7 @@ class Pressure(RuleBasedStateMachine):
         assert self.crew.engine.idle
         assert all(sink.ends == 1 for sink in self.crew.sinks.values())
         for worker in self.workers:
-            assert all(hold.free and hold.released for hold in worker.holds)
+            assert all(one.free and one.released for one in worker.made)
         for connector in self.crew.connectors.values():
             assert all(ref.released and ref.freed for _, ref in connector.sent)
 
@@ -397,7 +397,7 @@ class Pressure(RuleBasedStateMachine):
         return tasks[index % len(tasks)] if tasks else None
 
     def let_go(self, task: Task, index: int) -> None:
-        task.claims.pop(index).lease.release(COMPLETED)
+        task.claims.pop(index).feed.release(COMPLETED)
 
 
 TestPressure = Pressure.TestCase

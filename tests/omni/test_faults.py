@@ -33,7 +33,7 @@ def test_a_request_that_is_alone_in_its_batch_fails_and_no_other(stage: str, aft
 RARE = {
     ("thinker", "extend_tables"),
     ("talker", "extend_tables"),
-    ("talker", "gather_segment"),
+    ("talker", "gather_rows"),
     ("talker", "copy_rows"),
     ("talker", "restore_frames"),
 }

@@ -10,7 +10,7 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Event
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
-from omni.stage import Feed, Hold, lend
+from omni.stage import Feed, Lease, Produced
 from omni_local.connector import LocalConnector
 from support.fake_graph import CountingConnector, FakeGraph, Note, lent
 
@@ -26,6 +26,10 @@ class Gate:
 
     def done(self) -> bool:
         return self.open
+
+
+def made() -> Produced:
+    return Produced("r", lent(0), COMPLETED)
 
 
 def test_a_slice_has_arrived_when_it_was_written_and_wherever_it_was_moved() -> None:
@@ -55,27 +59,27 @@ def test_the_old_place_is_read_until_every_gather_from_it_is_over() -> None:
     assert not part.reader.done()
 
 
-def test_a_hold_tells_who_may_still_start_to_read_from_who_still_reads() -> None:
-    connector, hold, gate = LocalConnector(), Hold(), Gate()
+def test_released_and_free_differ_while_a_consumer_still_reads() -> None:
+    connector, produced, gate = LocalConnector(), made(), Gate()
     quick, slow = (connector.send(lent(0), COMPLETED, None) for _ in range(2))  # type: ignore[arg-type]
     for ref in (quick, slow):
-        hold.take(ref)
-    hold.seal()
-    assert (hold.released, hold.free) == (False, False)
+        produced.add(ref)
+    produced.close()
+    assert (produced.released, produced.free) == (False, False)
     connector.release(quick, gate)
-    assert (hold.released, hold.free) == (False, False)
+    assert (produced.released, produced.free) == (False, False)
     connector.abort(slow, "its request is over")
-    assert (hold.released, hold.free) == (True, False)
+    assert (produced.released, produced.free) == (True, False)
     gate.open = True
-    assert (hold.released, hold.free) == (True, True)
+    assert (produced.released, produced.free) == (True, True)
 
 
-def test_a_hold_that_may_be_taken_still_is_not_released() -> None:
-    hold = Hold()
-    assert not hold.released
-    hold.seal()
-    assert hold.released
-    assert hold.free
+def test_a_payload_that_edges_may_still_take_is_not_released() -> None:
+    produced = made()
+    assert not produced.released
+    produced.close()
+    assert produced.released
+    assert produced.free
 
 
 def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +88,7 @@ def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytes
             raise OSError("the cable is cut")
 
     connector = Torn()
-    (lease,) = lend(connector, connector.send(lent(0), COMPLETED, None), 1)  # type: ignore[arg-type]
+    lease = Lease(connector, connector.send(lent(0), COMPLETED, None), 1)  # type: ignore[arg-type]
     with caplog.at_level(logging.ERROR):
         lease.release(COMPLETED)
     assert "the connector failed to release a payload" in caplog.text
@@ -100,7 +104,7 @@ def test_a_connector_that_fails_to_deliver_ends_the_request_alone() -> None:
 
     graph = FakeGraph(connectors={EDGE: Deaf()})
     failing, other = graph.submit("bad", "text", "audio"), graph.submit("good", "text")
-    held = graph.writer.produce("bad", lent(1)).hold
+    held = graph.writer.produce("bad", lent(1))
     graph.settle()
     assert failing.failure == "stage 'writer->speaker' failed while receiving a payload: OSError: the cable is cut"
     assert held.free

@@ -102,8 +102,8 @@ def test_a_consumer_that_is_done_early_gets_no_more_and_frees_its_producer():
     graph.speaker.done("r", "length")
     after = graph.writer.produce("r", lent(2))
     graph.settle()
-    assert after.hold.free, "nobody will gather it"
-    assert not before.hold.free, "it was delivered, so it is the consumer's to release"
+    assert after.free, "nobody will gather it"
+    assert not before.free, "it was delivered, so it is the consumer's to release"
     assert len(graph.speaker.fed("r")) == 1
     graph.writer.done("r")
     graph.settle()
@@ -123,7 +123,7 @@ def test_payloads_under_way_to_a_consumer_that_ends_are_given_up():
 
     graph = FakeGraph(connectors={"writer->speaker": Slow()})
     graph.submit("r", *BOTH)
-    held = graph.writer.produce("r", lent(1)).hold
+    held = graph.writer.produce("r", lent(1))
     graph.settle()
     assert not held.free
     graph.speaker.done("r")
@@ -155,10 +155,10 @@ def test_an_abort_at_any_point_frees_everything(progress: int):
         lambda: graph.writer.done("r"),
         lambda: graph.speaker.produce("r", host(2)),
     )
-    holds = []
+    every = []
     for step in steps[:progress]:
         made = step()
-        holds += [made.hold] if made is not None else []
+        every += [made] if made is not None else []
         graph.settle()
     graph.engine.abort("r", GIVEN_UP)
     graph.engine.abort("r", GIVEN_UP)
@@ -166,7 +166,7 @@ def test_an_abort_at_any_point_frees_everything(progress: int):
     assert recorder.failure == str(GIVEN_UP)
     graph.seer.release("r")  # leases of stages that were done before the abort
     graph.writer.release("r")
-    assert all(hold.free for hold in holds)
+    assert all(made.free for made in every)
     assert graph.engine.idle
     assert all(count <= 1 for count in (worker.aborts("r") for worker in graph.workers.values()))
 
@@ -177,7 +177,7 @@ def test_what_a_stage_gives_after_an_abort_is_let_go():
     graph.engine.abort("r", GIVEN_UP)
     late = graph.writer.produce("r", lent(1))
     graph.settle()
-    assert late.hold.free
+    assert late.free
     assert graph.speaker.fed("r") == []
 
 
@@ -195,7 +195,7 @@ def test_a_connector_that_fails_ends_one_request_and_frees_the_payload():
 
     graph = FakeGraph(connectors={"writer->speaker": Broken()})
     failing, other = graph.submit("bad", *BOTH), graph.submit("good", "text")
-    held = graph.writer.produce("bad", lent(1)).hold
+    held = graph.writer.produce("bad", lent(1))
     graph.settle()
     assert failing.failure == "stage 'writer->speaker' failed while sending a payload: OSError: the cable is cut"
     assert held.free
@@ -212,7 +212,7 @@ def test_a_payload_lost_on_the_way_ends_the_request_alone():
 
     graph = FakeGraph(connectors={"writer->speaker": Lossy()})
     failing, other = graph.submit("bad", *BOTH), graph.submit("good", "text")
-    held = graph.writer.produce("bad", lent(1)).hold
+    held = graph.writer.produce("bad", lent(1))
     graph.settle()
     assert failing.failure == "the peer is gone"
     assert held.free

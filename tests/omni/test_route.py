@@ -37,7 +37,7 @@ def test_a_payload_that_the_adapter_drops_is_released_at_once():
     graph.submit("r", *BOTH)
     produced = graph.writer.produce("r", lent(1))
     graph.settle()
-    assert produced.hold.free
+    assert produced.free
     assert graph.speaker.fed("r") == []
 
 
@@ -46,7 +46,7 @@ def test_a_payload_whose_tensors_the_adapter_drops_is_released_at_once():
     graph.submit("r", *BOTH)
     produced = graph.writer.produce("r", lent(1))
     graph.settle()
-    assert produced.hold.free
+    assert produced.free
     assert [feed.lease for feed in graph.speaker.fed("r")] == [None, None]
 
 
@@ -55,16 +55,16 @@ def test_a_payload_that_the_adapter_splits_is_released_with_its_last_part():
     graph.submit("r", *BOTH)
     produced = graph.writer.produce("r", lent(1))
     graph.settle()
-    leases = [feed.lease for feed in graph.speaker.fed("r") if feed.lease is not None]
+    inputs = [feed for feed in graph.speaker.fed("r") if feed.lease is not None]
     gate = Gate()
     events: Sequence[Event] = (gate, gate, gate)
-    for lease, event in zip(leases, events, strict=True):
+    for feed, event in zip(inputs, events, strict=True):
         assert graph.connectors[EDGE].released == []
-        lease.release(event)
+        feed.release(event)
     assert len(graph.connectors[EDGE].released) == 1
-    assert not produced.hold.free, "the consumer's work that reads it is not over"
+    assert not produced.free, "the consumer's work that reads it is not over"
     gate.open = True
-    assert produced.hold.free
+    assert produced.free
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=8))
@@ -77,7 +77,7 @@ def test_every_payload_is_released_once_whatever_the_adapter_returns(copies: lis
     graph.speaker.release("r")
     connector = graph.connectors[EDGE]
     assert sorted(map(id, connector.released)) == sorted(map(id, connector.sent))
-    assert all(produced.hold.free for produced in made)
+    assert all(produced.free for produced in made)
 
 
 def test_inputs_that_only_the_end_completes_come_before_the_end():
@@ -124,7 +124,7 @@ def test_an_adapter_that_raises_fails_its_request_alone(where: str):
     assert failing.failure == f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload"
     assert not other.over
     graph.speaker.release("good")
-    assert all(p.hold.free for p in produced)
+    assert all(p.free for p in produced)
     assert all(worker.held == {"good"} for worker in graph.workers.values())
 
 

@@ -39,10 +39,10 @@ def encoded(inputs: Mapping[str, Sequence[Payload]], stage: str) -> list[str]:
     return [item.field for item in items if isinstance(item, MediaItem)]
 
 
-def awaited(inputs: Mapping[str, Sequence[Payload]], stage: str, segment: str) -> list[str]:
+def awaited(inputs: Mapping[str, Sequence[Payload]], stage: str, embedding: str) -> list[str]:
     (payload,) = inputs[stage]
     assert isinstance(payload.meta, Prompt)
-    return [slot.called for slot in payload.meta.segments if slot.name == segment]
+    return [slot.called for slot in payload.meta.placeholders if slot.name == embedding]
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_what_was_caught_is_not_planted_again(tiny: Path) -> None:
 
 
 def test_each_fault_changes_the_code_and_still_compiles() -> None:
-    path = "omni/engine/credit.py"
+    path = "omni/engine/route.py"
     text = (ROOT / path).read_text()
     before, faults = ast.dump(ast.parse(text)), faults_of(ROOT, path)
     assert len({fault.name for fault in faults}) == len(faults) > 50
@@ -167,7 +167,7 @@ def test_each_fault_changes_the_code_and_still_compiles() -> None:
 def test_a_sample_is_the_seed_s_and_has_some_of_each_folder() -> None:
     by_folder = {
         path: faults_of(ROOT, path)
-        for path in ("stages/omni_frames/store.py", "omni/engine/credit.py", "omni/engine/ranked.py")
+        for path in ("stages/omni_frames/store.py", "omni/engine/route.py", "omni/engine/ranked.py")
     }
     drawn = sample(by_folder, 40, seed=1, least=5)
     assert drawn == sample(by_folder, 40, seed=1, least=5) != sample(by_folder, 40, seed=2, least=5)

@@ -118,7 +118,7 @@ class ArWorkerDriver(StageDriver):
     def _take(self, message: Outbound) -> None:
         if isinstance(message, Produced) and message.payload.tensors:
             ref = self.connector.send(message.payload, message.ready, self.worker_stream)
-            message.hold.take(ref)
+            message.add(ref)
             self.lent.append(Lent(message, ref))
         super()._take(message)
 

@@ -23,7 +23,7 @@ from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.pipeline.stage import Memory
 from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins, load_plugins
-from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage, release
+from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from omni_frames import CodeFrames
@@ -80,7 +80,7 @@ class FrameClerk(MailboxWorker[_Case]):
 
     def drop(self, request: _Case) -> None:
         for message in request.frames:
-            release(message, COMPLETED)
+            message.release(COMPLETED)
         request.frames.clear()
 
     def advance(self) -> bool:
@@ -102,7 +102,7 @@ class FrameClerk(MailboxWorker[_Case]):
             self._observer.host_reads(codes)
         for frame in codes.numpy().tolist():
             self.outbox.append(Produced(case.id, Payload(CodesChunk(codes=tuple(frame))), COMPLETED))
-        release(message, COMPLETED)
+        message.release(COMPLETED)
 
 
 class FrameClerkKind:

@@ -102,8 +102,7 @@ class FakeWorker:
     def release(self, request_id: str, after: Event = COMPLETED) -> None:
         """Releases every lease that came for the request so far, once."""
         for message in self.fed(request_id):
-            if message.lease is not None:
-                message.lease.release(after)
+            message.release(after)
         self.taken = [m for m in self.taken if not (isinstance(m, Feed) and m.request_id == request_id)]
 
 

@@ -30,7 +30,6 @@ from omni.stage import (
     StageContext,
     StageUsage,
     build_model,
-    release,
 )
 from support.hidden_model import NUMBERS, HiddenRows, Reading, ReadOut
 
@@ -142,7 +141,7 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
             self._free.append(request.row)  # whoever gets it next writes to it later on the same stream
         while request.arrivals:
             arrival = request.arrivals.popleft()
-            release(arrival.message, arrival.after)
+            arrival.message.release(arrival.after)
 
     def advance(self) -> bool:
         self._ticks += 1
@@ -208,7 +207,7 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
             arrival.rows.gathered(end)
             if arrival.taken == len(arrival.rows.slots):
                 self.requests[arrival.message.request_id].arrivals.remove(arrival)
-                release(arrival.message, end)
+                arrival.message.release(end)
 
     def _read(self) -> bool:
         """Reads the oldest rows of every request."""
@@ -353,7 +352,7 @@ class ClerkWorker(MailboxWorker[Case]):
 
     def drop(self, request: Case) -> None:
         for message in request.inputs:
-            release(message, COMPLETED)
+            message.release(COMPLETED)
         request.inputs.clear()
 
     def advance(self) -> bool:
@@ -395,7 +394,7 @@ class ClerkWorker(MailboxWorker[Case]):
             case.read += 1
             reading = Reading(prompt=meta.prompt, index=meta.index + offset, numbers=tuple(numbers))
             self.outbox.append(Produced(case.id, Payload(reading), COMPLETED))
-        release(message, COMPLETED)
+        message.release(COMPLETED)
 
 
 class ClerkKind:

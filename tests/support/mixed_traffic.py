@@ -21,7 +21,7 @@ from omni.config import Layer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, resolve_pipeline
-from omni.engine.credit import Valve
+from omni.engine.route import Credit
 from omni.errors import StageError
 from omni.frontend.base import Chat
 from omni.payload import Payload
@@ -419,15 +419,15 @@ class _Scene:
 
 @contextmanager
 def _telling(happened: Counter[str]) -> Iterator[None]:
-    """Counts what producers are told about their consumers."""
-    tell = Valve.tell
+    """Counts pauses and resumes of producers."""
+    report = Credit.report
 
-    def counted(valve: Valve) -> bool:
-        told = tell(valve)
-        happened["pauses and resumes"] += told
-        return told
+    def counted(credit: Credit) -> bool:
+        news = report(credit)
+        happened["pauses and resumes"] += news
+        return news
 
-    with patch.object(Valve, "tell", counted):
+    with patch.object(Credit, "report", counted):
         yield
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
-from omni_ar.model import ArModel, Batch, PayloadSink, PlacedSegment
+from omni_ar.model import ArModel, Batch, PayloadSink, PlacedEmbedding
 
 _BLOCK, _BLOCKS = 8, 64
 
@@ -32,7 +32,7 @@ class OneRow:
         self.length = 0
 
     @torch.no_grad()
-    def run(self, x_TD: Tensor, positions_PT: Tensor, segments: tuple[PlacedSegment, ...] = ()) -> Tensor:
+    def run(self, x_TD: Tensor, positions_PT: Tensor, embeddings: tuple[PlacedEmbedding, ...] = ()) -> Tensor:
         """The next tokens: a decode if it is one, else a chunk of a prompt. Logits `[T, V]`."""
         places = torch.arange(self.length, self.length + len(x_TD))
         slots_T = self._slots(places)
@@ -44,7 +44,7 @@ class OneRow:
             slots_T, decodes, table[:decodes], torch.tensor([self.length])[:decodes], self.length, prefills
         )
         payload = PayloadSink(self.pages, slots_T) if self.pages.shape[2] else None
-        batch = Batch(positions_PT, meta, self._cache, TorchPagedAttention(), 0, segments, payload)
+        batch = Batch(positions_PT, meta, self._cache, TorchPagedAttention(), 0, embeddings, payload)
         return self._model.logits(self._model(x_TD, batch))
 
     @property

@@ -14,7 +14,7 @@ from omni.device.ring import HostSlot
 from omni.engine.host.connector import HostRef
 from omni.engine.orchestrator import ActiveRequest
 from omni.engine.route import Route
-from omni.stage import Hold, Lease
+from omni.stage import Lease, Produced
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.request import ArRequest
 from omni_diffusion.request import DiffusionRequest
@@ -23,7 +23,7 @@ from omni_local.connector import LocalRef
 from omni_vocoder.request import VocoderRequest
 
 _RECORDS = (
-    *(Request, RequestHandle, ActiveRequest, Route, Hold, Lease, HostRef, LocalRef),
+    *(Request, RequestHandle, ActiveRequest, Route, Produced, Lease, HostRef, LocalRef),
     *(ArRequest, BlockTable, DiffusionRequest, EncoderRequest, VocoderRequest),
 )
 

@@ -6,7 +6,7 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Device, Event, Stream
 from omni.payload import Payload
 from omni.sampling import SamplingParams
-from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Pause, Produced, Resume, StageWorker, lend
+from omni.stage import Abort, Done, Ended, Failed, Feed, Lease, Open, Outbound, Pause, Produced, Resume, StageWorker
 from omni_local.connector import LocalConnector
 
 SOURCE = "frontend"
@@ -28,7 +28,7 @@ class StageDriver:
     def feed(self, request_id: str, payload: Payload, ready: Event = COMPLETED) -> Ref:
         """Feeds a payload that a producer lends; returns the producer's reference."""
         ref = self.connector.send(payload, ready, self._stream)
-        self.worker.inbox.append(Feed(request_id, payload, ready, *lend(self.connector, ref, 1)))
+        self.worker.inbox.append(Feed(request_id, payload, ready, Lease(self.connector, ref, 1)))
         return ref
 
     def feed_host(self, request_id: str, payload: Payload) -> None:
@@ -68,6 +68,6 @@ class StageDriver:
         assert message.request_id not in self.ends, "a request that is over gives nothing"
         if isinstance(message, Produced):
             self.produced.setdefault(message.request_id, []).append(message)
-            message.hold.seal()
+            message.close()
         else:
             self.ends[message.request_id] = message

@@ -16,7 +16,7 @@ from omni.hookspecs import hookimpl
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Output, Pipeline, Stage
 from omni.plugin.entries import StageKindEntry
-from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage, release
+from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 from omni_frames import CodeFrames
 
 
@@ -70,7 +70,7 @@ class TapWorker(MailboxWorker[_Tapped]):
         if isinstance(meta, CodeFrames) and meta.codes is not None:  # the host knows them already
             frame.host.append(meta.codes)
             frame.copied = COMPLETED
-            release(message, COMPLETED)
+            message.release(COMPLETED)
 
     def end(self, request: _Tapped, source: str) -> None:
         request.ended = True
@@ -82,7 +82,7 @@ class TapWorker(MailboxWorker[_Tapped]):
     def drop(self, request: _Tapped) -> None:
         for frame in request.frames:
             if frame.copied is None:
-                release(frame.message, COMPLETED)
+                frame.message.release(COMPLETED)
         request.frames.clear()
 
     def advance(self) -> bool:
@@ -105,7 +105,7 @@ class TapWorker(MailboxWorker[_Tapped]):
         assert isinstance(source, PageSlice)
         self._device.launch(self._stream, _copy_frame, source.pages, source.slots, frame.host)
         copied = frame.copied = self._device.record(self._stream)
-        release(frame.message, copied)
+        frame.message.release(copied)
 
     def _give(self, request_id: str, request: _Tapped) -> None:
         (codes_1G,) = request.frames.pop(0).host

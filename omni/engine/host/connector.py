@@ -11,16 +11,15 @@ The engine's thread only: a payload under way is asked for (`Pending.poll`) unti
 from collections import deque
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from omni.connector import Connector, Pending, Reach, Received, Ref
 from omni.device import COMPLETED, Device, Event, Stream
-from omni.engine.host.assembly import Assembly, PieceRing
-from omni.engine.host.copier import MOST_ROWS, Copier
-from omni.engine.host.lent import LentSlots
-from omni.engine.host.part import Part, parts_of, whole
+from omni.engine.host.pieces import MAX_ROWS, Assembly, Part, PieceRing, parts_of, whole
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
+from omni.stage.receiver import PayloadReceiver
 
 _SLOTS = 32
 _SLOT_BYTES = 1 << 16
@@ -37,7 +36,7 @@ class HostRef:
         self.copied: Event = COMPLETED
         self.abort_reason: str | None = None
         self._connector = inner_connector
-        self._let_go = False
+        self._released = False
 
     @property
     def released(self) -> bool:
@@ -47,20 +46,50 @@ class HostRef:
     def freed(self) -> bool:
         return self.inner.freed
 
-    def let_go(self, after: Event) -> None:
+    def release(self, after: Event) -> None:
         """The producer's memory is not read after `after`. The first call counts."""
-        if not self._let_go:
-            self._let_go = True
+        if not self._released:
+            self._released = True
             self._connector.release(self.inner, after)
 
-    def give_up(self, reason: str, read_until: Event) -> None:
+    def abort(self, reason: str, read_until: Event) -> None:
         """Nobody wants the payload. read_until: the end of copies that were launched; `COMPLETED` if none were."""
         self.abort_reason = reason
         if read_until is not COMPLETED:
-            self.let_go(read_until)
-        elif not self._let_go:
-            self._let_go = True
+            self.release(read_until)
+        elif not self._released:
+            self._released = True
             self._connector.abort(self.inner, reason)
+
+
+class SlotPool:
+    """`count` pinned slots of `size` bytes. One belongs to a payload from its copy to the release of its lease.
+
+    | buffer | written by | read by | freed by |
+    |---|---|---|---|
+    | a slot | the copy of a payload | the consumer, once the copy's event is done | the event given to `release` |
+
+    The copy into a slot that is released early may still be running: the next one into it follows on the same stream.
+    """
+
+    def __init__(self, device: Device, size: int, count: int) -> None:
+        self.size = size
+        self._free: deque[tuple[Tensor, Event]] = deque(
+            (device.host_tensor((size,), torch.uint8), COMPLETED) for _ in range(count)
+        )
+        """Slots of no payload, each with the end of its last consumer's reading."""
+
+    def acquire(self) -> Tensor | None:
+        """A slot to copy into, uint8 `[size]`, if there is one now."""
+        for place, (slot, after) in enumerate(self._free):
+            if after.done():
+                del self._free[place]
+                return slot
+        return None
+
+    def release(self, slot: Tensor, after: Event) -> None:
+        """Its consumer reads the slot until `after`."""
+        self._free.append((slot, after))
 
 
 class HostPending:
@@ -88,8 +117,8 @@ class HostConnector:
     """Wraps the connector of an edge.
 
     A payload that fits gets a pinned slot of its own and is handed on with its copy's event, which the consumer waits for where it
-    reads. What is larger, and what finds all slots lent, waits its turn, passes through a few more slots in pieces and is
-    handed on in ordinary memory. So a consumer that keeps what it has no room for can stop nobody but itself.
+    reads. A larger one, or one that finds no slot free, waits its turn, passes through a few more slots in pieces and is
+    handed on in ordinary memory. So a consumer that keeps payload that it has no room for stops nobody but itself.
 
     To the producer a payload is released as soon as its copy is launched; what a request has in host memory is bounded by the
     edge's credit.
@@ -107,10 +136,10 @@ class HostConnector:
         slot_bytes: int = _SLOT_BYTES,
         piece_bytes: int = _PIECE_BYTES,
     ) -> None:
-        """name: of the edge. slots: that are lent with payload of at most `slot_bytes`. piece_bytes: a multiple of 16."""
+        """name: of the edge. slots: for payloads of at most `slot_bytes`. piece_bytes: a multiple of 16."""
         self._inner = inner
-        self._copier = Copier(device, f"{name}-host")
-        self._slots = LentSlots(device, slot_bytes, slots)
+        self._receiver = PayloadReceiver(device, device.stream(f"{name}-host"), MAX_ROWS)
+        self._slots = SlotPool(device, slot_bytes, slots)
         self._pieces = PieceRing(device, piece_bytes)
         self._queue: deque[HostPending] = deque()
         """Those that come in pieces, one after the other."""
@@ -128,13 +157,13 @@ class HostConnector:
 
     def release(self, ref: Ref, after: Event) -> None:
         own = _own(ref)
-        self._give_slot_back(own, after)
-        own.let_go(after)
+        self._release_slot(own, after)
+        own.release(after)
 
     def abort(self, ref: Ref, reason: str) -> None:
         own = _own(ref)
-        self._give_slot_back(own, COMPLETED)
-        own.give_up(reason, own.copied)
+        self._release_slot(own, COMPLETED)
+        own.abort(reason, own.copied)
         self._leave_queue(own)
 
     def close(self) -> None:
@@ -155,25 +184,24 @@ class HostConnector:
                 self._queue.append(pending)
             if self._queue[0] is not pending:
                 return None
-            pending.assembly = Assembly(parts, nbytes, self._copier, self._pieces)
+            pending.assembly = Assembly(parts, nbytes, self._receiver, self._pieces)
         return self._assemble(pending.ref, pending.assembly, source)
 
     def _slot_for(self, parts: Sequence[Part], nbytes: int) -> Tensor | None:
         rows = sum(part.rows for part in parts if isinstance(part.tensor, PageSlice))
-        if nbytes > self._slots.size or rows > MOST_ROWS or not self._copier.ready:
+        if nbytes > self._slots.size or rows > MAX_ROWS or not self._receiver.ready:
             return None
-        return self._slots.take()
+        return self._slots.acquire()
 
     def _copy(self, ref: HostRef, slot: Tensor, payload: Payload, parts: Sequence[Part]) -> Received:
-        """Into a slot. If it fails, the payload's end gives the slot back."""
+        """Into a slot. If it fails, the end of the payload releases the slot."""
         ref.slot = slot
         host = {part.name: part.in_memory(slot) for part in parts}
-        pieces = [(whole(part), host[part.name].view(part.rows, part.columns)) for part in parts if part.nbytes]
-        try:
-            self._copier.copy(pieces)
-        finally:
-            ref.copied = self._copier.end()
-        ref.let_go(ref.copied)
+        pieces = [whole(part) for part in parts if part.nbytes]
+        receipt = self._receiver.receive([piece.transfer(slot[piece.start :][: piece.nbytes]) for piece in pieces])
+        ref.copied = receipt.end
+        receipt.check()
+        ref.release(receipt.end)
         return Received(Payload(payload.meta, host), ref.copied)
 
     def _assemble(self, ref: HostRef, assembly: Assembly, source: Received) -> Received | None:
@@ -184,7 +212,7 @@ class HostConnector:
             finally:
                 ref.copied = assembly.copied
         if assembly.launched:
-            ref.let_go(ref.copied)
+            ref.release(ref.copied)
         if not assembly.over:
             return None
         self._leave_queue(ref)
@@ -193,10 +221,10 @@ class HostConnector:
     def _leave_queue(self, ref: HostRef) -> None:
         self._queue = deque(pending for pending in self._queue if pending.ref is not ref)
 
-    def _give_slot_back(self, ref: HostRef, after: Event) -> None:
+    def _release_slot(self, ref: HostRef, after: Event) -> None:
         slot, ref.slot = ref.slot, None
         if slot is not None:
-            self._slots.give_back(slot, after)
+            self._slots.release(slot, after)
 
 
 def _arrived(source: Received) -> bool:

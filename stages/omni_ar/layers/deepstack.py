@@ -12,7 +12,7 @@ from omni_ar.model import ArShape, Batch, PayloadSink
 class DeepstackModel(TextModel):
     """Features of a tower's own layers are added behind the first layers, level by level (DeepStack; Meng et al., 2024).
 
-    Prompt segments: tensors `embeddings` `[n, D]` and, in those called `deepstack`, maybe one of that name, `[levels, n, D]`.
+    Multimodal embeddings: tensors `embeddings` `[n, D]` and, in those called `deepstack`, maybe one of that name, `[levels, n, D]`.
     hidden_layer: the layer whose input is stored as payload, as published hidden states count them: 0 for the input embeddings,
     `num_layers` for the final, normed ones. None stores none.
     """
@@ -38,18 +38,18 @@ class DeepstackModel(TextModel):
             self._config,
             self.lm_head.out_features,
             payload_width=self._config.width if self._hidden_layer is not None else 0,
-            forward_segments=self._deepstack,
+            forward_embeddings=self._deepstack,
         )
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
-        stacked = [segment for segment in batch.segments if "deepstack" in segment.tensors]
+        stacked = [embedding for embedding in batch.embeddings if "deepstack" in embedding.tensors]
         delta_TD: Tensor | None = None
         if self._hidden_layer == 0:
             _store(batch.payload, x_TD)
         for index, layer in enumerate(self.decoder.layers):
             x_TD, delta_TD = layer(x_TD, delta_TD, cos, sin, batch.cache, batch.attention, batch.backend)
-            added = [segment for segment in stacked if index < segment.tensors["deepstack"].shape[0]]
+            added = [embedding for embedding in stacked if index < embedding.tensors["deepstack"].shape[0]]
             stored = index + 1 == self._hidden_layer != self._config.num_layers and batch.payload is not None
             if stored or added:
                 # Somebody looks between these layers: what the next one would add is added now.
@@ -57,9 +57,9 @@ class DeepstackModel(TextModel):
             # Published hidden states are those before the features of the layer behind them are added.
             if stored:
                 _store(batch.payload, x_TD)
-            for segment in added:
-                tokens_n = segment.tokens_n + batch.prompt_start
-                x_TD.index_add_(0, tokens_n, segment.tensors["deepstack"][index].to(x_TD.dtype))
+            for embedding in added:
+                tokens_n = embedding.tokens_n + batch.prompt_start
+                x_TD.index_add_(0, tokens_n, embedding.tensors["deepstack"][index].to(x_TD.dtype))
         hidden_TD, _ = self.decoder.norm.add(x_TD, delta_TD)
         if self._hidden_layer == self._config.num_layers:
             _store(batch.payload, hidden_TD)

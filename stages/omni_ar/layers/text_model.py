@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 class TextModel(ArModel):
     """Token ids in, token ids out.
 
-    Prompt segments, in families that have some: tensor `embeddings` `[n, D]`, in place of those of the tokens. tied: the output
+    Multimodal embeddings, in families that have some: tensor `embeddings` `[n, D]`, in place of the tokens' own. tied: the output
     matrix is the embedding table, unless the checkpoint holds another.
     """
 
@@ -40,8 +40,8 @@ class TextModel(ArModel):
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         x_TD: Tensor = self.embed_tokens(prompt.columns_CT[0])
-        for segment in prompt.segments:
-            x_TD.index_copy_(0, segment.tokens_n, segment.tensors["embeddings"].to(x_TD.dtype))
+        for embedding in prompt.embeddings:
+            x_TD.index_copy_(0, embedding.tokens_n, embedding.tensors["embeddings"].to(x_TD.dtype))
         return x_TD
 
     def embed_next(self, step: NextTokens) -> Tensor:
@@ -72,12 +72,12 @@ class TextModel(ArModel):
 
 
 def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShape:
-    """The shape of a model around `DecoderLayers`, whose `forward` reads no segments unless `more` says so.
+    """The shape of a model around `DecoderLayers`, whose `forward` reads no embeddings unless `more` says so.
 
     more: other fields of `ArShape`.
     """
     axes = 1 if config.mrope_section is None else len(config.mrope_section)
-    fields: dict[str, Any] = {"forward_segments": (), "position_axes": axes} | more
+    fields: dict[str, Any] = {"forward_embeddings": (), "position_axes": axes} | more
     return ArShape(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,

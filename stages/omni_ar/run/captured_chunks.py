@@ -12,7 +12,7 @@ from omni.graphs import CapturedGraphs
 from omni_ar.model import ArModel
 from omni_ar.run.forward import ChunkStep, Forward
 from omni_ar.run.limits import Limits, step_fields
-from omni_ar.run.pack import segments_in
+from omni_ar.run.pack import placeholders_in
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import Embedded
 from omni_ar.run.plan import PaddedShape, StepPlan
@@ -49,7 +49,7 @@ class CapturedChunks:
         self._forward = forward
         self._limits = limits
         self._dtype = dtype
-        self._read = model.shape.forward_segments
+        self._read = model.shape.forward_embeddings
         # By whether rows decode.
         self._graphs = CapturedGraphs[bool, CapturedForward](name, unit="chunk tokens", option="graph_chunk_sizes")
         self._buffers: ChunkBuffers | None = None
@@ -73,11 +73,11 @@ class CapturedChunks:
         if len(plan.chunks) > most:
             self._graphs.log_uncaptured(f"steps with more than {most} chunks")
             return None
-        segments, read = {slot.name for chunk in plan.prompts for slot, _ in segments_in(chunk)}, self._read
-        if segments and (read is None or not segments.isdisjoint(read)):
-            names = ", ".join(sorted(segments if read is None else segments.intersection(read)))
-            reason = "that the model's forward reads" if read else "that ArShape.forward_segments leaves open"
-            self._graphs.log_uncaptured(f"steps with segments ({names}) {reason}")
+        embeddings, read = {p.name for chunk in plan.prompts for p, _ in placeholders_in(chunk)}, self._read
+        if embeddings and (read is None or not embeddings.isdisjoint(read)):
+            names = ", ".join(sorted(embeddings if read is None else embeddings.intersection(read)))
+            reason = "that the model's forward reads" if read else "that ArShape.forward_embeddings leaves open"
+            self._graphs.log_uncaptured(f"steps with multimodal embeddings ({names}) {reason}")
             return None
         captured = self._graphs.find(bool(plan.decodes), plan.chunk_tokens)
         return captured.graph if captured is not None else None

@@ -12,9 +12,9 @@ from torch import Tensor
 from omni.device import Device, Launch, Span, Stream
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
 from omni_ar.kernels.step.state import RowState, StepBuffers
-from omni_ar.model import ArModel, Batch, PayloadSink, PlacedSegment, PromptTokens
+from omni_ar.model import ArModel, Batch, PayloadSink, PlacedEmbedding, PromptTokens
 from omni_ar.run.limits import Limits
-from omni_ar.run.pack import PackedChunks, PackedSegment, PackedStep
+from omni_ar.run.pack import PackedChunks, PackedEmbedding, PackedStep
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import (
     Embedded,
@@ -90,13 +90,13 @@ class Forward:
         """Of a batch with chunks, behind rows that decode, if there are any."""
         plan, chunks, view, embedded = step.plan, step.chunks, step.view, Embedded()
         blocks = self.decode_blocks(plan) if plan.decodes else 0
-        segments = _placed(chunks, view)
+        embeddings = _placed(chunks, view)
         metadata = self._metadata(step.padded_shape, blocks, self._prefill_rows(plan), view(chunks.rows))
         sink = self._payload(step.padded_shape, pages) if self._emits(step.padded_shape) or chunks.payload else None
         prompt_start = step.padded_shape.decodes + chunks.replayed
-        batch = self._batch(metadata, pages, sink, prompt_start, segments)
+        batch = self._batch(metadata, pages, sink, prompt_start, embeddings)
         return [
-            *self._inputs(step, segments, blocks, embedded, pages),
+            *self._inputs(step, embeddings, blocks, embedded, pages),
             Launch.of(run_forward, self._model, embedded, batch, self._kept(step)),
         ]
 
@@ -112,8 +112,8 @@ class Forward:
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         """What a captured forward reads."""
         embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
-        segments = _placed(step.chunks, step.view)
-        return self._inputs(step, segments, self._limits.max_blocks, embedded, pages, buffers.rows_P4)
+        embeddings = _placed(step.chunks, step.view)
+        return self._inputs(step, embeddings, self._limits.max_blocks, embedded, pages, buffers.rows_P4)
 
     def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> Launch:
         """What is needed of what a captured forward has left."""
@@ -136,7 +136,7 @@ class Forward:
     def _inputs(
         self,
         step: ChunkStep,
-        segments: Sequence[PlacedSegment],
+        embeddings: Sequence[PlacedEmbedding],
         blocks: int,
         embedded: Embedded,
         pages: Pages,
@@ -162,7 +162,7 @@ class Forward:
             replayed, restore = self._replay(step, pages)
             nexts.append(replayed)
             launches += restore
-        prompts = PromptTokens(view(chunks.columns), segments) if step.plan.prompts else None
+        prompts = PromptTokens(view(chunks.columns), embeddings) if step.plan.prompts else None
         launches.append(self.embed(nexts, prompts, embedded))
         return launches
 
@@ -201,10 +201,10 @@ class Forward:
         pages: Pages,
         sink: PayloadSink | None,
         prompt_start: int = 0,
-        segments: Sequence[PlacedSegment] = (),
+        embeddings: Sequence[PlacedEmbedding] = (),
     ) -> Batch:
         positions_PT = self._buffers.positions_PT[:, : metadata.slots_T.shape[0]]
-        return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, segments, sink)
+        return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, embeddings, sink)
 
     def _emits(self, padded_shape: PaddedShape) -> bool:
         """Whether hidden states of the batch's decode rows are needed elsewhere."""
@@ -240,14 +240,14 @@ class Forward:
         return tuple(rows)
 
 
-def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedSegment, ...]:
-    return tuple(_placed_segment(segment, view) for segment in chunks.segments)
+def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedEmbedding, ...]:
+    return tuple(_placed_embedding(embedding, view) for embedding in chunks.embeddings)
 
 
-def _placed_segment(packed: PackedSegment, view: View) -> PlacedSegment:
-    """A chunk's part of a segment: views of its tensors, whose second-last dimension counts its positions."""
-    tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.segment.tensors.items()}
-    return PlacedSegment(packed.name, view(packed.tokens), tensors)
+def _placed_embedding(packed: PackedEmbedding, view: View) -> PlacedEmbedding:
+    """A chunk's part of an embedding: views of its tensors, whose second-last dimension counts its positions."""
+    tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.embedding.tensors.items()}
+    return PlacedEmbedding(packed.name, view(packed.tokens), tensors)
 
 
 def _saved(chunk: PrefillChunk) -> Tensor:

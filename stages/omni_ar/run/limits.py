@@ -73,8 +73,8 @@ class Limits:
             raise ConfigError(f"{stage}.max_model_len", problem, "lower it")
         rows, size, budget = options.max_num_seqs, options.block_size, options.max_num_batched_tokens
         max_blocks = -(-length // size)
-        # Per token of a chunk, or of the padding behind them: columns or step columns, positions, id, slot, segment index, payload
-        # slot; and, to be scored, its index and the id after it.
+        # Per token of a chunk, or of the padding behind them: columns or step columns, positions, id, slot, embedding's index,
+        # payload slot; and, to be scored, its index and the id after it.
         per_token = len(shape.prompt_columns) + step_fields(shape) + shape.position_axes + 6
         # Per row: row, last, advance, row again if it decodes beside chunks, step columns, a block's place and number. There may be
         # as many chunks, each with the four fields that attention reads.

@@ -16,7 +16,7 @@ from omni.sampling import StopVerdict
 from omni.stage import Outbound, Produced
 from omni_ar.inputs import PromptHidden, TokenCodes, TokenHidden
 from omni_ar.kernels.step.status import RowStatus
-from omni_ar.run.blocks import BlockTable, Lent
+from omni_ar.run.blocks import BlockTable
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.request import ArRequest, WithheldToken
 from omni_ar.run.state import IMPOSSIBLE
@@ -56,8 +56,8 @@ class _Scored(msgspec.Struct, frozen=True):
 class OutputProcessor:
     """Reads the handoffs of launched steps in order, and emits tokens, payloads and log-probabilities.
 
-    A token's payload is lent as soon as the host has read the token, whether or not it is written: its own event says that, and
-    only its consumer waits for it. A request's end waits for its log-probabilities, but no token does.
+    A token's payload is given out as soon as the host has read the token, written or not: only its consumer asks the payload's
+    event. A request's end waits for its log-probabilities, but no token does.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class OutputProcessor:
                 self._process(scheduled, RowStatus(status), ids[:count], step.payload)
             else:
                 self.discarded += count
-        # Not before all payload of the step is lent: when one of its requests ends, blocks are looked through for free ones.
+        # Not before all payload of the step is given out: when one of its requests ends, blocks are looked through for free ones.
         for table in read.tables:
             table.unread -= 1
         for request in read.requests:
@@ -198,28 +198,28 @@ class OutputProcessor:
     def _prompt_hidden(self, scheduled: Scheduled, written: Written) -> Produced:
         prompt = scheduled.request.prompt
         assert prompt is not None
-        return self._lend(scheduled, PromptHidden(), "hidden", prompt.payload_positions, written)
+        return self._page_rows(scheduled, PromptHidden(), "hidden", prompt.payload_positions, written)
 
     def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:
         """The hidden state before the request's next token, in the slot of the token before it."""
         index = len(scheduled.request.outputs)
         position = np.array([scheduled.request.length + index - 1], np.int64)
-        return self._lend(scheduled, TokenHidden(index=index), "hidden", position, written)
+        return self._page_rows(scheduled, TokenHidden(index=index), "hidden", position, written)
 
     def _frame(self, scheduled: Scheduled, written: Written) -> Produced:
         """The frame that the request's next token begins, in the slot of that token."""
         request = scheduled.request
         request.num_frames += 1
         position = np.array([request.length + len(request.outputs)], np.int64)
-        return self._lend(scheduled, TokenCodes(), "codes", position, written)
+        return self._page_rows(scheduled, TokenCodes(), "codes", position, written)
 
-    def _lend(
+    def _page_rows(
         self, scheduled: Scheduled, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
     ) -> Produced:
         """A payload of page rows. positions_n: of the tokens in whose slots they are."""
         part = PageSlice(written.pages, scheduled.table.slots(positions_n, self._size))
         produced = Produced(scheduled.request.id, Payload(meta, {name: part}), written.ready)
-        scheduled.table.lend(Lent(produced.hold, (part,)))
+        scheduled.table.add(produced)
         return produced
 
     def _read_scores(self, scores: ScoreHandoff, tokens: Sequence[_Scored]) -> None:

@@ -12,28 +12,28 @@ from omni.device import COMPLETED, Event
 from omni.errors import InputError
 from omni.payload import PageSlice
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StopMatcher
-from omni.stage import Feed, Lease, Produced
+from omni.stage import Feed, Produced
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.run.blocks import BlockTable, PrefixKeys
 from omni_ar.run.status import TRANSITIONS, RequestStatus
 from omni_ar.sampling import SamplingFlags, flags_of
 
 
-@dataclass(slots=True)
-class ReadySegment:
-    """A segment's tensors, usable on the stage's stream. lease: of tensors that still belong to their producer.
+@dataclass(frozen=True, slots=True)
+class ReadyEmbedding:
+    """An embedding's tensors, usable on the stage's stream. copied: end of the copies among them.
 
-    gathered: end of the gathers that its taking in launched.
+    message: of tensors that still belong to their producer; None if all are copies.
     """
 
     tensors: dict[str, Tensor]
-    gathered: Event
-    lease: Lease | None
+    copied: Event
+    message: Feed | None
 
-    def let_go(self, after: Event) -> None:
-        """after: the end of the request's last step, COMPLETED if none was launched; a step follows the gathers."""
-        if self.lease is not None:
-            self.lease.release(self.gathered if after is COMPLETED else after)
+    def release(self, after: Event) -> None:
+        """after: the end of the request's last step, COMPLETED if none was launched; a step follows the copies."""
+        if self.message is not None:
+            self.message.release(self.copied if after is COMPLETED else after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ArRequest:
     edit: LogitsEdit | None = None
     """The host processors' edit to the logits of its next token; None until they have answered."""
     prompt: Prompt | None = None
-    segments: dict[tuple[str, int], ReadySegment] = field(default_factory=dict)
+    embeddings: dict[tuple[str, int], ReadyEmbedding] = field(default_factory=dict)
     """Kept to the end: a preempted request runs its prompt again."""
     steps: list[NDArray[np.int64]] = field(default_factory=list)
     """Conditioning of each step, `step_fields` of them. Of steps with device rows, those whose rows are in their places."""
@@ -209,19 +209,21 @@ class ArRequest:
 
     @property
     def prompt_ready(self) -> bool:
-        """The prompt is here, and so is every segment it waits for."""
+        """The prompt is here, and so is every embedding it waits for."""
         if self.prompt is None:
             return False
-        return all((slot.name, slot.index) in self.segments for slot in self.prompt.segments)
+        return all((p.name, p.index) in self.embeddings for p in self.prompt.placeholders)
 
-    def check_segments(self) -> None:
-        """Raises InputError for a segment with another number of rows than its slot has positions."""
+    def check_embeddings(self) -> None:
+        """Raises InputError for an embedding with another number of rows than its placeholder has positions."""
         assert self.prompt is not None
-        for slot in self.prompt.segments:
-            for name, tensor in self.segments[slot.name, slot.index].tensors.items():
-                if tensor.shape[-2] != slot.positions.size:
-                    problem = f"tensor {name!r} has {tensor.shape[-2]} rows for {slot.positions.size} prompt positions"
-                    raise InputError(slot.called, problem, "give one row for each position")
+        for placeholder in self.prompt.placeholders:
+            for name, tensor in self.embeddings[placeholder.name, placeholder.index].tensors.items():
+                if tensor.shape[-2] != placeholder.positions.size:
+                    problem = (
+                        f"tensor {name!r} has {tensor.shape[-2]} rows for {placeholder.positions.size} prompt positions"
+                    )
+                    raise InputError(placeholder.called, problem, "give one row for each position")
 
     @property
     def inputs_ready(self) -> bool:

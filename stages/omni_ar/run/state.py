@@ -6,7 +6,7 @@
 | `StepBuffers` but for `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
 | `RowState.handoff[turn]` | `accept_tokens`, `predict_codes` | the host, after the token event; rewritten once read |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
-| `RowState.conditioning` of a row | `gather_step_rows`, `store_step_rows`, each place once | `embed_inputs`, same stream |
+| `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each place once | `embed_inputs`, same stream |
 | `Pages.codes` | `predict_codes` | the consumer's gather, after the payload event; freed with the request's blocks |
 """
 

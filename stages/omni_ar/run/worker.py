@@ -6,22 +6,21 @@ from collections.abc import Mapping
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
 from omni.sampling import GREEDY, LogitsEdit, SamplingParams
-from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage, release
-from omni_ar.inputs import Prompt, Segment, StepInputs
+from omni.stage import Failed, Feed, MailboxWorker, Open, StageUsage
+from omni_ar.inputs import MultimodalEmbedding, Prompt, StepInputs
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
-from omni_ar.run.conditioning import StepIntake
 from omni_ar.run.host_processors import HostProcessorExecutor
 from omni_ar.run.limits import Limits
 from omni_ar.run.output_processor import OutputProcessor
 from omni_ar.run.plan import StepPlan
+from omni_ar.run.receivers import ConditioningReceiver, EmbeddingReceiver
 from omni_ar.run.request import ArRequest
 from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
-from omni_ar.run.segments import SegmentIntake
 from omni_ar.run.status import RequestStatus
 from omni_ar.sampling import check_sampling, resolve_sampling
 
@@ -63,8 +62,10 @@ class ArWorker(MailboxWorker[ArRequest]):
             conditioned=shape.conditioned,
         )
         self._scheduler = Scheduler(self._allocator, limits, shape.conditioned, runner.source.lag)
-        self._steps_in = StepIntake(name, runner.device, runner.stream, runner.conditioning, shape, limits)
-        self._segments = SegmentIntake(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
+        self._conditioning = ConditioningReceiver(
+            name, runner.device, runner.stream, runner.conditioning, shape, limits
+        )
+        self._embeddings = EmbeddingReceiver(name, runner.device, runner.stream, limits.max_model_len, runner.dtype)
         self._host_processors = HostProcessorExecutor(
             runner.device.host_worker(f"{name}-host-processors"), shape.vocab_size
         )
@@ -82,8 +83,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             "requests": len(self.requests),
             "rows": self._rows.used,
             "blocks": self._pool.used,
-            "segments": self._segments.waiting,
-            "leases": self._steps_in.waiting,
+            "embeddings": self._embeddings.waiting,
+            "leases": self._conditioning.waiting,
             "steps": self._output_processor.steps_in_flight,
             "scores": self._output_processor.unread_scores,
             "host_processors": self._host_processors.waiting,
@@ -174,15 +175,15 @@ class ArWorker(MailboxWorker[ArRequest]):
 
     def feed(self, request: ArRequest, message: Feed) -> None:
         meta = message.payload.meta
-        if isinstance(meta, Segment):
-            self._segments.add(request, meta, message)
+        if isinstance(meta, MultimodalEmbedding):
+            self._embeddings.add(request, meta, message)
             return
         if isinstance(meta, StepInputs):
-            self._steps_in.add(request, meta, message)
+            self._conditioning.add(request, meta, message)
             self._queue(request)
             self._scheduler.unblock(request)
             return
-        release(message, COMPLETED)  # the other inputs have no tensors
+        message.release(COMPLETED)  # the other inputs have no tensors
         match meta:
             case Prompt() as prompt:
                 prompt.check(len(self._shape.prompt_columns), self._shape.position_axes, self._shape.vocab_size)
@@ -202,28 +203,28 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.finish(request.id, "empty", _counts(request))
         elif self._shape.conditioned and not request.knows_all_steps:
             raise StageError(self.name, "taking its input", "it ended before the last step's conditioning")
-        elif missing := self._segments.missing(request):
-            raise StageError(self.name, "taking its input", f"it ended before segment {missing}")
+        elif missing := self._embeddings.missing(request):
+            raise StageError(self.name, "taking its input", f"it ended before embedding {missing}")
 
     def drop(self, request: ArRequest) -> None:
         self._scheduler.remove(request, RequestStatus.FINISHED)
         self._host_processors.cancel(request)
         for withheld in request.withheld:
             for message in withheld.messages:
-                message.hold.seal()  # it goes to nobody
+                message.close()  # no consumer gets it
         request.withheld.clear()
-        self._segments.drop(request)
-        self._steps_in.drop(request)
-        for segment in request.segments.values():
-            segment.let_go(request.last_step_end)
-        request.segments.clear()
+        self._embeddings.drop(request)
+        self._conditioning.drop(request)
+        for embedding in request.embeddings.values():
+            embedding.release(request.last_step_end)
+        request.embeddings.clear()
         if request.row is not None:
             self._rows.release(request.row)
         if request.table is not None:
             self._reclaimer.add_table(request.table)
 
     def advance(self) -> bool:
-        moved = self._reclaimer.tick() | self._take_segments()
+        moved = self._reclaimer.tick() | self._take_embeddings()
         moved |= self._process_outputs() | self._poll_host_processors() | self._take_conditioning()
         if self._output_processor.steps_in_flight < self._limits.max_in_flight and self._runner.ready:
             plan = self._plan()
@@ -250,10 +251,10 @@ class ArWorker(MailboxWorker[ArRequest]):
     def drained(self, request: ArRequest) -> None:
         self._scheduler.unblock(request)
 
-    def _take_segments(self) -> bool:
-        taken, failed = self._segments.tick()
+    def _take_embeddings(self) -> bool:
+        taken, failed = self._embeddings.tick()
         for request, error in failed:
-            self.fail_request(request, "gathering a segment", error)
+            self.fail_request(request, "gathering an embedding", error)
         for request in taken:
             try:
                 self._queue(request)
@@ -262,7 +263,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         return bool(taken or failed)
 
     def _take_conditioning(self) -> bool:
-        taken, failed = self._steps_in.tick()
+        taken, failed = self._conditioning.tick()
         for request in taken:
             self._scheduler.unblock(request)
         for request, error in failed:
@@ -292,7 +293,7 @@ class ArWorker(MailboxWorker[ArRequest]):
     def _queue(self, request: ArRequest) -> None:
         """Hands a request to the scheduler once its inputs are here."""
         if request.status is RequestStatus.WAITING_FOR_INPUTS and request.inputs_ready:
-            request.check_segments()
+            request.check_embeddings()
             self._scheduler.add(request)
 
     def _process_outputs(self) -> bool:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.engine.host import HostConnector
-from omni.engine.host.copier import MOST_ROWS
-from omni.engine.host.part import cut, parts_of
+from omni.engine.host.pieces import MAX_ROWS, cut, parts_of
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
@@ -118,7 +117,7 @@ def test_rows_that_follow_one_another_need_no_upload() -> None:
     bench.poll()
     device.run()
     (stream,) = (stream for stream in device.streams if stream.name == HOST)
-    assert stream.ran == ["copy_piece", "copy_piece", "copy_upload", "gather_piece", "copy_piece"]
+    assert stream.ran == ["gather_rows", "copy_rows", "copy_upload", "gather_rows", "copy_rows"]
 
 
 def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before() -> None:
@@ -251,7 +250,7 @@ def test_payload_larger_than_a_slot_comes_in_pieces_and_small_overtakes_it() -> 
 
 def test_more_scattered_rows_than_one_copy_takes() -> None:
     bench = HostBench(CpuDevice(), width=1)
-    sent = bench.send(2 * MOST_ROWS + 5, scattered=True)
+    sent = bench.send(2 * MAX_ROWS + 5, scattered=True)
     while bench.under_way:
         bench.poll()
     bench.expect(sent)

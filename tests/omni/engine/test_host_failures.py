@@ -42,7 +42,7 @@ def test_rows_moved_after_a_failed_copy_keep_their_old_place_for_the_copy(seed: 
     """Another consumer of the payload still holds it, so its producer may move it and no release tells it more."""
     device, edge = bench(seed, way)
     sent = edge.send(7, scattered=True)
-    device.fail("copy_piece" if way == "in a slot" else "gather_piece", int(way == "in pieces"), after=after)
+    device.fail("copy_rows" if way == "in a slot" else "gather_rows", int(way == "in pieces"), after=after)
     until_it_fails(device, edge)
     old = hidden(sent).pages
     edge.move(sent)
@@ -62,7 +62,7 @@ def test_the_producer_has_its_memory_back_after_what_was_launched(seed: int, way
     """The request fails, and its payload is given up. The next one gets the slot, and the right rows."""
     device, edge = bench(seed, way)
     sent = edge.send(7, scattered=True)
-    device.fail("copy_piece" if way == "in a slot" else "gather_piece", int(way == "in pieces"), after=after)
+    device.fail("copy_rows" if way == "in a slot" else "gather_rows", int(way == "in pieces"), after=after)
     until_it_fails(device, edge)
     edge.abort(sent)
     following = [edge.send(rows, scattered=True) for rows in (5, 3)]

@@ -32,18 +32,18 @@ def reference() -> tuple[Told, HostRef]:
 
 def test_a_producer_s_memory_is_let_go_of_once():
     inner, ref = reference()
-    ref.let_go(COMPLETED)
-    ref.let_go(COMPLETED)
-    ref.give_up("nobody wants it", COMPLETED)
+    ref.release(COMPLETED)
+    ref.release(COMPLETED)
+    ref.abort("nobody wants it", COMPLETED)
     assert inner.calls == ["release"]
     assert ref.freed
 
 
 def test_what_nobody_read_is_given_up_once():
     inner, ref = reference()
-    ref.give_up("nobody wants it", COMPLETED)
-    ref.give_up("nor now", COMPLETED)
-    ref.let_go(COMPLETED)
+    ref.abort("nobody wants it", COMPLETED)
+    ref.abort("nor now", COMPLETED)
+    ref.release(COMPLETED)
     assert inner.calls == ["abort"]
 
 

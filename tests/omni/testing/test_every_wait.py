@@ -26,7 +26,7 @@ WAITS: dict[str, tuple[Traffic, int]] = {
     "omni.device.ring.HostSlot.free#1": ("hidden", 10),
     "omni.engine.host.connector._arrived#1": ("host", 40),
     "omni.engine.host.connector._arrived#2": ("host", 40),
-    "omni.engine.host.lent.LentSlots.take#1": ("host", 40),
+    "omni.engine.host.connector.SlotPool.acquire#1": ("host", 40),
     "omni.payload.payload.PageSlice.gathered#1": ("readers", 1),
     "omni.payload.payload._All.done#1": ("readers", 1),
     "omni.stage.messages.Feed.arrived#1": ("codec", 10),

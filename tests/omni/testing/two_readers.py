@@ -58,9 +58,9 @@ class TwoReaders(ArDriver):
         if isinstance(message, Produced) and message.payload.tensors:
             for reader in (self.slow, self.quick):
                 ref = self.connector.send(message.payload, message.ready, self.worker_stream)
-                message.hold.take(ref)
+                message.add(ref)
                 reader.lent.append((message, ref))
-            message.hold.seal()
+            message.close()
         super()._take(message)
 
 

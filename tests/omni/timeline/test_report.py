@@ -61,7 +61,7 @@ def test_what_runs_between_steps_is_no_idle_time():
     trace = made_trace((20_000,))
     end = steps_of(trace, "thinker")[0].ran.end
     took = Interval(end + 1_000, end + 7_000)
-    gather = PhaseSpan("thinker", MAIN, "gather_segment", PhaseCategory.PAYLOAD, None, took, took)
+    gather = PhaseSpan("thinker", MAIN, "gather_rows", PhaseCategory.PAYLOAD, None, took, took)
     idle = decoding(replace(trace, phases=(*trace.phases, gather))).idle
     assert idle is not None
     assert idle.p50 == 14.0

@@ -1,4 +1,4 @@
-"""From turns to stage inputs: ids, segments, sounds; and what is refused."""
+"""From turns to stage inputs: ids, embeddings, sounds; and what is refused."""
 
 import shutil
 from pathlib import Path
@@ -45,22 +45,22 @@ def test_ids_and_sounds_are_those_of_the_processor(frontend: CsmFrontend, chat: 
     clips = [payload.tensors["samples"] for payload in prepared.inputs.get("audio_encoder", ())]
     if clips:
         assert torch.equal(torch.cat(clips), inputs["input_values"][0, 0])
-    assert len(clips) == len(prompt.segments) == len(chat.messages) - 1
+    assert len(clips) == len(prompt.placeholders) == len(chat.messages) - 1
 
 
-def test_segments_lie_where_the_sounds_stand(frontend: CsmFrontend) -> None:
+def test_embeddings_lie_where_the_sounds_stand(frontend: CsmFrontend) -> None:
     prepared = frontend.prepare(TURNS)
     prompt = _prompt(prepared)
     media = [payload.meta for payload in prepared.inputs["audio_encoder"]]
     assert all(isinstance(item, MediaItem) for item in media)
     ids, audio = prompt.columns[0], frontend._config.audio_token
-    for slot, item in zip(prompt.segments, media, strict=True):
+    for slot, item in zip(prompt.placeholders, media, strict=True):
         assert isinstance(item, MediaItem)
         assert (slot.index, slot.key, len(slot.positions)) == (item.index, item.key, item.length)
         assert (ids[slot.positions] == audio).all()
         assert ids[slot.positions[0] - 1] != audio
         assert ids[slot.positions[-1] + 1] == frontend._config.audio_eos
-    assert sum(ids == audio) == sum(len(slot.positions) for slot in prompt.segments)
+    assert sum(ids == audio) == sum(len(slot.positions) for slot in prompt.placeholders)
     assert media[0].key == media[2].key != media[1].key
 
 

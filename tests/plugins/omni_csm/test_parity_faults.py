@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_ar.model import Codes, PlacedSegment, PromptTokens
+from omni_ar.model import Codes, PlacedEmbedding, PromptTokens
 from omni_csm.backbone import Backbone
 from omni_csm.config import CsmConfig
 from omni_csm.depth import DepthDecoder, FrameEmbedding
@@ -37,8 +37,8 @@ def _forgotten_sound(monkeypatch: pytest.MonkeyPatch) -> None:
 def _reversed_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     def embed_prompt(self: Backbone, prompt: PromptTokens) -> Tensor:
         backwards = [
-            PlacedSegment(part.name, part.tokens_n, {"codes": part.tensors["codes"].flip(0)})
-            for part in prompt.segments
+            PlacedEmbedding(part.name, part.tokens_n, {"codes": part.tensors["codes"].flip(0)})
+            for part in prompt.embeddings
         ]
         return real(self, PromptTokens(prompt.columns_CT, backwards))
 

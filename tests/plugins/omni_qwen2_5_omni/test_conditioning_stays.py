@@ -20,7 +20,7 @@ from omni.engine import Plan
 from omni.frontend.base import Chat
 from omni.payload import PageSlice
 from omni.stage import Feed
-from omni_ar.inputs import Segment, StepInputs
+from omni_ar.inputs import MultimodalEmbedding, StepInputs
 from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
 from support.close_calls import Comparison
@@ -125,7 +125,7 @@ class Watch:
             if worker.name == "talker":
                 tensors = message.payload.tensors.values()
                 match message.payload.meta:
-                    case Segment():
+                    case MultimodalEmbedding():
                         self.heard += tensors
                     case StepInputs():
                         self.steps += tensors

@@ -63,8 +63,8 @@ def test_ids_and_positions_are_transformers(frontend: OmniFrontend) -> None:
     )
     assert np.array_equal(prompt.positions, positions_31T[:, 0].numpy())
     assert prompt.next_position == len(ids_T) + int(delta)
-    assert [slot.name for slot in prompt.segments] == ["audio", "audio", "image", "image", "image"]
-    assert all(len(set(prompt.columns[0, slot.positions])) == 1 for slot in prompt.segments)
+    assert [slot.name for slot in prompt.placeholders] == ["audio", "audio", "image", "image", "image"]
+    assert all(len(set(prompt.columns[0, slot.positions])) == 1 for slot in prompt.placeholders)
 
 
 @pytest.mark.parametrize("samples", [400, 4801, 32000])
@@ -100,7 +100,7 @@ def test_the_talker_reads_what_the_thinker_read_and_two_more(frontend: OmniFront
     after = prompt.next_position
     assert args.prompt.positions[:, length:].tolist() == [[after, after + 1]] * 3
     assert args.prompt.next_position == after + 2
-    assert [slot.positions.tolist() for slot in args.prompt.segments] == [list(range(length)), [length + 1]]
+    assert [slot.positions.tolist() for slot in args.prompt.placeholders] == [list(range(length)), [length + 1]]
     (voice,) = prepared.inputs["token2wav"]
     assert voice.meta == Voice(index=1)
 

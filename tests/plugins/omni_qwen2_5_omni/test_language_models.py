@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from omni_ar.model import NextTokens, PlacedSegment, PromptTokens
+from omni_ar.model import NextTokens, PlacedEmbedding, PromptTokens
 from omni_qwen2_5_omni import talker, thinker
 from omni_qwen2_5_omni.config import read_config
 from omni_qwen2_5_omni.talker import EOS, FIRST_VOICE, NONE, PAD, Talker
@@ -61,19 +61,19 @@ def chat(folder: Path, kind: str) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @torch.no_grad()
-def encoded(folder: Path, ids_T: Tensor, media: dict[str, Tensor]) -> tuple[PlacedSegment, ...]:
+def encoded(folder: Path, ids_T: Tensor, media: dict[str, Tensor]) -> tuple[PlacedEmbedding, ...]:
     """What transformers' towers make of the media, where it belongs in the prompt."""
     model, config = reference_model(folder).thinker, reference_model(folder).config.thinker_config
-    segments = []
+    embeddings = []
     if "pixel_values" in media:
         made = torch.cat(list(model.get_image_features(media["pixel_values"], media["image_grid_thw"]).pooler_output))
         places = (ids_T == config.image_token_index).nonzero().flatten()
-        segments.append(PlacedSegment("image", places, {"embeddings": made}))
+        embeddings.append(PlacedEmbedding("image", places, {"embeddings": made}))
     if "input_features" in media:
         made = model.get_audio_features(media["input_features"], media["feature_attention_mask"]).last_hidden_state
         places = (ids_T == config.audio_token_index).nonzero().flatten()
-        segments.append(PlacedSegment("audio", places, {"embeddings": made}))
-    return tuple(segments)
+        embeddings.append(PlacedEmbedding("audio", places, {"embeddings": made}))
+    return tuple(embeddings)
 
 
 @torch.no_grad()
@@ -81,9 +81,9 @@ def think(folder: Path, spoken: Spoken, media: dict[str, Tensor]) -> tuple[list[
     """Greedy, as many tokens as transformers wrote; and what is emitted of all tokens but the last, `[T + N - 1, D]`."""
     model = thinker.build(stage_context(folder, "thinker"))
     row, ids_T = OneRow(model), spoken.prompt_T
-    segments, places_3T = encoded(folder, ids_T, media), positions(folder, ids_T, media)
-    x_TD = model.embed_prompt(PromptTokens(ids_T[None], segments))
-    logits_TV, said = row.run(x_TD, places_3T, segments), []
+    embeddings, places_3T = encoded(folder, ids_T, media), positions(folder, ids_T, media)
+    x_TD = model.embed_prompt(PromptTokens(ids_T[None], embeddings))
+    logits_TV, said = row.run(x_TD, places_3T, embeddings), []
     start = int(places_3T.max()) + 1
     for step in range(len(spoken.ids)):
         said.append(int(logits_TV[-1].argmax()))
@@ -104,7 +104,7 @@ def hear(folder: Path, spoken: Spoken, emitted_TD: Tensor, media: dict[str, Tens
     text_T, code_T = torch.full((2, length + 2), NONE)
     text_T[length], code_T[length], code_T[length + 1] = FIRST_VOICE, config.codec_pad, config.codec_bos
     told = torch.cat([torch.arange(length), torch.tensor([length + 1])])
-    heard = PlacedSegment("hidden", told, {"hidden": emitted_TD[: length + 1]})
+    heard = PlacedEmbedding("hidden", told, {"hidden": emitted_TD[: length + 1]})
     row = OneRow(model)
     read_T = torch.cat([spoken.prompt_T, torch.tensor([voice, spoken.ids[0]])])
     places_3T = positions(folder, read_T, media)

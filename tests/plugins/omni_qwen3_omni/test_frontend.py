@@ -1,4 +1,4 @@
-"""From a chat to stage inputs: ids, positions, segments, the talker's prompt; and what is refused."""
+"""From a chat to stage inputs: ids, positions, embeddings, the talker's prompt; and what is refused."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from omni.checkpoint import Checkpoint
 from omni.errors import InputError
 from omni.frontend.base import Chat, Prepared
 from omni.payload import Payload
-from omni_ar.inputs import Prompt, SegmentSlot
+from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.text_conditioning import TextConditioningArgs
 from omni_encoder.inputs import MediaItem
 from omni_qwen3_omni.frontend import OmniFrontend, build
@@ -68,7 +68,7 @@ def test_ids_and_features_are_those_of_the_processor(frontend: OmniFrontend, ref
         assert torch.equal(features, mel[:, :frames])
 
 
-def test_every_media_token_belongs_to_one_segment(frontend: OmniFrontend, reference: Reference) -> None:
+def test_every_media_token_belongs_to_one_embedding(frontend: OmniFrontend, reference: Reference) -> None:
     """In order, and as many as the item becomes embeddings."""
     prepared, config = frontend.prepare(MEDIA_EVERYWHERE), reference.model.config.thinker_config
     prompt = _prompt(prepared)
@@ -77,7 +77,7 @@ def test_every_media_token_belongs_to_one_segment(frontend: OmniFrontend, refere
         ("audio", "audio_encoder", config.audio_token_id, 4),
         ("image", "vision_encoder", config.image_token_id, 4),
     ):
-        slots = [slot for slot in prompt.segments if slot.name == name]
+        slots = [slot for slot in prompt.placeholders if slot.name == name]
         items = _items(prepared.inputs[stage])
         assert [slot.index for slot in slots] == [item.index for item in items] == list(range(count))
         assert [len(slot.positions) for slot in slots] == [item.length for item in items]
@@ -85,7 +85,7 @@ def test_every_media_token_belongs_to_one_segment(frontend: OmniFrontend, refere
         assert all(_consecutive(slot) for slot in slots)
 
 
-def _consecutive(slot: SegmentSlot) -> bool:
+def _consecutive(slot: Placeholder) -> bool:
     return bool((np.diff(slot.positions) == 1).all())
 
 
@@ -150,7 +150,11 @@ def test_the_talker_prompt_is_what_transformers_embeds(
             attention_mask=given["attention_mask"],
             audio_seqlens=given.get("audio_feature_lengths"),
         )
-    media = np.concatenate([slot.positions for slot in args.prompt.segments]) if args.prompt.segments else np.empty(0)
+    media = (
+        np.concatenate([slot.positions for slot in args.prompt.placeholders])
+        if args.prompt.placeholders
+        else np.empty(0)
+    )
     texts = np.setdiff1d(np.arange(len(text_T)), media)
 
     torch.testing.assert_close(embedded_TD[texts], given["inputs_embeds"][0, texts], rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.layers import residual_sum
 from omni_ar.layers.code_predictor import CodePredictor
 from omni_ar.layers.deepstack import DeepstackModel
-from omni_ar.model import Batch, Codes, DrawCode, PlacedSegment, PromptTokens
+from omni_ar.model import Batch, Codes, DrawCode, PlacedEmbedding, PromptTokens
 from omni_ar.text_conditioning import TextConditioning
 from omni_qwen3_omni import config as config_module
 from omni_qwen3_omni import talker_prompt, thinker
@@ -99,7 +99,7 @@ def _hidden_states_after_deepstack(patch: pytest.MonkeyPatch) -> None:
         cos, sin = self.decoder.rotary(batch.positions_PT, x_TD.dtype)
         for index, layer in enumerate(self.decoder.layers):
             x_TD = residual_sum(*layer(x_TD, None, cos, sin, batch.cache, batch.attention, batch.backend))
-            for image in batch.segments:
+            for image in batch.embeddings:
                 if "deepstack" in image.tensors and index < image.tensors["deepstack"].shape[0]:
                     tokens_n = image.tokens_n + batch.attention.num_decode
                     x_TD = x_TD.index_add(0, tokens_n, image.tensors["deepstack"][index])
@@ -116,9 +116,9 @@ def _deepstack_level_left_out(level: int) -> Plant:
         forward = DeepstackModel.forward
 
         def shallow(self: DeepstackModel, x_TD: Tensor, batch: Batch) -> Tensor:
-            for segment in batch.segments:
-                if "deepstack" in segment.tensors:
-                    segment.tensors["deepstack"][level] = 0
+            for embedding in batch.embeddings:
+                if "deepstack" in embedding.tensors:
+                    embedding.tensors["deepstack"][level] = 0
             return forward(self, x_TD, batch)
 
         patch.setattr(DeepstackModel, "forward", shallow)
@@ -179,8 +179,8 @@ def _hidden_states_in_reverse(patch: pytest.MonkeyPatch) -> None:
     embed = Talker.embed_prompt
 
     def reversed_(self: Talker, prompt: PromptTokens) -> Tensor:
-        segments = [PlacedSegment(s.name, s.tokens_n.flip(0), s.tensors) for s in prompt.segments]
-        return embed(self, PromptTokens(prompt.columns_CT, segments))
+        embeddings = [PlacedEmbedding(s.name, s.tokens_n.flip(0), s.tensors) for s in prompt.embeddings]
+        return embed(self, PromptTokens(prompt.columns_CT, embeddings))
 
     patch.setattr(Talker, "embed_prompt", reversed_)
 

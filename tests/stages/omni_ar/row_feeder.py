@@ -14,7 +14,7 @@ from omni.connector import Ref
 from omni.device import COMPLETED, Event
 from omni.payload import PageSlice, Payload
 from omni.sampling import SamplingParams
-from omni.stage import Feed, Open, lend
+from omni.stage import Feed, Lease, Open
 from omni_ar.inputs import StepInputs
 from support.ar_driver import TEXT, ArDriver, plain_prompt
 from support.listener import Condition
@@ -95,7 +95,7 @@ class RowFeeder:
         def taken() -> None:
             given.taken = True
 
-        self.driver.worker.inbox.append(Feed(name, payload, ready, *lend(connector, given.ref, 1, taken)))
+        self.driver.worker.inbox.append(Feed(name, payload, ready, Lease(connector, given.ref, 1, taken)))
         return given
 
     def _give(

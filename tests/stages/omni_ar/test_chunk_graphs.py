@@ -13,7 +13,7 @@ from torch import Tensor
 from omni.device import Device
 from omni.payload import Payload, TokenLogprobs
 from omni_ar.attention import TorchPagedAttention
-from omni_ar.inputs import Segment, SegmentSlot, TokenHidden
+from omni_ar.inputs import MultimodalEmbedding, Placeholder, TokenHidden
 from omni_ar.model import ArShape, Batch, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -191,7 +191,7 @@ def test_more_tokens_and_more_chunks_run_uncaptured_and_that_is_said_once(
 
 
 class Illustrated(SmallText):
-    """Adds what segments hold: some to its input, and `deep` ones in its forward."""
+    """Adds what embeddings hold: some to its input, and `deep` ones in its forward."""
 
     def __init__(self, read: tuple[str, ...] | None) -> None:
         super().__init__()
@@ -199,19 +199,19 @@ class Illustrated(SmallText):
 
     @property
     def shape(self) -> ArShape:
-        return replace(super().shape, forward_segments=self._read)
+        return replace(super().shape, forward_embeddings=self._read)
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         x_TD = super().embed_prompt(prompt).clone()
-        for segment in prompt.segments:
-            if segment.name == "plain":
-                x_TD.index_add_(0, segment.tokens_n, segment.tensors["rows"])
+        for embedding in prompt.embeddings:
+            if embedding.name == "plain":
+                x_TD.index_add_(0, embedding.tokens_n, embedding.tensors["rows"])
         return x_TD
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        for segment in batch.segments:
-            if segment.name == "deep":
-                x_TD = x_TD.index_add(0, segment.tokens_n + batch.prompt_start, segment.tensors["rows"])
+        for embedding in batch.embeddings:
+            if embedding.name == "deep":
+                x_TD = x_TD.index_add(0, embedding.tokens_n + batch.prompt_start, embedding.tensors["rows"])
         return super().forward(x_TD, batch)
 
 
@@ -225,11 +225,11 @@ def test_what_forward_reads_itself_is_not_captured(
     for sizes in ((), (32,)):
         device = CountingDevice()
         driver = ArDriver(Illustrated(read), device, options(graph_chunk_sizes=sizes), captured=True)
-        slot = SegmentSlot(name=name, index=0, positions=np.array([2, 3, 5]))
+        slot = Placeholder(name=name, index=0, positions=np.array([2, 3, 5]))
         driver.open("0")
-        driver.feed_host("0", Payload(plain_prompt(PROMPTS[3], segments=(slot,))))
+        driver.feed_host("0", Payload(plain_prompt(PROMPTS[3], placeholders=(slot,))))
         rows = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
-        driver.feed("0", Payload(Segment(name=name, index=0), {"rows": rows}))
+        driver.feed("0", Payload(MultimodalEmbedding(name=name, index=0), {"rows": rows}))
         driver.end("0")
         for _ in range(200):
             driver.tick()
@@ -237,8 +237,8 @@ def test_what_forward_reads_itself_is_not_captured(
         captured.append(not device.launches["run_forward"])
     assert said[0] == said[1] != greedy(SmallText(), PROMPTS[3], len(said[0]))
     assert captured == [False, read is not None and name not in read]
-    why = "that ArShape.forward_segments leaves open" if read is None else "that the model's forward reads"
-    logged = f"ar: steps with segments ({name}) {why} run uncaptured"
+    why = "that ArShape.forward_embeddings leaves open" if read is None else "that the model's forward reads"
+    logged = f"ar: steps with multimodal embeddings ({name}) {why} run uncaptured"
     assert (logged in caplog.messages) == (not captured[1])
 
 

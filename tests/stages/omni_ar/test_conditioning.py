@@ -9,7 +9,7 @@ from omni.device import Device
 from omni.errors import InputError, OmniError, StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Done
-from omni_ar.inputs import Segment, SegmentSlot, StepInputs
+from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps
@@ -72,7 +72,7 @@ def test_answers_are_those_of_full_recomputation(ahead: int, captured: bool, blo
         assert feed.driver.tokens(str(index)) == expected(feed, index, 14)
     assert_over(feed)
     assert (feed.driver.counter("preemptions") > 0) == (blocks is not None)
-    assert device.launches["gather_step_rows"] <= 10, "nothing is gathered again when it runs again"
+    assert device.launches["gather_rows"] <= 10, "nothing is gathered again when it runs again"
     assert not captured or device.replays["ar-decode-4"]
 
 
@@ -119,7 +119,7 @@ def test_rows_alone_and_rows_of_all_requests_in_one_launch():
         feed.rows(str(index), [0], [12])
         feed.end(str(index))
     feed.driver.run()
-    assert device.launches["gather_step_rows"] == 1
+    assert device.launches["gather_rows"] == 1
     for index in range(3):
         heard = [(0, row_W) for _, row_W in feed.heard[str(index)]]
         with torch.inference_mode():
@@ -172,20 +172,24 @@ def test_a_request_without_a_row_of_its_own_counts_against_the_credit():
     assert_over(feed)
 
 
-@pytest.mark.parametrize("segment", [False, True])
-def test_rows_that_wait_for_another_input_do_not_hold_their_producer_up(segment: bool):
+@pytest.mark.parametrize("embedding", [False, True])
+def test_rows_that_wait_for_another_input_do_not_hold_their_producer_up(embedding: bool):
     feed = feeder()
     feed.open("0", None, max_tokens=6, sources=(SOURCE, TEXT))
     prompt = plain_prompt(PROMPTS[0])
-    if segment:
-        slots = (SegmentSlot(name="picture", index=0, positions=np.array([1])),)
-        prompt = plain_prompt(PROMPTS[0], segments=slots)
+    if embedding:
+        slots = (Placeholder(name="picture", index=0, positions=np.array([1])),)
+        prompt = plain_prompt(PROMPTS[0], placeholders=slots)
         feed.driver.feed_host("0", Payload(prompt))
     given = feed.rows("0", [1], [0])
     feed.driver.run()
     assert given.taken
     assert not given.ref.released
-    rest = Payload(Segment(name="picture", index=0), {"x": torch.zeros(1, 2)}) if segment else Payload(prompt)
+    rest = (
+        Payload(MultimodalEmbedding(name="picture", index=0), {"x": torch.zeros(1, 2)})
+        if embedding
+        else Payload(prompt)
+    )
     feed.driver.feed_host("0", rest)
     feed.driver.end("0")
     feed.end("0")
@@ -310,7 +314,7 @@ def test_a_request_that_ends_by_itself_lets_go_of_what_waits():
     assert_over(feed)
 
 
-@pytest.mark.parametrize("phase", ["gather_step_rows", "copy_upload"])
+@pytest.mark.parametrize("phase", ["gather_rows", "copy_upload"])
 def test_a_copy_that_cannot_be_launched_fails_those_it_was_for(phase: str, monkeypatch: pytest.MonkeyPatch):
     device = CountingDevice()
     feed = feeder(device=device)

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from omni.payload import Encoded, GeneratedTokens, PageSlice, Payload
-from omni_ar.adapters import EncodedToSegment, FramesToCodes, TokensToCodes, audio_segments, image_segments
-from omni_ar.inputs import Segment, TokenCodes
+from omni_ar.adapters import EncodedToEmbedding, FramesToCodes, TokensToCodes, audio_embeddings, image_embeddings
+from omni_ar.inputs import MultimodalEmbedding, TokenCodes
 from omni_frames import CodeFrames
 
 
-@pytest.mark.parametrize(("factory", "name"), [(audio_segments, "audio"), (image_segments, "image")])
-def test_media_fill_the_segment_of_their_index(factory: Callable[[None], EncodedToSegment], name: str) -> None:
+@pytest.mark.parametrize(("factory", "name"), [(audio_embeddings, "audio"), (image_embeddings, "image")])
+def test_media_fill_the_embedding_of_their_index(factory: Callable[[None], EncodedToEmbedding], name: str) -> None:
     adapter, embeddings = factory(None), torch.zeros(5, 8)
 
     (payload,) = adapter.push(Payload(Encoded(index=3), {"embeddings": embeddings}))
 
-    assert payload.meta == Segment(name=name, index=3)
+    assert payload.meta == MultimodalEmbedding(name=name, index=3)
     assert payload.tensors["embeddings"] is embeddings
     assert adapter.finish("stop") == ()
 

@@ -9,7 +9,7 @@ import torch
 
 from omni.payload import GeneratedTokens, Payload
 from omni_ar.hidden_conditioning import HiddenConditioning, HiddenConditioningArgs
-from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenCodes, TokenHidden
+from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
 
 NONE, EOS, PAD = -1, 7, 8
 PROMPT = Prompt(columns=np.zeros((2, 5), np.int64), positions=np.zeros((3, 5), np.int64), next_position=5)
@@ -26,14 +26,14 @@ def metas(payloads: Sequence[Payload]) -> list[Any]:
 def test_the_speaker_begins_with_the_first_token_that_was_heard() -> None:
     adapter = HiddenConditioning(HiddenConditioningArgs(prompt=PROMPT, eos=EOS, pad=PAD))
     everything = {"hidden": torch.zeros(3, 4)}
-    (segment,) = adapter.push(Payload(PromptHidden(), everything))
-    assert (segment.meta, segment.tensors) == (Segment(name="hidden", index=0), everything)
+    (embedding,) = adapter.push(Payload(PromptHidden(), everything))
+    assert (embedding.meta, embedding.tensors) == (MultimodalEmbedding(name="hidden", index=0), everything)
     assert not adapter.push(Payload(GeneratedTokens(ids=(3,), ends=False)))
-    # Of the prompt's last position: that is in the segment above.
+    # Of the prompt's last position: that is in the embedding above.
     assert not adapter.push(hidden(0))
     prompt, first = adapter.push(hidden(1))
     assert prompt.meta is PROMPT
-    assert (first.meta, float(first.tensors["hidden"][0, 0])) == (Segment(name="hidden", index=1), 1.0)
+    assert (first.meta, float(first.tensors["hidden"][0, 0])) == (MultimodalEmbedding(name="hidden", index=1), 1.0)
     for index in (2, 3):
         (step,) = adapter.push(hidden(index))
         assert isinstance(step.meta, StepInputs)

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from omni.stage.receiver import copy_rows
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
-from omni_ar.run.conditioning import store_step_rows
 from omni_ar.run.limits import Limits
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.profile import run_largest_steps
@@ -77,6 +77,6 @@ def test_rows_that_come_from_the_host_are_copied_without_waiting():
     """No CPU shows the wait: what is asked of torch does."""
     conditioning, rows = torch.zeros(4, 2), torch.tensor([[1.0, 2.0]], dtype=torch.float64)
     with Asked() as asked:
-        store_step_rows(conditioning, rows, torch.tensor([2]))
+        copy_rows(conditioning, rows, slice(None), torch.tensor([2]), slice(None))
     assert asked.copies == [True]
     assert conditioning.tolist() == [[0, 0], [0, 0], [1, 2], [0, 0]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ar.inputs import Prompt, SegmentSlot
+from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.run.blocks import PrefixKeys
 from support.ar_driver import plain_prompt
 
@@ -19,7 +19,7 @@ Slot = tuple[tuple[int, ...], str | None, str]
 
 @dataclass(frozen=True)
 class Said:
-    """A prompt and what was generated after it. slots: positions, key and name of each segment."""
+    """A prompt and what was generated after it. slots: positions, key and name of each embedding."""
 
     columns: tuple[tuple[int, ...], ...]
     positions: tuple[tuple[int, ...], ...]
@@ -34,14 +34,14 @@ class Said:
 
     def keys(self, size: int, count: int = 99) -> list[bytes]:
         slots = tuple(
-            SegmentSlot(name=name, index=index, positions=np.array(positions, np.int64), key=key)
+            Placeholder(name=name, index=index, positions=np.array(positions, np.int64), key=key)
             for index, (positions, key, name) in enumerate(self.slots)
         )
         prompt = Prompt(
             columns=np.array(self.columns, np.int64),
             positions=np.array(self.positions, np.int64),
             next_position=self.next_position,
-            segments=slots,
+            placeholders=slots,
         )
         return PrefixKeys(prompt, self.salt, size, outputs=True).first(count, self.outputs)
 
@@ -115,7 +115,7 @@ def test_keys_agree_exactly_when_all_that_a_block_depends_on_agrees(pair: tuple[
         assert (mine == theirs) == (one.content(end) == other.content(end))
 
 
-def test_two_pieces_of_a_segment_are_not_its_first_piece_twice():
+def test_two_pieces_of_an_embedding_are_not_its_first_piece_twice():
     one = Said(((1, 1),), ((0, 1), (0, 1)), 2, (((0, 1), "p", "image"),), "", ())
     other = replace(one, slots=(((0,), "p", "image"), ((1,), "p", "image")))
     mine, theirs = one.keys(1), other.keys(1)
@@ -155,11 +155,11 @@ def test_what_was_generated_keys_like_the_same_tokens_in_a_later_prompt(said: Sa
 @given(talks(), st.integers(1, 5))
 def test_keys_asked_for_bit_by_bit_are_those_asked_for_at_once(said: Said, size: int):
     slots = tuple(
-        SegmentSlot(name=name, index=index, positions=np.array(positions, np.int64), key=key)
+        Placeholder(name=name, index=index, positions=np.array(positions, np.int64), key=key)
         for index, (positions, key, name) in enumerate(said.slots)
     )
     columns, positions = np.array(said.columns, np.int64), np.array(said.positions, np.int64)
-    prompt = Prompt(columns=columns, positions=positions, next_position=said.next_position, segments=slots)
+    prompt = Prompt(columns=columns, positions=positions, next_position=said.next_position, placeholders=slots)
     keys = PrefixKeys(prompt, said.salt, size, outputs=True)
     made: list[bytes] = []
     for known in range(len(said.outputs) + 1):

@@ -202,7 +202,7 @@ def test_a_fault_in_a_batch_of_one_is_told_with_stage_and_phase(phase: str):
 )
 def test_what_cannot_be_moved_fails_whose_it_is(gathers: bool, at: int):
     model = SmallCodec()
-    device = FaultyDevice("copy_rows", at, late=False)
+    device = FaultyDevice("gather_rows", at, late=False)
     device.armed = True
     driver = ArDriver(model, device, ArOptions(max_num_seqs=3, block_size=2, num_blocks=14))
     prompts = [codec_prompt(range(length), [length] * length) for length in (3, 5, 4)]
@@ -216,7 +216,7 @@ def test_what_cannot_be_moved_fails_whose_it_is(gathers: bool, at: int):
     assert device.faults == 1
     failed = [name for name, end in driver.ends.items() if isinstance(end, Failed)]
     assert [str(driver.error(name)) for name in failed] == [
-        "stage 'text' failed while moving its payload, in phase copy_rows: ValueError: a fault"
+        "stage 'text' failed while moving its payload, in phase gather_rows: ValueError: a fault"
     ]
     for index, prompt in enumerate(prompts):
         frames = spoken(model, prompt, [index, 7, 9], 2, 14)[:-1]

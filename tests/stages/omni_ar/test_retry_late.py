@@ -1,6 +1,6 @@
 """Steps and gathers that fail half-way on a device that is late: what was launched before still runs, and reads what it reads.
 
-The requests read segments of two kinds: tensors that stay where their producer made them, and page rows that are gathered. The
+The requests read embeddings of two kinds: tensors that stay where their producer made them, and page rows that are gathered. The
 producer writes over both as soon as they are its own again, and consumers gather the hidden states that the stage emits.
 """
 
@@ -19,7 +19,7 @@ from omni.payload import PageSlice, Payload, TokenLogprobs
 from omni.sampling import SamplingParams
 from omni.stage import Failed, Open
 from omni.testing import Simulation
-from omni_ar.inputs import Segment, SegmentSlot
+from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.model import Batch, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.plan import StepPlan
@@ -45,17 +45,17 @@ SEEDS = range(2)
 
 
 class ReaderText(SmallText):
-    """Adds the rows of segments: of some to its input, of others in every forward of a chunk that they stand in."""
+    """Adds the rows of embeddings: of some to its input, of others in every forward of a chunk that they stand in."""
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
         x_TD = super().embed_prompt(prompt)
-        for segment in prompt.segments:
-            x_TD = x_TD.index_add(0, segment.tokens_n, segment.tensors["gathered"])
+        for embedding in prompt.embeddings:
+            x_TD = x_TD.index_add(0, embedding.tokens_n, embedding.tensors["gathered"])
         return x_TD
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        for segment in batch.segments:
-            x_TD = x_TD.index_add(0, segment.tokens_n + batch.prompt_start, segment.tensors["still"])
+        for embedding in batch.embeddings:
+            x_TD = x_TD.index_add(0, embedding.tokens_n + batch.prompt_start, embedding.tensors["still"])
         return super().forward(x_TD, batch)
 
 
@@ -69,13 +69,13 @@ class Readers(ArDriver):
     def begin(self, index: int) -> None:
         prompt, name = PROMPTS[index], str(index)
         places = np.arange(1, 5)
-        slots = (SegmentSlot(name="rows", index=0, positions=places),)
+        slots = (Placeholder(name="rows", index=0, positions=places),)
         scores = {"logprobs": 2, "prompt_logprobs": 1} if index == 1 else {}
         self.worker.inbox.append(Open(name, SamplingParams(max_tokens=TOKENS, **scores), frozenset({SOURCE})))
-        self.feed_host(name, Payload(plain_prompt(prompt, segments=slots, payload_positions=np.array([0, 4]))))
+        self.feed_host(name, Payload(plain_prompt(prompt, placeholders=slots, payload_positions=np.array([0, 4]))))
         pages, still = rows_of(index, 4), rows_of(index + 10, 1)[0]
         tensors = {"gathered": PageSlice(pages, np.array([9, 4, 1, 14])), "still": still}
-        ref = self.feed(name, Payload(Segment(name="rows", index=0), tensors))
+        ref = self.feed(name, Payload(MultimodalEmbedding(name="rows", index=0), tensors))
         self.owner.lend(ref, pages, still)
         self.end(name)
 
@@ -130,7 +130,7 @@ PHASES = [
     "score_tokens",
     "score_prompt",
     "copy_scores",
-    "gather_segment",
+    "gather_rows",
 ]
 RARE = {"score_prompt"}
 """Launched once or twice."""
@@ -160,7 +160,7 @@ def failures(driver: Readers, alone: list[Readers]) -> list[str]:
 @pytest.mark.parametrize(
     ("phase", "number"),
     chosen(
-        [("run_forward", 2), ("gather_segment", 0)],
+        [("run_forward", 2), ("gather_rows", 0)],
         [*((phase, 0) for phase in PHASES), *((phase, 2) for phase in PHASES if phase not in RARE)],
         MUTATION,
     ),
@@ -224,22 +224,22 @@ def test_a_gather_that_fails_half_way_is_over_before_its_source_is_reused():
     for seed in SEEDS:
         device = LateFaultyDevice(seed)
         driver = Readers(device)
-        slots = (SegmentSlot(name="rows", index=0, positions=np.arange(2)),)
+        slots = (Placeholder(name="rows", index=0, positions=np.arange(2)),)
         sources = {"gathered": rows_of(1, 4), "more": rows_of(2, 4)}
         tensors = {name: PageSlice(pages, np.array([5, 3])) for name, pages in sources.items()}
         driver.open("r")
-        driver.feed_host("r", Payload(plain_prompt(PROMPTS[0], segments=slots)))
-        ref: Ref = driver.feed("r", Payload(Segment(name="rows", index=0), dict(tensors)))
+        driver.feed_host("r", Payload(plain_prompt(PROMPTS[0], placeholders=slots)))
+        ref: Ref = driver.feed("r", Payload(MultimodalEmbedding(name="rows", index=0), dict(tensors)))
         driver.owner.lend(ref, *sources.values())
-        device.fail("gather_segment", 1, after=False)
+        device.fail("gather_rows", 1, after=False)
         simulate(device, driver.turn, lambda d=driver: bool(d.ends) and not d.owner.waiting).run()
-        assert "while gathering a segment, in phase gather_segment" in str(driver.error("r"))
+        assert "while gathering an embedding, in phase gather_rows" in str(driver.error("r"))
         device.assert_no_races()
 
 
 CODEC = SmallCodec()
 SPEAKERS = [codec_prompt(range(length), [length] * length) for length in (3, 5, 4)]
-CODEC_PHASES = ["run_forward", "sample_rows", "post_update", "predict_codes", "restore_frames", "copy_rows"]
+CODEC_PHASES = ["run_forward", "sample_rows", "post_update", "predict_codes", "restore_frames", "gather_rows"]
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,7 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
         for index, prompt in enumerate(SPEAKERS):
             driver.speak(str(index), prompt, rank=(0, index), max_tokens=14)
             driver.condition(str(index), [index, 7, 9], pad=2)
-        device.fail(phase, 0 if phase in ("restore_frames", "copy_rows") else 4, after=after)
+        device.fail(phase, 0 if phase in ("restore_frames", "gather_rows") else 4, after=after)
         simulation.run()
         happened += device.faults
         failed = {name for name, end in driver.ends.items() if isinstance(end, Failed)}

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from omni.device import COMPLETED, Event, Phase, Stream, Uploader
+from omni.device import Event, Stream, Uploader
 from omni.device.cpu import CpuDevice
-from omni.payload import PageSlice, Payload
 from omni.sampling import LogitsEdit
-from omni.stage import Feed
-from omni_ar.inputs import Segment, TokenCodes, TokenHidden
+from omni_ar.inputs import TokenCodes, TokenHidden
 from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
 from omni_ar.run.blocks import BlockTable
@@ -21,7 +19,6 @@ from omni_ar.run.pack import pack_step
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.runner import Runner
-from omni_ar.run.segments import SegmentIntake, gather_segment
 from omni_ar.run.step import StepContext
 from support.ar_driver import ArDriver, plain_prompt
 from support.devices import QueuedDevice
@@ -291,37 +288,3 @@ def test_hidden_states_have_the_token_s_event_and_cost_the_host_no_call() -> Non
         assert len(driver.lent) == (12 if emits else 0)
         counts.append(device.calls)
     assert counts[0] == counts[1] == {("record", "ar"): counts[0]["record", "ar"]}
-
-
-class HalfwayDevice(QueuedDevice):
-    """Gathers one tensor of a segment, and raises at the next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gathers = 0
-
-    def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
-        self.gathers += phase is gather_segment
-        if self.gathers == 2:
-            raise ValueError("no memory")
-        super().launch(stream, phase, *buffers)
-
-
-def test_a_gather_that_fails_half_way_is_told_to_who_may_move_the_rows() -> None:
-    """Its consumer lets go of the payload, but another may not have: then the producer asks the slice who reads its old place."""
-    device = HalfwayDevice()
-    stream = device.stream("ar")
-    intake = SegmentIntake("text", device, stream, 8, torch.float32)
-    slices = {name: PageSlice(torch.zeros(3, 2, 4), np.array([1, 2])) for name in ("first", "second")}
-    request = ArRequest("0", resolved(61), set())
-    with torch.inference_mode():
-        device.synchronize()
-        intake.add(
-            request, Segment(name="x", index=0), Feed("0", Payload(Segment(name="x", index=0), slices), COMPLETED)
-        )
-        taken, failed = intake.tick()
-        assert (taken, [str(error) for _, error in failed]) == ([], ["no memory"])
-        readers = slices["first"].relocate(torch.zeros(1, 2, 4), np.array([0, 1]), COMPLETED)
-        assert not readers.done(), "what was launched still reads there"
-        device.run()
-        assert readers.done()

@@ -10,11 +10,11 @@ from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.payload import Payload
 from omni.sampling import SamplingParams
-from omni_ar.inputs import Segment, SegmentSlot
+from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
-from omni_ar.run import conditioning
+from omni_ar.run import receivers
 from omni_ar.run.limits import Limits
 from omni_ar.run.source import LocalTokens, TokenSource
 from support.ar_driver import ArDriver, plain_prompt
@@ -44,7 +44,7 @@ def test_no_step_is_launched_past_a_token_limit(ahead: int, tokens: int):
 
 def test_rows_beyond_what_a_tick_copies_wait_for_the_next(monkeypatch: pytest.MonkeyPatch):
     """A tick copies as many as one request may have; two requests bring more together."""
-    monkeypatch.setattr(conditioning, "_AT_ONCE", 1)
+    monkeypatch.setattr(receivers, "_AT_ONCE", 1)
     model, prompt, count = Listener(8), [1, 2], 10
     driver = ArDriver(model, options=ArOptions(max_num_seqs=2, block_size=4, max_model_len=count + 3))
     feed = RowFeeder(driver, random_pages(8), len(model.shape.step_columns))
@@ -74,7 +74,7 @@ def test_rows_of_steps_that_never_come_are_let_go_of_unread():
     feed.driver.resume("0")
     feed.end("0")
     feed.driver.run()
-    assert device.launches["gather_step_rows"] == 1, "of the one step behind the first token"
+    assert device.launches["gather_rows"] == 1, "of the one step behind the first token"
     assert all(one.ref.freed for one in given)
     assert not feed.driver.held
 
@@ -126,18 +126,18 @@ def test_a_chunk_whose_hidden_states_nobody_wants_stores_none():
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_segment_with_another_number_of_rows_than_positions_is_refused(rows: int):
+def test_an_embedding_with_another_number_of_rows_than_positions_is_refused(rows: int):
     driver = ArDriver(SmallText())
-    slots = (SegmentSlot(name="picture", index=0, positions=np.array([1, 2])),)
+    slots = (Placeholder(name="picture", index=0, positions=np.array([1, 2])),)
     driver.open("wrong")
-    driver.feed_host("wrong", Payload(plain_prompt(PROMPT, segments=slots)))
-    driver.feed_host("wrong", Payload(Segment(name="picture", index=0), {"x": torch.zeros(rows, 2)}))
+    driver.feed_host("wrong", Payload(plain_prompt(PROMPT, placeholders=slots)))
+    driver.feed_host("wrong", Payload(MultimodalEmbedding(name="picture", index=0), {"x": torch.zeros(rows, 2)}))
     driver.end("wrong")
     driver.ask("other", PROMPT, max_tokens=3)
     driver.run()
     error = driver.error("wrong")
     assert isinstance(error, InputError)
-    assert str(error).startswith(f"segment.picture[0]: tensor 'x' has {rows} rows for 2 prompt positions")
+    assert str(error).startswith(f"embedding.picture[0]: tensor 'x' has {rows} rows for 2 prompt positions")
     assert driver.tokens("other") == greedy(SmallText(), PROMPT, 3)
     assert not driver.held
 

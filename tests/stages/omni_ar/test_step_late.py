@@ -109,7 +109,7 @@ def test_tokens_that_were_held_back_go_with_their_request():
     driver.abort("0")
     driver.tick()
     assert not request.withheld
-    assert all(message.hold.free for message in messages)
+    assert all(message.free for message in messages)
     driver.release_lent()
     driver.run()
     assert not driver.held

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.payload import GeneratedTokens, PageSlice, Payload
-from omni_ar.inputs import Prompt, PromptHidden, Segment, StepInputs, TokenCodes
+from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs, TokenCodes
 from omni_ar.text_conditioning import TextConditioning, TextConditioningArgs
 
 EOS, PAD = 1000, 1001
@@ -96,7 +96,7 @@ def test_hidden_states_pass_at_once() -> None:
 
     (payload,) = TextConditioning(_args([])).push(Payload(PromptHidden(), {"hidden": pages}))
 
-    assert payload.meta == Segment(name="hidden", index=0)
+    assert payload.meta == MultimodalEmbedding(name="hidden", index=0)
     assert payload.tensors == {"hidden": pages}
 
 

@@ -9,7 +9,7 @@ import torch
 
 from omni.errors import InputError, StageError
 from omni.payload import Payload
-from omni_ar.inputs import Segment, SegmentSlot, StepInputs
+from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.options import ArOptions
 from support.ar_driver import ArDriver, plain_prompt
 from support.small_text import SmallText, greedy
@@ -55,8 +55,8 @@ def test_a_model_that_raises_in_a_batch_of_one_fails_it():
         (PROMPT, {"penalized_ids": np.array([-1, 3])}, "prompt.penalized_ids", "reach from -1 to 3"),
         (
             PROMPT,
-            {"segments": (SegmentSlot(name="sound", index=1, positions=np.array([9])),)},
-            "prompt.segments.sound[1].positions",
+            {"placeholders": (Placeholder(name="sound", index=1, positions=np.array([9])),)},
+            "prompt.placeholders.sound[1].positions",
             "reach from 9 to 9",
         ),
     ],
@@ -147,33 +147,35 @@ def test_steps_that_cannot_be_packed_leave_their_upload_slots():
     model = SmallText()
     driver = ArDriver(model, options=ArOptions(max_num_seqs=1, block_size=4))
     everywhere = np.arange(90)
-    slots = tuple(SegmentSlot(name="sound", index=index, positions=everywhere) for index in range(400))
+    slots = tuple(Placeholder(name="sound", index=index, positions=everywhere) for index in range(400))
     for index in range(8):  # more than the ring has slots
         driver.open(str(index))
         for slot in slots:
-            driver.feed_host(str(index), Payload(Segment(name="sound", index=slot.index), {"rows": torch.zeros(90, 1)}))
-        driver.feed_host(str(index), Payload(plain_prompt([1] * 90, segments=slots)))
+            driver.feed_host(
+                str(index), Payload(MultimodalEmbedding(name="sound", index=slot.index), {"rows": torch.zeros(90, 1)})
+            )
+        driver.feed_host(str(index), Payload(plain_prompt([1] * 90, placeholders=slots)))
         driver.run()
         assert "the upload buffer has" in str(driver.error(str(index)))
     assert answers_still(driver, model)
 
 
-def test_a_late_segment_for_a_request_that_is_gone_is_let_go():
+def test_a_late_embedding_for_a_request_that_is_gone_is_let_go():
     driver = ArDriver(SmallText())
     driver.open("r")
     driver.abort("r")
-    ref = driver.feed("r", Payload(Segment(name="sound", index=0), {"rows": torch.zeros(2, 3)}))
+    ref = driver.feed("r", Payload(MultimodalEmbedding(name="sound", index=0), {"rows": torch.zeros(2, 3)}))
     driver.tick()
     assert ref.freed
     assert not driver.held
 
 
-def test_segments_that_never_come_fail_the_request():
+def test_embeddings_that_never_come_fail_the_request():
     driver = ArDriver(SmallText())
-    slots = (SegmentSlot(name="sound", index=0, positions=np.array([1, 2])),)
-    driver.ask("r", plain_prompt(PROMPT, segments=slots))
+    slots = (Placeholder(name="sound", index=0, positions=np.array([1, 2])),)
+    driver.ask("r", plain_prompt(PROMPT, placeholders=slots))
     driver.run()
-    assert "it ended before segment sound[0]" in str(driver.error("r"))
+    assert "it ended before embedding sound[0]" in str(driver.error("r"))
     assert not driver.held
 
 
@@ -190,13 +192,13 @@ def test_what_cannot_be_planned_fails_alone():
     assert not driver.held
 
 
-def test_a_segment_of_one_dimension_fails_its_request_alone():
+def test_an_embedding_of_one_dimension_fails_its_request_alone():
     model = SmallText()
     driver = ArDriver(model, options=ArOptions(max_num_seqs=2, block_size=2))
     driver.open("bad")
-    slot = SegmentSlot(name="sound", index=0, positions=np.arange(2))
-    driver.feed_host("bad", Payload(plain_prompt(PROMPT, segments=(slot,))))
-    driver.feed("bad", Payload(Segment(name="sound", index=0), {"rows": torch.zeros(2)}))
+    slot = Placeholder(name="sound", index=0, positions=np.arange(2))
+    driver.feed_host("bad", Payload(plain_prompt(PROMPT, placeholders=(slot,))))
+    driver.feed("bad", Payload(MultimodalEmbedding(name="sound", index=0), {"rows": torch.zeros(2)}))
     driver.run()
     assert "while taking its input: IndexError" in str(driver.error("bad"))
     assert answers_still(driver, model)

@@ -21,11 +21,11 @@ AGAIN = {"begin_windows", "render_piece", "download_samples"}
 @pytest.mark.parametrize(
     ("phase", "number"),
     chosen(
-        [("gather_frames", 1), ("begin_windows", 3)],
+        [("gather_rows", 1), ("begin_windows", 3)],
         [
             ("copy_upload", 0),
             ("copy_upload", 5),
-            ("store_frames", 1),
+            ("copy_rows", 1),
             ("begin_windows", 0),
             ("denoise_rows", 3),
             ("render_piece", 2),

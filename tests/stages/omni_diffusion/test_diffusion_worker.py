@@ -179,7 +179,7 @@ def test_device_memory_is_touched_in_phases_only() -> None:
     with LaunchGuard(device) as guard:
         bench.settle(device)
     bench.expect("a", codes)
-    phases = {"copy_upload", "gather_frames", "begin_windows", "denoise_rows", "render_piece", "download_samples"}
+    phases = {"copy_upload", "gather_rows", "begin_windows", "denoise_rows", "render_piece", "download_samples"}
     assert guard.launched == phases
 
 
@@ -228,7 +228,7 @@ def test_codes_that_the_host_knows_are_uploaded() -> None:
         bench.end(name)
     with LaunchGuard(bench.device) as guard:
         bench.settle(bench.device)
-    assert "store_frames" in guard.launched
+    assert "copy_rows" in guard.launched
     for name, codes in asked.items():
         bench.expect(name, codes)
     assert not bench.held

@@ -54,7 +54,7 @@ class Bench(StageDriver):
             tensor = message.payload.tensors["sum"]
             assert isinstance(tensor, Tensor)
             ref = self.connector.send(message.payload, message.ready, self._consumer)
-            message.hold.take(ref)
+            message.add(ref)
             found = self.found[message.request_id] = torch.empty(tensor.shape)
             self.device.launch(self._consumer, take, found, tensor)
             self.connector.release(ref, self.device.record(self._consumer))

@@ -151,8 +151,8 @@ def test_outputs_stay_until_the_last_reader_is_through() -> None:
     assert isinstance(done, Done)
     stream = device.stream("consumer")
     ref = bench.connector.send(produced.payload, produced.ready, stream)
-    produced.hold.take(ref)
-    produced.hold.seal()
+    produced.add(ref)
+    produced.close()
     device.launch(stream, lambda: None)
     after = device.record(stream)
     bench.connector.release(ref, after)
@@ -396,7 +396,7 @@ class SlowConsumer(Bench):
     def _take(self, message: Outbound) -> None:
         if isinstance(message, Produced):
             self.lent.append(self.connector.send(message.payload, message.ready, self._stream))
-            message.hold.take(self.lent[-1])
+            message.add(self.lent[-1])
         super()._take(message)
 
 

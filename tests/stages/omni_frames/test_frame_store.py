@@ -5,7 +5,7 @@ import torch
 
 from omni.device import COMPLETED
 from omni.stage import Feed
-from omni_frames.arrival import Arrival
+from omni_frames.inputs import Arrival
 from omni_frames.request import FrameRequest
 from omni_frames.store import FrameStore
 from support.devices import QueuedDevice

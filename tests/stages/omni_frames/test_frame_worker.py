@@ -26,7 +26,7 @@ def test_device_memory_is_touched_in_phases_only() -> None:
     with LaunchGuard(device) as guard:
         bench.settle(device)
     bench.expect_sums("a", codes)
-    assert guard.launched == {"copy_upload", "gather_frames", "store_frames", "add_codes", "download_samples"}
+    assert guard.launched == {"copy_upload", "gather_rows", "copy_rows", "add_codes", "download_samples"}
 
 
 def test_nothing_is_read_before_it_is_ready_and_leases_end_after_the_copy() -> None:
@@ -99,7 +99,7 @@ def test_a_copy_that_fails_fails_its_request_only() -> None:
     bench.end("bad", "good")
     bench.settle(bench.device)
     assert isinstance(failed := bench.ends["bad"], Failed)
-    assert "while taking its frames, in phase gather_frames" in str(failed.error)
+    assert "while taking its frames, in phase gather_rows" in str(failed.error)
     assert ref.freed
     bench.expect_sums("good", codes)
     assert not bench.held

@@ -11,16 +11,14 @@ from support.wavemaker import Bench
 
 CODES = {name: random_codes(9 + 3 * number, number) for number, name in enumerate("abcd")}
 SEEDS = range(4)
-WHOLE = {"copy_upload": 0, "gather_frames": 1, "store_frames": 1, "decode_frames": 4, "download_samples": 4}
+WHOLE = {"copy_upload": 0, "gather_rows": 1, "copy_rows": 1, "decode_frames": 4, "download_samples": 4}
 """Of each batch that fails so, all may fail: how much is copied or decoded is not known."""
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["instead", "after"])
 @pytest.mark.parametrize(
     ("phase", "number"),
-    chosen(
-        [("gather_frames", 1), ("reset_rows", 1)], [*WHOLE.items(), ("copy_upload", 3), ("reset_rows", 0)], MUTATION
-    ),
+    chosen([("gather_rows", 1), ("reset_rows", 1)], [*WHOLE.items(), ("copy_upload", 3), ("reset_rows", 0)], MUTATION),
 )
 def test_only_the_batch_that_fails_is_the_worse(phase: str, number: int, after: bool) -> None:
     for seed in SEEDS:

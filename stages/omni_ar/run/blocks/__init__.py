@@ -1,9 +1,7 @@
 """The stage's paged memory: blocks, the prefixes they hold, and payload in them that consumers still need."""
 
-from omni_ar.run.blocks.pool import NULL_BLOCK, BlockPool
+from omni_ar.run.blocks.pool import NULL_BLOCK, BlockPool, BlockTable
 from omni_ar.run.blocks.prefix import PrefixKeys
-from omni_ar.run.blocks.reclaim import Reclaimer
-from omni_ar.run.blocks.spill import Spiller
-from omni_ar.run.blocks.table import BlockTable, Lent
+from omni_ar.run.blocks.reclaim import Reclaimer, Spiller
 
-__all__ = ["NULL_BLOCK", "BlockPool", "BlockTable", "Lent", "PrefixKeys", "Reclaimer", "Spiller"]
+__all__ = ["NULL_BLOCK", "BlockPool", "BlockTable", "PrefixKeys", "Reclaimer", "Spiller"]

@@ -1,10 +1,13 @@
-"""The stage's blocks: who uses them, and which of them hold a known prefix."""
+"""The stage's blocks: their users, the known prefixes in them, and the table of each request."""
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from omni.stage import Produced
 
 NULL_BLOCK = 0
 """Never handed out: it absorbs the writes of rows that have stopped."""
@@ -122,3 +125,44 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         del self._block_of[self._key_of.pop(block)]
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """A request's blocks in order. A preempted request leaves its table behind and gets a new one.
+
+    owner: the request's id. unread: launched steps whose tokens, and so whose payload, the host has not given out.
+    produced: payload in the blocks that consumers may still read, each with one page slice.
+    """
+
+    owner: str
+    ids: NDArray[np.int64]
+    count: int = 0
+    unread: int = 0
+    produced: deque[Produced] = field(default_factory=deque)
+
+    @classmethod
+    def of(cls, owner: str, blocks: Sequence[int], max_blocks: int) -> "BlockTable":
+        table = cls(owner, np.zeros(max_blocks, np.int64))
+        for block in blocks:
+            table.append(block)
+        return table
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        return self.ids[: self.count]
+
+    def append(self, block: int) -> None:
+        self.ids[self.count] = block
+        self.count += 1
+
+    def add(self, produced: Produced) -> None:
+        """A payload in the blocks is given out."""
+        # Consumers read payloads in order, so those that are free are at the front.
+        while self.produced and self.produced[0].free:
+            self.produced.popleft()
+        self.produced.append(produced)
+
+    def slots(self, positions: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+        """Flat slots of token positions: `ids[position // block_size] * block_size + position % block_size`."""
+        return self.ids[positions // block_size] * block_size + positions % block_size

@@ -14,8 +14,8 @@ _BYTES = 16
 class PrefixKeys:
     """The keys of one request's full blocks, in order, made as they are asked for.
 
-    A key covers the salt, all that stands before the block, and in it the id columns, the rotary positions, and of each segment its
-    content key and which of its rows. A segment without a content key ends the chain before it.
+    A key covers the salt, all that stands before the block, and in it the id columns, the rotary positions, and of each placeholder
+    its content key and which of its positions. A placeholder without a content key ends the chain before it.
     """
 
     def __init__(self, prompt: Prompt, salt: str, block_size: int, *, outputs: bool) -> None:
@@ -43,11 +43,11 @@ class PrefixKeys:
         key.update(self._tokens[start:end].tobytes())
         if end > length:
             key.update(self._generated(ids, max(start - length, 0), end - length).tobytes())
-        for slot in self._prompt.segments:
-            first, last = np.searchsorted(slot.positions, (start, end))
+        for placeholder in self._prompt.placeholders:
+            first, last = np.searchsorted(placeholder.positions, (start, end))
             if first < last:
-                key.update(f"{slot.name}\0{slot.key}\0{first}\0".encode())
-                key.update((slot.positions[first:last] - start).tobytes())
+                key.update(f"{placeholder.name}\0{placeholder.key}\0{first}\0".encode())
+                key.update((placeholder.positions[first:last] - start).tobytes())
         self._last = key.digest()
         return self._last
 
@@ -61,5 +61,5 @@ class PrefixKeys:
 
 def _keyed_end(prompt: Prompt) -> int:
     """Prompt tokens before the first one whose embedding no key describes."""
-    ends = [int(slot.positions[0]) for slot in prompt.segments if slot.key is None and slot.positions.size]
+    ends = [int(each.positions[0]) for each in prompt.placeholders if each.key is None and each.positions.size]
     return min(ends, default=prompt.length)

@@ -1,25 +1,78 @@
-"""Gives blocks back once nothing can touch them any more."""
+"""Frees blocks once nothing can touch them any more, and moves payload out of those that are wanted."""
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.device import Event
+from omni.device import Device, Event, Stream
 from omni.payload import PageSlice
-from omni.stage import Hold
-from omni_ar.run.blocks.pool import BlockPool
-from omni_ar.run.blocks.spill import Spiller
-from omni_ar.run.blocks.table import BlockTable, Lent
+from omni.stage import PayloadReceiver, Produced, Transfer
+from omni_ar.run.blocks.pool import BlockPool, BlockTable
 
 
 @dataclass(frozen=True, slots=True)
-class _Spilled:
-    """Memory outside the pages that consumers read in their place."""
+class _Moved:
+    """A slice that was spilled. reader: the end of gathers from the old place."""
 
-    hold: Hold
-    memory: Tensor
+    part: PageSlice
+    reader: Event
+
+
+class Spiller:
+    """Copies page rows into memory of their own, on the stage's stream: the next writer of the pages there follows the copy.
+
+    Spilled rows live as long as the payload whose slice refers to them, saved rows as long as the tensor, in stream order.
+    """
+
+    def __init__(self, device: Device, stream: Stream, max_rows: int) -> None:
+        self.rows = 0
+        """Rows spilled since start."""
+        self._device = device
+        self._stream = stream
+        self._max_rows = max_rows
+        self._receiver = PayloadReceiver(device, stream, max_rows)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `save` or `spill` may be called now."""
+        return self._receiver.ready
+
+    def save(self, pages: Tensor, slots: NDArray[np.int64]) -> Tensor:
+        """The rows at `slots` (int64 `[n]`, at most `max_rows` of them), copied: `[n, width]`."""
+        return self._copy(pages, slots)[0]
+
+    def spill(self, slices: Iterable[PageSlice]) -> list[_Moved]:
+        """Gives slices of one buffer a new place, as many as one copy takes. Returns those."""
+        taken: list[PageSlice] = []
+        count = 0
+        for part in slices:
+            if count + part.slots.size > self._max_rows:
+                break
+            taken.append(part)
+            count += part.slots.size
+        if not taken:
+            return []
+        rows, moved = self._copy(taken[0].pages, np.concatenate([part.slots for part in taken]))
+        self.rows += count
+        spilled = []
+        start = 0
+        for part in taken:
+            end = start + part.slots.size
+            spilled.append(_Moved(part, part.relocate(rows[None], np.arange(start, end), moved)))
+            start = end
+        return spilled
+
+    def _copy(self, pages: Tensor, slots: NDArray[np.int64]) -> tuple[Tensor, Event]:
+        """The rows, and the end of the copy."""
+        out = self._device.empty((slots.size, pages.shape[-1]), pages.dtype, self._stream)
+        # A slice of its own: later writes of the pages follow this copy on the stream, so no reader is to be waited for.
+        receipt = self._receiver.receive([Transfer(PageSlice(pages, slots), out)])
+        receipt.check()
+        return out, receipt.end
 
 
 @dataclass(slots=True, eq=False)
@@ -31,26 +84,27 @@ class _Leaving:
 
     @property
     def free(self) -> bool:
-        # A long answer lends thousands of payloads: each is asked until it is free, and not again.
-        lent = self.table.lent
-        while lent and lent[-1].hold.free:
-            lent.pop()
+        # A long answer has thousands of payloads: each is asked until it is free, and not again.
+        produced = self.table.produced
+        while produced and produced[-1].free:
+            produced.pop()
         gathered = all(reader.done() for reader in self.moved)
-        return not lent and not self.table.unread and gathered
+        return not produced and not self.table.unread and gathered
 
 
 class Reclaimer:
-    """Blocks are free after the last reader of their payload pages. What will still be lent from them is known when the tokens of
-    the steps in flight are. The steps themselves are no reason to wait: who gets the blocks writes them on the same stream, later.
+    """Blocks are free after the last reader of their payload pages. The payload of steps in flight is given out with their tokens.
+    The steps themselves are no reason to wait: the next owner of the blocks writes them on the same stream, later.
 
-    Payload that a consumer is slow to take is spilled where its blocks are wanted.
+    Payload that a consumer is slow to read is spilled where its blocks are wanted.
     """
 
     def __init__(self, pool: BlockPool, spiller: Spiller) -> None:
         self._pool = pool
         self._spiller = spiller
         self._leaving: list[_Leaving] = []
-        self._spilled: list[_Spilled] = []
+        self._spilled: list[Produced] = []
+        """Payload outside of the pages: each keeps its memory by its page slice."""
 
     @property
     def waiting(self) -> int:
@@ -70,7 +124,7 @@ class Reclaimer:
     @property
     def progressing(self) -> bool:
         """Whether blocks will become free without anybody's help: nothing but launched work holds them."""
-        return any(all(lent.hold.released for lent in leaving.table.lent) for leaving in self._leaving)
+        return any(all(each.released for each in leaving.table.produced) for leaving in self._leaving)
 
     def add_table(self, table: BlockTable) -> None:
         """Owns the table from here on."""
@@ -78,7 +132,7 @@ class Reclaimer:
         self.tick()
 
     def relieve(self) -> tuple[bool, list[tuple[str, Exception]]]:
-        """Spills what leaving tables lend to consumers that have not taken it.
+        """Spills payload in leaving tables that a consumer has not released.
 
         Returns whether blocks came free, or will by themselves, and the requests whose payload could not be moved.
         """
@@ -92,7 +146,7 @@ class Reclaimer:
 
     def tick(self) -> bool:
         """Returns whether anything became free."""
-        self._spilled = [item for item in self._spilled if not item.hold.free]
+        self._spilled = [produced for produced in self._spilled if not produced.free]
         free = [item for item in self._leaving if item.free]
         for leaving in free:
             self._pool.release(leaving.table.blocks.tolist())
@@ -105,22 +159,23 @@ class Reclaimer:
         self._spilled.clear()
 
     def _spill(self, leaving: _Leaving) -> None:
-        lent = leaving.table.lent
-        owners = {id(part): one.hold for one in lent if not one.hold.released for part in one.slices}
-        gone: set[int] = set()
-        for slices in _by_pages(one for one in lent if not one.hold.released):
+        kept = {id(_slice(produced)): produced for produced in leaving.table.produced}
+        held = [_slice(produced) for produced in kept.values() if not produced.released]
+        for slices in _by_pages(held):
             for spilled in self._spiller.spill(slices) if self._spiller.ready else ():
-                hold = owners[id(spilled.part)]
                 leaving.moved.append(spilled.reader)
-                self._spilled.append(_Spilled(hold, spilled.memory))
-                gone.add(id(spilled.part))
-        kept = ((one.hold, [part for part in one.slices if id(part) not in gone]) for one in lent)
-        leaving.table.lent = deque(Lent(hold, slices) for hold, slices in kept if slices)
+                self._spilled.append(kept.pop(id(spilled.part)))
+        leaving.table.produced = deque(kept.values())
 
 
-def _by_pages(lents: Iterable[Lent]) -> list[list[PageSlice]]:
+def _slice(produced: Produced) -> PageSlice:
+    (part,) = produced.payload.tensors.values()
+    assert isinstance(part, PageSlice)
+    return part
+
+
+def _by_pages(slices: Iterable[PageSlice]) -> list[list[PageSlice]]:
     groups: dict[int, list[PageSlice]] = {}
-    for lent in lents:
-        for part in lent.slices:
-            groups.setdefault(id(part.pages), []).append(part)
+    for part in slices:
+        groups.setdefault(id(part.pages), []).append(part)
     return list(groups.values())

@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import Span, Upload
-from omni_ar.inputs import Prompt, SegmentSlot
+from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.model import ArShape
 from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
-from omni_ar.run.request import ArRequest, ReadySegment
+from omni_ar.run.request import ArRequest, ReadyEmbedding
 
 
 @dataclass(frozen=True, slots=True)
-class PackedSegment:
-    """A segment's part in one chunk. tokens: indexes into the batch's prompt tokens. rows: which of the segment's."""
+class PackedEmbedding:
+    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. rows: which of the embedding's."""
 
     name: str
     tokens: Span
-    segment: ReadySegment
+    embedding: ReadyEmbedding
     rows: slice
 
 
@@ -30,7 +30,7 @@ class PackedChunks:
 
     decodes: rows that decode, null rows behind them. rows: int64 `[P, 4]`, row, first token in the batch, length and context of
     each chunk. places: what `StepBuffers.places_AT` says of their tokens. payload: whether hidden states of any are needed
-    elsewhere. ids, steps: of replays. columns, segments: of prompts. last: last token of each sampled row.
+    elsewhere. ids, steps: of replays. columns, embeddings: of prompts. last: last token of each sampled row.
     scored_tokens, scored_ids: batch index of prompt tokens, and the prompt token after each, whose probability is asked for.
     """
 
@@ -42,7 +42,7 @@ class PackedChunks:
     ids: Span
     steps: Span
     columns: Span
-    segments: tuple[PackedSegment, ...]
+    embeddings: tuple[PackedEmbedding, ...]
     last: Span
     scored_tokens: Span
     scored_ids: Span
@@ -76,7 +76,7 @@ def pack_chunks(
         ids=upload.add(np.array([request.outputs[index] for request, index in replays], np.int64)),
         steps=upload.add(pack_steps(replays, shape, limits, len(replays))),
         columns=upload.add(_columns(prompts, len(shape.prompt_columns))),
-        segments=tuple(_pack_segments(upload, prompts)),
+        embeddings=tuple(_pack_embeddings(upload, prompts)),
         last=upload.add(np.array([*range(len(plan.decodes)), *(end - 1 for end in ends)], np.int64)),
         scored_tokens=upload.add(np.concatenate([n - chunk.start + start for chunk, n, start in scored])),
         scored_ids=upload.add(np.concatenate([_prompt(chunk).columns[0, n + 1] for chunk, n, _ in scored])),
@@ -105,22 +105,22 @@ def pack_steps(
     return words
 
 
-def _pack_segments(upload: Upload, prompts: Sequence[PrefillChunk]) -> Iterator[PackedSegment]:
+def _pack_embeddings(upload: Upload, prompts: Sequence[PrefillChunk]) -> Iterator[PackedEmbedding]:
     start = 0
     for chunk in prompts:
-        for slot, rows in segments_in(chunk):
-            segment = chunk.request.segments[slot.name, slot.index]
-            tokens = upload.add(slot.positions[rows] - chunk.start + start)
-            yield PackedSegment(slot.name, tokens, segment, rows)
+        for placeholder, rows in placeholders_in(chunk):
+            embedding = chunk.request.embeddings[placeholder.name, placeholder.index]
+            tokens = upload.add(placeholder.positions[rows] - chunk.start + start)
+            yield PackedEmbedding(placeholder.name, tokens, embedding, rows)
         start += chunk.length
 
 
-def segments_in(chunk: PrefillChunk) -> Iterator[tuple[SegmentSlot, slice]]:
-    """Segments that stand in a prompt's chunk, each with the part that does."""
-    for slot in _prompt(chunk).segments:
-        first, last = np.searchsorted(slot.positions, (chunk.start, chunk.start + chunk.length)).tolist()
+def placeholders_in(chunk: PrefillChunk) -> Iterator[tuple[Placeholder, slice]]:
+    """Placeholders with positions in a prompt's chunk, each with the range of those that are."""
+    for placeholder in _prompt(chunk).placeholders:
+        first, last = np.searchsorted(placeholder.positions, (chunk.start, chunk.start + chunk.length)).tolist()
         if first < last:
-            yield slot, slice(first, last)
+            yield placeholder, slice(first, last)
 
 
 def _place(places_AT: NDArray[np.int64], chunk: PrefillChunk, emits_tokens: bool, block_size: int) -> None:

@@ -1,0 +1,179 @@
+"""Copies rows of payload from their producer's memory into the consumer's: the one way to read a page slice in this process."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import COMPLETED, Device, Event, PhaseCategory, Stream, Uploader, declare_categories
+from omni.payload import PageSlice
+
+Source = PageSlice | Tensor | NDArray[np.int64]
+
+_ALL = slice(None)
+_RING = 4
+"""Uploads that may be under way."""
+
+declare_categories({"gather_rows": PhaseCategory.PAYLOAD, "copy_rows": PhaseCategory.PAYLOAD})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """Rows of one source, and their destination.
+
+    source: a page slice; a tensor on any device, seen as `as_matrix` sees it; or int64 `[n, width]` that the host knows.
+    into: `[m, width]`, memory of the consumer. Values are converted to its dtype.
+    places: int64, the row of `into` that each row goes to; None if the rows fill `into`, in order.
+    rows: those of the source, as a range. columns: those of a source whose rows fill `into`.
+    """
+
+    source: Source
+    into: Tensor
+    places: NDArray[np.int64] | None = None
+    rows: slice = field(default_factory=lambda: _ALL)
+    columns: slice = field(default_factory=lambda: _ALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """end: the end of all that was launched. failed: transfers that were not launched, or not wholly."""
+
+    end: Event
+    failed: Mapping[Transfer, Exception]
+
+    def check(self) -> None:
+        """Raises the first error."""
+        for error in self.failed.values():
+            raise error
+
+
+class PayloadReceiver:
+    """Launches copies on one stream. Nothing waits: the sources must have arrived (`Feed.arrived`), and the end is an event.
+
+    | buffer | written by | read by | free when |
+    |---|---|---|---|
+    | source | its producer, before the payload's event | `gather_rows`, `copy_rows` | see `omni.stage.messages`, `PageSlice` |
+    | slots, places and values, uploaded | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
+    | `Transfer.into` | `gather_rows`, `copy_rows` | phases of the stream; others after `Receipt.end` | the consumer says |
+    """
+
+    def __init__(self, device: Device, stream: Stream, words: int) -> None:
+        """words: int64 numbers that one call uploads at most: slots, places, and values that the host knows."""
+        self._device = device
+        self._stream = stream
+        self._uploader = Uploader(device, stream, words, _RING)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `receive` may be called now."""
+        return self._uploader.ready
+
+    def receive(self, transfers: Sequence[Transfer]) -> Receipt:
+        """Launches one upload, if anything is to be uploaded, and one copy for each group of transfers: those from the same pages
+        to places in the same memory, those from the host to such places, and each other one.
+
+        An error in a copy fails the transfers of its group, one in the upload fails all. The end is reported to all page slices
+        in any case: what was launched before an error reads them.
+        """
+        if not transfers:
+            return Receipt(COMPLETED, {})
+        groups: dict[tuple[int, int], list[Transfer]] = {}
+        for transfer in transfers:
+            groups.setdefault(_group_of(transfer), []).append(transfer)
+        failed = self._launch_all(list(groups.values()))
+        end = self._device.record(self._stream)
+        for transfer in transfers:
+            if isinstance(transfer.source, PageSlice):
+                transfer.source.gathered(end)
+        return Receipt(end, failed)
+
+    def _launch_all(self, groups: Sequence[Sequence[Transfer]]) -> dict[Transfer, Exception]:
+        uploads = [(_joined(map(_uploaded, group)), _joined(each.places for each in group)) for group in groups]
+        arrays = [array for pair in uploads for array in pair if array is not None]
+        try:
+            views = iter(self._uploader.send(arrays) if arrays else [])
+        except Exception as error:
+            return {transfer: error for group in groups for transfer in group}
+        failed: dict[Transfer, Exception] = {}
+        for group, pair in zip(groups, uploads, strict=True):
+            uploaded, places_n = (None if array is None else next(views) for array in pair)
+            try:
+                self._launch(group[0], uploaded, places_n)
+            except Exception as error:
+                failed.update(dict.fromkeys(group, error))
+        return failed
+
+    def _launch(self, first: Transfer, uploaded: Tensor | None, places_n: Tensor | None) -> None:
+        into, source, rows, columns = first.into, first.source, first.rows, first.columns
+        if isinstance(source, PageSlice):
+            slots = uploaded if uploaded is not None else _range(source.slots[rows])
+            self._device.launch(self._stream, gather_rows, into, source.pages, slots, places_n, columns)
+        elif isinstance(source, Tensor):
+            self._device.launch(self._stream, copy_rows, into, source, rows, places_n, columns)
+        else:
+            self._device.launch(self._stream, copy_rows, into, uploaded, _ALL, places_n, columns)
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """`[first dimension, all others]`; `[1, 1]` of a number. A view, if the tensor is contiguous; else only for phases."""
+    shape = tensor.shape
+    return tensor.reshape(shape[0] if shape else 1, math.prod(shape[1:]))
+
+
+def _group_of(transfer: Transfer) -> tuple[int, int]:
+    match transfer.source:
+        case PageSlice(pages=pages) if transfer.places is not None:
+            return id(pages), id(transfer.into)
+        case np.ndarray() if transfer.places is not None:
+            return 0, id(transfer.into)
+        case _:
+            return id(transfer), 0
+
+
+def _uploaded(transfer: Transfer) -> NDArray[np.int64] | None:
+    """Slots of pages, unless they follow one another and their rows fill the destination; values that the host knows."""
+    match transfer.source:
+        case PageSlice(slots=slots):
+            slots = slots[transfer.rows]
+            return None if transfer.places is None and _range(slots) is not None else slots
+        case np.ndarray() as values:
+            return values[transfer.rows]
+        case _:
+            return None
+
+
+def _joined(arrays: Iterable[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    """None if there are none: the transfers of a group have them all, or it is of one transfer."""
+    given = [array for array in arrays if array is not None]
+    return np.concatenate(given) if given else None
+
+
+def _range(slots: NDArray[np.int64]) -> slice | None:
+    """The slots as a range, if they follow one another."""
+    first = int(slots[0]) if slots.size else 0
+    return slice(first, first + slots.size) if np.array_equal(slots, np.arange(first, first + slots.size)) else None
+
+
+def gather_rows(into: Tensor, pages: Tensor, slots: Tensor | slice, places_n: Tensor | None, columns: slice) -> None:
+    rows = pages.flatten(0, 1)[:, columns]
+    if isinstance(slots, slice):
+        _store(into, rows[slots], places_n)
+    elif places_n is None and (rows.dtype, rows.device) == (into.dtype, into.device):
+        torch.index_select(rows, 0, slots, out=into)
+    else:
+        _store(into, rows.index_select(0, slots), places_n)
+
+
+def copy_rows(into: Tensor, source: Tensor, rows: slice, places_n: Tensor | None, columns: slice) -> None:
+    _store(into, as_matrix(source)[rows, columns], places_n)
+
+
+def _store(into: Tensor, rows_nW: Tensor, places_n: Tensor | None) -> None:
+    if places_n is None:
+        into.copy_(rows_nW, non_blocking=True)
+    else:
+        into.index_copy_(0, places_n, rows_nW.to(into.device, into.dtype, non_blocking=True))

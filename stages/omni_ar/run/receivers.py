@@ -1,0 +1,268 @@
+"""Inputs of an autoregressive stage that other stages' tensors come with: conditioning of steps, and multimodal embeddings."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omni.device import COMPLETED, Device, Stream
+from omni.errors import InputError
+from omni.payload import PageSlice
+from omni.stage import Feed, PayloadReceiver, Transfer, as_matrix
+from omni_ar.inputs import MultimodalEmbedding, StepInputs
+from omni_ar.model import ArShape
+from omni_ar.run.limits import Limits, step_fields
+from omni_ar.run.request import ArRequest, ReadyEmbedding, StepArrival
+
+_AT_ONCE = 1024
+"""Rows of conditioning that one tick copies, or as many as a request may have if that is more."""
+
+Failures = list[tuple[ArRequest, Exception]]
+
+
+class ConditioningReceiver:
+    """Copies conditioning into `RowState.conditioning`, in the order it came: an input without device rows waits behind one with
+    them, and both for the request's row.
+
+    Until then an input counts against its edge's credit: its producer may be paused.
+    """
+
+    def __init__(
+        self, name: str, device: Device, stream: Stream, conditioning: Tensor, shape: ArShape, limits: Limits
+    ) -> None:
+        """conditioning: `RowState.conditioning`. name: of the stage, for errors."""
+        self._name = name
+        self._conditioning = conditioning
+        self._shape = shape
+        self._limits = limits
+        self._max_rows = max(limits.step_places, _AT_ONCE) if shape.step_width else 0
+        self._receiver = PayloadReceiver(device, stream, 2 * self._max_rows)
+        self._waiting: dict[ArRequest, None] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Inputs that are not in their places."""
+        return sum(len(request.step_arrivals) for request in list(self._waiting))
+
+    def add(self, request: ArRequest, inputs: StepInputs, message: Feed) -> None:
+        """Owns the message's lease from here on. Raises InputError for inputs that do not fit the model."""
+        arrival = StepArrival(message, inputs, message.payload.tensors.get("rows"))
+        request.step_arrivals.append(arrival)
+        self._waiting[request] = None
+        inputs.check(len(self._shape.step_columns))
+        self._check_rows(arrival)
+        if not request.prompt_ready:
+            # Its prompt, or an embedding of it, may come from a producer that must not be paused until then.
+            message.acquire()
+        if arrival.rows is None and len(request.step_arrivals) == 1:
+            self._place(request, arrival, 0)
+            self._forget(request)
+            message.release(COMPLETED)
+
+    def drop(self, request: ArRequest) -> None:
+        """Releases the request's inputs. None of them was copied."""
+        while request.step_arrivals:
+            request.step_arrivals.popleft().message.release(COMPLETED)
+        self._forget(request)
+
+    def tick(self) -> tuple[list[ArRequest], Failures]:
+        """Copies inputs that have become ready. Returns the requests that got some, and those that failed."""
+        if not self._waiting or not self._receiver.ready:
+            return [], []
+        transfers: dict[Transfer, ArRequest] = {}
+        taken: list[tuple[ArRequest, StepArrival]] = []
+        room = self._max_rows
+        for request in self._waiting:
+            for arrival in self._ready(request):
+                needed = self._needed(request, arrival)
+                if needed > room:
+                    break
+                room -= needed
+                taken.append((request, arrival))
+                transfers |= dict.fromkeys(self._place(request, arrival, needed), request)
+        receipt = self._receiver.receive(list(transfers))
+        for _, arrival in taken:
+            arrival.message.release(receipt.end)
+        self._waiting = {request: None for request in self._waiting if request.step_arrivals}
+        failed = [(transfers[transfer], error) for transfer, error in receipt.failed.items()]
+        return list({request: None for request, _ in taken}), failed
+
+    def _ready(self, request: ArRequest) -> Iterator[StepArrival]:
+        """Inputs that can be placed now, each when the one before has been."""
+        while request.row is not None and request.step_arrivals and request.step_arrivals[0].message.arrived:
+            yield request.step_arrivals[0]
+
+    def _needed(self, request: ArRequest, arrival: StepArrival) -> int:
+        """How many of its rows will be read: no step runs past the request's limit, so there is a place for each."""
+        if arrival.rows is None:
+            return 0
+        return max(0, min(arrival.count, request.max_tokens - 1 - len(request.steps)))
+
+    def _place(self, request: ArRequest, arrival: StepArrival, needed: int) -> list[Transfer]:
+        """The request's oldest input becomes conditioning of its next steps, once `needed` of its rows are copied."""
+        request.step_arrivals.popleft()
+        request.steps.extend(self._words(arrival.inputs.columns))
+        if arrival.inputs.pad is not None:
+            (request.step_pad,) = self._words(arrival.inputs.pad[:, None])
+        if arrival.rows is None or not needed:
+            return []
+        first = request.row_index * self._limits.step_places + request.places_taken
+        places_n = np.arange(first, first + needed)
+        for words, place in zip(request.steps[-arrival.count :], places_n, strict=False):
+            words[-1] = place
+        request.places_taken += needed
+        return [Transfer(arrival.rows, self._conditioning, places_n, slice(needed))]
+
+    def _words(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`[n, step_fields]`, of steps without rows."""
+        words_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_place)
+        words_nX[:, : len(columns_Sn)] = columns_Sn.T
+        return words_nX
+
+    def _forget(self, request: ArRequest) -> None:
+        if not request.step_arrivals:
+            self._waiting.pop(request, None)
+
+    def _check_rows(self, arrival: StepArrival) -> None:
+        tensors, width, field = arrival.message.payload.tensors, self._shape.step_width, "step_inputs.rows"
+        if not width and tensors:
+            raise InputError(field, f"are given, and the model of {self._name} takes none", "leave them out")
+        if unknown := sorted(tensors.keys() - {"rows"}):
+            raise InputError("step_inputs", f"have a tensor {unknown[0]!r}", "call it 'rows'")
+        rows = arrival.rows
+        if rows is None:
+            return
+        wanted = [arrival.count, width]
+        # Stages may differ in their dtype: numbers of another are converted as they are copied.
+        if list(rows.shape) != wanted or not rows.dtype.is_floating_point:
+            given = f"are {rows.dtype} {list(rows.shape)}"
+            raise InputError(field, given, f"give {self._conditioning.dtype} {wanted}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrival:
+    """An embedding that has come."""
+
+    request: ArRequest
+    embedding: MultimodalEmbedding
+    message: Feed
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.embedding.name, self.embedding.index
+
+    @property
+    def page_rows(self) -> int:
+        return sum(len(t.slots) for t in self.message.payload.tensors.values() if isinstance(t, PageSlice))
+
+
+class EmbeddingReceiver:
+    """Brings embeddings to where the model reads them: what lies in pages, has another dtype or is in host memory is copied."""
+
+    def __init__(self, stage: str, device: Device, stream: Stream, max_rows: int, dtype: torch.dtype) -> None:
+        """stage: its name, for errors. max_rows: its `max_model_len`. dtype: the stage's, for floating tensors."""
+        self._stage = stage
+        self._device = device
+        self._stream = stream
+        self._max_rows = max_rows
+        self._dtype = dtype
+        self._receiver = PayloadReceiver(device, stream, max_rows)
+        self._waiting: list[_Arrival] = []
+
+    @property
+    def waiting(self) -> int:
+        """Embeddings whose producer's work is unfinished, and those that found no room in an upload."""
+        return len(self._waiting)
+
+    def add(self, request: ArRequest, embedding: MultimodalEmbedding, message: Feed) -> None:
+        """Owns the message's lease from here on. Raises InputError for an embedding that came before or is too long."""
+        # A prompt waits for all of its embeddings, and is no longer than the model: they are the stage's own concern.
+        message.acquire()
+        arrival = _Arrival(request, embedding, message)
+        twice = arrival.key in self._come(request)
+        self._waiting.append(arrival)
+        field = _called(request, embedding)
+        if twice:
+            raise InputError(field, "came twice", "feed each embedding once")
+        if (rows := arrival.page_rows) > self._max_rows:
+            problem = f"has {rows} rows, and {self._stage} takes {self._max_rows}"
+            raise InputError(field, problem, f"shorten the prompt or raise {self._stage}.max_model_len")
+
+    def missing(self, request: ArRequest) -> str | None:
+        """An embedding that the request's prompt waits for and that has not come."""
+        placeholders, come = request.prompt.placeholders if request.prompt is not None else (), self._come(request)
+        return next((f"{p.name}[{p.index}]" for p in placeholders if (p.name, p.index) not in come), None)
+
+    def drop(self, request: ArRequest) -> None:
+        """Releases the request's embeddings that were not taken in."""
+        for arrival in self._waiting:
+            if arrival.request is request:
+                arrival.message.release(COMPLETED)
+        self._waiting = [arrival for arrival in self._waiting if arrival.request is not request]
+
+    def tick(self) -> tuple[list[ArRequest], Failures]:
+        """Takes in embeddings that have become ready. Returns the requests that got some, and those that failed."""
+        ready = self._ready()
+        tensors: dict[_Arrival, dict[str, Tensor]] = {}
+        copies: dict[Transfer, _Arrival] = {}
+        failed: dict[_Arrival, Exception] = {}
+        for arrival in ready:
+            own: list[Transfer] = []
+            try:
+                tensors[arrival] = {n: self._place(t, own) for n, t in arrival.message.payload.tensors.items()}
+            except Exception as error:
+                failed[arrival] = error
+            else:
+                copies |= dict.fromkeys(own, arrival)
+        receipt = self._receiver.receive(list(copies))
+        failed |= {copies[copy]: error for copy, error in receipt.failed.items()}
+        counts = Counter(copies.values())
+        for arrival in ready:
+            message, count = arrival.message, counts[arrival]
+            whole = 0 < count == len(message.payload.tensors)
+            if whole or arrival in failed:
+                message.release(receipt.end)
+            if arrival not in failed:
+                # The copies are on the stream that will read them, so the prompt need not wait for them.
+                copied = receipt.end if count else COMPLETED
+                made = ReadyEmbedding(tensors[arrival], copied, None if whole else message)
+                arrival.request.embeddings[arrival.key] = made
+        self._waiting = [arrival for arrival in self._waiting if arrival not in ready]
+        taken = [arrival.request for arrival in ready if arrival not in failed]
+        return taken, [(arrival.request, error) for arrival, error in failed.items()]
+
+    def _ready(self) -> list[_Arrival]:
+        """Those that can be taken in now, as many as one upload has room for."""
+        if not self._waiting or not self._receiver.ready:
+            return []
+        ready: list[_Arrival] = []
+        room = self._max_rows
+        for arrival in self._waiting:
+            if arrival.message.arrived and arrival.page_rows <= room:
+                room -= arrival.page_rows
+                ready.append(arrival)
+        return ready
+
+    def _place(self, source: Tensor | PageSlice, copies: list[Transfer]) -> Tensor:
+        """The tensor that the model reads: itself, or memory for a copy, which is added to `copies`."""
+        dtype = self._dtype if source.dtype.is_floating_point else source.dtype
+        if isinstance(source, Tensor) and (source.device.type, source.dtype) == (self._device.torch_device.type, dtype):
+            return source
+        out = self._device.empty(tuple(source.shape), dtype, self._stream)
+        copies.append(Transfer(source, as_matrix(out)))
+        return out
+
+    def _come(self, request: ArRequest) -> set[tuple[str, int]]:
+        """Embeddings of the request that have come, taken in or not."""
+        return {arrival.key for arrival in self._waiting if arrival.request is request} | request.embeddings.keys()
+
+
+def _called(request: ArRequest, embedding: MultimodalEmbedding) -> str:
+    """For errors: as its placeholder is, if the prompt is here."""
+    placeholders = request.prompt.placeholders if request.prompt is not None else ()
+    names = (p.called for p in placeholders if (p.name, p.index) == (embedding.name, embedding.index))
+    return next(names, f"embedding.{embedding.name}[{embedding.index}]")
