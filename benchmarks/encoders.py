@@ -84,6 +84,7 @@ def measure(device: TimedDevice, encoder: BatchEncoder, stream: Stream, item: Ma
             assert isinstance(end, int)
             times.append((end - start) / 1e6)
         else:
+            assert not isinstance(end, int)
             times.append(start.elapsed_time(end))
     return Measured(statistics.median(hosts[2:]), statistics.median(times[2:]), encoded.outputs[0])
 

@@ -89,7 +89,8 @@ def write_heard_shape(directory: Path, shape: HeardShape) -> None:
             talker_config=shape.talker | _rope(shape.talker_mrope) | {"embedding_size": width},
             dtype="bfloat16",
         )
-        dit = config.token2wav_config.dit_config
+        token2wav: Any = config.token2wav_config
+        dit = token2wav.dit_config
         path.write_text(json.dumps(config.to_dict(), indent=1))
     generator = torch.Generator().manual_seed(0)
     voices = {

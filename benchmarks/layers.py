@@ -10,6 +10,7 @@ predictor per frame.
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class NoAttention:
 
 class Stack:
     def __init__(self, layers: int, width: int, heads: int, kv_heads: int, inner: int) -> None:
-        on = {"device": "cuda", "dtype": torch.bfloat16}
+        on: Any = {"device": "cuda", "dtype": torch.bfloat16}
         made = [
             DecoderLayer(
                 Attention(width, heads, kv_heads, HEAD, qk_norm_eps=EPS, layer=0, **on),

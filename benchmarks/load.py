@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -71,8 +72,8 @@ def main() -> None:
     shards = max(1, round(arguments.gigabytes / arguments.shard))
     with tempfile.TemporaryDirectory() as folder:
         names = write_checkpoint(Path(folder), shards, matrices)
-        make = lambda: torch.empty(_WIDTH, _WIDTH, dtype=torch.bfloat16, device=device.torch_device)  # noqa: E731
-        module = nn.ParameterDict({name: nn.Parameter(make()) for name in names})
+        empty = partial(torch.empty, _WIDTH, _WIDTH, dtype=torch.bfloat16, device=device.torch_device)
+        module = nn.ParameterDict({name: nn.Parameter(empty()) for name in names})
         for attempt in ("first", "again"):
             forget_peak()
             before = host_peak()

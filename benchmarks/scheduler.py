@@ -120,7 +120,7 @@ class Case:
 
 def measure(steps: int) -> dict[str, float]:
     """Median microseconds by case."""
-    medians = {}
+    medians: dict[str, float] = {}
     for rows in ROWS:
         cases = {
             f"{rows} rows, {waiting} waiting for {short_of}": Case(rows, waiting, short_of, steps)

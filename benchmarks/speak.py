@@ -88,7 +88,7 @@ def ask(omni: Omni, requests: int, frames: int, turns: int, salt: int) -> Round:
 
 def _chat(turns: int, number: int) -> list[dict[str, object]]:
     noise = np.random.default_rng(number).standard_normal((turns, int(_SECONDS * _RATE))).astype(np.float32)
-    earlier = [
+    earlier: list[dict[str, object]] = [
         {"role": "user", "content": [_text(f"This is turn {turn} of {number}."), _sound(0.1 * clip)]}
         for turn, clip in enumerate(noise)
     ]

@@ -72,7 +72,8 @@ def load(name: str, device_name: str, dtype: str, load_format: str) -> tuple[Dif
     assert isinstance(stage.options, DiffusionOptions)
     device = open_device(device_name)
     context = StageContext(stage, stage.options, checkpoint, device, DTYPES[dtype], load_format)
-    return build_model(context, DiffusionModel), stage.options
+    model = build_model(context, DiffusionModel)  # type: ignore[type-abstract]
+    return model, stage.options
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ residual stream to what the experts add to it: a layer but for its attention. Wh
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -78,7 +79,7 @@ def few_candidates(shape: Shape) -> tuple[list[FewProduct], list[FewProduct]]:
 
 # n (of each of two matrices for gate), k, stages, warps, whether weights are the left operand, and come by the copy engine;
 # whether half-full blocks take half a tile (0 where left out).
-GROUPED = {
+GROUPED: dict[int, tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = {
     16: (
         [
             (32, 128, 3, 4, 1, 0), (32, 128, 4, 4, 1, 0), (32, 256, 3, 4, 1, 0), (64, 64, 5, 4, 1, 0),
@@ -213,7 +214,7 @@ def shown(settings: msgspec.Struct) -> str:
 
 
 def random(*size: int) -> Tensor:
-    return torch.randn(size, device="cuda", dtype=torch.bfloat16) * size[-1] ** -0.5
+    return torch.randn(size, device="cuda", dtype=torch.bfloat16) / math.sqrt(size[-1])
 
 
 def tune_few(bench: Bench) -> FewSettings:
@@ -251,7 +252,10 @@ def tune_grouped(bench: Bench, block_m: int) -> GroupedSettings:
 def candidate_launches(shape: Shape) -> Iterator[Callable[[], object]]:
     """A launch of every candidate, alone and overlapping, on the CPU, with two experts in memory."""
     tokens, width, inner = 16, shape.width, shape.intermediate
-    zeros = lambda *size: torch.zeros(size, dtype=torch.bfloat16)  # noqa: E731
+
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.bfloat16)
+
     shared = None
     if shape.shared:
         shared = SharedExpert(zeros(2 * shape.shared, width), zeros(width, shape.shared), zeros(1, width))
