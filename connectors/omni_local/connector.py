@@ -1,4 +1,5 @@
-"""Producer and consumer in one process on one device: a payload travels as a reference and the event that guards it.
+"""The connector of a producer and a consumer in one process on one device: it passes a reference and the event that
+guards it.
 
 | object | holds | until |
 |---|---|---|
@@ -13,12 +14,12 @@ from omni.payload import Payload
 
 
 class LocalRef:
-    """One payload under way."""
+    """A payload on its way to the consumer."""
 
     def __init__(self, payload: Payload, ready: Event) -> None:
         self.received: Received | None = Received(payload, ready)
         self.end: Event | None = None
-        """The consumer's last use of the payload; None while nobody has released it or given it up."""
+        """The end of the consumer's last use; None until the payload is released or aborted."""
         self.abort_reason: str | None = None
 
     @property
@@ -30,14 +31,14 @@ class LocalRef:
         return self.end is not None and self.end.done()
 
     def release(self, end: Event) -> None:
-        """The payload is not used after `end`. The first call counts."""
+        """The consumer does not use the payload after `end`. Only the first call has an effect."""
         if self.end is None:
             self.end = end
             self.received = None
 
 
 class LocalPending:
-    """Arrives at once: whether the tensors may be read is the event's business."""
+    """Arrives at once. Its event guards the tensors."""
 
     def __init__(self, ref: LocalRef) -> None:
         self._ref = ref
@@ -49,7 +50,7 @@ class LocalPending:
 
 
 class LocalConnector:
-    """Moves payloads by reference. Enqueues nothing and keeps no list, so `close` has nothing to free."""
+    """Moves payloads by reference. It enqueues no work and keeps no list, so `close` frees nothing."""
 
     reach = Reach.PROCESS
     raw_device_tensors = True

@@ -1,4 +1,5 @@
-"""Reads published checkpoints: config, sharded safetensors, into modules that stand on their device already."""
+"""Reads published checkpoints: the configuration, and sharded safetensors into modules that are already on their
+device."""
 
 from omni.checkpoint.checkpoint import Checkpoint
 from omni.checkpoint.dummy import Initializer, default_init, fill_dummy

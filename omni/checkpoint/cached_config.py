@@ -12,7 +12,8 @@ _Config = TypeVar("_Config")
 
 
 def once_per_config(read: Callable[[dict[str, Any]], _Config]) -> Callable[[Checkpoint], _Config]:
-    """Makes what reads a config.json take the checkpoint. Every stage asks: it is read again only if the file changed."""
+    """Turns a function of config.json into a cached function of the checkpoint. It runs again only if the file
+    changed."""
 
     @lru_cache(maxsize=4)
     def parse(config_json: bytes) -> _Config:

@@ -16,13 +16,14 @@ from omni.errors import CheckpointError
 
 
 class Checkpoint:
-    """A folder with config.json and, unless only random weights are wanted, safetensors files.
+    """A folder with config.json and safetensors files. Random weights need no safetensors files.
 
     path: the folder.
-    config: config.json, whose counts are checked. generation_config: generation_config.json, `{}` if there is none.
+    config: config.json, with its counts checked.
+    generation_config: generation_config.json, `{}` if there is none.
 
-    The configuration is read at once, weights when first asked for. Not for use by several threads at a time.
-    Every method, and the constructor, raises CheckpointError that names the file or the weight at fault.
+    The constructor reads the configuration; weights are read on first use. Not thread-safe.
+    The constructor and every method raise CheckpointError, which names the faulty file or weight.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -45,16 +46,16 @@ class Checkpoint:
         return self._shard(name).spans[name].shape
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A weight as published: its own dtype, on the host, read-only in spirit (its memory maps the file)."""
+        """A weight as published, in its own dtype, on the host. It maps the file, so treat it as read-only."""
         return self._shard(name).tensor(name)
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two weights are the same values of one dtype. Reads both."""
+        """Whether two weights have equal dtypes and values. Reads both."""
         one, other = self.tensor(first), self.tensor(second)
         return one.dtype == other.dtype and torch.equal(one, other)
 
     def spans(self, names: Collection[str]) -> list[tuple[str, WeightSpan]]:
-        """Where the weights `names` lie, file by file and in the order of their bytes."""
+        """The spans of the weights `names`, file by file, in byte order."""
         spans = [(name, self._shard(name).spans[name]) for name in names]
         return sorted(spans, key=lambda item: (item[1].path, item[1].start))
 

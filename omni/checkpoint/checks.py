@@ -1,4 +1,4 @@
-"""What files of a checkpoint must say."""
+"""Checks of the values in a checkpoint's files."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,35 +7,38 @@ from typing import Any
 from omni.errors import CheckpointError, quoted
 
 RESTORE_FILE = "use the file that belongs to these weights"
-"""What to do about a value that the weights cannot have been made with."""
+"""Remedy for a value that contradicts the weights."""
 
 RESTORE_CONFIG = "use the config.json that belongs to these weights"
-"""The same of a value, or the shape of a weight, that config.json does not have."""
+"""Remedy for a value or a weight's shape that contradicts config.json."""
 
 OTHER_MODEL = "the file may be right, but use another model"
-"""What to do about what is merely not served here."""
+"""Remedy for a valid value that omni does not support."""
 
 MOST = 2**18
-"""Of what counts how wide or how many parts of a model are: several times as much as any published one has."""
+"""The largest width or number of parts: several times that of any published model."""
 
 
 _MOST_RATE = 256
 _MOST_SAMPLES = 2**16
-"""Of a frame. Published ones have 2,000."""
+"""Samples of a frame. Published models have at most 2,000."""
 
 
 def require_index(field: str, value: object, size: int) -> None:
-    """Raises CheckpointError, naming `field`, for a number that lies outside what it indexes: at a step it would be too late to
-    say so. field: the file, and where in it. size: of what it indexes."""
+    """Raises CheckpointError, naming `field`, unless `value` is an index from 0 to `size` - 1. A step could not report
+    it.
+
+    field: the file, and the field in it.
+    """
     if type(value) is not int or not 0 <= value < size:
         raise CheckpointError(field, f"{quoted(value)} is out of range, 0 to {size - 1}", RESTORE_FILE)
 
 
 class Section:
-    """A part of config.json, and what its values must be: each check raises CheckpointError, which names the first field that is
-    wrong as it is found in the file.
+    """A part of config.json, and checks of its values. Each check raises CheckpointError, which names the first wrong
+    field as it is in the file.
 
-    values: as transformers fills them. path: of the part, such as `"talker_config.text_config"`.
+    values: as transformers fills them. path: the part's path, such as `"talker_config.text_config"`.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -52,22 +55,22 @@ class Section:
         return self._values[name]
 
     def get(self, name: str) -> Any:
-        """None for what the file may lack and transformers does not fill."""
+        """The value, or None if the file lacks an optional field that transformers does not fill."""
         return self._values.get(name)
 
     def part(self, name: str) -> "Section":
-        """The table `name` of this one."""
+        """The table `name` in this part."""
         values = self[name]
         self.require(isinstance(values, Mapping), name, f"is {quoted(values)}, not a table")
         return Section(values, f"{self._path}.{name}" if self._path else name)
 
     def require_equal(self, values: Mapping[str, object]) -> None:
-        """Fields that follow from others."""
+        """Checks fields whose values follow from others."""
         for name, value in values.items():
             self.require(self[name] == value, name, f"is {quoted(self[name])}, not {value!r}")
 
     def require_counts(self, *names: str, least: int = 1, most: int = MOST) -> None:
-        """Whole numbers, or lists and tables of them."""
+        """Checks integers, or lists and tables of them."""
         for name in names:
             for place, value in _each(name, self[name]):
                 whole = isinstance(value, int) and not isinstance(value, bool)
@@ -76,7 +79,7 @@ class Section:
                 self.require(value <= most, place, f"is {quoted(value)}, above {most:,}")
 
     def require_numbers(self, *names: str, above: float = 0.0, most: float = 1e30) -> None:
-        """Finite numbers, or lists and tables of them."""
+        """Checks finite numbers, or lists and tables of them."""
         for name in names:
             for place, value in _each(name, self[name]):
                 real = isinstance(value, int | float) and not isinstance(value, bool)
@@ -90,7 +93,7 @@ class Section:
             self.require(isinstance(self[name], bool), name, f"is {quoted(self[name])}, neither true nor false")
 
     def require_list(self, name: str, least: int = 1, most: int = 64, *, like: str | None = None) -> None:
-        """A list of so many entries, as many as another one has."""
+        """Checks a list: at least `least` and at most `most` entries, and as many as the list `like`."""
         value = self[name]
         self.require(isinstance(value, list | tuple), name, f"is {quoted(value)}, not a list")
         count = len(value)
@@ -100,40 +103,41 @@ class Section:
             self.require(count == expected, name, f"has {count} entries beside {expected} of {like}")
 
     def require_supported(self, values: Mapping[str, object]) -> None:
-        """Fields that may have another value in a right file, of a model that is not served here."""
+        """Checks fields for which omni does not support every valid value."""
         for name, value in values.items():
             if self[name] != value:
                 problem = f"is {quoted(self[name])}, not {value!r}, which alone is supported"
                 raise CheckpointError(self.field(name), problem, OTHER_MODEL)
 
     def require_index(self, size: int, *names: str) -> None:
-        """Ids in a vocabulary of `size`, and whatever else counts from 0 to below it."""
+        """Checks ids of a vocabulary of `size`, or other numbers from 0 to `size` - 1."""
         for name in names:
             require_index(self.field(name), self[name], size)
 
     def require_indices(self, size: int, *names: str) -> None:
-        """Lists and tables of such."""
+        """Checks lists and tables of such numbers."""
         for name in names:
             for place, value in _each(name, self[name]):
                 require_index(self.field(place), value, size)
 
     def require_multiple(self, name: str, of: str) -> None:
-        """Of another field, which is at least 1."""
+        """Checks that the field is a multiple of the field `of`, which is at least 1."""
         self.require_counts(name, of)
         self.require(self[name] % self[of] == 0, name, f"is {self[name]}, no multiple of {of}, which is {self[of]}")
 
     def require(self, holds: bool, name: str, problem: str) -> None:
-        """For what no other check says."""
+        """Any other check: raises the error about the field `name` unless `holds`."""
         if not holds:
             raise CheckpointError(self.field(name), problem, RESTORE_FILE)
 
     def field(self, *names: str) -> str:
-        """What an error calls the part, or a field of it."""
+        """The name in errors of this part, or of a field in it."""
         return "config.json: " + ".".join(name for name in (self._path, *names) if name)
 
 
 def check_rates(config: Section, *names: str) -> None:
-    """Raises CheckpointError, naming the field, for lists that are no rates, or together give more samples than any codec has."""
+    """Raises CheckpointError, naming the field, for lists that are not rates, or whose product exceeds the samples of
+    any codec."""
     samples = 1
     for name in names:
         config.require_list(name, most=16)

@@ -1,4 +1,4 @@
-"""Random weights, made where they are needed: to measure speed, or to try a pipeline before its weights are there."""
+"""Random weights, created on the device: to measure speed, or to try a pipeline without its weights."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 Initializer = Callable[[str, torch.Tensor, torch.Generator], None]
-"""Fills one parameter in place, given its name, itself, and a generator on its device."""
+"""Fills a parameter in place: (name, parameter, generator on the parameter's device)."""
 
 
 def default_init(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -18,9 +18,9 @@ def default_init(name: str, tensor: torch.Tensor, generator: torch.Generator) ->
 
 
 def fill_dummy(module: nn.Module, seed: int, init: Initializer = default_init) -> None:
-    """Fills every parameter of `module`, in place, on its own device, with no host copy. Buffers are left alone.
+    """Fills every parameter of `module` in place, on its own device, without a host copy. Buffers stay as they are.
 
-    Parameters on the meta device have no contents to fill.
+    Parameters on the meta device have no contents and are skipped.
     """
     generators: dict[torch.device, torch.Generator] = {}
     with torch.inference_mode():

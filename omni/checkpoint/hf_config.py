@@ -13,9 +13,9 @@ _FIELD = re.compile(r"Validation error for field '([^']+)'")
 
 
 def parse_config(kind: type[PreTrainedConfig], raw: Mapping[str, Any], family: str) -> Any:
-    """An object of `kind`, with its defaults where `raw` leaves something out. family: as it is written for people to read.
+    """An object of `kind`, with its defaults for fields that `raw` lacks. family: its name in errors.
 
-    Raises CheckpointError if `raw` is no such config.
+    Raises CheckpointError if `raw` is not such a config.
     """
     try:
         with quiet():
@@ -25,14 +25,14 @@ def parse_config(kind: type[PreTrainedConfig], raw: Mapping[str, Any], family: s
 
 
 def _problem(error: Exception) -> str:
-    # The first line of a validation error names the field, which is named already.
+    # The first line of a validation error repeats the field's name.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return shortened(lines[-1] if len(lines) > 1 else f"{type(error).__name__}: {' '.join(lines)}")
 
 
 def _field(message: str, raw: Mapping[str, Any]) -> str:
-    """The full path of the field that a validation error is about. The error's message holds only the last part of that path, and
-    the value: where several fields share the last part, the value tells which one it is."""
+    """The full path of the field that a validation error concerns. The message has only the last part of that path and
+    the value; where several fields share that part, the value identifies the field."""
     found = _FIELD.search(message)
     if found is None:
         return "config.json"

@@ -1,4 +1,4 @@
-"""JSON of a checkpoint folder, within bounds that make reading it, and what libraries do with it, a matter of seconds."""
+"""JSON files of a checkpoint folder. Limits keep the time to read and process them to seconds."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,13 +9,13 @@ from omni.checkpoint.regular_file import is_file, read_bytes
 from omni.errors import CheckpointError
 
 MAX_BYTES = 2**24
-"""Of a file that says how a model is built: 16 MiB. Published ones have 1 MiB at most."""
+"""Bytes of a configuration file: 16 MiB. Published ones have at most 1 MiB."""
 MAX_TABLE_BYTES = 2**26
-"""Of a file that lists weights or tokens: 64 MiB."""
+"""Bytes of a file that lists weights or tokens: 64 MiB."""
 MAX_VALUES = 200_000
-"""Of a file that says how a model is built: numbers, texts, tables and lists. Published ones have 50,000 at most."""
+"""Values in a configuration file: numbers, strings, tables and lists. Published ones have at most 50,000."""
 MAX_DEPTH = 32
-"""Tables and lists within each other."""
+"""Nesting depth of tables and lists."""
 _AGAIN = "download the file again"
 _Kind = TypeVar("_Kind")
 
@@ -23,7 +23,7 @@ _Kind = TypeVar("_Kind")
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`.
 
-    Raises CheckpointError if the file is missing, is no JSON, is too large, or holds something else.
+    Raises CheckpointError if the file is missing, too large, not JSON, or not an object.
     """
     value = read_as(path, Any, MAX_BYTES)
     if not isinstance(value, dict):
@@ -38,9 +38,9 @@ def read_optional_object(path: Path) -> dict[str, Any]:
 
 
 def read_as(path: Path, kind: type[_Kind], most: int) -> _Kind:
-    """What the file holds, as a `kind` of msgspec. most: bytes.
+    """The file's JSON as the msgspec type `kind`. most: its size limit in bytes.
 
-    Raises CheckpointError if the file is missing, is no JSON, or holds something else; and for more than `most` bytes.
+    Raises CheckpointError if the file is missing, larger than `most`, not JSON, or not a `kind`.
     """
     if not is_file(path):
         raise CheckpointError(path.name, f"is missing from {path.parent}", "give a folder with a complete checkpoint")

@@ -1,4 +1,4 @@
-"""What config.json may count. A model is built layer by layer, so a count without bound would keep it busy forever."""
+"""Limits of counts in config.json: building a model takes time per layer, so an unbounded count would never finish."""
 
 import re
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ _MOST = (
     (re.compile(r"\w*vocab_size"), 2**22),
     (re.compile(r"\w*(hidden|intermediate|embedding|patch|merge|kernel)_size|\w*_dim|\w*heads|d_model"), 2**24),
 )
-"""Names that transformers gives to counts and sizes, and several times as much as any published model has."""
+"""transformers' names of counts and sizes, with limits several times above any published model."""
 _MOST_OF_ANY = 2**63
-"""Of whole numbers of any name: more no library takes."""
+"""Limit of integers of any name: libraries accept no larger ones."""
 
 
 def check_counts(config: Mapping[str, Any], path: str = "") -> None:
-    """Raises CheckpointError, which names the first field of config.json, or of a table in it, that counts too much.
+    """Raises CheckpointError, which names the first field of config.json, or of a table in it, that exceeds its limit.
 
-    Before transformers sees the file: it lists every layer.
+    Runs before transformers reads the config, since transformers lists every layer.
     """
     for name, value in config.items():
         field = f"{path}.{name}" if path else name

@@ -22,10 +22,11 @@ from omni.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a published weight goes: `parameter[index]`, or the whole parameter if `index` is empty.
+    """The place of a published weight: `parameter[index]`, or the whole parameter if `index` is empty.
 
-    A stacked parameter takes many weights, each its own part. The gate of expert 3, in a `[E, 2I, D]` parameter whose first I rows
-    are gates: `Destination("mlp.experts_gate_up", (3, slice(0, I)))`. Slices have a start and a stop.
+    A stacked parameter holds several weights, each in its own part. The gate of expert 3, in an `[E, 2I, D]` parameter
+    whose first I rows are gates: `Destination("mlp.experts_gate_up", (3, slice(0, I)))`. Slices have a start and a
+    stop.
     """
 
     parameter: str
@@ -37,11 +38,12 @@ class StackedWeights(ABC):
 
     @abstractmethod
     def stacked_weights(self, name: str) -> Mapping[str, Destination]:
-        """The destination of each such weight, all names in full. name: the module's own, empty for the outermost module."""
+        """The destination of each such weight, by full name. name: the module's own name, empty for the outermost
+        module."""
 
 
 class WeightsContext(Protocol):
-    """The part of a `StageContext` that `load_weights` reads. dummy_seed: of random weights."""
+    """The part of a `StageContext` that `load_weights` reads. dummy_seed: the seed of random weights."""
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -57,8 +59,8 @@ _SAME_NAMES: Mapping[str, str] = MappingProxyType({"": ""})
 
 
 def load_weights(module: nn.Module, context: WeightsContext, prefixes: Mapping[str, str]) -> None:
-    """Fills a stage's module with published weights (see `load_module`), or with random ones if `load_format` is `"dummy"`. Its
-    parameters require no gradients from then on."""
+    """Fills a stage's module with published weights (see `load_module`), or with random ones if `load_format` is
+    `"dummy"`. Disables gradients of its parameters."""
     module.requires_grad_(False)
     if context.load_format == "dummy":
         fill_dummy(module, context.dummy_seed)
@@ -74,14 +76,16 @@ def load_module(
 ) -> None:
     """Copies published weights into parameters and persistent buffers of `module`.
 
-    prefixes: from the start of a published name to its replacement in the module; the first match counts, and weights without one
-    are left out. device: the module's; None for one on the host.
+    prefixes: maps the start of a published name to its replacement in the module. The first match applies; weights
+        without a match are skipped.
+    device: the module's device; None for the host.
 
-    The module stands on its device, in its dtype. Weights are read file by file, a few MB at a time, and cast where they go to: the
-    host never holds a file. Names and shapes are checked before anything is copied. A module on the meta device is only checked.
+    The module is on its device, in its dtype. Weights are read file by file, a few MB at a time, and cast on the
+    device: the host never holds a whole file. Names and shapes are checked before any copy. A module on the meta device
+    is only checked.
 
-    Raises CheckpointError for a weight with no such parameter, a wrong tensor shape, two weights for one place, and
-    parameters that no weight fills; and, once they are there, for weights that are not finite in the module's dtype.
+    Raises CheckpointError for a weight without a parameter, a wrong shape, two weights for one place, parameters
+    without a weight, and, after the copy, weights that are not finite in the module's dtype.
     """
     targets: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     stacked = stacked_destinations(module)
@@ -90,7 +94,7 @@ def load_module(
     with torch.inference_mode():
         views = {name: targets[place.parameter].detach()[place.index] for name, place in places.items()}
         there = [(span, views[name]) for name, span in checkpoint.spans(views) if not views[name].is_meta]
-        # Between two places of host memory there is nothing to overlap: streams are for devices that have memory of their own.
+        # Copies within host memory have nothing to overlap: only devices with memory of their own need streams.
         apart = device is not None and device.torch_device.type == "cuda"
         stream_weights(there, device if device is not None and apart else CpuDevice())
         filled = {id(target): target.detach() for target in (targets[place.parameter] for place in places.values())}
@@ -98,7 +102,7 @@ def load_module(
 
 
 def stacked_destinations(module: nn.Module) -> dict[str, Destination]:
-    """From the published name of each stacked weight of `module` to its part of a parameter."""
+    """The part of a parameter for each stacked weight of `module`, by published name."""
     destinations: dict[str, Destination] = {}
     for name, part in module.named_modules():
         if isinstance(part, StackedWeights):

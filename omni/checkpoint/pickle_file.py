@@ -13,21 +13,21 @@ from omni.checkpoint.regular_file import is_file, open_file
 from omni.errors import CheckpointError
 
 MAX_BYTES = 2**26
-"""Of all that is in a file, uncompressed: 64 MiB. Published ones have 0.3 MiB."""
+"""Bytes of a file's contents, uncompressed: 64 MiB. Published ones have 0.3 MiB."""
 MAX_PICKLE = 2**22
-"""Of what is unpickled, which a step of Python takes for nearly each byte; the numbers of tensors are not."""
+"""Bytes of the pickle, which takes about one step of Python per byte. Tensors' values are outside of it."""
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Table:
-    """Named entries, in their order: tensors on the CPU, numbers, texts and further tables.
+    """Named entries, in order: tensors on the CPU, numbers, strings and nested tables.
 
-    Whatever it is asked for, it raises CheckpointError, naming the file and the entry, where that is missing or something else.
+    Every method raises CheckpointError, naming file and entry, if the entry is missing or of another type.
     """
 
     def __init__(self, field: str, entries: object, what: str = "entries") -> None:
-        """field: what it is, and what: its entries are, for errors."""
+        """Names in errors. field: of the table. what: of its entries."""
         if not isinstance(entries, dict) or not entries:
             raise CheckpointError(field, f"names no {what}", RESTORE_FILE)
         if not all(isinstance(name, str) and name for name in entries):
@@ -42,7 +42,7 @@ class Table:
         return Table(f"{self._field}: {name}", self._entry(name))
 
     def index(self, name: str, size: int) -> int:
-        """A number from 0 to `size` - 1."""
+        """The entry as an integer from 0 to `size` - 1."""
         index, field = self._entry(name), f"{self._field}.{name}"
         if type(index) is not int:  # a bool is one, too
             raise CheckpointError(field, f"is a {type(index).__name__}, not an int", RESTORE_FILE)
@@ -50,7 +50,7 @@ class Table:
         return index
 
     def floats(self, name: str, shape: tuple[int | None, ...], fewest: int = 1) -> Tensor:
-        """Real, finite numbers, in float32. shape: in which None is any number of at least `fewest`."""
+        """The entry as real, finite numbers in float32. shape: None stands for any size of at least `fewest`."""
         tensor, field = self._entry(name), f"{self._field}.{name}"
         if not isinstance(tensor, Tensor):
             raise CheckpointError(field, f"is a {type(tensor).__name__}, not a tensor", RESTORE_FILE)
@@ -62,7 +62,7 @@ class Table:
         if tensor.dim() != len(shape) or not all(a >= fewest if b is None else a == b for a, b in sizes):
             expected = ", ".join(f"at least {fewest}" if size is None else str(size) for size in shape)
             raise CheckpointError(field, f"is {list(tensor.shape)}, not [{expected}]", RESTORE_FILE)
-        # A few bytes can say that they are any number of them, or none of them.
+        # A few bytes can declare a tensor of any size, or an empty one.
         if tensor.device.type != "cpu" or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise CheckpointError(field, "has fewer numbers in the file than its shape says", RESTORE_FILE)
         numbers = tensor.detach().float()
@@ -77,10 +77,10 @@ class Table:
 
 
 def read_table(path: Path, what: str) -> Table:
-    """The entries in `path`. what: they are, for errors.
+    """The entries in `path`. what: their name in errors.
 
-    Raises CheckpointError if the file is missing, damaged or too large, holds anything that a table does not (nothing of which is
-    run), or nothing.
+    Raises CheckpointError if the file is missing, damaged, too large or empty, or holds an object that a table does not
+    support. Nothing in the file is executed.
     """
     if not is_file(path) and not path.is_dir():
         raise CheckpointError(path.name, f"there is none in {path.parent}", f"download it: it holds the {what}")
@@ -89,20 +89,20 @@ def read_table(path: Path, what: str) -> Table:
         try:
             entries = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
-            # A damaged file gets the unpickler to raise nearly anything, and torch's own words advise to run what is in it.
+            # The unpickler raises almost any error for a damaged file, and torch's message advises to execute it.
             problem = f"is damaged, or holds more than tensors, numbers and texts ({type(error).__name__})"
             raise CheckpointError(path.name, problem, "download it again") from error
     return Table(path.name, entries, what)
 
 
 def _check_size(file: BinaryIO, name: str) -> None:
-    """Before any of it is unpacked. Leaves the file at its beginning."""
+    """Checks the size before anything is unpacked. Leaves the file at its start."""
     try:
         parts = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else None
-    except Exception as error:  # a damaged file gets it to raise more than its own errors
+    except Exception as error:  # a damaged file raises more than zipfile's own errors
         raise CheckpointError(name, f"is damaged ({type(error).__name__})", "download it again") from error
     if parts is None:
-        # Written by an old torch: tensors are among what is pickled.
+        # An old torch's format: tensors are inside the pickle.
         size = pickled = file.seek(0, 2)
     else:
         size = sum(part.file_size for part in parts)

@@ -1,4 +1,4 @@
-"""Files of a checkpoint folder, opened only if they are files: a pipe or a device would be waited for, or never end."""
+"""Opens files of a checkpoint folder, regular files only: reading a pipe or a device could block or never end."""
 
 import os
 import stat
@@ -13,9 +13,9 @@ _REMEDY = "put the file itself there"
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is something of that name that is meant as a file; a folder is not.
+    """Whether `path` exists and is not a folder.
 
-    Raises CheckpointError for what is there and is no file (a pipe, a device, a socket), and for a name that no file can have.
+    Raises CheckpointError for a pipe, a device or a socket, and for an invalid file name.
     """
     try:
         mode = path.stat().st_mode
@@ -33,7 +33,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises CheckpointError, naming it, for a pipe, a device or a socket in `folder`: a library might open it by its name."""
+    """Raises CheckpointError for a pipe, a device or a socket in `folder`, which a library might open by name."""
     if not folder.is_dir():
         return
     try:
@@ -46,7 +46,7 @@ def check_folder(folder: Path) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """An open file. Raises CheckpointError if it cannot be read, is missing or is none."""
+    """Opens the file. Raises CheckpointError if it is missing, unreadable or not a regular file."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -63,7 +63,7 @@ def open_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
-    """The same, whose every error of reading is a CheckpointError."""
+    """As `open_file`; errors while reading are CheckpointErrors too."""
     with open_file(path) as file:
         try:
             yield file
@@ -73,7 +73,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """What the file holds. Raises CheckpointError, as `open_file` does, and for more than `most` bytes."""
+    """The file's contents. Raises CheckpointError as `open_file` does, and for more than `most` bytes."""
     with reading(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -83,7 +83,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """The same, as text. Raises CheckpointError for one that is no UTF-8, too."""
+    """As `read_bytes`, decoded. Raises CheckpointError for invalid UTF-8 too."""
     try:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -91,7 +91,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def _reason(error: Exception) -> str:
-    # Its own words repeat the whole path.
+    # The error's own message repeats the whole path.
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else shortened(str(error))
 
 

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a folder on this machine."""
+"""Resolves a user's name of a model to a local folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,14 @@ _WEIGHTS = ["*.safetensors"]
 
 
 def resolve(model: str | Path, *, weights: bool = True, download: bool = True, files: Sequence[str] = ()) -> Path:
-    """The folder of `model`: a local folder, or the id of a repository on the Hugging Face hub, downloaded if need be.
+    """The folder of `model`: a local folder, or the id of a repository on the Hugging Face hub, downloaded if
+    necessary.
 
-    weights: False leaves them where they are, if they are not here. download: False takes what is here already.
-    files: names or patterns of further files of the repository that are wanted.
-    Raises CheckpointError if it is neither.
+    weights: False downloads no weights.
+    download: False uses only local files.
+    files: names or patterns of further files to download.
+
+    Raises CheckpointError if `model` is neither.
     """
     folder = Path(model).expanduser()
     # An empty name would be the current folder.

@@ -1,4 +1,4 @@
-"""Which weight lies in which safetensors file, and those files, opened when first needed."""
+"""The safetensors file of each weight. Files are opened on first use."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,23 +15,23 @@ from omni.errors import CheckpointError, shortened
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_WEIGHTS = 1_000_000
-"""Of a checkpoint. Published ones have 150,000 at most."""
+"""Weights of a checkpoint. Published ones have at most 150,000."""
 
 _OTHER_FORMATS = (".bin", ".gguf", ".pth", ".h5", ".msgpack", ".onnx")
 
 
 class _Index(msgspec.Struct):
-    """What is read of the index."""
+    """The fields of the index that are read."""
 
     weight_map: dict[str, str] = {}
 
 
 class Shard:
-    """One safetensors file. Nothing of it stays in memory but its header.
+    """One safetensors file. Only its header stays in memory.
 
-    spans: where each weight lies. names: theirs.
+    spans: the span of each weight. names: the weights' names.
 
-    Raises CheckpointError if the file cannot be read, is truncated or lacks one of the weights in `expected`.
+    Raises CheckpointError if the file is unreadable or truncated, or lacks a weight of `expected`.
     """
 
     def __init__(self, path: Path, expected: frozenset[str]) -> None:
@@ -56,9 +56,10 @@ class Shard:
 
 
 def locate_weights(folder: Path) -> dict[str, Path]:
-    """The file of every weight in `folder`, from the index or the single file's header.
+    """The file of every weight in `folder`, from the index or from the header of a single file.
 
-    Raises CheckpointError if there are no weights, the index is wrong, or a shard is missing (and names weights in it).
+    Raises CheckpointError if there are no weights, the index is invalid, or a shard is missing; then it names weights
+    of that shard.
     """
     if is_file(folder / INDEX):
         return _locate_indexed(folder)
@@ -74,7 +75,7 @@ def locate_weights(folder: Path) -> dict[str, Path]:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """The file name of every weight, as the index has it: of files in the folder. Raises CheckpointError."""
+    """The file name of every weight, from the index; all files are in the folder. Raises CheckpointError."""
     try:
         files = read_as(folder / INDEX, _Index, MAX_TABLE_BYTES).weight_map
     except CheckpointError as error:
@@ -91,8 +92,8 @@ def read_index(folder: Path) -> dict[str, str]:
 
 
 def _check_inside(folder: Path, file: str, weight: str) -> None:
-    """Raises CheckpointError for an entry of the index that leaves the folder, be it by a link: but those of the hub's cache lead
-    from `snapshots/REVISION` to `blobs` beside it."""
+    """Raises CheckpointError for an entry of the index that leads outside the folder, also through a link. Links of the
+    hub's cache, from `snapshots/REVISION` to `blobs` beside it, are allowed."""
     field, remedy = (
         f"{INDEX}: weight_map.{shortened(weight)}",
         "put the weights into the folder, and their names into the index",
@@ -104,7 +105,7 @@ def _check_inside(folder: Path, file: str, weight: str) -> None:
         return
     here, there = folder.resolve(), (folder / file).resolve()
     homes = [here]
-    # The folder's own name too: a snapshot, or all of the cache, may itself be a link.
+    # Resolve the folder too: a snapshot or the whole cache may be a link.
     for revision in (here, folder.absolute()):
         if revision.parent.name == "snapshots":
             homes.append((revision.parent.parent / "blobs").resolve())

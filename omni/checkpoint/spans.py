@@ -1,4 +1,4 @@
-"""Where in a safetensors file each weight lies, from the file's header."""
+"""The position of each weight in a safetensors file, from the file's header."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from omni.checkpoint.regular_file import reading
 from omni.errors import CheckpointError, shortened
 
 MAX_HEADER = 2**25
-"""Bytes of a file's header: 32 MiB, of 300,000 weights. Published ones have 2 MiB at most."""
+"""Bytes of a file's header: 32 MiB, enough for 300,000 weights. Published ones have at most 2 MiB."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -42,7 +42,7 @@ class WeightSpan:
 
 
 def check_header(path: Path) -> None:
-    """Raises CheckpointError for what is no file, and for a header that would take long to read."""
+    """Raises CheckpointError if `path` is not a file, or its header is too large."""
     with reading(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if MAX_HEADER < length < 2**48:
@@ -51,7 +51,8 @@ def check_header(path: Path) -> None:
 
 
 def read_spans(path: Path) -> dict[str, WeightSpan]:
-    """The span of every weight in a safetensors file that has been found to be one. Raises CheckpointError for an unknown dtype."""
+    """The span of every weight in a file that `check_header` has accepted. Raises CheckpointError for an unknown
+    dtype."""
     with reading(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header: dict[str, Any] = msgspec.json.decode(file.read(length))

@@ -1,4 +1,4 @@
-"""Weights from their files to where they are used, a window at a time: host memory holds a few windows, never a file.
+"""Streams weights from files to their tensors, a window at a time: host memory holds a few windows, never a whole file.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
@@ -20,14 +20,14 @@ from omni.device import Device, HostRing, HostSlot, Stream, SyncPoint, may_sync
 from omni.errors import CheckpointError
 
 WINDOW_BYTES = 16 << 20
-# One thread alone does not read as fast as a device takes it. More slots than readers: those beyond are being copied from.
+# One thread reads more slowly than a device copies. The slots beyond the number of readers are being copied.
 _READERS = 4
 _SLOTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements of a weight: where they lie in the window, and the flat tensor that they go to."""
+    """Elements of a weight: their position in the window, and the flat tensor that receives them."""
 
     start: int
     stop: int
@@ -46,14 +46,14 @@ class _Window:
 
 
 def stream_weights(weights: Iterable[tuple[WeightSpan, torch.Tensor]], device: Device) -> None:
-    """Reads each span into its tensor, of the same shape and any dtype, on `device`. Best in the order of the files.
+    """Reads each span into its tensor on `device`, of the same shape and any dtype. Fastest in file order.
 
-    What was enqueued for the tensors before goes first, and all of it has happened when this returns.
-    Raises CheckpointError for a file that is shorter than it was.
+    Work enqueued earlier for the tensors runs first. All copies are complete on return.
+    Raises CheckpointError for a file that has become shorter.
     """
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
-    # Weights whose elements do not lie in one run: they are filled elsewhere, and moved at the end.
+    # Non-contiguous tensors are filled through a contiguous copy, which is moved at the end.
     scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
     targets: list[tuple[WeightSpan, torch.Tensor]] = []
     for span, target in weights:
@@ -98,9 +98,9 @@ def _launch_copies(device: Device, stream: Stream, window: _Window, slot: HostSl
 
 
 def copy_window(target_n: torch.Tensor, bytes_n: torch.Tensor, dtype: torch.dtype) -> None:
-    """Elements of `dtype`, by their bytes on the host, into `target_n`."""
+    """Copies elements of `dtype`, given as bytes on the host, into `target_n`."""
     if target_n.dtype != dtype:
-        # Cast where they go to: the host would do it in memory that is not pinned.
+        # Cast on the device: on the host the result would not be pinned.
         bytes_n = bytes_n.to(target_n.device, non_blocking=True)
     target_n.copy_(bytes_n.view(dtype), non_blocking=True)
 
@@ -110,7 +110,7 @@ def copy_weight(target: torch.Tensor, weight: torch.Tensor) -> None:
 
 
 def _windows(weights: Iterable[tuple[WeightSpan, torch.Tensor]]) -> Iterator[_Window]:
-    """Weights that follow one another in a file share a window; one that is larger than a window has several."""
+    """Consecutive weights of a file share a window; a weight larger than a window spans several."""
     window: _Window | None = None
     for span, target_n in weights:
         size, at = span.dtype.itemsize, span.start
@@ -131,7 +131,7 @@ def _windows(weights: Iterable[tuple[WeightSpan, torch.Tensor]]) -> Iterator[_Wi
 
 
 def _fits(window: _Window, size: int) -> bool:
-    """Whether an element of `size` bytes can follow, in line with others of its size."""
+    """Whether an element of `size` bytes can follow, aligned to its size."""
     filled = window.stop - window.start
     return filled % size == 0 and filled + size <= WINDOW_BYTES
 

@@ -1,4 +1,4 @@
-"""config.json of families that transformers does not have: a struct of the family's own says what must be there."""
+"""config.json of families that transformers lacks: the family's struct declares the fields."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -12,7 +12,8 @@ _Config = TypeVar("_Config", bound=msgspec.Struct)
 
 
 def typed_config(kind: type[_Config], raw: Mapping[str, Any]) -> _Config:
-    """`raw` as a `kind`, whose annotations say what is right (`Annotated[int, msgspec.Meta(ge=1)]`). Other fields are let by.
+    """`raw` as a `kind`, whose annotations declare valid values (`Annotated[int, msgspec.Meta(ge=1)]`). Other fields
+    are ignored.
 
     Raises CheckpointError for a field that is missing, of another type or out of range.
     """

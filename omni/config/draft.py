@@ -10,10 +10,10 @@ from omni.errors import ConfigError
 
 
 class Draft:
-    """One struct's fields, checked together after all of them are set: one may bound another."""
+    """A struct's fields, checked together after all of them are set, since one may bound another."""
 
     def __init__(self, path: str, options: msgspec.Struct) -> None:
-        """path: of the options."""
+        """path: the dotted path of the options."""
         self.path = path
         self.type = type(options)
         self._before = options
@@ -43,6 +43,6 @@ class Draft:
             raise ConfigError(field, str(error), remedy) from error
 
     def _refused(self, problem: str, paths: list[str]) -> list[str]:
-        """Those of `paths` in this struct that the problem names, by default all in this struct."""
+        """The paths in this struct that the problem names; all paths in this struct if it names none."""
         own = [path for path in paths if path.startswith(f"{self.path}.")]
         return [path for path in own if re.search(rf"\b{re.escape(path.rpartition('.')[2])}\b", problem)] or own

@@ -10,9 +10,10 @@ from omni.errors import ConfigError
 class Layer:
     """The settings of one source. Later layers override earlier ones.
 
-    origin: for `Setting.origin`: a file's name, `"--set"`, `"overrides"`, `"argument"`.
-    values: by dotted path; a table changes the fields that it names. Strings may stand for other types, for `--set`.
-    file: whether values are a file's tables: then types are strict, and errors name the file.
+    origin: the value of `Setting.origin`: a file's name, `"--set"`, `"overrides"`, `"argument"`.
+    values: by dotted path. A table changes only the fields that it names. A string may stand for another type, for
+        `--set`.
+    file: whether the values come from a file's tables: then types are strict, and errors name the file.
     """
 
     origin: str

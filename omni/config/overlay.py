@@ -16,11 +16,13 @@ OptionsByName = Mapping[str, msgspec.Struct]
 def overlay(
     options: OptionsByName, layers: Sequence[Layer], others: Sequence[str] = ()
 ) -> tuple[dict[str, msgspec.Struct], tuple[Setting, ...]]:
-    """The options with each layer applied in turn, and every field of the result with its origin.
+    """The options with each layer applied in turn, and the origin of every field of the result.
 
     options: by the first part of their paths, a stage's name. others: first parts that are set elsewhere, for errors.
-    Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out of range;
-    naming several, if they contradict. Ranges are checked for the result: a value may be set before the one that bounds it.
+
+    Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out
+    of range; it names several paths if they contradict. Ranges are checked in the result, so the order of settings does
+    not matter.
     """
     drafts = {name: Draft(name, before) for name, before in options.items()}
     origins: dict[str, Layer] = {}
@@ -102,7 +104,7 @@ def _table_in(value: object) -> Mapping[str, object] | None:
 
 
 def _readings(value: object, *, strict: bool) -> list[object]:
-    """Possible meanings of a value, the most likely first. TOML has no null, so `"none"` means it in files too."""
+    """Possible meanings of a value, the most likely first. TOML has no null, so `"none"` stands for it in files too."""
     if not isinstance(value, str):
         return [value]
     if value.lower() in ("none", "null"):
@@ -127,7 +129,7 @@ def _origin(path: str, origins: Mapping[str, Layer]) -> str | None:
 
 
 def _leaves(at: str, options: msgspec.Struct, defaults: Mapping[str, object]) -> Iterator[tuple[str, object, bool]]:
-    """Path and value of every field, those of nested options too, and whether it is the default."""
+    """Path and value of every field, including nested options, and whether it is the default."""
     for name, value in msgspec.structs.asdict(options).items():
         default = defaults.get(name, msgspec.NODEFAULT)
         if isinstance(value, msgspec.Struct):
@@ -138,7 +140,7 @@ def _leaves(at: str, options: msgspec.Struct, defaults: Mapping[str, object]) ->
 
 
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
-    """A field that must be given has none."""
+    """The defaults by field. Required fields have none."""
     values: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         if field.default is not msgspec.NODEFAULT:

@@ -1,4 +1,4 @@
-"""The connector contract: how a payload gets from one stage to another."""
+"""The connector contract: the transport of a payload from one stage to another."""
 
 from omni.connector.base import Connector, Pending, Reach, Received, Ref
 

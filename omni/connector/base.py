@@ -1,9 +1,9 @@
-"""What a connector promises. No call blocks the host or the device.
+"""The connector contract. No call blocks the host or the device.
 
-| object | made by | used by | gone when |
+| object | made by | used by | lives until |
 |---|---|---|---|
-| `Ref` | `send`, on the producer's side | the producer, to know when its memory is free again | `freed` |
-| `Pending` | `receive`, on the consumer's side | the orchestrator, which polls it | it has given its `Received` |
+| `Ref` | `send`, on the producer's side | the producer, which reuses the memory after `freed` | `freed` |
+| `Pending` | `receive`, on the consumer's side | the orchestrator, which polls it | `poll` returns the `Received` |
 | `Received` | `Pending.poll` | the consumer, which gathers once `ready` is done | `release(ref, after)` and `after` is done |
 """
 
@@ -16,7 +16,7 @@ from omni.payload import Payload
 
 
 class Reach(Enum):
-    """How far apart producer and consumer may be."""
+    """The distance between producer and consumer that a connector covers."""
 
     PROCESS = "process"
     HOST = "host"
@@ -24,11 +24,11 @@ class Reach(Enum):
 
 
 class Ref(Protocol):
-    """One payload under way."""
+    """A payload on its way to the consumer, as the producer sees it."""
 
     @property
     def released(self) -> bool:
-        """Whether the consumer has let go of the payload: released or aborted, the release event perhaps not done yet.
+        """Whether the payload is released or aborted. The release event may not be done yet.
 
         Until then the producer may move the rows of a page slice (`PageSlice.relocate`).
         """
@@ -42,24 +42,25 @@ class Ref(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A payload on the consumer's side. Its tensors may be read by work enqueued once `ready` is done."""
+    """A payload on the consumer's side. Work that is enqueued after `ready` is done may read its tensors."""
 
     payload: Payload
     ready: Event
 
 
 class Pending(Protocol):
-    """A payload on its way to the consumer."""
+    """A payload on its way, as the consumer sees it."""
 
     def poll(self) -> Received | None:
-        """The payload once the consumer may look at it, None before. Never blocks. Raises OmniError if it was lost."""
+        """The payload once the consumer may read it, None before. Never blocks. Raises OmniError if the payload was
+        lost."""
         ...
 
 
 class Connector(Protocol):
     """Moves payloads over one edge of the graph.
 
-    A connector that reads page slices itself is their consumer, and keeps what `PageSlice` asks of one.
+    A connector that reads page slices itself is their consumer and follows the rules of `PageSlice`.
     """
 
     @property
@@ -67,25 +68,25 @@ class Connector(Protocol):
 
     @property
     def raw_device_tensors(self) -> bool:
-        """Whether device tensors travel as they are, without a bounce through the host."""
+        """Whether device tensors are passed directly, without a copy through the host."""
         ...
 
     def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
-        """Takes a payload whose tensors may be read once `ready` is done. Work it needs goes on `stream`."""
+        """Sends a payload. Its tensors may be read once `ready` is done. Necessary work goes on `stream`."""
         ...
 
     def receive(self, ref: Ref, stream: Stream) -> Pending:
-        """Starts the arrival of `ref` on the consumer's side. Work it needs goes on `stream`."""
+        """Starts to receive `ref` on the consumer's side. Necessary work goes on `stream`."""
         ...
 
     def release(self, ref: Ref, after: Event) -> None:
-        """The consumer is done with the payload when `after` is."""
+        """Reports that the consumer is done with the payload once `after` is done."""
         ...
 
     def abort(self, ref: Ref, reason: str) -> None:
-        """Gives up a payload that nobody will gather any more. Idempotent; a no-op after `release`."""
+        """Gives up a payload that no consumer will gather any more. Idempotent; a no-op after `release`."""
         ...
 
     def close(self) -> None:
-        """Frees what the connector holds. Idempotent."""
+        """Frees the connector's resources. Idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""Counts memory by watching tensors come and go: for devices that keep no statistics of their own, and for the meta device."""
+"""Counts memory by observing tensors: for the meta device and devices without allocator statistics."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class AllocationCount(TorchDispatchMode):
-    """While entered, counts the bytes of every storage that this thread's torch operations make on one device.
+    """While entered, counts the bytes of every storage that this thread's torch operations allocate on one device.
 
-    live: bytes made since then that still exist. peak: the most that existed at once. Memory that a kernel takes and gives back
-    by itself is not seen.
+    live: bytes of these storages that still exist. peak: the maximum of `live`. Memory that a kernel allocates and
+        frees internally is not counted.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -26,7 +26,7 @@ class AllocationCount(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would import its compiler, which takes longer than loading a small model, only to keep away from this class.
+        # True would make torch import its compiler, which takes longer than loading a small model.
         return False
 
     def __torch_dispatch__(
@@ -37,7 +37,7 @@ class AllocationCount(TorchDispatchMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        # In inference mode composed operations arrive whole: what they hold between their parts counts too.
+        # In inference mode composite operations arrive undivided: decompose them, since intermediate tensors count.
         decompose: Callable[..., object] = func.decompose
         with self:
             made = decompose(*args, **kwargs)
@@ -54,7 +54,7 @@ class AllocationCount(TorchDispatchMode):
 
     def _add(self, storage: torch.UntypedStorage, given: set[int]) -> None:
         key, size = id(storage), storage.nbytes()
-        if key in given or key in self._known:  # a view, or written in place
+        if key in given or key in self._known:  # a view or an in-place operation
             return
         self._known.add(key)
         self.live += size

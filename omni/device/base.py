@@ -1,8 +1,8 @@
 """The device contract: streams, events, pinned host memory, and `launch`.
 
-Device memory is touched only inside a *phase* given to `Device.launch`. The same seam is the graph node, the timeline span and the
-closure of the simulated device, so code on the host side of it must not read or write a device tensor in any other way: it
-allocates through the device, slices views, and hands buffers to phases.
+Device memory is accessed only inside a *phase* that `Device.launch` enqueues. A phase is also the node of a graph, the
+span of a timeline and the unit of the simulated device, so host code never reads or writes a device tensor in another
+way: it allocates through the device, slices views, and passes buffers to phases.
 """
 
 import time
@@ -37,7 +37,7 @@ class Launch:
 
 
 class Graph(Protocol):
-    """Launches that were captured together, on the buffers they were captured with."""
+    """Captured launches, replayed on the buffers of the capture."""
 
     @property
     def name(self) -> str: ...
@@ -45,14 +45,14 @@ class Graph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaunchList:
-    """The graph of a device that captures nothing: its launches, to be made one after the other."""
+    """The graph of a device without captures: its launches, made one after the other."""
 
     name: str
     launches: tuple[Launch, ...]
 
 
 class Event(Protocol):
-    """A point on a stream."""
+    """A point in a stream."""
 
     def done(self) -> bool:
         """Whether all work enqueued before the point has completed. Never blocks."""
@@ -72,10 +72,10 @@ class _Completed:
 
 
 class HostObserver(Protocol):
-    """Is told when the host touches pinned memory that copies use. For a device that checks the order of accesses."""
+    """Observes the host's accesses to pinned memory that copies use, for a device that checks the order of accesses."""
 
     def host_writes(self, tensor: torch.Tensor) -> None:
-        """The host writes to `tensor` from now until it launches what reads it."""
+        """The host writes to `tensor` from now until it launches the phase that reads it."""
         ...
 
     def host_reads(self, tensor: torch.Tensor) -> None:
@@ -84,7 +84,7 @@ class HostObserver(Protocol):
 
 
 class SharedMemory(NamedTuple):
-    """One piece of the host's memory, as the host sees it and as phases do."""
+    """A piece of host memory, as the host sees it and as phases see it."""
 
     host: torch.Tensor
     device: torch.Tensor
@@ -92,11 +92,11 @@ class SharedMemory(NamedTuple):
 
 _NOTHING = nullcontext()
 COMPLETED: Event = _Completed()
-"""The event of data that was ready from the start (host data)."""
+"""The event of data that needs no device work (host data)."""
 
 
 class Device(ABC):
-    """One accelerator, or the CPU standing in for one. Used by one engine loop, from one thread."""
+    """One accelerator, or the CPU in its place. One engine loop uses it, from one thread."""
 
     captures: ClassVar[bool] = False
     """Whether captured launches cost the host less than the same launches one by one."""
@@ -104,14 +104,14 @@ class Device(ABC):
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self.launching: str | None = None
-        """Name of the phase being launched, or None: what a guard asks whether device memory may be touched now."""
+        """Name of the phase that is being launched, or None. A guard uses it to check accesses to device memory."""
         self.host_observer: HostObserver | None = None
         self.launch_observer: LaunchObserver | None = None
-        """Is told of launches; to see the phases of graphs it must be there when they are captured."""
+        """Observes launches. To see the phases of graphs, set it before their capture."""
 
     @abstractmethod
     def stream(self, name: str, *, priority: int = 0) -> Stream:
-        """A new stream. A negative priority is served first where the device supports it."""
+        """A new stream. Streams of lower priority numbers run first where the device supports it."""
 
     @abstractmethod
     def record(self, stream: Stream) -> Event:
@@ -119,40 +119,42 @@ class Device(ABC):
 
     @abstractmethod
     def wait(self, stream: Stream, event: Event) -> None:
-        """Later phases on `stream` run after `event`. Only for events of the same stage: never for another's unfinished work."""
+        """Makes later phases on `stream` run after `event`, which must be of the same stage: no stage waits for
+        another's unfinished work."""
 
     @abstractmethod
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
-        """A context in which torch work goes to `stream`."""
+        """A context in which torch enqueues its work on `stream`."""
 
     @abstractmethod
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that copies to and from the device without blocking (pinned on a GPU)."""
+        """Host memory for non-blocking copies to and from the device (pinned on a GPU)."""
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
-        """Zeroed host memory that phases may write without a copy: the host reads it once an event behind them is done.
+        """Zeroed host memory that phases may write without a copy. The host reads it once a later event is done.
 
-        For a few words: to a phase it is as far away as the host is.
+        Only for a few words: phases access it at the speed of host memory.
         """
         host = self.host_tensor(shape, dtype)
         return SharedMemory(host, host)
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits for everything: only inside `may_sync`."""
+        """Waits for all work on the device. Only inside `may_sync`."""
 
     def host_worker(self, name: str) -> HostWorker:
-        """Does host work beside the thread that drives the device."""
+        """A worker for host work beside the thread that drives the device."""
         return ThreadWorker(name)
 
     def free_memory(self) -> int | None:
-        """Bytes of device memory that this process could still take; None where that is not for the device to say (the CPU)."""
+        """Bytes of device memory that this process can still allocate; None if the device does not limit it (the
+        CPU)."""
         return None
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """The most bytes of device memory that `run`, and what it launches, takes at once beyond what is taken before.
+        """Peak bytes of device memory that `run` and its launches take, beyond those in use before.
 
-        Waits for it all: for start-up only.
+        Waits for the device: only at start-up.
         """
         count = AllocationCount(self.torch_device)
         with count:
@@ -162,7 +164,7 @@ class Device(ABC):
         return count.peak
 
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
-        """Enqueues `phase(*buffers)` on `stream`. What the phase raises on the host propagates."""
+        """Enqueues `phase(*buffers)` on `stream`. Propagates host exceptions of the phase."""
         outer, self.launching = self.launching, phase.__name__
         observer = self.launch_observer
         if observer is not None:
@@ -179,57 +181,57 @@ class Device(ABC):
                 observer.end()
 
     def enqueue(self, stream: Stream, launches: Iterable[Launch]) -> None:
-        """Launches all of them, in order."""
+        """Enqueues the launches in order."""
         for launch in launches:
             self.launch(stream, launch.phase, *launch.buffers)
 
     def host_span(self, stream: Stream, name: str, **numbers: int) -> AbstractContextManager[object]:
-        """While entered, the host does `name` for the stage of `stream`: for whoever observes launches.
+        """While entered, the host does `name` for the stage of `stream`; reported to the launch observer.
 
-        numbers: what is to be known of it. What is launched meanwhile belongs to the step `numbers["step"]`.
+        numbers: recorded with the span. Launches inside belong to the step `numbers["step"]`.
         """
         return _NOTHING if self.launch_observer is None else self.launch_observer.host_span(stream, name, numbers)
 
     def host_time(self) -> int:
-        """Now, for `host_did`: nanoseconds of `perf_counter_ns`. 0 while nobody observes launches."""
+        """The present time for `host_did`, in nanoseconds of `perf_counter_ns`. 0 without a launch observer."""
         return 0 if self.launch_observer is None else time.perf_counter_ns()
 
     def moment(self, stream: Stream, name: str) -> None:
-        """Tells whoever observes launches of a point on the stream: a phase that launches nothing."""
+        """Reports a point in the stream to the launch observer, as a phase that launches nothing."""
         if self.launch_observer is not None:
             self.launch_observer.begin(stream, name)
             self.launch_observer.end()
 
     def host_did(self, stream: str, name: str, since: int, **numbers: int) -> None:
-        """As a `host_span` from `since` until now, for work of which only its end tells whether there was any. What was launched
-        meanwhile is not of its step.
+        """Reports a `host_span` from `since` until now, for work that is known only at its end. Launches inside do not
+        belong to its step.
 
-        stream: the name of a stream, or of no stream for work that is of no stage.
+        stream: the name of a stream; for work of no stage, another name.
         """
         if self.launch_observer is not None:
             self.launch_observer.host_did(stream, name, since, numbers)
 
     def timer(self) -> DeviceTimer | None:
-        """Tells when launched phases ran; None where they run when they are launched."""
+        """A timer for the run times of phases; None if phases run while they are launched."""
         return None
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        """Makes one graph of launches on `stream`, for `replay` there; for start-up only.
+        """Captures launches on `stream` in one graph, for `replay` there. Only at start-up.
 
-        The phases may run meanwhile, once or more, so their buffers hold valid input, and what they write is worth nothing. Memory
-        that they allocate is the graph's; graphs of one stream share it, so those of two streams may run at the same time, and
-        what is to outlive a step is in buffers that were there before.
+        The phases may run during the capture, once or more, so their buffers must hold valid input; their output is
+        undefined. Memory that they allocate belongs to the graph. Graphs of one stream share this memory, so graphs of
+        two streams may run at the same time; results that outlive a step must be in buffers allocated earlier.
         """
         return LaunchList(name, tuple(launches))
 
     def replay(self, stream: Stream, graph: Graph) -> None:
-        """Enqueues what `capture` captured, on the same buffers."""
+        """Enqueues a captured graph, on the buffers of the capture."""
         assert isinstance(graph, LaunchList)
         self.enqueue(stream, graph.launches)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
-        """Uninitialised device memory for use on `stream` alone: once let go of, it may be handed out again on that stream
-        while earlier phases still use it, which is safe there and nowhere else."""
+        """Uninitialised device memory for use on `stream` alone. After its last reference, the stream may reuse it
+        while earlier phases still run, which is safe on that stream only."""
         with self._on(stream), self._phase(self.empty):
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 

@@ -1,11 +1,11 @@
-"""What a phase is for: how a timeline groups phases, whatever their stage calls them."""
+"""Phase categories: the kinds of work by which a timeline groups the phases of all stages."""
 
 from collections.abc import Mapping
 from enum import Enum
 
 
 class PhaseCategory(Enum):
-    """The value is the name in reports."""
+    """Values are the names in reports."""
 
     PREPROCESS = "preprocess"
     """The inputs of a step: rows, tables, positions, input embeddings."""
@@ -13,11 +13,11 @@ class PhaseCategory(Enum):
     LOGITS = "logits"
     SAMPLE = "sample"
     TOKEN_POINT = "token point"
-    """No work, but a moment: the tokens are there, for the next step and for the host."""
+    """A moment without work: the tokens are complete, for the next step and for the host."""
     CODES = "code prediction"
     POSTPROCESS = "postprocess"
     PAYLOAD = "payload"
-    """What is made for other stages, or taken from them."""
+    """Payloads made for other stages, or received from them."""
     SCORES = "scores"
     COPIES = "copies"
     """Other copies between host and device."""
@@ -28,9 +28,9 @@ _declared: dict[str, PhaseCategory] = {}
 
 
 def declare_categories(categories: Mapping[str, PhaseCategory]) -> None:
-    """Says what phases are for, by name, for whoever launches them: at import. Names are shared by all stages.
+    """Declares the categories of phases by name, at import. All stages share the names.
 
-    Raises ValueError for a name that stands for something else already.
+    Raises ValueError for a name that is declared with another category.
     """
     for phase, category in categories.items():
         known = _declared.setdefault(phase, category)
@@ -40,7 +40,7 @@ def declare_categories(categories: Mapping[str, PhaseCategory]) -> None:
 
 
 def category_of(phase: str) -> PhaseCategory:
-    """What a phase was declared to be for; `OTHER` for those that nobody declared."""
+    """The declared category of a phase; `OTHER` without a declaration."""
     return _declared.get(phase, PhaseCategory.OTHER)
 
 

@@ -29,7 +29,7 @@ class CpuDevice(Device):
         pass
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # Host memory, not the device's, also where both are the same: made by numpy, it is not counted as an allocation.
+        # Allocated by numpy, so that it does not count as device memory, which is the same memory here.
         words = np.zeros(shape, np.dtype(str(dtype).removeprefix("torch.")))
         return torch.from_numpy(words)
 

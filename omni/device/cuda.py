@@ -16,12 +16,12 @@ from omni.device.sync import host_waits
 from omni.device.sync_points import SyncPoint, may_sync
 
 _capturing = threading.Lock()
-"""One capture at a time in the process, whatever the device."""
+"""Allows one capture at a time in the process, on any device."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaStream:
-    """pool: of the memory that graphs captured on the stream share."""
+    """pool: the memory that graphs of the stream share."""
 
     name: str
     raw: torch.cuda.Stream
@@ -38,7 +38,7 @@ class CudaEvent:
 
 @dataclass(frozen=True, slots=True)
 class CudaGraph:
-    """parts: replayed in order; of one phase each where somebody watches phases, else one."""
+    """parts: replayed in order; one per phase if the capture was observed, else one in all."""
 
     name: str
     parts: tuple[tuple[str, torch.cuda.CUDAGraph], ...]
@@ -50,7 +50,7 @@ class CudaDevice(Device):
     def __init__(self, index: int = 0) -> None:
         super().__init__(torch.device("cuda", index))
         self.entered = torch.cuda.default_stream(index)
-        """Where work goes now."""
+        """The stream that receives torch's work now."""
 
     def stream(self, name: str, *, priority: int = 0) -> CudaStream:
         raw = torch.cuda.Stream(self.torch_device, priority=priority)
@@ -70,10 +70,10 @@ class CudaDevice(Device):
         stream.raw.wait_event(event.raw)
 
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
-        """Runs the launches once, uncaptured: kernels are compiled then, and libraries take their buffers."""
+        """Runs the launches once before the capture: this compiles kernels and allocates buffers of libraries."""
         assert isinstance(stream, CudaStream)
         with _capturing, may_sync(SyncPoint.CAPTURE):
-            self.synchronize()  # what the buffers hold was written on other streams
+            self.synchronize()  # buffers were written on other streams
             self.enqueue(stream, launches)
             self.synchronize()
             parts = tuple((part, self._captured(stream, of)) for part, of in self._parts(name, launches))
@@ -99,14 +99,14 @@ class CudaDevice(Device):
     def _captured(self, stream: CudaStream, launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with self._on(stream), _no_collection():
-            # Thread-local: another thread may allocate meanwhile.
+            # "thread_local": other threads may allocate during the capture.
             graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
             try:
                 for launch in launches:
                     with self._phase(launch.phase):
                         launch.phase(*launch.buffers)
             except Exception as error:
-                with suppress(RuntimeError):  # it is no graph any more: what was wrong is known better here
+                with suppress(RuntimeError):  # the graph is invalid; the first error says more
                     graph.capture_end()
                 error.add_note(f"in phase {launch.phase.__name__}, while it was captured")
                 raise
@@ -117,13 +117,13 @@ class CudaDevice(Device):
         return CudaTimer(self.torch_device, _raw)
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # device: models are built with the GPU as torch's default device, and their weights are streamed in there.
+        # device="cpu": torch's default device is the GPU while models are built.
         return torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
         host = self.host_tensor(shape, dtype)
         device = torch.as_tensor(_HostArray(host), device=self.torch_device)
-        if device.data_ptr() != host.data_ptr():  # pinned memory has one address for the host and all devices
+        if device.data_ptr() != host.data_ptr():  # unified addressing: host and devices share the address
             raise RuntimeError(
                 f"torch {torch.__version__} copies pinned memory to {self.torch_device}: it cannot be shared"
             )
@@ -140,10 +140,10 @@ class CudaDevice(Device):
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """As the allocator counts it, in whole segments: what is lost between tensors is not there for others either.
+        """Measures the allocator's peak in whole segments, since fragmented memory is not available to others either.
 
-        What the allocator does not hand out (code of kernels loaded meanwhile, libraries' own buffers) shows in what the device
-        has left, and stays.
+        Memory outside the allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays
+        allocated.
         """
         device = self.torch_device
         free, reserved = self.free_memory(), torch.cuda.memory_reserved(device)
@@ -163,8 +163,8 @@ class CudaDevice(Device):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Graphs of an engine that is gone wait for Python's collector, and to destroy one while another is captured spoils that. For
-    whoever holds `_capturing`."""
+    """Disables Python's garbage collection: if it destroys graphs of an old engine during a capture, the capture fails.
+    The caller holds `_capturing`."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -175,7 +175,8 @@ def _no_collection() -> Iterator[None]:
 
 
 class _HostArray:
-    """`__cuda_array_interface__` over pinned memory. The tensor that is made of it keeps this, and so the memory."""
+    """`__cuda_array_interface__` of pinned memory. A tensor made from this object keeps it, and so the memory,
+    alive."""
 
     def __init__(self, host: torch.Tensor) -> None:
         self._host = host
@@ -184,8 +185,8 @@ class _HostArray:
 
 
 class _Entered:
-    """Work goes to a stream while this is entered. As `torch.cuda.stream`, which asks so much first that every launch feels it:
-    what was entered before, the device knows, since one thread at a time uses it."""
+    """While entered, torch enqueues work on a stream. Cheaper than `torch.cuda.stream`, whose checks slow every launch:
+    the device keeps the present stream itself, since only one thread at a time uses it."""
 
     __slots__ = ("_device", "_outer", "_raw")
 

@@ -1,4 +1,4 @@
-"""When phases ran on a CUDA device."""
+"""Run times of phases on a CUDA device."""
 
 import time
 from collections.abc import Callable
@@ -21,10 +21,10 @@ class CudaStamp:
 
 
 class CudaTimer:
-    """Timing events, used again when they are given back: making one takes longer than recording it."""
+    """Reuses timing events: to create one takes longer than to record it."""
 
     def __init__(self, device: torch.device, raw_of: Callable[[ObservedStream], torch.cuda.Stream]) -> None:
-        """raw_of: torch's stream behind the device's."""
+        """raw_of: returns torch's stream of a device's stream."""
         self._raw_of = raw_of
         self._idle = torch.cuda.Stream(device)
         self._pool: list[CudaStamp] = []
@@ -49,5 +49,5 @@ class CudaTimer:
         before = time.perf_counter_ns()
         stamp.raw.record(self._idle)
         while not stamp.done():
-            pass  # some microseconds: nothing else is on that stream
+            pass  # a few microseconds: the stream is otherwise idle
         return stamp, before, time.perf_counter_ns()

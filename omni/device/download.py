@@ -1,4 +1,4 @@
-"""What a step leaves for the host: copied on a stream of its own, or written by the step itself."""
+"""A step's results for the host: copied on a separate stream, or written by the step itself."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ from omni.device.ring import HostRing, HostSlot
 
 
 class Sent(NamedTuple):
-    """On its way to the host. ready: it may read `slot`. made: what it will read was made, and all that was launched before."""
+    """A download under way. ready: the host may read `slot`. made: the source, and all work launched before it, is
+    complete."""
 
     slot: HostSlot
     ready: Event
@@ -18,9 +19,9 @@ class Sent(NamedTuple):
 
 
 class _Turns:
-    """A ring of slots that steps fill, one each, and the host reads late.
+    """A ring of slots: each step fills one, and the host reads it later.
 
-    turn: the slot of the next `send`; a device buffer that is as deep as the ring is used in the same turns.
+    turn: the index of the next step's slot; a device buffer as deep as the ring uses the same index.
     """
 
     def __init__(self, ring: HostRing) -> None:
@@ -30,15 +31,15 @@ class _Turns:
 
     @property
     def ready(self) -> bool:
-        """Whether the slot of the turn may be written."""
+        """Whether the next slot may be written."""
         return self._ring.ready
 
     def begin(self) -> None:
-        """A step begins: what was sent before is not its."""
+        """Begins a step. `forget` no longer applies to earlier downloads."""
         self._newest = None
 
     def forget(self) -> None:
-        """The step failed: nobody will read what it sent."""
+        """Releases the slot of a failed step, which the host will not read."""
         if self._newest is not None:
             self._newest.release()
 
@@ -59,15 +60,15 @@ class Downloader(_Turns):
     def __init__(
         self, device: Device, after: Stream, stream: Stream, shape: tuple[int, ...], dtype: torch.dtype, slots: int
     ) -> None:
-        """after: the stream whose work is copied; stream: the one that copies."""
+        """after: the stream that writes the sources. stream: the stream of the copies."""
         super().__init__(HostRing.allocate(device, shape, dtype, slots))
         self._device = device
         self._after = after
         self._stream = stream
 
     def send(self, copy: Phase, source: Tensor) -> Sent:
-        """Enqueues `copy(host, source)` behind what is on `after` now, and nothing that follows there. `source` has the shape of a
-        slot but for its first dimension, which may be shorter."""
+        """Enqueues `copy(host, source)` after the work that is on `after` now, independent of later work there.
+        `source` has the shape of a slot, but its first dimension may be shorter."""
         made = self._device.record(self._after)
         self._device.wait(self._stream, made)
         slot = self._advance()
@@ -82,34 +83,35 @@ class Downloader(_Turns):
 
 
 class SharedRing(_Turns):
-    """No copies: phases write the slots, each step that of its turn.
+    """A ring without copies: each step's phases write its slot directly.
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
-    | host slot | the step's phases, on `stream` | host, after the event behind them | as a `Downloader`'s |
+    | host slot | the step's phases, on `stream` | host, after the event behind them | as for a `Downloader` |
 
-    Ask `ready` before the step's phases are launched: they write the slot, `send` only hands it over.
+    Check `ready` before launching the step's phases: they write the slot, and `send` only hands it over.
     """
 
     def __init__(self, device: Device, stream: Stream, memory: SharedMemory) -> None:
-        """memory: of all slots, the first dimension the turn."""
+        """memory: all slots; the first dimension is the turn."""
         super().__init__(HostRing([HostSlot(device, slot) for slot in memory.host.unbind()]))
         self._device = device
         self._stream = stream
 
     @property
     def ready(self) -> bool:
-        """As a `Downloader`'s. No event is asked: of a slot that nobody is to read, what was launched before has written before."""
+        """As for a `Downloader`. Needs no event: the stream orders writes to an unclaimed slot."""
         return not self._ring.claimed
 
     def begin(self) -> None:
-        """As a `Downloader`'s. Raises RuntimeError where the slot is still to be read: the step would write over it."""
+        """As for a `Downloader`. Raises RuntimeError if the host has still to read the slot, which the step would
+        overwrite."""
         if not self.ready:
             raise RuntimeError("a step begins whose slot the host has not read: the ring is too small")
         super().begin()
 
     def send(self) -> Sent:
-        """Hands over what `stream` has written of the turn's slot by then; nothing that follows there is waited for."""
+        """Hands over the slot as `stream` has written it so far, independent of later work there."""
         slot = self._advance()
         slot.claim()
         written = self._device.record(self._stream)

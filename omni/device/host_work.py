@@ -1,39 +1,40 @@
-"""Host work that must not hold the engine's thread up: done in other threads, and asked for without waiting."""
+"""Host work that would hold up the engine's thread: runs in other threads and is polled."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 _THREADS = 32
-"""Few of them ever start: who waits in a task that is slow should not hold up the others."""
+"""Threads start on demand. There are enough of them that slow tasks do not delay the others."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class HostTask(Protocol[T_co]):
-    """Work that was asked for."""
+    """A submitted task."""
 
     def done(self) -> bool:
-        """Whether it is over. Never blocks."""
+        """Whether the task is finished. Never blocks."""
         ...
 
     def result(self) -> T_co:
-        """What it gave; raises what it raised. Only once `done`."""
+        """The task's result; raises its exception. Only once `done`."""
         ...
 
     def cancel(self) -> None:
-        """Nobody will ask for the result: work that has not begun is dropped."""
+        """Drops the task if it has not begun. Its result must not be read afterwards."""
         ...
 
 
 class HostWorker(Protocol):
-    """Does tasks, in any order and side by side: who needs an order submits the next when the one before is done."""
+    """Runs tasks concurrently, in any order. A caller that needs an order submits each task after the one before is
+    done."""
 
     def submit(self, work: Callable[[], T]) -> HostTask[T]: ...
 
     def close(self) -> None:
-        """Drops what has not begun. Idempotent."""
+        """Drops tasks that have not begun. Idempotent."""
         ...
 
 
@@ -52,7 +53,7 @@ class _FutureTask(Generic[T]):
 
 
 class ThreadWorker:
-    """Threads that are started as they are needed: a task that takes long holds up one of them, and nobody else."""
+    """Starts threads on demand. A long task occupies one thread only."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)

@@ -1,4 +1,4 @@
-"""A device without memory: tensors have shapes and no contents, and phases are not run. To see what a stage would take."""
+"""A device without memory: tensors have shapes but no contents, and phases do not run. For footprints of stages."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class MetaStream:
 
 
 class MetaDevice(Device):
-    """Stages are loaded on it with load format `"dummy"`, and not started: nothing they did would have a result."""
+    """Stages are loaded on it with load format `"dummy"`, but not started: no phase would have a result."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("meta"))

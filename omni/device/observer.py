@@ -1,26 +1,26 @@
-"""Who watches what is launched, and how a device tells when it ran."""
+"""Observers of launches, and timers of the device's work."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 
 class ObservedStream(Protocol):
-    """A stream, as far as an observer asks."""
+    """A stream, as an observer sees it."""
 
     @property
     def name(self) -> str: ...
 
 
 class LaunchObserver(Protocol):
-    """Is told of every phase that is launched, or replayed as a part of a graph, and of moments (`Device.moment`) as of phases that
-    launch nothing. On the thread that drives the device; it never waits and launches nothing."""
+    """Receives every phase that is launched or replayed in a graph, and moments (`Device.moment`) as phases that launch
+    nothing. Called on the thread that drives the device; never waits or launches."""
 
     def begin(self, stream: ObservedStream, phase: str) -> None:
         """`phase` is about to be enqueued on `stream`. Phases do not nest."""
         ...
 
     def end(self) -> None:
-        """It is enqueued, or failed to be."""
+        """The phase is enqueued, or its enqueueing has failed."""
         ...
 
     def host_span(self, stream: ObservedStream, name: str, numbers: dict[str, int]) -> AbstractContextManager[object]:
@@ -33,29 +33,29 @@ class LaunchObserver(Protocol):
 
 
 class Stamp(Protocol):
-    """A moment on a stream. Never blocks."""
+    """A moment in a stream."""
 
     def done(self) -> bool:
-        """Whether the stream has come to it."""
+        """Whether the stream has reached it. Never blocks."""
         ...
 
 
 class DeviceTimer(Protocol):
-    """Marks moments on a device's streams, for those whose work runs later than it is launched."""
+    """Marks moments in a device's streams. Only for devices that run work later than it is launched."""
 
     def stamp(self, stream: ObservedStream) -> Stamp:
-        """The moment after everything that is on the stream."""
+        """A stamp after everything on the stream so far."""
         ...
 
     def elapsed(self, first: Stamp, second: Stamp) -> int:
-        """Nanoseconds from one to the other, of two that are done; negative if `second` was before. Loses precision over more
-        than a second."""
+        """Nanoseconds between two done stamps; negative if `second` was earlier. Loses precision over more than a
+        second."""
         ...
 
     def give_back(self, stamp: Stamp) -> None:
-        """Nobody will ask for it again."""
+        """Returns a stamp for reuse."""
         ...
 
     def probe(self) -> tuple[Stamp, int, int]:
-        """A moment on an idle stream that is done, and what the host's `perf_counter_ns` said before and after it."""
+        """A done stamp of an idle stream, and the host's `perf_counter_ns` before and after it."""
         ...

@@ -3,7 +3,7 @@
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | slot of an upload ring | host, while filling it | the H2D copy | the event after the copy |
-| slot of a download ring | D2H copy of a step, or its phases | host, after their event | the host, having read it: `release` |
+| slot of a download ring | D2H copy of a step, or its phases | host, after their event | the host, after reading: `release` |
 """
 
 from collections.abc import Sequence
@@ -19,34 +19,34 @@ class HostSlot:
     """One slot: a pinned tensor, the same memory as a numpy array, and the event that guards it."""
 
     def __init__(self, device: Device, tensor: torch.Tensor) -> None:
-        """tensor: the device's `host_tensor`, or a part of one."""
+        """tensor: a `host_tensor` of the device, or a part of one."""
         self.tensor = tensor
         self._array: NDArray[np.generic] = self.tensor.numpy()
         self._observer = device.host_observer
         self._guard: Event | None = COMPLETED
-        """When the slot may be touched by the host again; None while it is handed out."""
+        """The event after which the host may access the slot; None while it is handed out."""
         self._claimed = False
 
     @property
     def free(self) -> bool:
-        """Whether the device is done with it."""
+        """Whether the device is done with the slot."""
         return self._guard is not None and self._guard.done()
 
     @property
     def claimed(self) -> bool:
-        """Whether somebody is still to read it."""
+        """Whether the host has still to read the slot."""
         return self._claimed
 
     def claim(self) -> None:
-        """What the device writes into it is to be read, late: the slot is not written again before `release`."""
+        """Reserves the slot for a later read: it is not written again before `release`."""
         self._claimed = True
 
     def release(self) -> None:
-        """Follows a `claim`: it has been read, or nobody will. Idempotent."""
+        """Ends a `claim`, after the read or without one. Idempotent."""
         self._claimed = False
 
     def take(self) -> NDArray[np.generic]:
-        """Hands the slot out for the host to fill. `guard` must follow once the device work that uses it is enqueued."""
+        """Hands the slot out for the host to fill. Call `guard` once the device work that uses it is enqueued."""
         if self._claimed or not self.free:
             raise RuntimeError("a host slot was reused while the device may still use it: the ring is too small")
         self._guard = None
@@ -83,7 +83,7 @@ class HostRing:
 
     @property
     def claimed(self) -> bool:
-        """Whether somebody is still to read the next slot."""
+        """Whether the host has still to read the next slot."""
         return self._slots[self._next].claimed
 
     @property

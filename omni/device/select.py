@@ -1,4 +1,4 @@
-"""From a name to a device."""
+"""Opens a device by name."""
 
 import torch
 
@@ -9,7 +9,7 @@ from omni.errors import ConfigError
 
 
 def name_device(name: str | None) -> torch.device:
-    """The device that `open_device` would open, which need not exist here. Raises ConfigError for what names none."""
+    """The device of that name, which need not exist here. Raises ConfigError for an invalid name."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -21,7 +21,8 @@ def name_device(name: str | None) -> torch.device:
 
 
 def open_device(name: str | None) -> Device:
-    """`"cpu"`, `"cuda"`, `"cuda:N"`; None takes the first CUDA device if there is one, else the CPU. Raises ConfigError."""
+    """Opens `"cpu"`, `"cuda"` or `"cuda:N"`; None selects the first CUDA device if there is one, else the CPU. Raises
+    ConfigError."""
     device = name_device(name)
     if device.type == "cpu":
         return CpuDevice()

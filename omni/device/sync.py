@@ -1,4 +1,5 @@
-"""The sync guard: tells where the host waits for the device. `OMNI_SYNC_CHECK` puts the engine's thread under it."""
+"""The sync guard reports places where the host waits for the device. `OMNI_SYNC_CHECK` enables it for the engine's
+thread."""
 
 import logging
 import os
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class SyncCheck(Enum):
-    """What happens when the host waits for the device. WARN logs each place once, ERROR raises SyncError."""
+    """The reaction to a wait for the device. WARN logs each place once, ERROR raises SyncError."""
 
     OFF = ""
     WARN = "warn"
@@ -36,7 +37,7 @@ class SyncCheck(Enum):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SyncCheck":
-        """As `OMNI_SYNC_CHECK` says. Raises ConfigError."""
+        """The value of `OMNI_SYNC_CHECK`. Raises ConfigError."""
         value = environment.get(VARIABLE, "")
         try:
             return cls(value)
@@ -52,18 +53,18 @@ _here = _Here()
 
 
 class SyncGuard:
-    """While entered, tells of everything on this thread that makes the host wait for `device`, outside of `may_sync`.
+    """While entered, reports every operation of this thread that makes the host wait for `device`, outside `may_sync`.
 
-    On a CUDA device: operations on its tensors, copies between it and the host that block or whose host side is pageable, and
-    `Device.synchronize`. The CPU runs the same code, so it shows what a GPU would do: an operation inside a phase counts as one on
-    the device, and host memory is what a `HostSlot` has. What goes past torch's operators and `Device` (`torch.cuda.synchronize`, a
-    library's own kernels) is not seen.
+    On a CUDA device: operations on its tensors, copies to and from the host that block or use pageable memory, and
+    `Device.synchronize`. On the CPU the guard shows the waits of a GPU: tensors inside a phase count as device tensors,
+    and the memory of a `HostSlot` as host memory. Calls beside torch's operators and `Device`
+    (`torch.cuda.synchronize`, a library's own kernels) are not seen.
     """
 
     def __init__(self, device: Device, check: SyncCheck) -> None:
         self.device = device
         self.seen: set[str] = set()
-        """Places that were told of."""
+        """Reported places."""
         self._check = check
         self._modes: list[AbstractContextManager[object]] = [_Operators(self)]
         if device.torch_device.type == "cpu":
@@ -81,7 +82,7 @@ class SyncGuard:
         self._entered.close()
 
     def tell(self, operation: str, remedy: str) -> None:
-        """The host waits for the device. Raises SyncError if that is how it is told."""
+        """Reports a wait. Raises SyncError if the check is ERROR."""
         if sync_allowed():
             return
         error = SyncError(operation, self.device.launching, remedy)
@@ -97,12 +98,12 @@ class SyncGuard:
 
 
 def sync_guard(device: Device, check: SyncCheck) -> AbstractContextManager[object]:
-    """The guard of the thread that drives `device`; nothing if the check is off."""
+    """The guard for the thread that drives `device`; no guard if the check is off."""
     return nullcontext() if check is SyncCheck.OFF else SyncGuard(device, check)
 
 
 def host_waits(operation: str) -> None:
-    """A device is about to make the host wait for it: for those who write one."""
+    """Reports that a device makes the host wait. For implementations of devices."""
     if _here.guard is not None:
         _here.guard.tell(operation, "ask an event whether it is done, in the next tick again")
 
@@ -115,7 +116,7 @@ class _Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would import its compiler only to keep away from this class.
+        # True would make torch import its compiler.
         return False
 
     def __torch_dispatch__(
@@ -128,7 +129,7 @@ class _Operators(TorchDispatchMode):
         if operator.waits is not None or operator.by_arguments:
             self._look(operator, args, kwargs)
         elif operator.composite:
-            # In inference mode composed operations arrive whole.
+            # In inference mode composite operations arrive undivided.
             with self:
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
@@ -147,7 +148,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """What Python asks of tensors, on the CPU, where no operation shows it."""
+    """Methods and functions on CPU tensors that run no operator."""
 
     def __init__(self, guard: SyncGuard) -> None:
         super().__init__()

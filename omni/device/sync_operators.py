@@ -1,4 +1,4 @@
-"""Which torch operations make the host wait for the device, told from the operation and its arguments."""
+"""Torch operations that make the host wait for the device, by operator and arguments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ KEEP = "keep the value on the device (torch.where, index_select), or read it fro
 SIZE = "its result's shape depends on values: take one of fixed size and a mask, or give the size (`output_size`)"
 COPY = "copy between the device and the pinned memory of a HostSlot, with non_blocking=True"
 
-# By name, without overload and without the underscore of the variant in place.
+# By name, without the overload and the underscore of in-place variants.
 _ALWAYS: Mapping[str, str] = {
     **dict.fromkeys(("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "multinomial"), KEEP),
     **dict.fromkeys(("nonzero", "nonzero_numpy", "argwhere", "masked_select", "bincount", "_to_sparse"), SIZE),
@@ -32,17 +32,18 @@ READS: Mapping[Callable[..., object], str] = {
     Tensor.__array__: KEEP,
     Tensor.cpu: COPY,
 }
-"""Methods that bring a tensor's values to the host. Of a tensor on the CPU they are all that can be seen: no operation runs."""
+"""Methods that copy a tensor's values to the host. On CPU tensors they run no operator."""
 
 MAKES: frozenset[Callable[..., object]] = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
-"""Functions that make a tensor of host data. Where a device is named, it is copied there from pageable memory."""
+"""Functions that create a tensor from host data. With a device argument they copy from pageable memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator (`OpOverload`), as far as its name says. composite: made of others, which can be looked at instead.
+    """Properties of an operator (`OpOverload`), by its name.
 
-    waits: what to do instead, if it always waits. by_arguments: whether it depends on them.
+    waits: the remedy, if it always waits. by_arguments: whether waiting depends on the arguments. composite: made of
+    other operators, which are checked instead.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Operator:
         return cls(name, overload, composite, waits, by_arguments)
 
     def remedy(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> str | None:
-        """What to do instead, if the host waits for the device that the operator works on; None if it does not."""
+        """The remedy if the host waits for the operator's device; None if it does not."""
         if self.waits is not None:
             return self.waits
         if self.name.removesuffix("_") in _INDEXED:
@@ -73,7 +74,7 @@ class Operator:
         return None
 
     def copied(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Copy | None":
-        """The copy that the operator is, if it is one."""
+        """The copy that the operator makes, if any."""
         if self.name == "_to_copy":
             source: Tensor = args[0]
             device = kwargs.get("device") or source.device
@@ -87,7 +88,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """target: None if torch makes it."""
+    """A copy. target: None if torch allocates it."""
 
     source: Tensor
     target: Tensor | None
@@ -96,18 +97,18 @@ class Copy:
 
     @property
     def waits(self) -> bool:
-        """Whether it goes between the host and a CUDA device, and the host waits for it."""
+        """Whether the copy is between the host and a CUDA device and makes the host wait."""
         host_to_device = self.source.device.type == "cpu"
         if host_to_device == (self.device.type == "cpu"):
             return False
         if not self.non_blocking:
             return True
         host = self.source if host_to_device else self.target
-        return host is not None and not host.is_pinned()  # what torch makes for a copy to the host is pinned
+        return host is not None and not host.is_pinned()  # torch pins the targets that it allocates
 
     @property
     def waits_where_the_cpu_stands_in(self) -> bool:
-        """The same between tensors that are all on the CPU: host memory is what numpy shares, as it does a `HostSlot`."""
+        """As `waits`, on the CPU in place of a GPU: host memory is shared with numpy, like a `HostSlot`."""
         if self.target is None or self.non_blocking:
             return False
         return self.source.untyped_storage().resizable() != self.target.untyped_storage().resizable()

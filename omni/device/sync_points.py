@@ -1,4 +1,4 @@
-"""Every place where the host may wait for the device, and why. The only list of them: `may_sync` takes nothing else."""
+"""All places where the host may wait for the device, with reasons. `may_sync` accepts no others."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class SyncPoint(Enum):
-    """The value is the reason."""
+    """Values are the reasons."""
 
     LOAD = "weights and zeroed buffers are written on streams that no stage's stream waits for; once, at start"
     CAPTURE = "a graph is captured when nothing of its first run is left; only before the engine takes requests"
@@ -26,7 +26,7 @@ _allowed = _Allowed()
 
 @contextmanager
 def may_sync(point: SyncPoint) -> Iterator[None]:
-    """While entered, what waits for the device on this thread is expected. point: why it may."""
+    """While entered, this thread may wait for the device. point: the reason."""
     _allowed.depth += 1
     try:
         yield

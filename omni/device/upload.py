@@ -1,4 +1,4 @@
-"""One packed host-to-device copy: numpy arrays side by side in a pinned slot, and their views on the device."""
+"""Packed host-to-device copies: numpy arrays side by side in a pinned slot, and their views on the device."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from omni.device.ring import HostRing, HostSlot
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where an array lies in the packed buffer."""
+    """The position of an array in the packed buffer."""
 
     start: int
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Span:
 
 
 class Upload:
-    """Arrays of one copy, being filled in by the host."""
+    """Arrays of one copy, while the host fills them in."""
 
     def __init__(self, slot: HostSlot, host: NDArray[np.int64]) -> None:
         self.slot = slot
@@ -49,7 +49,7 @@ class Upload:
 
 
 class Uploader:
-    """A ring of pinned slots and the device buffer that each is copied to.
+    """A ring of pinned slots, and the device buffer of each.
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
@@ -75,11 +75,11 @@ class Uploader:
         return Upload(slot, host.view(np.int64))
 
     def cancel(self, upload: Upload) -> None:
-        """Gives the slot of an upload back that will not be launched."""
+        """Returns the slot of an upload that will not be launched."""
         upload.slot.guard(COMPLETED)
 
     def launch(self, upload: Upload) -> None:
-        """Enqueues the copy; the slot is free again when it is over, or could not be enqueued."""
+        """Enqueues the copy. The slot is free when the copy is complete or could not be enqueued."""
         slot = upload.slot
         try:
             self._device.launch(self._stream, copy_upload, self._packed[: upload.size], slot.tensor[: upload.size])
@@ -87,7 +87,7 @@ class Uploader:
             slot.guard(self._device.record(self._stream))
 
     def send(self, arrays: Sequence[NDArray[np.int64]]) -> list[Tensor]:
-        """All of it at once: the arrays on the device, valid as `view` says."""
+        """Uploads arrays in one call. Returns them on the device, valid as for `view`."""
         upload = self.begin()
         try:
             spans = [upload.add(array) for array in arrays]

@@ -1,4 +1,4 @@
-"""Which requests are admitted, which wait, and which are rejected."""
+"""Admission of requests: each is admitted, waits, or is rejected."""
 
 import itertools
 from collections.abc import Callable
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest(Generic[T]):
-    """A request that is not at the stages yet: it holds host memory only.
+    """A request that is not at the stages yet and holds host memory only.
 
-    rank: priority and arrival number. held: its host memory. ready: it can be admitted.
+    rank: priority and arrival number. held: its host memory. ready: whether it can be admitted.
     """
 
     key: str
@@ -28,7 +28,7 @@ class WaitingRequest(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Rejected(Generic[T]):
-    """A request that waited and left the queue for a more urgent one."""
+    """A request that left the queue for a more urgent one."""
 
     waiting: WaitingRequest[T]
     error: OverloadedError
@@ -37,12 +37,12 @@ class Rejected(Generic[T]):
 class Admission(Generic[T]):
     """The queue of requests that wait for the stages, by priority, then arrival.
 
-    At most `max_active` requests are at the stages at once. Up to `max_waiting` more wait, and hold up to `max_bytes`. Beyond
-    that, the least urgent waiting request is rejected for one of a lower priority number; among equals, the newcomer is refused.
-    A request for which a place is free does not count as waiting; of those that are not ready yet, no more than `at_once` can be
-    on their way to one.
+    At most `max_active` requests are at the stages at once. Up to `max_waiting` more wait, and hold up to `max_bytes`.
+    Beyond these limits, a newcomer replaces the least urgent waiting request if its own priority number is lower;
+    otherwise it is refused. Requests with a free place at the stages do not count as waiting, but at most `at_once`
+    requests that are not ready can have such a place.
 
-    `join`, `leave` and `next` take logarithmic time in the number of waiting requests. For one thread at a time.
+    `join`, `leave` and `next` take logarithmic time in the number of waiting requests. Not thread-safe.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Admission(Generic[T]):
     def join(
         self, key: str, item: T, priority: int = 0, active: int = 0, held: Held = (), *, ready: bool = True
     ) -> list[Rejected[T]]:
-        """Adds a waiting request. active: number of requests at the stages. Returns the rejected ones.
+        """Adds a waiting request. active: number of requests at the stages. Returns the rejected requests.
 
-        Raises OverloadedError if it is refused; then none is rejected.
+        Raises OverloadedError if the new request is refused; then no other is rejected.
         """
         request = WaitingRequest(key, item, (priority, next(self._numbers)), held, ready)
         self._check_alone(held)
@@ -104,10 +104,11 @@ class Admission(Generic[T]):
         return rejected
 
     def hold(self, key: str, held: Held, *, ready: bool = False) -> list[Rejected[T]]:
-        """Updates the memory that the request holds, and makes it `ready`. Returns the rejected ones. A no-op if it does not wait.
+        """Updates the memory that the request holds, and sets `ready`. Returns the rejected requests. A no-op if it
+        does not wait.
 
-        A ready request is admitted whatever it holds. For one that is not ready and alone exceeds the limit of all, raises
-        OverloadedError; it waits as before until it leaves.
+        A ready request is admitted whatever it holds. Raises OverloadedError if a request that is not ready exceeds the
+        limit of all waiting requests by itself; it stays in the queue as before.
         """
         request = self._waiting.get(key)
         if request is None:
@@ -124,27 +125,27 @@ class Admission(Generic[T]):
         return rejected
 
     def may_grow(self, priority: int) -> bool:
-        """Whether a request of that priority should be made ready now, which takes memory.
+        """Whether a request of that priority should be prepared now, which takes memory.
 
-        Not while the waiting requests hold all they may and one of them is ready, and so will be admitted. A more urgent request
-        is made ready all the same: the least urgent one is rejected for it.
+        False while the waiting requests hold their maximum and one of them is ready, so that its admission frees
+        memory. A more urgent request is prepared anyway: the least urgent one is rejected for it.
         """
         last = self._last_ready.first()
         return self._max_bytes is None or self.held_bytes < self._max_bytes or last is None or last.rank[0] > priority
 
     def next(self, active: int) -> WaitingRequest[T] | None:
-        """The request to admit now, if any. It waits until it leaves."""
+        """The request to admit now, if any. It stays in the queue until `leave`."""
         return self._ready.first() if active < self._max_active else None
 
     def leave(self, key: str) -> WaitingRequest[T] | None:
-        """Removes a waiting request. None if there is none."""
+        """Removes and returns a waiting request; None if it does not wait."""
         request = self._waiting.get(key)
         if request is not None:
             self._remove(request)
         return request
 
     def leave_all(self) -> list[WaitingRequest[T]]:
-        """Removes all waiting requests."""
+        """Removes and returns all waiting requests."""
         requests = list(self._waiting.values())
         for request in requests:
             self._remove(request)
@@ -159,7 +160,7 @@ class Admission(Generic[T]):
             raise OverloadedError(_BYTES, problem, "send less in one request, or raise it")
 
     def _make_room(self, newcomer: WaitingRequest[T], short: Callable[[], OverloadedError | None]) -> list[Rejected[T]]:
-        """Removes as few less urgent requests as necessary, if that suffices."""
+        """Removes as few less urgent requests as necessary; none if that does not suffice."""
         removed: list[Rejected[T]] = []
         while (error := short()) is not None:
             last = self._last.first()
@@ -169,7 +170,7 @@ class Admission(Generic[T]):
             removed.append(Rejected(last, _rejection(error)))
         rejected = []
         for each in reversed(removed):
-            # Those that hold none of the scarce resource stay.
+            # Keep requests that hold none of the scarce resource.
             self._add(each.waiting)
             if short() is not None:
                 self._remove(each.waiting)

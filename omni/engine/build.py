@@ -1,4 +1,4 @@
-"""From a checkpoint to an engine: pipeline, overrides, validation, then stages in order."""
+"""Builds an engine from a checkpoint: pipeline, overrides, validation, then stages in order."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked pipeline, with all named objects imported; no weight read yet. settings: of its stages. processors: logits
-    processors for its requests, by name."""
+    """A checked pipeline with all named objects imported, before any weight is read. settings: of its stages.
+    processors: logits processors for its requests, by name."""
 
     pipeline: Pipeline
     kinds: Mapping[str, StageKind]
@@ -45,7 +45,8 @@ class Plan:
 
 
 def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[Layer] = ()) -> Plan:
-    """The checkpoint's pipeline with settings applied, checked whole. Settings of the engine are for `engine_options`.
+    """The checkpoint's pipeline with settings applied, checked as a whole. `engine_options` handles the engine's
+    settings.
 
     Raises ConfigError, CheckpointError or PluginError.
     """
@@ -100,7 +101,7 @@ def check_pipeline(pipeline: Pipeline, plugins: Plugins) -> Plan:
 
 
 def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -> None:
-    """Raises ConfigError for formats that `load_stages` does not support. field: of the dtype."""
+    """Raises ConfigError for formats that `load_stages` does not support. field: the name of the dtype's setting."""
     if dtype not in _DTYPES:
         raise ConfigError(field, f"{dtype!r} is not supported", f"use one of {', '.join(_DTYPES)}")
     if load_format not in ("auto", "dummy"):
@@ -110,10 +111,12 @@ def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -
 def load_stages(
     plan: Plan, checkpoint: Checkpoint, device: Device, dtype: str, load_format: str, graphs: bool = False
 ) -> dict[str, LoadedStage]:
-    """Loads every stage's weights onto `device`, in the pipeline's order. dtype: of stages without one of their own.
-    graphs: whether stages capture their steps at start.
+    """Loads every stage's weights onto `device`, in the pipeline's order.
 
-    On `omni.device.meta.MetaDevice` with load format `"dummy"` no weight is read and no memory allocated, for footprints.
+    dtype: of stages without a dtype of their own. graphs: whether stages capture their steps at start.
+
+    On `omni.device.meta.MetaDevice` with load format `"dummy"`, for footprints, no weight is read and no memory
+    allocated.
     Raises ConfigError and CheckpointError.
     """
     check_formats(dtype, load_format)
@@ -124,28 +127,28 @@ def load_stages(
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
             with memory_errors(stage.name, "weights and buffers", device), _built(stage.name):
                 loaded[stage.name] = plan.kinds[stage.name].load(context)
-    # Zeroed buffers and random weights were written on the default stream, which the stages' streams do not wait for.
+    # The default stream wrote zeroed buffers and random weights, and the stages' streams do not wait for it.
     with may_sync(SyncPoint.LOAD):
         device.synchronize()
     return loaded
 
 
 def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions) -> None:
-    """Raises CheckpointError for weights of other shapes than the stages', before any memory is allocated: a wrong width in
-    config.json may exceed it. First raises PluginError if a connector is not installed."""
+    """Raises CheckpointError if weights do not have the stages' shapes. Allocates no memory, since a wrong width in
+    config.json may exceed it. Raises PluginError first if a connector is not installed."""
     for edge in plan.pipeline.edges:
         plugins.connectors[choose_connector(edge).name]
     assert options.dtype is not None, "the caller chose it for the device"
     try:
         load_stages(plan, checkpoint, MetaDevice(), options.dtype, options.load_format)
     except (RuntimeError, NotImplementedError) as error:
-        # A plugin's model that cannot be built on the meta device: its shapes are checked while it is loaded.
+        # This plugin's model does not support the meta device: loading checks its shapes.
         _log.debug("the shapes of weights could not be checked beforehand: %s", error)
 
 
 @contextmanager
 def _built(stage: str) -> Iterator[None]:
-    """Families check the fields of config.json that they use. A library's errors about the rest are reported for that file too."""
+    """Attributes a library's errors to config.json too: families check only the fields that they use."""
     try:
         yield
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
@@ -159,7 +162,8 @@ def _built(stage: str) -> Iterator[None]:
 def build_engine(
     plan: Plan, checkpoint: Checkpoint, plugins: Plugins, device: Device, options: EngineOptions
 ) -> Engine:
-    """Loads every stage onto `device`, measures the memory of its steps if memory is bounded, and divides the rest into pages."""
+    """Loads every stage onto `device`. If memory is bounded, measures the memory of their steps. Divides the rest into
+    pages."""
     assert options.dtype is not None, "the caller chose it for the device"
     connectors = {edge.name: open_connector(edge, plugins, device) for edge in plan.pipeline.edges}
     budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device))

@@ -21,12 +21,12 @@ class ConnectorChoice:
 
 
 def choose_connector(edge: Edge) -> ConnectorChoice:
-    """By where the edge's stages run: all of them in this process, on one device."""
+    """The connector for the places of the edge's stages, at present always one process and one device."""
     return ConnectorChoice("local", "same process, same device")
 
 
 def open_connector(edge: Edge, plugins: Plugins, device: Device) -> Connector:
-    """The edge's connector, which delivers payloads in the memory that its consumer needs. Raises PluginError."""
+    """Opens the edge's connector, which delivers payloads in the memory that its consumer needs. Raises PluginError."""
     name = choose_connector(edge).name
     connector = cast(Callable[[], Connector], locate(plugins.connectors[name].connector, f"connectors.{name}"))()
     return connector if edge.memory == "device" else HostConnector(connector, device, edge.name)

@@ -1,4 +1,4 @@
-"""One loop per device: the thread that drives all stage workers and the orchestrator."""
+"""The engine: one thread per device drives all stage workers and the orchestrator."""
 
 import logging
 import threading
@@ -36,9 +36,9 @@ _CLOSED = StageError("engine", "closing", "the engine was closed")
 
 
 class Engine:
-    """Takes commands from any thread; everything else happens on the loop's thread.
+    """Takes commands from any thread; the loop's thread does everything else.
 
-    `tick` is public so that a test can drive the engine itself, without `start`.
+    `tick` is public, so a test can drive the engine itself, without `start`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Engine:
         timeline: TimelineFile | None = None,
     ) -> None:
         self.memory = memory
-        """Each stage's share of the device's memory, divided at the start."""
+        """Device memory of each stage, divided at the start."""
         self._device = device
         self._orchestrator = orchestrator
         self._workers = workers
@@ -76,7 +76,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Starts a request; its outputs go to `sink` on the engine's thread. A closed engine refuses it at once."""
+        """Starts a request. Its outputs go to `sink` on the engine's thread. A closed engine refuses it at once."""
         with self._gate:
             if not self._stopping:
                 self._commands.append(SubmitRequest(request, SafeSink(request.id, sink)))
@@ -90,12 +90,13 @@ class Engine:
         self._wake.set()
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
-        """Raises InputError for parameters that a stage cannot apply. fields: their names in errors. Both by stage. Any thread."""
+        """Raises InputError for parameters that a stage cannot apply. sampling, fields: parameters and their names in
+        errors, by stage. Thread-safe."""
         for name, params in sampling.items():
             self._workers[name].check(params, fields[name])
 
     def longest_prompt(self, stage: str) -> int | None:
-        """Tokens of the longest prompt that a stage takes; None for a stage without prompts."""
+        """The maximum prompt length of a stage in tokens; None for a stage without prompts."""
         return self._workers[stage].longest_prompt
 
     def usage(self) -> Mapping[str, StageUsage]:
@@ -108,22 +109,23 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """No request is under way and no stage holds anything."""
+        """Whether no request is active or waiting and no stage holds resources."""
         held = any(count for usage in self.usage().values() for count in usage.values())
         return not self._commands and not self._orchestrator.unfinished and not held
 
     def close(self) -> None:
         """Aborts all requests, stops the loop and frees the stages. Idempotent.
 
-        Errors do not stop it: the first is raised at the end, once; others are logged. Ctrl-C interrupts it at any point; the next
-        call continues from there. Of several threads, one closes and the others wait.
+        All parts are closed even after errors: the first error is raised at the end, once; others are logged. Ctrl-C
+        interrupts the call at any point; the next call continues from there. If several threads call it, one closes and
+        the others wait.
         """
         with self._gate:
             self._stopping = True
         self._wake.set()
         with self._closing:
             if self._thread is not None and self._thread.ident is not None:
-                # After a join that Ctrl-C interrupts, the thread counts as dead (Python 3.11), and the next join would not wait.
+                # Python 3.11 marks a thread as dead after an interrupted join, and the next join would not wait.
                 self._stopped.wait()
                 self._thread.join()
             while self._left_to_close:
@@ -131,7 +133,7 @@ class Engine:
                     self._left_to_close[0]()
                 except KeyboardInterrupt:
                     raise
-                except BaseException as error:  # a library's panic too: the other parts are closed all the same
+                except BaseException as error:  # includes panics of libraries; close the other parts anyway
                     if self._close_error is None:
                         self._close_error = error
                     else:
@@ -142,7 +144,7 @@ class Engine:
                 raise first
 
     def _steps_to_close(self) -> list[Callable[[], object]]:
-        """Each can be repeated after an interruption."""
+        """The steps of `close`. Each can be repeated after an interruption."""
         return [
             self._end_requests,
             *(worker.close for worker in self._workers.values()),
@@ -153,7 +155,7 @@ class Engine:
     def _end_requests(self) -> None:
         healthy = self._failure in (None, _CLOSED)
         self._failure = self._failure or _CLOSED
-        self._take_commands()  # those that the loop did not reach are refused
+        self._take_commands()  # refuses commands that the loop did not reach
         self._orchestrator.abort_all(_CLOSED)
         with may_sync(SyncPoint.CLOSE):
             self._device.synchronize()
@@ -161,7 +163,7 @@ class Engine:
             self._drain()
 
     def _drain(self) -> None:
-        """Has stages process the aborts of the last requests, so that each releases its inputs."""
+        """Lets stages process the last aborts, so that they release the inputs."""
         with torch.inference_mode():
             while self.tick():
                 pass
@@ -203,8 +205,8 @@ class Engine:
             while not self._stopping:
                 try:
                     self._loop()
-                except BaseException as error:  # a library's panic too: no request may wait for an engine that is gone
-                    # A worker isolates the errors of one request; one that gets here leaves stages in an unknown state.
+                except BaseException as error:  # includes panics of libraries; no request may wait for a dead engine
+                    # Workers isolate the errors of a request. After any other error the state of the stages is unknown.
                     self._failure = StageError("engine", "running its loop", said(error))
                     self._failure.__cause__ = error
                     self._orchestrator.abort_all(self._failure)
@@ -221,7 +223,7 @@ class Engine:
             else:
                 if self._timeline is not None:
                     self._timeline.poll()
-                # The device is busy. Spinning keeps the launch gap short; a long wait must not occupy a core.
+                # The device is busy. Spin for a short launch gap, but sleep in long waits to free the core.
                 time.sleep(0 if time.perf_counter() - since < _SPIN_SECONDS else _NAP_SECONDS)
 
     def _refuse_all(self) -> None:

@@ -7,9 +7,10 @@ from omni.plugin.manager import Plugins
 
 
 def open_checkpoint(model: str | Path, plugins: Plugins, *, weights: bool = True) -> Checkpoint:
-    """The checkpoint in a folder or, downloaded if need be, in a repository on the Hugging Face hub.
+    """The checkpoint in a folder, or in a repository on the Hugging Face hub, downloaded if necessary.
 
-    config.json names the family, and the family the files (`ModelFamily.files`); without a family no weights are fetched.
+    config.json determines the family, and `ModelFamily.files` further files; without a family no weights are
+    downloaded.
     weights: False downloads none. Raises CheckpointError, and PluginError if two families claim the model type.
     """
     checkpoint = Checkpoint(resolve(model, weights=False))

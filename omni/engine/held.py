@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 Held = Sequence[tuple[object, int]]
-"""Objects and the bytes of each."""
+"""Pairs of an object and its bytes."""
 
 
 class Ledger:
@@ -11,7 +11,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.bytes = 0
-        # The objects are kept, so that no new object gets the identity of a freed one.
+        # Keeps the objects, so that no new object gets the id of a freed one.
         self._holders: dict[int, tuple[object, int, int]] = {}
 
     def add(self, held: Held) -> None:
@@ -21,7 +21,7 @@ class Ledger:
             self.bytes += 0 if holders else counted
 
     def remove(self, held: Held) -> None:
-        """held: as it was added."""
+        """held: the value that was added."""
         for thing, _ in held:
             _, counted, holders = self._holders.pop(id(thing))
             if holders > 1:

@@ -1,4 +1,4 @@
-"""One pool of memory per device, divided among its stages."""
+"""A device's memory, divided among its stages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _RESERVE_FLOOR = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes of device memory of a stage. working: peak of its steps; None if not measured."""
+    """A stage's bytes of device memory. working: peak of its steps; None if not measured."""
 
     weights: int
     fixed: int
@@ -27,7 +27,7 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes for all stages. field: the setting that raises it."""
+    """Bytes for all stages. field: the setting that raises the number."""
 
     bytes: int
     field: str
@@ -35,10 +35,11 @@ class Budget:
 
 def budget_of(asked: int | None, free: int | None, device: str) -> Budget | None:
     """The stages' budget: `asked` (`engine.memory_bytes`), by default the `free` memory of the device minus a reserve.
+    None if the memory is unbounded.
 
-    The reserve, 2% and at least 256 MiB, is for memory that measuring once does not show: fragmentation of the allocator by batches
-    of other sizes, and later allocations by others on the device. None if nothing bounds the memory.
-    Raises ConfigError if more is asked for than is free.
+    The reserve, 2% and at least 256 MiB, covers memory that one measurement does not show: fragmentation of the
+    allocator by other batch sizes, and later allocations of other processes.
+    Raises ConfigError if `asked` exceeds `free`.
     """
     if asked is not None:
         if free is not None and asked > free:
@@ -54,11 +55,12 @@ def budget_of(asked: int | None, free: int | None, device: str) -> Budget | None
 def divide(
     footprints: Mapping[str, Footprint], working: Mapping[str, int], budget: Budget | None
 ) -> dict[str, StageMemory]:
-    """The memory of each stage, with its pages. Without a budget, each stage gets the pages of its options, by default its maximum.
+    """The memory of each stage, with its pages. Without a budget, each stage gets the pages of its options, by default
+    its maximum.
 
-    With a budget, stages get the pages of their options, or their minimum; the rest is divided in proportion to what each could
-    still use. Less than one page of each stage remains, unless every stage is at its maximum. Raises ConfigError, with the numbers
-    of every stage, if the minimum does not fit.
+    With a budget, stages get the pages of their options, or their minimum; the rest is divided in proportion to the
+    pages that each could still use. Less than one page of each stage remains, unless every stage is at its maximum.
+    Raises ConfigError, with the numbers of every stage, if the minimum does not fit.
     """
     least = {name: _memory(f, working.get(name), _least_pages(f)) for name, f in footprints.items()}
     if budget is None:

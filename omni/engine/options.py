@@ -6,16 +6,18 @@ import msgspec
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How stages are built and requests are admitted.
 
-    device: `"cpu"`, `"cuda"` or `"cuda:N"`; None takes the first CUDA device if there is one, else the CPU.
+    device: `"cpu"`, `"cuda"` or `"cuda:N"`; None selects the first CUDA device if there is one, else the CPU.
     dtype: of weights and activations; None is float32 on the CPU and bfloat16 elsewhere.
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
-    graphs: whether stages capture their steps at start and replay them; None does so on a CUDA device, where it is faster.
-    memory_bytes: device memory that the stages share; None takes the free memory of a CUDA device, and sets no bound on the CPU.
+    graphs: whether stages capture their steps at start and replay them; None does so on a CUDA device, where it is
+        faster.
+    memory_bytes: device memory that the stages share; None uses the free memory of a CUDA device, and sets no bound on
+        the CPU.
     timeline: a file for the timeline of the stages' launches, written when the engine closes; None records none.
     max_active_requests: requests at the stages at once; more wait on the host.
     max_waiting_requests: requests that may wait, for downloads, preparation or a place at the stages.
-    max_waiting_bytes: host memory of these: messages as given, then prepared inputs. Beyond either limit, the least urgent
-        requests are refused.
+    max_waiting_bytes: host memory of the waiting requests: first their messages, then their prepared inputs. Beyond
+        either limit, the least urgent requests are refused.
     """
 
     device: str | None = None

@@ -1,4 +1,4 @@
-"""Routes requests through the graph. Uses only the inbox and outbox of stages."""
+"""Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produce
 class ActiveRequest:
     """A request at the stages.
 
-    running: stages that have not finished it. awaited: those of them that give a wanted output.
+    running: stages that have not finished it. awaited: those of them with a wanted output.
 
     routes: by edge. credits: by producing stage.
     """
@@ -42,8 +42,8 @@ class ActiveRequest:
 
 
 class Orchestrator:
-    """Admits requests, opens them at the stages they need, moves payloads along edges within each edge's credit, streams outputs
-    to sinks, and isolates failures."""
+    """Admits requests, opens them at their stages, moves payloads along edges within each edge's credit, streams
+    outputs to sinks, and isolates failures."""
 
     def __init__(
         self,
@@ -63,17 +63,17 @@ class Orchestrator:
         self._admission = admission
         self._active: dict[str, ActiveRequest] = {}
         self._busy: dict[Route, None] = {}
-        """Routes with payloads under way, the longest busy first: a waiting request costs nothing."""
+        """Routes with payloads under way, the longest busy first. Waiting requests cost no time."""
         self._changed: dict[Credit, None] = {}
-        """Credits that may have to be reported."""
+        """Credits with changes to report."""
 
     @property
     def unfinished(self) -> int:
-        """Requests under way, including those that wait for admission."""
+        """Active requests, and those that wait for admission."""
         return len(self._active) + self._admission.waiting
 
     def submit(self, command: SubmitRequest) -> None:
-        """Takes a request. Its errors go to its sink."""
+        """Accepts a request. Its errors go to its sink."""
         request = command.request
         try:
             self._check(request)
@@ -87,7 +87,7 @@ class Orchestrator:
         self._admit()
 
     def abort(self, request_id: str, error: OmniError) -> None:
-        """Aborts a request and frees all that it holds. A no-op if it is finished."""
+        """Aborts a request and frees its resources. A no-op if it is finished."""
         waiting = self._admission.leave(request_id)
         if waiting is not None:
             waiting.item.sink.finish(RequestFailed(error))
@@ -178,7 +178,7 @@ class Orchestrator:
                     raise InputError(field, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
 
     def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
-        """The stages that the request uses, and those of them that give a wanted output."""
+        """The stages of the request, and those of them with a wanted output."""
         stages = self._pipeline.active(request.modalities, request.inputs)
         awaited = frozenset(o.stage for o in self._pipeline.outputs if o.modality in request.modalities)
         if not awaited or not awaited <= stages:

@@ -27,12 +27,12 @@ class Ranked(Generic[T]):
         return iter([item for _, item in self._items.values()])
 
     def add(self, key: str, rank: Rank, item: T) -> None:
-        """The key must be new."""
+        """Adds an item under a new key."""
         self._items[key] = (rank, item)
         heapq.heappush(self._order, (rank, key))
 
     def remove(self, key: str) -> T | None:
-        """None if there is none."""
+        """Removes and returns an item; None if the key is absent."""
         entry = self._items.pop(key, None)
         if len(self._order) > 2 * len(self._items) + 16:
             self._order = [(rank, one) for one, (rank, _) in self._items.items()]
@@ -40,7 +40,7 @@ class Ranked(Generic[T]):
         return entry[1] if entry is not None else None
 
     def first(self) -> T | None:
-        """The item of the lowest rank, which stays. None if there is none."""
+        """The item of the lowest rank, which is not removed; None if there are no items."""
         while self._order:
             rank, key = self._order[0]
             entry = self._items.get(key)

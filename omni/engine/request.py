@@ -1,4 +1,4 @@
-"""The commands that the engine takes, and the outputs of its requests."""
+"""Engine commands, and the outputs of requests."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 class EngineRequest:
     """A prepared request.
 
-    modalities: wanted outputs. inputs: host payloads by stage. edges: adapter arguments by edge name. sampling: by stage.
-    priority: lower numbers are served first. cache_salt: requests of different salts share no cached state.
-    sample_index: of this sample among those of one user request. rules: by stage, those that only the host can apply.
+    modalities: wanted outputs. inputs: host payloads by stage. edges: adapter arguments by edge name. sampling: by
+    stage. priority: lower numbers are served first. cache_salt: requests of different salts share no cached state.
+    sample_index: the number of this sample among those of one user request. rules: host-side rules by stage.
     """
 
     id: str
@@ -35,7 +35,8 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or a type of the stage's kind."""
+    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or a type of the stage
+    kind."""
 
     modality: str
     meta: msgspec.Struct
@@ -43,9 +44,10 @@ class StageOutput:
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """One stage has finished the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: totals (`"tokens"`, ...).
+    """One stage has finished the request. reason: `"stop"`, `"length"`, `"empty"`, ... counts: totals (`"tokens"`,
+    ...).
 
-    held: generated tokens that were not given out, because a stop string ends in them.
+    held: generated tokens that were not emitted, because a stop string ends in them.
     """
 
     stage: str
@@ -56,19 +58,19 @@ class StageFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """All wanted outputs were given. The last message."""
+    """All wanted outputs are complete. The last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The request was aborted, and all that it holds is being freed. The last message."""
+    """The request was aborted, and its resources are being freed. The last message."""
 
     error: OmniError
 
 
 EngineOutput = StageOutput | StageFinished | RequestFinished | RequestFailed
 Sink = Callable[[EngineOutput], None]
-"""Takes a request's outputs on the engine's thread; must be brief. If it raises, its request is aborted."""
+"""Receives a request's outputs on the engine's thread; must be brief. If it raises, its request is aborted."""
 
 
 class SafeSink:
@@ -79,7 +81,7 @@ class SafeSink:
         self._sink = sink
 
     def give(self, output: EngineOutput) -> None:
-        """Raises StageError if the sink raises; the caller then aborts the request."""
+        """Passes an output to the sink. Raises StageError if the sink raises; the caller then aborts the request."""
         try:
             self._sink(output)
         except Exception as error:
@@ -87,7 +89,7 @@ class SafeSink:
             raise StageError("sink", "taking an output", said(error)) from error
 
     def finish(self, output: RequestFinished | RequestFailed) -> None:
-        """The last output. The request is finished, even if the sink raises."""
+        """Passes the last output. The request is finished, even if the sink raises."""
         try:
             self._sink(output)
         except Exception:

@@ -1,4 +1,5 @@
-"""One edge as one request uses it: connector, adapter and the payloads under way; and the producer's credit on its edges."""
+"""The route of one request over one edge (connector, adapter and payloads under way), and the producer's credit on its
+edges."""
 
 import logging
 from collections import deque
@@ -16,19 +17,19 @@ _log = logging.getLogger(__name__)
 
 
 class Credit:
-    """How far one producer may run ahead with one request: the payloads of each of its edges that were sent and not acquired by
-    their consumer. The request is paused there while the credit of any edge is used up.
+    """Limits how far a producer runs ahead with one request: by the payloads of each of its edges that are sent but not
+    yet acquired by their consumer. While the credit of any edge is used up, the request is paused at the producer.
 
-    Used up when there are as many as the edge's limit, until half are back. Payloads without tensors hold no device memory and do
-    not count.
+    An edge's credit is used up when its payloads reach the limit, until half of them are back. Payloads without tensors
+    hold no device memory and do not count.
 
-    changed: collects credits to be reported, by `report`: one that is used up and given back in between is no news.
+    changed: collects the credits to `report`. A credit that is used up and returned in between needs no report.
     """
 
     def __init__(
         self, request_id: str, producer: StageWorker, edges: Iterable[Edge], changed: "dict[Credit, None]"
     ) -> None:
-        """edges: all that the producer feeds."""
+        """edges: all edges of the producer."""
         self._request_id = request_id
         self._producer = producer
         self._limits = {edge.name: edge.credit for edge in edges}
@@ -39,26 +40,26 @@ class Credit:
         self._closed = False
 
     def acquire(self, edge: str) -> None:
-        """A payload was sent."""
+        """Counts a payload that was sent."""
         self._outstanding[edge] += 1
         if edge not in self._used_up and self._outstanding[edge] >= self._limits[edge]:
             self._used_up.add(edge)
             self._changed[self] = None
 
     def release(self, edge: str) -> None:
-        """A consumer acquired or released a payload."""
+        """Counts a payload that a consumer acquired or released."""
         self._outstanding[edge] -= 1
         if self._outstanding[edge] <= self._limits[edge] // 2:
             self.close_edge(edge)
 
     def close_edge(self, edge: str) -> None:
-        """The edge does not hold the producer up: half of its credit is back, or no payload will be sent over it."""
+        """The edge no longer pauses the producer: half of its credit is back, or it gets no more payloads."""
         if edge in self._used_up:
             self._used_up.discard(edge)
             self._changed[self] = None
 
     def report(self) -> bool:
-        """Pauses or resumes the request at the producer, if that is news. Returns whether it was."""
+        """Pauses or resumes the request at the producer if necessary. Returns whether it did."""
         paused = bool(self._used_up)
         if self._closed or paused == self._paused:
             return False
@@ -67,13 +68,13 @@ class Credit:
         return True
 
     def close(self) -> None:
-        """The producer is done with the request, or is about to be: it is paused and resumed no more."""
+        """The producer is done with the request, or will be soon: no more pauses and resumes."""
         self._closed = True
 
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """counted: whether it has tensors, and so counts against the edge's credit."""
+    """A payload under way. counted: whether it has tensors, and so counts against the edge's credit."""
 
     ref: Ref
     pending: Pending
@@ -110,7 +111,7 @@ class Route:
         return bool(self._under_way) or (self._end_reason is not None and not self.closed)
 
     def send(self, produced: Produced) -> None:
-        """Takes a reference to what the producer made. Raises OmniError if the connector fails."""
+        """Sends a payload of the producer. Raises OmniError if the connector fails."""
         try:
             ref = self._connector.send(produced.payload, produced.ready, self._stream)
         except Exception as error:
@@ -127,11 +128,11 @@ class Route:
             self._credit.acquire(self.edge.name)
 
     def end(self, reason: str) -> None:
-        """The producer is done; the consumer hears of it after the payloads under way."""
+        """The producer is done. The consumer's `Ended` follows the payloads under way."""
         self._end_reason = reason
 
     def tick(self) -> bool:
-        """Delivers what has arrived. Raises OmniError if a payload was lost or the adapter failed."""
+        """Delivers payloads that have arrived. Raises OmniError if a payload was lost or the adapter failed."""
         moved = False
         while self._under_way:
             try:
@@ -148,7 +149,7 @@ class Route:
         return moved
 
     def abort(self, reason: str) -> None:
-        """Gives up what is still under way. Nothing of this edge holds its producer up any more."""
+        """Gives up the payloads under way. The edge no longer pauses its producer."""
         self.closed = True
         while self._under_way:
             self._give_up(self._under_way.popleft().ref, reason)
@@ -158,7 +159,7 @@ class Route:
         try:
             inputs = self._adapter.push(received.payload)
         except Exception as error:
-            # Still under way, so the request's end gives it up.
+            # The payload stays under way, so the request's end gives it up.
             raise self._known("adapting a payload", error) from error
         self._under_way.popleft()
         with_tensors = sum(1 for payload in inputs if payload.tensors)
@@ -171,7 +172,7 @@ class Route:
         self._credit.release(self.edge.name)
 
     def _give_up(self, ref: Ref, reason: str) -> None:
-        """A connector that fails at that loses its payload's memory, and nothing else."""
+        """Gives up a payload. If the connector fails, only the payload's memory is lost."""
         try:
             self._connector.abort(ref, reason)
         except Exception:

@@ -1,4 +1,4 @@
-"""Edges whose consumer asks for host memory: payload comes off the device here, and nowhere else."""
+"""Edges with consumers in host memory: the only place where payloads are copied off the device."""
 
 from omni.engine.host.connector import HostConnector
 

@@ -1,11 +1,11 @@
-"""A connector whose consumer finds tensors in host memory.
+"""A connector that delivers tensors in host memory.
 
 | object | holds | until |
 |---|---|---|
-| `HostRef` | the producer's memory, by the reference of the connector inside | the copy is launched; free when it is over |
-| `HostRef` | a pinned slot, if it got one | `release` or `abort`, and the release event is done |
+| `HostRef` | the producer's memory, through the wrapped connector's reference | its copy is launched; free after the copy |
+| `HostRef` | a pinned slot, unless the payload is assembled from pieces | `release` or `abort`, and the release event is done |
 
-The engine's thread only: a payload under way is asked for (`Pending.poll`) until it has come.
+Only the engine's thread uses it. `Pending.poll` drives each copy.
 """
 
 from collections import deque
@@ -23,12 +23,12 @@ from omni.stage.receiver import PayloadReceiver
 
 _SLOTS = 32
 _SLOT_BYTES = 1 << 16
-"""Sixteen hidden states of 4,096 float32 numbers: payload of decode steps always fits."""
+"""Bytes of 16 hidden states of 4,096 float32 numbers: payloads of decode steps always fit."""
 _PIECE_BYTES = 1 << 18
 
 
 class HostRef:
-    """One payload under way."""
+    """A payload on its way to the consumer."""
 
     def __init__(self, inner: Ref, inner_connector: Connector) -> None:
         self.inner = inner
@@ -47,13 +47,13 @@ class HostRef:
         return self.inner.freed
 
     def release(self, after: Event) -> None:
-        """The producer's memory is not read after `after`. The first call counts."""
+        """Nothing reads the producer's memory after `after`. Only the first call has an effect."""
         if not self._released:
             self._released = True
             self._connector.release(self.inner, after)
 
     def abort(self, reason: str, read_until: Event) -> None:
-        """Nobody wants the payload. read_until: the end of copies that were launched; `COMPLETED` if none were."""
+        """Gives the payload up. read_until: the end of the launched copies; `COMPLETED` if there are none."""
         self.abort_reason = reason
         if read_until is not COMPLETED:
             self.release(read_until)
@@ -63,13 +63,13 @@ class HostRef:
 
 
 class SlotPool:
-    """`count` pinned slots of `size` bytes. One belongs to a payload from its copy to the release of its lease.
+    """`count` pinned slots of `size` bytes. A slot belongs to a payload from its copy to the release of its lease.
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
     | a slot | the copy of a payload | the consumer, once the copy's event is done | the event given to `release` |
 
-    The copy into a slot that is released early may still be running: the next one into it follows on the same stream.
+    If a slot is released before its copy is complete, the next copy into it follows on the same stream.
     """
 
     def __init__(self, device: Device, size: int, count: int) -> None:
@@ -77,10 +77,10 @@ class SlotPool:
         self._free: deque[tuple[Tensor, Event]] = deque(
             (device.host_tensor((size,), torch.uint8), COMPLETED) for _ in range(count)
         )
-        """Slots of no payload, each with the end of its last consumer's reading."""
+        """Free slots, each with the end of its last consumer's reads."""
 
     def acquire(self) -> Tensor | None:
-        """A slot to copy into, uint8 `[size]`, if there is one now."""
+        """A free slot, uint8 `[size]`; None if there is none."""
         for place, (slot, after) in enumerate(self._free):
             if after.done():
                 del self._free[place]
@@ -88,12 +88,12 @@ class SlotPool:
         return None
 
     def release(self, slot: Tensor, after: Event) -> None:
-        """Its consumer reads the slot until `after`."""
+        """Returns a slot that its consumer reads until `after`."""
         self._free.append((slot, after))
 
 
 class HostPending:
-    """A payload that comes into host memory, once it may be read where it was made."""
+    """A payload that is copied to host memory once it is readable at its producer."""
 
     def __init__(self, connector: "HostConnector", ref: HostRef, inner: Pending) -> None:
         self.ref = ref
@@ -116,12 +116,11 @@ class HostPending:
 class HostConnector:
     """Wraps the connector of an edge.
 
-    A payload that fits gets a pinned slot of its own and is handed on with its copy's event, which the consumer waits for where it
-    reads. A larger one, or one that finds no slot free, waits its turn, passes through a few more slots in pieces and is
-    handed on in ordinary memory. So a consumer that keeps payload that it has no room for stops nobody but itself.
+    A payload that fits into a free slot is copied there and delivered with the copy's event; the consumer waits for the
+    event before it reads. Other payloads, one at a time, pass through a few more slots in pieces and are delivered in
+    pageable memory. So a consumer that keeps payloads delays no other consumer.
 
-    To the producer a payload is released as soon as its copy is launched; what a request has in host memory is bounded by the
-    edge's credit.
+    The producer's payload is released once its copy is launched. The edge's credit limits the host memory of a request.
     """
 
     raw_device_tensors = False
@@ -136,13 +135,13 @@ class HostConnector:
         slot_bytes: int = _SLOT_BYTES,
         piece_bytes: int = _PIECE_BYTES,
     ) -> None:
-        """name: of the edge. slots: for payloads of at most `slot_bytes`. piece_bytes: a multiple of 16."""
+        """name: of the edge. slots: number of slots, of `slot_bytes` each. piece_bytes: a multiple of 16."""
         self._inner = inner
         self._receiver = PayloadReceiver(device, device.stream(f"{name}-host"), MAX_ROWS)
         self._slots = SlotPool(device, slot_bytes, slots)
         self._pieces = PieceRing(device, piece_bytes)
         self._queue: deque[HostPending] = deque()
-        """Those that come in pieces, one after the other."""
+        """Payloads to assemble from pieces, one after the other."""
 
     @property
     def reach(self) -> Reach:
@@ -171,7 +170,7 @@ class HostConnector:
         self._inner.close()
 
     def bring(self, pending: HostPending, source: Received) -> Received | None:
-        """One step of a payload with tensors on its way; what the consumer gets, once it may have it."""
+        """Advances a payload with tensors by one step. Returns the consumer's payload when it can be delivered."""
         if pending.assembly is None:
             if not _arrived(source):
                 return None
@@ -194,7 +193,7 @@ class HostConnector:
         return self._slots.acquire()
 
     def _copy(self, ref: HostRef, slot: Tensor, payload: Payload, parts: Sequence[Part]) -> Received:
-        """Into a slot. If it fails, the end of the payload releases the slot."""
+        """Copies a payload into a slot. If that fails, `release` or `abort` returns the slot."""
         ref.slot = slot
         host = {part.name: part.in_memory(slot) for part in parts}
         pieces = [whole(part) for part in parts if part.nbytes]
@@ -228,7 +227,7 @@ class HostConnector:
 
 
 def _arrived(source: Received) -> bool:
-    """Whether work that is launched now may read the tensors."""
+    """Whether work launched now may read the tensors."""
     tensors = source.payload.tensors.values()
     return source.ready.done() and all(t.moved.done() for t in tensors if isinstance(t, PageSlice))
 

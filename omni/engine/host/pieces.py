@@ -1,4 +1,4 @@
-"""Payload in host memory of its own, put together from pieces: what is too large for a slot, or found none."""
+"""Payloads assembled in host memory from pieces: those that are too large for a slot, or found none free."""
 
 import math
 from collections import deque
@@ -15,18 +15,18 @@ from omni.payload import PageSlice, Payload
 from omni.stage.receiver import PayloadReceiver, Transfer
 
 MAX_ROWS = 4096
-"""Page rows that one copy takes at most."""
+"""Page rows of one copy at most."""
 _SLOTS = 2
-"""One piece is copied off the device while the host moves the one before."""
+"""Slots: one piece is copied off the device while the host moves the one before."""
 _ALIGNMENT = 64
-"""Bytes. Every tensor begins at a multiple, so that memory can be seen as any dtype."""
+"""Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of a payload, seen as `[rows, columns]`, and where its bytes belong in the payload's host memory.
+    """A tensor of a payload, viewed as `[rows, columns]`, and its place in the payload's host memory.
 
-    shape: of what the consumer gets.
+    shape: the consumer's shape.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Part:
         return self.rows * self.columns * self.dtype.itemsize
 
     def in_memory(self, host: Tensor) -> Tensor:
-        """The part's place in the payload's host memory (uint8 `[n]`), as the consumer sees it."""
+        """The part in the payload's host memory (uint8 `[n]`), with the consumer's dtype and shape."""
         return host[self.start : self.start + self.nbytes].view(self.dtype).view(self.shape)
 
 
@@ -82,7 +82,7 @@ class Piece:
 
 
 def parts_of(payload: Payload) -> tuple[tuple[Part, ...], int]:
-    """The payload's tensors side by side, and the bytes of host memory that they take."""
+    """The payload's tensors as adjacent parts, and their total bytes in host memory."""
     parts: list[Part] = []
     start = 0
     for name, tensor in payload.tensors.items():
@@ -96,7 +96,8 @@ def whole(part: Part) -> Piece:
 
 
 def cut(part: Part, most_bytes: int, most_rows: int) -> Iterator[Piece]:
-    """The part in pieces of at most so many bytes, in order: whole rows where they fit, else parts of single ones."""
+    """Cuts a part into pieces of at most `most_bytes` and `most_rows`, in order: whole rows if one fits, else parts of
+    a row."""
     if not part.nbytes:
         return
     columns = most_bytes // part.dtype.itemsize
@@ -110,11 +111,11 @@ def cut(part: Part, most_bytes: int, most_rows: int) -> Iterator[Piece]:
 
 
 class PieceRing:
-    """Pinned slots of `size` bytes that pieces pass through. No consumer holds one, so whatever consumers do, they come free.
+    """Pinned slots of `size` bytes that pieces pass through. No consumer holds one, so they always become free.
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
-    | a slot | the copy of a piece | host, once the copy's event is done | its reading; one assembly at a time uses them |
+    | a slot | the copy of a piece | host, once the copy's event is done | the host's read; one assembly at a time uses the ring |
     """
 
     def __init__(self, device: Device, size: int) -> None:
@@ -123,7 +124,7 @@ class PieceRing:
 
     @property
     def ready(self) -> bool:
-        """Whether a piece that was given up is not still being copied into the next slot."""
+        """Whether the next slot is free: the copy of an abandoned piece may still write it."""
         return self._ring.ready
 
     def advance(self) -> HostSlot:
@@ -131,7 +132,7 @@ class PieceRing:
 
 
 class Assembly:
-    """One payload. copied: the end of what has been launched so far."""
+    """The assembly of one payload. copied: the end of the copies launched so far."""
 
     def __init__(self, parts: Sequence[Part], nbytes: int, receiver: PayloadReceiver, ring: PieceRing) -> None:
         self.copied: Event = COMPLETED
@@ -144,7 +145,7 @@ class Assembly:
 
     @property
     def launched(self) -> bool:
-        """Whether nothing more will read the payload than what has been launched."""
+        """Whether all copies from the payload are launched."""
         return not self._left
 
     @property
@@ -157,13 +158,13 @@ class Assembly:
         return {part.name: part.in_memory(memory) for part in self._parts}
 
     def collect(self) -> None:
-        """Moves pieces that have come into their place."""
+        """Moves pieces whose copies are complete to their places."""
         while self._under_way and self._under_way[0][1].free:
             piece, slot = self._under_way.popleft()
             self._bytes[piece.start : piece.start + piece.nbytes] = slot.read()[: piece.nbytes]
 
     def launch(self) -> None:
-        """Launches the copies that there is room for. The payload must have arrived (`PageSlice.moved`)."""
+        """Launches copies while slots are free. The payload must have arrived (`PageSlice.moved`)."""
         while self._left and len(self._under_way) < _SLOTS and self._ring.ready and self._receiver.ready:
             piece, slot = self._left.popleft(), self._ring.advance()
             slot.take()
