@@ -4,7 +4,7 @@
 |---|---|---|---|
 | `Ref` | `send`, on the producer's side | the producer, which reuses the memory after `freed` | `freed` |
 | `Pending` | `receive`, on the consumer's side | the orchestrator, which polls it | `poll` returns the `Received` |
-| `Received` | `Pending.poll` | the consumer, which gathers once `ready` is done | `release(ref, after)` and `after` is done |
+| `Received` | `Pending.poll` | the consumer, which gathers after `ready` | `release(ref, after)` and `after` is done |
 """
 
 from dataclasses import dataclass

@@ -54,7 +54,7 @@ class Downloader(_Turns):
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
-    | host slot | the copy, on `stream` | host, after the copy's event | `HostSlot.release`: it was read, or its step failed |
+    | host slot | the copy, on `stream` | host, after the copy's event | `HostSlot.release`, after the read or a failure |
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | slot of an upload ring | host, while filling it | the H2D copy | the event after the copy |
-| slot of a download ring | D2H copy of a step, or its phases | host, after their event | the host, after reading: `release` |
+| slot of a download ring | D2H copy of a step, or its phases | host, after their event | `release` by the host |
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What travels on edges: tensors that stay where they were made, and small structs that describe them."""
+"""Payloads of edges: tensors that stay where they were made, and small structs that describe them."""
 
 from omni.payload.encoded import Encoded
 from omni.payload.outputs import AudioChunk, GeneratedTokens, TokenLogprobs

@@ -1,9 +1,10 @@
-"""What encoders tell other stages."""
+"""The payload of encoders."""
 
 import msgspec
 
 
 class Encoded(msgspec.Struct, frozen=True, kw_only=True):
-    """The payload's tensors are what an encoder made of the request's item of this index. Shared, so not to be written."""
+    """Describes a payload with the encoder's output for the request's item of this index. The tensors are shared: read
+    only."""
 
     index: int

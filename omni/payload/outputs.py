@@ -1,4 +1,4 @@
-"""What a user can be given: the host payloads of output stages."""
+"""Outputs for users: the host payloads of output stages."""
 
 import msgspec
 import numpy as np
@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 
 
 class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Generated token ids, in order, each sent once, confirmed.
+    """Generated token ids, in order. Each is final and sent once.
 
-    ends: the last of them is one that ends the text (an end id), and no part of what it says.
+    ends: whether the last id is an end token, which is not part of the text.
     """
 
     ids: tuple[int, ...]
@@ -16,11 +16,12 @@ class GeneratedTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities of consecutive tokens, as the model gives them: before penalties, temperature and the like.
+    """Log-probabilities of consecutive tokens from the model's own logits, before penalties, temperature and other
+    processing.
 
-    first: index of the first of them among the generated tokens, or among the prompt's if `prompt`.
+    first: index of the first token among the generated tokens, or among the prompt's if `prompt`.
     ids: int64 `[n, 1 + k]`, each token's own id, then the `k` likeliest. logprobs: float32 `[n, 1 + k]`, of these ids.
-    ranks: int64 `[n]`, the token's place among all ids by likelihood; 1 is the likeliest.
+    ranks: int64 `[n]`, the token's rank among all ids by likelihood; 1 is the likeliest.
     """
 
     first: int

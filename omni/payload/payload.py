@@ -1,4 +1,4 @@
-"""What travels between stages: named tensors that stay where they were made, and one small struct that describes them."""
+"""The payload of an edge: named tensors that stay where they were made, and a small struct that describes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,18 +12,19 @@ from omni.device import COMPLETED, Event
 
 
 class PageSlice:
-    """Rows of a paged buffer, not yet gathered. One object from producer to consumer, so that the producer can move the rows.
+    """Rows of a paged buffer, not yet gathered. Producer and consumer share one object, so that the producer can move
+    the rows.
 
-    pages: `[num_blocks, block_size, width]`, on the producer's device, still being written elsewhere.
-    slots: int64 `[n]`, flat row numbers (`block * block_size + offset`), in the order the consumer wants them.
+    pages: `[num_blocks, block_size, width]`, on the producer's device; other rows of it are still being written.
+    slots: int64 `[n]`, flat row numbers (`block * block_size + offset`), in the consumer's order.
     moved: done once the rows are at the present place.
 
-    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. It reports each gather by `gathered`, also
-    one that fails half-way: a release alone does not reach the producer while another input of the same payload holds the lease,
-    and does not say where the rows were. `omni.stage.PayloadReceiver` does all of this.
+    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. It reports each gather with
+    `gathered`, also one that fails half-way: a release alone reaches the producer late, if another input of the payload
+    holds the lease, and does not state the rows' place. `omni.stage.PayloadReceiver` does all of this.
 
-    The producer may move the rows (`relocate`) until the payload is `released`: later gathers read the new place. It may write the
-    old rows again once `moved` and the event that `relocate` returned are done.
+    The producer may move the rows (`relocate`) until the payload is `released`: later gathers read the new place. It
+    may overwrite the old rows once `moved` and the event that `relocate` returned are done.
     """
 
     __slots__ = ("_readers", "moved", "pages", "slots")
@@ -36,7 +37,7 @@ class PageSlice:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the rows once they are gathered: `[n, width]`."""
+        """The shape of the gathered rows: `[n, width]`."""
         return len(self.slots), self.pages.shape[-1]
 
     @property
@@ -44,18 +45,19 @@ class PageSlice:
         return self.pages.dtype
 
     def relocate(self, pages: torch.Tensor, slots: NDArray[np.int64], moved: Event) -> Event:
-        """The rows are elsewhere once `moved` is done. Returns `reader` as it was: the end of gathers from the old place."""
+        """Moves the rows: they are at the new place once `moved` is done. Returns the former `reader`: the end of
+        gathers from the old place."""
         old = self.reader
         self.pages, self.slots, self.moved = pages, slots, moved
         return old
 
     def gathered(self, until: Event) -> None:
-        """A gather of some of the rows was launched from the present place and is over when `until` is."""
+        """Reports that a gather of some rows was launched from the present place and ends at `until`."""
         self._readers = (*(reader for reader in self._readers if not reader.done()), until)
 
     @property
     def reader(self) -> Event:
-        """Done when every gather that was reported so far is over."""
+        """An event after every gather reported so far."""
         return _All(self._readers) if self._readers else COMPLETED
 
     def rows(self, slots_n: torch.Tensor) -> torch.Tensor:
@@ -65,7 +67,7 @@ class PageSlice:
 
 @dataclass(frozen=True, slots=True)
 class _All:
-    """Done when all are."""
+    """An event that is done when all its parts are."""
 
     events: tuple[Event, ...]
 
@@ -74,10 +76,11 @@ class _All:
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """One message on an edge.
+    """A message on an edge.
 
-    meta: says what this is; a stage kind's inputs and outputs are such structs, and adapters dispatch on their type.
-    tensors: device data by name. Empty for a payload that is all on the host (tokens, finished audio).
+    meta: describes the message; a stage kind's inputs and outputs are such structs, and adapters dispatch on their
+        type.
+    tensors: device data by name. Empty for a payload of host data only (tokens, finished audio).
     """
 
     meta: msgspec.Struct

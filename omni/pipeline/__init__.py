@@ -1,4 +1,4 @@
-"""Pipelines: frozen graphs of stages, checked whole."""
+"""Pipelines: immutable graphs of stages, checked as a whole."""
 
 from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
 from omni.pipeline.stage import Edge, Output, Stage

@@ -1,4 +1,4 @@
-"""The adapter contract: how an edge turns produced payloads into inputs of the consumer."""
+"""The adapter contract: the conversion of produced payloads into inputs of the consumer."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,18 +9,20 @@ from omni.payload import Payload
 
 
 class Adapter(Protocol):
-    """Turns one request's produced payloads into the consumer's inputs, incrementally. Host work only, brief, and in order.
+    """Converts one request's produced payloads into the consumer's inputs, incrementally. Host work only, brief, and in
+    order.
 
-    It does not touch the contents of tensors. A tensor must be passed on by the `push` that got it: others are released to the
-    producer at once. A page slice is passed on as the same object: its producer may move its rows.
+    It does not access the contents of tensors. A tensor must be passed on by the `push` that received it; other tensors
+    are released to the producer at once. A page slice is passed on as the same object, since its producer may move its
+    rows.
     """
 
     def push(self, payload: Payload) -> Sequence[Payload]:
-        """Consumer inputs that `payload` completes, perhaps none."""
+        """Converts a payload. Returns the consumer inputs that it completes, possibly none."""
         ...
 
     def finish(self, reason: str) -> Sequence[Payload]:
-        """Consumer inputs that the producer's end completes. reason: as of `Done`. Called once, last."""
+        """Returns the consumer inputs that the producer's end completes. reason: as in `Done`. Called once, last."""
         ...
 
 
@@ -28,7 +30,7 @@ class AdapterFactory(Protocol):
     """The type of `Edge.adapter`. Called once for each request that uses the edge."""
 
     def __call__(self, args: msgspec.Struct | None) -> Adapter:
-        """args: of the front end for this edge and request, or None."""
+        """args: the front end's arguments for this edge and request, or None."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A model as a frozen graph of stages."""
+"""A model as an immutable graph of stages."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ ENGINE = "engine"
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model family's graph for a checkpoint.
 
-    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one for each modality.
+    frontend: `"module:function"` that builds the family's `omni.frontend.Frontend`. outputs: one per modality.
     """
 
     family: str
@@ -44,7 +44,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def main_stage(self) -> str | None:
-        """The stage that stage-less sampling parameters apply to: the one that writes the text, else the first that samples."""
+        """The stage that stage-less sampling parameters apply to: the text stage, else the first stage that samples."""
         return self.text_stage or next(
             (stage.name for stage in self.order() if stage.name in self.sampling_stages), None
         )
@@ -70,7 +70,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(ordered)
 
     def active(self, modalities: Iterable[str], fed: Iterable[str]) -> frozenset[str]:
-        """The stages a request uses: those that `fed` front-end inputs reach and that reach a wanted output."""
+        """The stages of a request: those that `fed` front-end inputs reach and that reach a wanted output."""
         asked, sources = frozenset(modalities), frozenset(fed)
         wanted = {output.stage for output in self.outputs if output.modality in asked}
         useful: set[str] = set()

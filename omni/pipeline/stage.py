@@ -1,11 +1,11 @@
-"""The nodes and arrows of a pipeline."""
+"""The nodes and edges of a pipeline."""
 
 from typing import Literal
 
 import msgspec
 
 Memory = Literal["device", "host"]
-"""Where a consumer gets a payload's tensors."""
+"""The place of a payload's tensors at the consumer."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,14 +29,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Payloads of one stage become inputs of another.
+    """A connection: payloads of one stage become inputs of another.
 
     adapter: `"module:factory"`, an `AdapterFactory`.
-    keyed: whether tensors come with a content key, so that a consumer can cache prefixes past them.
-    credit: payloads with tensors of one request that may be under way to the consumer, or wait there, before the producer pauses
-    the request; it resumes when half of them are left.
-    memory: `"device"`, tensors as they were produced, page slices not gathered; or `"host"`, copied into pinned memory as whole
-    tensors.
+    keyed: whether tensors carry a content key, so that a consumer can cache prefixes past them.
+    credit: payloads with tensors of one request that may be on their way or waiting at the consumer before the producer
+        pauses the request; it resumes when half of them are left.
+    memory: `"device"`, tensors as produced, page slices not gathered; or `"host"`, copied into host memory as whole
+        tensors.
     """
 
     producer: str

@@ -1,4 +1,4 @@
-"""Plugins: their entries, and how they are found."""
+"""Plugins: their entries, and their discovery."""
 
 from omni.plugin.entries import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 from omni.plugin.locate import locate

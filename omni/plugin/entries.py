@@ -9,10 +9,10 @@ class ModelFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: unique among families.
     model_types: values of `model_type` in config.json that this family serves.
     pipeline: `"module:function"`, called with an `omni.checkpoint.Checkpoint`, returns a `Pipeline`.
-    files: names or patterns (`"voices/*.pt"`) of files that a checkpoint needs beside JSON, tokenizer files and safetensors, to
-        download them from a hub too.
-    tiny: `"module:function"`, called with an empty directory and a keyword `seed`; writes a tiny random checkpoint there. None if
-        there is none.
+    files: names or patterns (`"voices/*.pt"`) of files that a checkpoint needs beside JSON, tokenizer files and
+        safetensors; they are downloaded too.
+    tiny: `"module:function"`, called with an empty directory and a keyword `seed`; writes a tiny random checkpoint
+        there. None if the family has none.
     """
 
     name: str
@@ -37,8 +37,8 @@ class ConnectorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class LogitsProcessorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A logits processor. processor: `"module:attribute"`, called without arguments, once for each autoregressive stage; returns an
-    `omni_ar.processors.LogitsProcessor` or `HistoryProcessor`."""
+    """A logits processor. processor: `"module:attribute"`, called without arguments, once for each autoregressive
+    stage; returns an `omni_ar.processors.LogitsProcessor` or `HistoryProcessor`."""
 
     name: str
     processor: str

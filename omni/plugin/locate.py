@@ -6,7 +6,8 @@ from omni.errors import ConfigError, PluginError
 
 
 def locate(path: str, field: str) -> object:
-    """The object at `path`. Raises ConfigError if the path is malformed or names nothing, PluginError if the import fails."""
+    """The object at `path`. Raises ConfigError if the path is malformed or does not exist, PluginError if the import
+    fails."""
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(field, f"{path!r} is not an import path", 'write "module:attribute"')

@@ -1,4 +1,4 @@
-"""Finds plugins by entry point, one by one, so that a broken one affects only its own users."""
+"""Loads plugins by entry point, each on its own, so that a broken one affects only its own users."""
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ class PluginRecord:
 class Registry(Generic[EntryT]):
     """The entries of one hook by name, and the plugin of each.
 
-    contested: names that two plugins claim, with the error for their use; they are not among the entries.
+    contested: names that two plugins claim, with the error for their use; not among the entries.
     """
 
     what: str
@@ -48,7 +48,8 @@ class Registry(Generic[EntryT]):
     contested: Mapping[str, str]
 
     def __getitem__(self, name: str) -> EntryT:
-        """The entry of that name. Raises PluginError, which names plugins that failed to load, or that both claim it."""
+        """The entry of that name. Raises PluginError, which lists plugins that failed to load, or both claimants of the
+        name."""
         if name in self.entries:
             return self.entries[name]
         if name in self.contested:
@@ -96,10 +97,10 @@ class Plugins:
 
 
 def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
-    """Loads every plugin of the group `omni` (or just `points`).
+    """Loads every plugin of the group `omni`, or only `points`.
 
-    A plugin that fails to import, implements an unknown hook, or raises in a hook is recorded with its traceback and left out.
-    A name that two plugins claim belongs to neither.
+    A plugin that fails to import, implements an unknown hook, or raises in a hook is recorded with its traceback and
+    left out. A name that two plugins claim belongs to neither.
     """
     found = sorted(entry_points(group=hookspecs.GROUP) if points is None else points, key=lambda point: point.name)
     loaded = [_load(point) for point in found]
@@ -137,12 +138,12 @@ def _load(point: EntryPoint) -> _Loaded:
     record = PluginRecord(point.name, point.value, distribution, None)
     try:
         return _call_hooks(record, point.load())
-    except (Exception, SystemExit):  # a module may exit the interpreter; the other plugins load all the same
+    except (Exception, SystemExit):  # a module may exit the interpreter; the other plugins still load
         return _Loaded(replace(record, error=traceback.format_exc()))
 
 
 def _call_hooks(record: PluginRecord, module: ModuleType) -> _Loaded:
-    # A manager of its own for each plugin, so that errors and unknown hooks are reported for the plugin that has them.
+    # One plugin manager per plugin, to attribute errors and unknown hooks.
     manager = pluggy.PluginManager(hookspecs.GROUP)
     manager.add_hookspecs(hookspecs)
     manager.register(module, name=record.name)
@@ -178,7 +179,7 @@ def _registry(what: str, given: list[tuple[str, Sequence[EntryT]]], broken: tupl
 def _claims(
     what: str, claims: list[tuple[str, str, ClaimT]]
 ) -> tuple[dict[str, ClaimT], dict[str, str], dict[str, str]]:
-    """From (plugin, name, item): items by name, their plugins, and an error for each name claimed twice."""
+    """Groups (plugin, name, item): items by name, their plugins, and an error for each name claimed twice."""
     items: dict[str, ClaimT] = {}
     owners: dict[str, str] = {}
     contested: dict[str, str] = {}

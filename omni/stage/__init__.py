@@ -1,4 +1,4 @@
-"""The stage contract: what a stage kind builds and the messages a stage worker takes and gives."""
+"""The stage contract: stage kinds, loaded stages, stage workers and their messages."""
 
 from omni.stage.base import LoadedStage, StageContext, StageKind, StageUsage, StageWorker
 from omni.stage.build import build_model

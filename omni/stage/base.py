@@ -1,4 +1,4 @@
-"""How a kind of stage runs."""
+"""The contract of stage kinds."""
 
 import zlib
 from collections import deque
@@ -18,17 +18,17 @@ from omni.stage.footprint import Footprint
 from omni.stage.messages import Inbound, Outbound
 
 StageUsage = Mapping[str, int]
-"""What a worker holds right now, by name (`requests`, `rows`, `blocks`, ...). All zero when it is idle."""
+"""Resources that a worker holds now, by name (`requests`, `rows`, `blocks`, ...). All zero when it is idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage is built from.
+    """The inputs for building a stage.
 
     options: the stage's options after overrides, an instance of its kind's options struct.
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
     graphs: whether the stage captures its steps at start.
-    logits_processors: by name, those that plugins bring; a kind that samples lets requests ask for them.
+    logits_processors: those of plugins, by name; requests of a kind that samples can select them.
     """
 
     stage: Stage
@@ -42,57 +42,58 @@ class StageContext:
 
     @property
     def dummy_seed(self) -> int:
-        """Of random weights: the same for a stage of the same name."""
+        """The seed of random weights, derived from the stage's name."""
         return zlib.crc32(self.stage.name.encode())
 
 
 class StageWorker(Protocol):
-    """Owns scheduling, memory and steps of one stage. Driven by the engine loop; nothing in it blocks."""
+    """Owns scheduling, memory and steps of one stage. The engine loop drives it; no call blocks."""
 
     inbox: deque[Inbound]
     outbox: deque[Outbound]
 
     @property
     def longest_prompt(self) -> int | None:
-        """Tokens that a prompt may have here; None where that is not what an input is counted in."""
+        """The maximum prompt length in tokens; None if inputs are not counted in tokens."""
         ...
 
     def tick(self) -> bool:
-        """Takes the inbox, polls events, enqueues the work that is possible now. Returns whether anything happened.
+        """Empties the inbox, polls events, enqueues the work that is possible now. Returns whether anything happened.
 
-        What goes wrong for one request comes out as `Failed`; an exception out of `tick` ends the engine.
+        Errors of one request become `Failed`; an exception from `tick` ends the engine.
         """
         ...
 
     def check(self, sampling: SamplingParams, field: str) -> None:
-        """Raises InputError, naming the parameter below `field`, for what the stage could never do. Called from any thread."""
+        """Raises InputError, naming the parameter below `field`, for parameters that the stage cannot apply.
+        Thread-safe."""
         ...
 
     def usage(self) -> StageUsage: ...
 
     def counters(self) -> Mapping[str, int]:
-        """Totals since the start, by name (`frames`, `steps`, ...). They only grow. `retries` counts failed batches whose parts ran
-        again (`MailboxWorker.retry_each`)."""
+        """Totals since the start, by name (`frames`, `steps`, ...). They only grow. `retries` counts failed batches
+        whose parts ran again (`MailboxWorker.retry_each`)."""
         ...
 
     def close(self) -> None:
-        """Frees everything. Idempotent."""
+        """Frees all resources. Idempotent."""
         ...
 
 
 class LoadedStage(Protocol):
-    """A stage whose weights are on the device, and which does not know yet how many pages it will have."""
+    """A stage with its weights on the device, before its number of pages is decided."""
 
     @property
     def footprint(self) -> Footprint: ...
 
     def measure(self) -> int:
-        """Runs the largest steps that the stage's options allow, once each; returns the most working memory they took at once,
-        in bytes, beyond the footprint. Waits for the device. Leaves no trace. Not on the meta device."""
+        """Runs the largest steps that the stage's options allow, once each. Returns their peak of working memory in
+        bytes, beyond the footprint. Waits for the device. Leaves no state behind. Not on the meta device."""
         ...
 
     def start(self, pages: int) -> StageWorker:
-        """Allocates the pages. Called once, last."""
+        """Allocates the pages and returns the worker. Called once, last."""
         ...
 
 
@@ -104,14 +105,15 @@ class StageKind(Protocol):
 
     @property
     def options(self) -> type[msgspec.Struct]:
-        """The frozen struct of settings that a stage of this kind has; what `--set stage.option=value` can reach.
+        """The frozen options struct of this kind's stages, which `--set stage.option=value` changes.
 
-        A kind that samples has a field `sampling: SamplingParams` in it, the defaults of what a request leaves open.
+        A kind that samples has a field `sampling: SamplingParams`, the defaults of parameters that a request leaves
+        open.
         """
         ...
 
     def load(self, context: StageContext) -> LoadedStage:
-        """Loads the model onto the device. On the meta device (`omni.device.meta`) only the footprint is asked for.
+        """Loads the model onto the device. On the meta device (`omni.device.meta`) only its footprint is used.
 
         Raises ConfigError or CheckpointError.
         """

@@ -1,4 +1,4 @@
-"""What every stage kind does first: build the model that its stage names."""
+"""Builds the model that a stage names, the first step of every stage kind."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -12,9 +12,9 @@ ModelT = TypeVar("ModelT")
 
 
 def build_model(context: StageContext, expected: type[ModelT]) -> ModelT:
-    """Calls the function that `Stage.model` names: `(StageContext) -> model`, on the context's device, weights loaded.
+    """Calls the function `Stage.model`: `(StageContext) -> model`, on the context's device, weights loaded.
 
-    Raises ConfigError if what it gives is no `expected` or does not fit the device, and what the function raises.
+    Raises ConfigError if the result is not an `expected` or does not fit the device. Propagates the function's errors.
     """
     stage = context.stage
     field = f"pipeline.stages.{stage.name}.model"

@@ -1,4 +1,4 @@
-"""Runs a worker by itself, on requests that nobody made."""
+"""Runs a worker by itself, on requests made up for start-up."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from omni.stage.messages import Done, Failed, Inbound, Open, Produced
 
 
 def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[Inbound]) -> None:
-    """Gives `messages` to the worker of stage `name` and drives it until the requests that they open are over.
+    """Sends `messages` to the worker of stage `name` and drives it until the requests that they open are finished.
 
-    Waits for the device after every tick: for start-up only. Raises what a request failed with, and StageError if one is not
-    over and nothing happens any more.
+    Waits for the device after every tick: only at start-up. Raises a failed request's error, and StageError if a
+    request is unfinished and nothing happens any more.
     """
     under_way = {message.request_id for message in messages if isinstance(message, Open)}
     worker.inbox.extend(messages)

@@ -1,4 +1,4 @@
-"""What a stage takes of its device's memory."""
+"""A stage's demand for device memory."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes of device memory, and the pages (KV blocks, or whatever a kind has as many of as there is room for).
+    """Bytes of device memory, and the range of pages (KV blocks, or another unit of which a kind holds as many as fit).
 
-    weights: parameters and buffers. fixed: what the stage allocates besides, however many pages it gets.
-    page_bytes: of one page; 0 for a kind without pages. fewest_pages: with fewer, a request of full length could not run.
-    most_pages: more would never be used; at least `fewest_pages`. chosen_pages: as many as the user asked for, or None.
+    weights: parameters and buffers. fixed: other allocations, independent of the number of pages.
+    page_bytes: of one page; 0 for a kind without pages. fewest_pages: the minimum for a request of full length.
+    most_pages: the maximum that the stage can use; at least `fewest_pages`. chosen_pages: the user's number, or None.
     """
 
     weights: int = 0

@@ -1,4 +1,4 @@
-"""The loaded stage of kinds that have no pages to divide."""
+"""The loaded stage of kinds without pages."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from omni.stage.footprint import Footprint
 
 @dataclass(frozen=True, slots=True)
 class PlainStage:
-    """A `LoadedStage` whose worker is there already and takes nothing worth measuring."""
+    """A `LoadedStage` with an existing worker and negligible working memory."""
 
     worker: StageWorker
     footprint: Footprint = field(default_factory=Footprint)

@@ -1,4 +1,5 @@
-"""The loaded stage of kinds without pages whose batches take memory: it is measured on the largest, and captured at start."""
+"""The loaded stage of kinds without pages whose batches need memory: measured on the largest batches, captured at
+start."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ class CapturingWorker(StageWorker, Protocol):
     """A worker whose batches can be captured."""
 
     def capture(self, sizes: Iterable[int]) -> None:
-        """Captures batches of these sizes. At start, before there are requests."""
+        """Captures batches of these sizes. Only at start, before requests."""
         ...
 
 
@@ -28,9 +29,9 @@ WorkerT = TypeVar("WorkerT", bound=CapturingWorker)
 
 
 class MeasuredStage(ABC, Generic[WorkerT]):
-    """A `LoadedStage` whose worker allocates everything that outlives a batch. What is left to write is `largest_batches`.
+    """A `LoadedStage` whose worker allocates everything that outlives a batch. Subclasses implement `largest_batches`.
 
-    memory_options: those that make smaller what a worker allocates and what its batches take, for errors.
+    memory_options: options that reduce the memory of the worker and its batches, for errors.
     """
 
     memory_options: ClassVar[tuple[str, ...]] = ()
@@ -43,7 +44,8 @@ class MeasuredStage(ABC, Generic[WorkerT]):
         sizes: Sequence[int],
         reserved: int = 0,
     ) -> None:
-        """sizes: of the batches to capture where graphs are on, the largest first. reserved: bytes that are taken only later."""
+        """sizes: of the batches to capture if graphs are on, the largest first. reserved: bytes that are allocated
+        later."""
         self._context = context
         self._new_worker = new_worker
         self._sizes = sizes if context.graphs else ()
@@ -54,19 +56,19 @@ class MeasuredStage(ABC, Generic[WorkerT]):
 
     @abstractmethod
     def largest_batches(self) -> Callable[[WorkerT], None]:
-        """What runs the largest batches that the stage's options allow, once each. Its inputs are there already: they are not of
-        the stage's memory."""
+        """A function that runs the largest batches that the stage's options allow, once each. Its inputs are already
+        allocated, since they do not belong to the stage's memory."""
 
     def measure(self) -> int:
         run_largest = self.largest_batches()
 
         def run_and_capture() -> None:
             run_largest(self._worker)
-            self._worker.capture(self._sizes[:1])  # the others fit where it was
+            self._worker.capture(self._sizes[:1])  # smaller captures reuse its memory
 
         with self._room_for("the largest batches"):
             peak = self._context.device.measure_peak(run_and_capture)
-        # A new worker counts from 0 and has no graphs. The old one's memory goes first: there may not be room for both.
+        # Replace the worker, so that its counters are 0 and it has no graphs. Free it first: both may not fit.
         self._worker.close()
         del self._worker
         with self._room_for(_BUFFERS):

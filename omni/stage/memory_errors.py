@@ -1,4 +1,4 @@
-"""Memory that runs out at start, as an error that says what there was no room for, and what makes it smaller."""
+"""Errors for memory that runs out at start: they name the allocation, and options that reduce it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from omni.errors import ConfigError
 
 @contextmanager
 def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] = ()) -> Iterator[None]:
-    """Raises ConfigError where the device has no memory for `what`, and where a phase cannot be captured. One inside another has
-    the say: a kind knows more than who asks it to load.
+    """Raises ConfigError if the device has no memory for `what`, or a phase cannot be captured. The innermost of nested
+    contexts applies: a kind knows more than its caller.
 
-    options: of the stage, those that make it smaller.
+    options: options of the stage that reduce its memory.
     """
     try:
         yield
@@ -25,7 +25,7 @@ def memory_errors(stage: str, what: str, device: Device, options: Sequence[str] 
             problem = f"stage {stage!r} cannot be captured: {error} ({', '.join(notes)})"
             remedy = "make the phase ask nothing of the device, or run without graphs (--eager, engine.graphs=false)"
             raise ConfigError("engine.graphs", problem, remedy) from error
-        # The CPU's allocator raises no exception of its own.
+        # The CPU's allocator has no exception type of its own.
         if not full and "alloc" not in str(error):
             raise
         problem = f"{device.torch_device} has no room for {what} of stage {stage!r}"

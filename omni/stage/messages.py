@@ -1,17 +1,18 @@
-"""The messages of a stage worker's inbox and outbox, and the lifetime of the payload's memory that two of them carry.
+"""The messages of a stage worker's inbox and outbox, and the lifetime of the payload memory that two of them carry.
 
-One request's messages keep their order. A payload's memory is its producer's, from `Produced` to the last `Feed` made of it:
+The messages of a request keep their order. A payload's memory belongs to its producer, from `Produced` to the last
+`Feed` made of it:
 
-| a payload is | when | by | asked by |
+| a payload is | when | by | read by |
 |---|---|---|---|
 | sent | an edge took it: its connector made a `Ref`, and it counts against the edge's `Credit` | `Produced.add` | |
 | closed | no further edge takes it | `Produced.close` | |
 | acquired | its consumer has room for each input made of it: it no longer counts | `Feed.acquire` | `Credit` |
-| released | no work that reads it is launched any more; its rows move no more | `Feed.release`, `Connector.abort` | the producer |
-| free | what was launched before is over too: the memory is the producer's again | events of the releases | the producer |
+| released | no more reads of it are launched; its rows no longer move | `Feed.release`, `Connector.abort` | the producer |
+| free | earlier reads are complete too: the producer may reuse the memory | events of the releases | the producer |
 
-Three objects stand for a payload under way: the connector's `Ref`, which crosses the edge, the consumer's `Lease`, and the
-producer's `Credit` (`omni.engine.route`).
+Three objects represent a payload under way: the connector's `Ref`, which crosses the edge, the consumer's `Lease`, and
+the producer's `Credit` (`omni.engine.route`).
 """
 
 import logging
@@ -29,13 +30,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A request will use this stage.
+    """Opens a request at this stage.
 
     inputs: the edges (or `"frontend"`) that will feed it.
     rank: priority and arrival number; the lower is served first. Unique among the engine's requests.
-    cache_salt: requests of different salts share nothing that is cached.
-    sample_index: which sample of what was asked for this is: with one seed, each draws other tokens.
-    rules: what only the host can tell of its tokens here.
+    cache_salt: requests of different salts share no cached state.
+    sample_index: the number of this sample among those of one user request; samples with one seed draw different
+        tokens.
+    rules: rules on its tokens here that only the host can apply.
     """
 
     request_id: str
@@ -48,14 +50,13 @@ class Open:
 
 
 class Lease:
-    """A consumer's claim on one received payload, shared by the inputs that an adapter made of it. The payload is released once
-    every input is, behind the last of their events: they are read on one stream, so it covers them all.
-    """
+    """A consumer's claim on one received payload, shared by the inputs that an adapter made of it. The payload is
+    released once every input is, at the last input's event: one stream reads all inputs, so this event covers them."""
 
     def __init__(
         self, connector: Connector, ref: Ref, inputs: int, on_acquired: Callable[[], None] = lambda: None
     ) -> None:
-        """inputs: how many there are; with none the payload is released at once. on_acquired: called once."""
+        """inputs: their number; with none the payload is released at once. on_acquired: called once."""
         self._connector = connector
         self._ref = ref
         self._unacquired = self._unreleased = inputs
@@ -66,13 +67,13 @@ class Lease:
             self._end()
 
     def acquire(self) -> None:
-        """One more input is acquired."""
+        """Acquires one more input."""
         self._unacquired -= 1
         if not self._unacquired:
             self._on_acquired()
 
     def release(self, after: Event) -> None:
-        """One more input is released, and not read after `after`."""
+        """Releases one more input, which is not read after `after`."""
         self._unreleased -= 1
         if after is not COMPLETED:
             self._after = after
@@ -83,19 +84,20 @@ class Lease:
         try:
             self._connector.release(self._ref, self._after)
         except Exception:
-            # No stage must fail for it: what is lost is the payload's memory.
+            # Must not fail a stage: only the payload's memory is lost.
             _log.exception("the connector failed to release a payload")
 
 
 @dataclass(slots=True, eq=False)
 class Feed:
-    """One input. Its device tensors may be used once it has `arrived`, until the consumer releases it.
+    """An input. Its device tensors may be used from `arrived` until the consumer releases it.
 
-    ready: done once the producer's work is. Page slices may have moved since: that is why consumers ask for `arrived`.
-    lease: None for an input in host memory, which nobody waits to have back.
+    ready: done once the producer's work is. Page slices may have moved since, so consumers check `arrived`.
+    lease: None for an input in host memory, which needs no release.
 
-    A consumer may leave an input neither acquired nor released only while it waits for room or time of its own, never while it
-    waits for another input of the request: the producer may be paused until then, and the other input with it.
+    A consumer may leave an input neither acquired nor released only while it waits for its own room or time, never
+    while it waits for another input of the request: the producer may be paused until then, and so never send that
+    input.
     """
 
     request_id: str
@@ -106,19 +108,19 @@ class Feed:
 
     @property
     def arrived(self) -> bool:
-        """Whether work that is launched now may use the tensors. A page slice that moves makes it false for a while."""
+        """Whether work launched now may use the tensors. False for a while when a page slice moves."""
         return self.ready.done() and all(
             tensor.moved.done() for tensor in self.payload.tensors.values() if isinstance(tensor, PageSlice)
         )
 
     def acquire(self) -> None:
-        """The consumer has room for the input: it no longer counts against the edge's credit. Idempotent."""
+        """The consumer has room for the input, which no longer counts against the edge's credit. Idempotent."""
         if self.lease is not None and not self._acquired:
             self._acquired = True
             self.lease.acquire()
 
     def release(self, after: Event) -> None:
-        """The consumer is done with the input when `after` is. Once only."""
+        """The consumer is done with the input once `after` is done. Call it once."""
         self.acquire()
         if self.lease is not None:
             self.lease.release(after)
@@ -126,7 +128,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """No further input will come from `source` (an edge, or `"frontend"`)."""
+    """`source` (an edge, or `"frontend"`) sends no further input."""
 
     request_id: str
     source: str
@@ -134,21 +136,21 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget the request and free what it holds. Nothing further is produced for it."""
+    """Forget the request and free its resources. The stage produces nothing further for it."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A consumer of the request is behind: start no new work for it. What is under way still comes out."""
+    """A consumer of the request is behind: start no new work for it. Work under way still produces output."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on with a paused request."""
+    """Continue a paused request."""
 
     request_id: str
 
@@ -158,10 +160,10 @@ Inbound = Open | Feed | Ended | Abort | Pause | Resume
 
 @dataclass(slots=True, eq=False)
 class Produced:
-    """One output. Its tensors may be read once `ready` is done, and are the producer's again once it is `free`. The orchestrator
-    writes it (`add`, then `close`), the producer reads it.
+    """An output. Its tensors may be read once `ready` is done, and belong to the producer again once it is `free`. The
+    orchestrator writes it (`add`, then `close`), the producer reads it.
 
-    for_user: it is no input of another stage, whatever edges there are.
+    for_user: it is not an input of other stages, whatever the edges.
     """
 
     request_id: str
@@ -181,20 +183,20 @@ class Produced:
 
     @property
     def released(self) -> bool:
-        """No consumer launches anything more that reads the payload; what was launched may still be running."""
+        """Whether no consumer launches further reads of the payload. Launched reads may still run."""
         return self._closed and all(ref.released for ref in self._refs)
 
     @property
     def free(self) -> bool:
-        """The producer may reuse the payload's memory."""
+        """Whether the producer may reuse the payload's memory."""
         return self._closed and all(ref.freed for ref in self._refs)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The stage has produced everything for the request. `counts` are totals for its usage (tokens, frames, ...).
+    """The stage has produced everything for the request. counts: totals for its usage (tokens, frames, ...).
 
-    held: generated tokens that went to nobody, since the text ends within them (a stop string).
+    held: generated tokens that were not emitted, because a stop string ends in them.
     """
 
     request_id: str
@@ -205,7 +207,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The stage gave the request up and has freed what it held."""
+    """The stage has given up the request and freed its resources."""
 
     request_id: str
     error: OmniError

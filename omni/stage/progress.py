@@ -1,4 +1,4 @@
-"""What a user sees while a stage captures its steps."""
+"""The progress bar for the capture of a stage's steps."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -9,5 +9,5 @@ SizeT = TypeVar("SizeT")
 
 
 def capture_progress(stage: str, sizes: Sequence[SizeT]) -> Iterator[SizeT]:
-    """`sizes`, with a progress bar on stderr where that is a terminal."""
+    """Iterates over `sizes`, with a progress bar on stderr if that is a terminal."""
     yield from tqdm(sizes, desc=f"capturing {stage}", unit="graph", leave=False, disable=None)

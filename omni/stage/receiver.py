@@ -1,4 +1,5 @@
-"""Copies rows of payload from their producer's memory into the consumer's: the one way to read a page slice in this process."""
+"""Copies payload rows from the producer's memory to the consumer's: the only reader of page slices within this
+process."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ Source = PageSlice | Tensor | NDArray[np.int64]
 
 _ALL = slice(None)
 _RING = 4
-"""Uploads that may be under way."""
+"""Uploads under way at most."""
 
 declare_categories({"gather_rows": PhaseCategory.PAYLOAD, "copy_rows": PhaseCategory.PAYLOAD})
 
@@ -25,10 +26,10 @@ declare_categories({"gather_rows": PhaseCategory.PAYLOAD, "copy_rows": PhaseCate
 class Transfer:
     """Rows of one source, and their destination.
 
-    source: a page slice; a tensor on any device, seen as `as_matrix` sees it; or int64 `[n, width]` that the host knows.
+    source: a page slice; a tensor on any device, viewed by `as_matrix`; or int64 `[n, width]` host values.
     into: `[m, width]`, memory of the consumer. Values are converted to its dtype.
-    places: int64, the row of `into` that each row goes to; None if the rows fill `into`, in order.
-    rows: those of the source, as a range. columns: those of a source whose rows fill `into`.
+    places: int64, the row of `into` for each source row; None if the rows fill `into`, in order.
+    rows: range of source rows. columns: range of source columns, if the rows fill `into`.
     """
 
     source: Source
@@ -40,7 +41,8 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """end: the end of all that was launched. failed: transfers that were not launched, or not wholly."""
+    """The result of `receive`. end: the end of the launched copies. failed: transfers that were not launched, or only
+    in part."""
 
     end: Event
     failed: Mapping[Transfer, Exception]
@@ -52,17 +54,18 @@ class Receipt:
 
 
 class PayloadReceiver:
-    """Launches copies on one stream. Nothing waits: the sources must have arrived (`Feed.arrived`), and the end is an event.
+    """Launches copies on one stream. No call waits: the sources must have arrived (`Feed.arrived`), and the end is an
+    event.
 
     | buffer | written by | read by | free when |
     |---|---|---|---|
     | source | its producer, before the payload's event | `gather_rows`, `copy_rows` | see `omni.stage.messages`, `PageSlice` |
-    | slots, places and values, uploaded | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
-    | `Transfer.into` | `gather_rows`, `copy_rows` | phases of the stream; others after `Receipt.end` | the consumer says |
+    | slots, places, values, uploaded | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
+    | `Transfer.into` | `gather_rows`, `copy_rows` | the stream's phases; others after `Receipt.end` | the consumer frees it |
     """
 
     def __init__(self, device: Device, stream: Stream, words: int) -> None:
-        """words: int64 numbers that one call uploads at most: slots, places, and values that the host knows."""
+        """words: maximum of int64 numbers that one call uploads: slots, places and host values."""
         self._device = device
         self._stream = stream
         self._uploader = Uploader(device, stream, words, _RING)
@@ -73,11 +76,12 @@ class PayloadReceiver:
         return self._uploader.ready
 
     def receive(self, transfers: Sequence[Transfer]) -> Receipt:
-        """Launches one upload, if anything is to be uploaded, and one copy for each group of transfers: those from the same pages
-        to places in the same memory, those from the host to such places, and each other one.
+        """Launches one upload, if necessary, and one copy per group of transfers. A group: transfers with places from
+        the same pages into the same memory; those with places from the host into the same memory; any other single
+        transfer.
 
-        An error in a copy fails the transfers of its group, one in the upload fails all. The end is reported to all page slices
-        in any case: what was launched before an error reads them.
+        An error in a copy fails the transfers of its group; an error in the upload fails all. The end is reported to
+        all page slices in any case, since copies launched before an error read them.
         """
         if not transfers:
             return Receipt(COMPLETED, {})
@@ -119,7 +123,8 @@ class PayloadReceiver:
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """`[first dimension, all others]`; `[1, 1]` of a number. A view, if the tensor is contiguous; else only for phases."""
+    """The tensor as `[first dimension, all others]`; `[1, 1]` for a number. A view if contiguous; otherwise only for
+    phases."""
     shape = tensor.shape
     return tensor.reshape(shape[0] if shape else 1, math.prod(shape[1:]))
 
@@ -135,7 +140,7 @@ def _group_of(transfer: Transfer) -> tuple[int, int]:
 
 
 def _uploaded(transfer: Transfer) -> NDArray[np.int64] | None:
-    """Slots of pages, unless they follow one another and their rows fill the destination; values that the host knows."""
+    """Values to upload: slots of pages, unless they are consecutive and the rows fill the destination; host values."""
     match transfer.source:
         case PageSlice(slots=slots):
             slots = slots[transfer.rows]
@@ -147,13 +152,13 @@ def _uploaded(transfer: Transfer) -> NDArray[np.int64] | None:
 
 
 def _joined(arrays: Iterable[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
-    """None if there are none: the transfers of a group have them all, or it is of one transfer."""
+    """Concatenates the arrays; None if there are none. In a group of several transfers, all have one or none has."""
     given = [array for array in arrays if array is not None]
     return np.concatenate(given) if given else None
 
 
 def _range(slots: NDArray[np.int64]) -> slice | None:
-    """The slots as a range, if they follow one another."""
+    """The slots as a range, if they are consecutive."""
     first = int(slots[0]) if slots.size else 0
     return slice(first, first + slots.size) if np.array_equal(slots, np.arange(first, first + slots.size)) else None
 

@@ -1,11 +1,11 @@
-"""Parts of a failed batch run again, each alone, so that only the part at fault fails (`MailboxWorker.retry_each`)."""
+"""Retries of a failed batch's parts, each alone, so that only the faulty part fails (`MailboxWorker.retry_each`)."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 
 class BatchPart(Protocol):
-    """A request, or an item of one. alone: its last batch failed, so the next one is its own."""
+    """A request, or an item of one. alone: its last batch failed, so it runs in a batch of its own."""
 
     alone: bool
 

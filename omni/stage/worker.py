@@ -1,4 +1,4 @@
-"""The part that every stage worker shares: a mailbox that keeps one record per request."""
+"""The common part of stage workers: a mailbox that keeps one record per request."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class MailboxWorker(ABC, Generic[RequestT]):
     """Dispatches the inbox to `open`, `feed`, `end`, `pause`, `resume` and `drop`, then calls `advance`.
 
-    Inputs of a request that is gone (finished, failed or aborted here while they were under way) are released.
+    Releases inputs that arrive after their request has finished, failed or been aborted here.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,31 +30,32 @@ class MailboxWorker(ABC, Generic[RequestT]):
         self.outbox: deque[Outbound] = deque()
         self.requests: dict[str, RequestT] = {}
         self.retries = 0
-        """Failed batches whose parts ran again, each alone. Every kind of stage has it among its `counters`."""
+        """Failed batches whose parts ran again, each alone. Part of every kind's `counters`."""
 
     @abstractmethod
     def open(self, message: Open) -> RequestT:
-        """A new request's record. Raises OmniError to refuse it."""
+        """Returns a new request's record. Raises OmniError to refuse it."""
 
     @abstractmethod
     def feed(self, request: RequestT, message: Feed) -> None:
-        """Keeps an input, and releases it after its last use. Raises OmniError to refuse the request."""
+        """Keeps an input, and releases it after its last use. Raises OmniError to fail the request."""
 
     @abstractmethod
     def end(self, request: RequestT, source: str) -> None:
-        """`source` will feed nothing more."""
+        """`source` sends no further input."""
 
     @abstractmethod
     def pause(self, request: RequestT) -> None:
-        """Starts no new work for the request until `resume`. It keeps taking input and gives out what is under way."""
+        """Starts no new work for the request until `resume`. The stage still takes its input and emits output under
+        way."""
 
     @abstractmethod
     def resume(self, request: RequestT) -> None:
-        """Follows a `pause`."""
+        """Ends a `pause`."""
 
     @abstractmethod
     def drop(self, request: RequestT) -> None:
-        """Frees all that the request holds: rows, memory, leases. Called once, however the request ends."""
+        """Frees the request's resources: rows, memory, leases. Called once per request, on any end."""
 
     @abstractmethod
     def advance(self) -> bool:
@@ -62,11 +63,11 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @property
     def longest_prompt(self) -> int | None:
-        """None: a stage with prompts has a limit of its own."""
+        """None; stages with prompts override it."""
         return None
 
     def check(self, sampling: SamplingParams, field: str) -> None:
-        """Raises InputError for any parameter: a stage that samples has a check of its own."""
+        """Raises InputError for any parameter; stages that sample override it."""
         for name, value in msgspec.structs.asdict(sampling).items():
             if value is not None:
                 raise InputError(f"{field}.{name}", f"stage {self.name!r} does not sample", "leave it out")
@@ -78,34 +79,35 @@ class MailboxWorker(ABC, Generic[RequestT]):
         return self.advance() or moved
 
     def close(self) -> None:
-        """Drops every request. A worker with other memory frees that too. Idempotent."""
+        """Drops every request. Workers override it to free other memory. Idempotent."""
         for request_id in list(self.requests):
             self.drop(self.requests.pop(request_id))
 
     def finish(self, request_id: str, reason: str, counts: dict[str, int], held: tuple[int, ...] = ()) -> None:
-        """The request is done here: its record goes, and the orchestrator gets `Done`."""
+        """Finishes the request here: removes its record and sends `Done` to the orchestrator."""
         self.drop(self.requests.pop(request_id))
         self.outbox.append(Done(request_id, reason, counts, held))
 
     def fail(self, request_id: str, doing: str, error: Exception) -> None:
-        """The request cannot go on here. An error that is not omni's own is wrapped with the stage's name."""
+        """Fails the request here. Errors that are not omni's own are wrapped with the stage's name."""
         self.drop(self.requests.pop(request_id))
         self.outbox.append(Failed(request_id, self._known(doing, error)))
 
     def retry_each(self, batch: Sequence[object], doing: str, error: Exception) -> bool:
-        """Whether the parts of a failed batch run again, each alone, so that only the part at fault fails: those of a batch of
-        several do, and the caller marks them (`BatchPart.alone`)."""
+        """Whether the parts of a failed batch run again, each alone, so that only the faulty part fails. True for a
+        batch of several parts, which the caller then marks (`BatchPart.alone`)."""
         if len(batch) > 1:
             self.retried(f"{doing} in a batch of {len(batch)}", error)
         return len(batch) > 1
 
     def retried(self, batch: str, error: Exception) -> None:
-        """Counts and logs a retry. It heals our own bugs as well, so tests fail for it (`omni.testing.no_retries`)."""
+        """Counts and logs a retry. Retries also hide our own bugs, so tests fail on them
+        (`omni.testing.no_retries`)."""
         self.retries += 1
         _log.warning("%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=error)
 
     def _known(self, doing: str, error: Exception) -> OmniError:
-        notes: list[str] = vars(error).get("__notes__", [])  # the phase, see Device.launch
+        notes: list[str] = vars(error).get("__notes__", [])  # names the phase, see Device.launch
         return known(self.name, ", ".join([doing, *notes]), error)
 
     def _dispatch(self, message: Inbound) -> None:

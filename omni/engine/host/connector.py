@@ -2,8 +2,8 @@
 
 | object | holds | until |
 |---|---|---|
-| `HostRef` | the producer's memory, through the wrapped connector's reference | its copy is launched; free after the copy |
-| `HostRef` | a pinned slot, unless the payload is assembled from pieces | `release` or `abort`, and the release event is done |
+| `HostRef` | the producer's memory, through the wrapped connector | its copy is launched; free after the copy |
+| `HostRef` | a pinned slot, unless assembled from pieces | `release` or `abort`, and the release event is done |
 
 Only the engine's thread uses it. `Pending.poll` drives each copy.
 """

@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `first` to `end` of a part, its columns `left` to `right`: consecutive bytes of the payload's host memory."""
+    """Rows `first` to `end` and columns `left` to `right` of a part: consecutive bytes of the payload's host memory."""
 
     part: Part
     first: int
@@ -115,7 +115,7 @@ class PieceRing:
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
-    | a slot | the copy of a piece | host, once the copy's event is done | the host's read; one assembly at a time uses the ring |
+    | a slot | the copy of a piece | host, once the copy's event is done | the host's read; one assembly at a time |
     """
 
     def __init__(self, device: Device, size: int) -> None:
