@@ -2,7 +2,7 @@
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| window slot, pinned | one reader, until its future is done | `copy_window`, on the load stream | event after its copies |
+| window slot, pinned | one reader, until its future is done | `copy_window`, on the load stream | event after copies |
 """
 
 from collections import deque

@@ -54,7 +54,7 @@ class Downloader(_Turns):
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
-    | host slot | the copy, on `stream` | host, after the copy's event | `HostSlot.release`, after the read or a failure |
+    | host slot | the copy, on `stream` | host, after the copy's event | `HostSlot.release`, after read or failure |
     """
 
     def __init__(

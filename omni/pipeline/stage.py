@@ -9,14 +9,14 @@ Memory = Literal["device", "host"]
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model in the graph.
+    """A model in the graph.
 
     name: unique in the pipeline; the first part of every override path.
     kind: a registered stage kind (`"ar"`, `"encoder"`, `"vocoder"`, ...).
     model: `"module:function"`; the kind specifies the function's type.
     options: an instance of the kind's options struct, with the family's defaults.
     priority: stream priority hint; lower values run first where the device supports it.
-    dtype: of weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None takes the engine's. Users set it as
+    dtype: of weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None uses the engine's. Users set it as
         `"name.dtype"`, unless the options have a field of that name.
     """
 

@@ -8,8 +8,8 @@ The messages of a request keep their order. A payload's memory belongs to its pr
 | sent | an edge took it: its connector made a `Ref`, and it counts against the edge's `Credit` | `Produced.add` | |
 | closed | no further edge takes it | `Produced.close` | |
 | acquired | its consumer has room for each input made of it: it no longer counts | `Feed.acquire` | `Credit` |
-| released | no more reads of it are launched; its rows no longer move | `Feed.release`, `Connector.abort` | the producer |
-| free | earlier reads are complete too: the producer may reuse the memory | events of the releases | the producer |
+| released | no more reads of it are launched; its rows no longer move | `Feed.release`, `Connector.abort` | producer |
+| free | earlier reads are complete too: the producer may reuse the memory | events of the releases | producer |
 
 Three objects represent a payload under way: the connector's `Ref`, which crosses the edge, the consumer's `Lease`, and
 the producer's `Credit` (`omni.engine.route`).

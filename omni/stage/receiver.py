@@ -59,9 +59,9 @@ class PayloadReceiver:
 
     | buffer | written by | read by | free when |
     |---|---|---|---|
-    | source | its producer, before the payload's event | `gather_rows`, `copy_rows` | see `omni.stage.messages`, `PageSlice` |
-    | slots, places, values, uploaded | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
-    | `Transfer.into` | `gather_rows`, `copy_rows` | the stream's phases; others after `Receipt.end` | the consumer frees it |
+    | source | producer, before the payload's event | `gather_rows`, `copy_rows` | see `omni.stage.messages`, `PageSlice` |
+    | slots, places, values | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
+    | `Transfer.into` | `gather_rows`, `copy_rows` | the stream; others after `Receipt.end` | the consumer frees it |
     """
 
     def __init__(self, device: Device, stream: Stream, words: int) -> None:

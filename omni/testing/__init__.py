@@ -1,4 +1,4 @@
-"""Conformance suites, guards and the simulated device, which plugin authors run in their own tests."""
+"""Conformance suites, guards and the simulated device, for the tests of plugins."""
 
 from omni.testing.connectors import check_connector
 from omni.testing.launch_guard import LaunchGuard

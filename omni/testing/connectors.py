@@ -1,4 +1,4 @@
-"""What every connector must keep: `check_connector`."""
+"""The conformance suite of connectors: `check_connector`."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ AnswerT = TypeVar("AnswerT")
 def check_connector(factory: Callable[[], Connector], device: Device) -> None:
     """Checks that connectors made by `factory` keep the contract of `omni.connector` for payloads on `device`.
 
-    Both ends are driven from the calling thread. Raises AssertionError naming the promise that is broken.
+    The calling thread drives both ends. Raises AssertionError, which names the broken promise.
     """
     for check in (
         _payloads_arrive_whole,
@@ -40,7 +40,7 @@ def check_connector(factory: Callable[[], Connector], device: Device) -> None:
 
 
 class Gate:
-    """An event that is done when the test says so. A call that waits for it by asking again and again is found out."""
+    """An event that the test completes. A call that polls it in a loop fails the test."""
 
     def __init__(self) -> None:
         self.open = False
@@ -53,7 +53,7 @@ class Gate:
 
 
 class Numbered(msgspec.Struct, frozen=True, kw_only=True):
-    """Meta of the payloads that the checks send."""
+    """Meta of the checks' payloads."""
 
     index: int
 
@@ -65,7 +65,7 @@ class _Bench:
     stream: Stream
 
     def payload(self, index: int, rows: int = 6, width: int = 3) -> Payload:
-        """A tensor `[rows, width]` and two page rows, of values that only this `index` has."""
+        """A tensor `[rows, width]` and two page rows, with values unique to this `index`."""
         plain = self.device.empty((rows, width), torch.float32, self.stream)
         pages = self.device.empty((rows, 2, width), torch.float32, self.stream)
         self.device.launch(self.stream, _fill, plain, 1000.0 * index)
@@ -79,7 +79,7 @@ class _Bench:
         return payload, ref, self.connector.receive(ref, self.stream)
 
     def arrival(self, pending: Pending) -> Received:
-        """What arrives, once its tensors may be read."""
+        """The received payload, once its tensors may be read."""
         received = _until(pending.poll, "a payload that is ready arrives")
         assert received is not None
         _until(received.ready.done, "an arrived payload becomes ready")
@@ -191,7 +191,7 @@ def _require(kept: bool, promise: str) -> None:
 
 
 def _until(ask: Callable[[], AnswerT], promise: str) -> AnswerT:
-    """The first true answer of `ask`."""
+    """Calls `ask` until its result is true, and returns that."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not (answer := ask()):
         _require(time.monotonic() < deadline, promise)

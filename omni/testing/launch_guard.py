@@ -1,4 +1,4 @@
-"""Holds the rule that device memory is touched only inside phases."""
+"""Enforces the rule that device memory is accessed only inside phases."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -34,25 +34,27 @@ _VIEWS = frozenset(
         "_unsafe_view",
     }
 )
-"""Operations that never read, write or allocate tensor memory: they make another tensor over the same."""
+"""Operations that never read, write or allocate tensor memory: they return another tensor over the same storage."""
 
 
 class LaunchGuard(TorchDispatchMode):
     """While entered, a torch operation of this thread outside a phase of `device` raises AssertionError.
 
-    Making views is allowed. Operations composed of others are judged by their parts: `flatten` of a contiguous tensor is a
-    view, of another one a copy. Use it around `Engine.tick`, or around a stage worker's, on any device:
+    Views are allowed. Composite operations are judged by their parts: `flatten` of a contiguous tensor is a view, of
+    another tensor a copy. Use the guard around `Engine.tick`, or around a stage worker's, on any device:
 
         with LaunchGuard(device):
             while engine.tick():
                 pass
 
-    A stage that is found out so fails its batch and runs it again, request by request, where nothing may be found any more: at its
-    end the guard raises AssertionError if a stage did that (`no_retries`).
+    A stage that breaks the rule fails its batch and retries it request by request, possibly without a further error. So
+    the guard raises AssertionError at its end if a stage retried a batch (`no_retries`).
 
-    On the CPU `tolist` and `numpy` read a tensor without any operation, so they pass unseen; on a GPU they copy first.
+    On the CPU `tolist` and `numpy` read a tensor without any operation, so the guard does not see them; on a GPU they
+    copy first.
 
-    operations: how many were seen inside phases, to show that the guard was awake. launched: the phases they were in.
+    operations: number of operations seen inside phases, to show that the guard was active. launched: the phases of
+    these operations.
     """
 
     def __init__(self, device: Device) -> None:
@@ -94,7 +96,7 @@ class LaunchGuard(TorchDispatchMode):
         return parts
 
     def _by_parts(self, func: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        # In inference mode composed operations arrive whole.
+        # In inference mode composite operations arrive undivided.
         decompose: Callable[..., object] = func.decompose
         super().__enter__()  # type: ignore[no-untyped-call]
         try:

@@ -1,4 +1,4 @@
-"""Stages run the parts of a failed batch again, each alone: good for users, but in tests it hides the failure."""
+"""Guards against retries of failed batches, which help users but hide failures in tests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _count = MailboxWorker.retried
 
 @dataclass(slots=True)
 class _Planted:
-    """depth: number of `planted_faults` that are entered."""
+    """depth: number of `planted_faults` that are entered now."""
 
     depth: int = 0
 
@@ -24,10 +24,10 @@ _planted = _Planted()
 
 @contextmanager
 def no_retries() -> Iterator[None]:
-    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`), in any thread of the
-    process. Any other error that is raised gets a note of it.
+    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`), in any thread
+    of the process. Any other error raised inside gets a note about the retry.
 
-    `Simulation.run` and `LaunchGuard` enter it themselves. Of nested ones the innermost raises. Faults that are planted belong in
+    `Simulation.run` and `LaunchGuard` enter it themselves. The innermost of nested ones raises. For planted faults, use
     `planted_faults`.
     """
     failed: list[tuple[str, Exception]] = []
@@ -50,7 +50,7 @@ def no_retries() -> Iterator[None]:
 
 @contextmanager
 def planted_faults() -> Iterator[None]:
-    """Failures in here are intended: no `no_retries`, around it or within, raises for them."""
+    """Failures inside are intended: neither an outer nor an inner `no_retries` raises for them."""
     _planted.depth += 1
     try:
         yield

@@ -1,4 +1,4 @@
-"""The simulated device: streams that run late and in any order, and a check of every access to memory."""
+"""The simulated device: streams that run late and in any order, and a check of every memory access."""
 
 from omni.testing.simulation.access import Access, Race
 from omni.testing.simulation.device import SimulatedDevice

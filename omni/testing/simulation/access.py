@@ -1,11 +1,12 @@
-"""Who touched memory, and what is reported of two who should not have."""
+"""Memory accesses, and reports of races between them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """tick: of the agent's clock. by: the phase and its place among all launches, or the host. operation: of torch's, or a call."""
+    """A memory access. tick: of the agent's clock. by: the phase and its number among all launches, or the host.
+    operation: torch's operation, or a call."""
 
     agent: int
     tick: int
@@ -23,9 +24,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two accesses that nothing orders, at least one of them a write, or memory given back under a running reader.
+    """Two unordered accesses, at least one of them a write, or memory freed under a running reader.
 
-    buffer: what both touch. byte: where in its storage.
+    buffer: the buffer of both. byte: the offset in its storage.
     """
 
     buffer: str
@@ -38,7 +39,7 @@ class Race:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What makes it another race than others: who met whom, whenever."""
+        """The identity of a race: the places of its two accesses, whatever their time."""
         return tuple(
             part for one in (self.first, self.second) for part in (one.stream, one.by, one.operation, str(one.writes))
         )

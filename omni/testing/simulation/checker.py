@@ -1,4 +1,4 @@
-"""The happens-before checker: remembers who touched what, and reports accesses that nothing orders."""
+"""The happens-before checker: records accesses, and reports unordered ones."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,8 @@ from omni.testing.simulation.stream import Launched, SimulatedStream
 
 @dataclass(slots=True)
 class _Running:
-    """A phase being run. numbers: of its accesses, by operation and kind. seen: what it touched in the same way before."""
+    """A running phase. numbers: of its accesses, by operation and kind. seen: regions that it accessed in the same way
+    before."""
 
     stream: SimulatedStream
     launched: Launched
@@ -24,9 +25,9 @@ class _Running:
 
 
 class Checker:
-    """Keeps shadow memory of every storage that phases or the host touch, from the first touch to the storage's end.
+    """Keeps shadow memory of every storage that phases or the host access, from the first access to the storage's end.
 
-    host: what the host knows. races: what was found, each pair of places once.
+    host: the host's clock. races: the races found, each pair of places once.
     """
 
     def __init__(self) -> None:
@@ -43,15 +44,15 @@ class Checker:
         self._streams[stream.agent] = stream
 
     def host_step(self) -> None:
-        """What the host did so far is told apart from what it does next."""
+        """Separates the host's earlier accesses from its later ones."""
         advance(self.host, HOST, self.host[HOST] + 1)
 
     def images(self, buffers: tuple[object, ...]) -> list[Image]:
-        """Of the host slots that a phase which is being launched uses."""
+        """Images of the host slots among a launched phase's buffers."""
         return self._slots.take(buffers)
 
     def begin(self, stream: SimulatedStream, launched: Launched) -> None:
-        """Touches until `end` are of this phase."""
+        """Attributes accesses until `end` to this phase."""
         running = self._running = _Running(stream, launched)
         for image in launched.images:
             byte = self._slots.changed(image)
@@ -64,7 +65,7 @@ class Checker:
         self._running = None
 
     def touch(self, tensor: Tensor, writes: bool, operation: str, selection: Selection | None = None) -> None:
-        """The running phase reads or writes the tensor, or what `selection` leaves of it."""
+        """Records that the running phase reads or writes the tensor, or the part that `selection` selects."""
         running = self._running
         if running is None or not tensor.numel():
             return
@@ -85,7 +86,7 @@ class Checker:
         shadow.mark((running.stream.agent, writes), region, number)
 
     def made(self, tensor: Tensor, operation: str) -> None:
-        """The running phase made a tensor. Nothing happens if its storage is known."""
+        """Records a tensor that the running phase made. A no-op for a known storage."""
         key = key_of(tensor)
         running = self._running
         if running is None or key in self._shadows:
@@ -95,7 +96,8 @@ class Checker:
         shadow.latest[agent, True] = self._number(running, operation, True)
 
     def allocated(self, tensor: Tensor, stream: SimulatedStream) -> None:
-        """The host allocated the tensor for a stream: earlier phases of that stream may still be using the memory."""
+        """Records a tensor that the host allocated for a stream: earlier phases of that stream may still use the
+        memory."""
         shadow = self._watch(key_of(tensor), tensor, stream.agent, 0)
         last = Access(
             stream.agent, stream.tick, stream.name, f"what stream {stream.name!r} had before", 0, "empty", True
@@ -158,7 +160,7 @@ class Checker:
                 self._report(first, second, self._name(tensor), shadow.first_byte(kind, region, last))
 
     def _gone(self, shadow: Shadow) -> None:
-        """A storage ended: what is launched next on its home stream may get its memory."""
+        """Handles the end of a storage: later launches on its home stream may get its memory."""
         del self._shadows[shadow.key]
         self._slots.gone(shadow.key)
         if shadow.home is None or (len(shadow.latest) == 1 and (shadow.home, True) in shadow.latest):

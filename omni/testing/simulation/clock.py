@@ -1,7 +1,8 @@
-"""Vector clocks: what each agent (the host, each stream) is known to have done.
+"""Vector clocks: the known progress of each agent (the host, each stream).
 
-A clock is a list of ticks by agent; agents beyond its end have tick 0. An agent's tick counts its steps: a stream's launches, the
-host's launches and records. Something that an agent did at tick t happened before whatever has a clock that knows tick t of it.
+A clock is a list of ticks by agent; agents beyond its end have tick 0. An agent's tick counts its steps: a stream's
+launches, the host's launches and records. An agent's action at tick t happened before every event whose clock has at
+least tick t of that agent.
 """
 
 from typing import TypeAlias
@@ -9,16 +10,16 @@ from typing import TypeAlias
 Clock: TypeAlias = list[int]
 
 HOST = 0
-"""The agent that is the host. Streams are numbered from 1, as they were made."""
+"""The host's agent number. Streams are numbered from 1, in the order of their creation."""
 
 
 def known(clock: Clock, agent: int) -> int:
-    """How far `agent` is known to be."""
+    """The tick of `agent` that the clock knows."""
     return clock[agent] if agent < len(clock) else 0
 
 
 def join(clock: Clock, other: Clock) -> None:
-    """`clock` comes to know what `other` knows."""
+    """Adds the knowledge of `other` to `clock`."""
     if len(clock) < len(other):
         clock.extend([0] * (len(other) - len(clock)))
     for agent, tick in enumerate(other):
@@ -27,7 +28,7 @@ def join(clock: Clock, other: Clock) -> None:
 
 
 def advance(clock: Clock, agent: int, tick: int) -> None:
-    """`agent`, whose clock this is, gets to `tick`."""
+    """Advances `agent`, the owner of the clock, to `tick`."""
     if len(clock) <= agent:
         clock.extend([0] * (agent + 1 - len(clock)))
     clock[agent] = tick

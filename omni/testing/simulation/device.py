@@ -1,4 +1,4 @@
-"""A device whose streams run late, in any order that launches, events and waits allow; one seed decides."""
+"""A device whose streams run late, in any order that launches, events and waits allow. A seed determines the order."""
 
 import sys
 from collections.abc import Iterable
@@ -20,24 +20,25 @@ from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEve
 from omni.testing.simulation.waits import WaitLog
 
 _PATIENT = 1e9
-"""Seconds: longer than anything takes."""
+"""Seconds, longer than any operation takes."""
 
 
 class SimulatedDevice(Device):
-    """The CPU behind the device interface, as late as an accelerator.
+    """The CPU with the timing of an accelerator.
 
-    With a seed, the streams go on at each of the host's calls, each at its own pace, by a clock of the device's own. Without one,
-    they run when `run` or `synchronize` says so. A phase runs as a whole, in its stream's order; a copy reads its source then.
+    With a seed, streams advance at each of the host's calls, each at its own pace, by the device's own clock. Without
+    one, they run only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its
+    source then.
 
-    Every access to memory is checked: `races` lists those that no launch, event or wait orders, also where they happened in the
-    right order by luck. One thread only.
+    Every memory access is checked: `races` lists accesses that no launch, event or wait orders, even if they happened
+    in the right order. One thread only.
 
-    without: the name of a wait (`find_waits`) that is left out: the host goes on at once and learns
-    nothing, a stream does not wait.
+    without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream
+        does not wait.
     check: whether accesses are recorded; without it the device is only late.
 
-    now: seconds. done: operations that have run. trace: what ran and what events were asked, in order. waits: counts of the waits
-    that were come to. latest: the most operations that were pending at once, to show that work was late.
+    now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order.
+    waits: counts of executed waits. latest: the most operations pending at once, to show that work was late.
     """
 
     def __init__(self, seed: int | None = None, *, without: str | None = None, check: bool = True) -> None:
@@ -64,11 +65,11 @@ class SimulatedDevice(Device):
 
     @property
     def pending(self) -> int:
-        """Operations that were enqueued and have not run."""
+        """Number of enqueued operations that have not run."""
         return sum(len(stream.queue) for stream in self.streams)
 
     def assert_no_races(self) -> None:
-        """Raises AssertionError that describes the races that were found. What is pending runs first, and is looked at too."""
+        """Raises AssertionError with a description of the races. Runs and checks pending operations first."""
         while self.skip():
             pass
         if self.races:
@@ -116,7 +117,7 @@ class SimulatedDevice(Device):
         self._enqueue(stream, Barrier(event, self.now))
 
     def answer(self, event: SimulatedEvent, caller: FrameType) -> bool:
-        """What `event.done()` says at a place in the code."""
+        """The result of `event.done()` at a place in the code."""
         names = self.waits.names(caller)
         self.host_step()
         for name in names:
@@ -129,7 +130,7 @@ class SimulatedDevice(Device):
         return event.reached
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # By numpy, as it is no memory of the device's: what counts that does not see it.
+        # Allocated by numpy, so that the allocation count does not see it.
         return torch.from_numpy(np.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
 
     def host_worker(self, name: str) -> SimulatedHostWorker:
@@ -152,7 +153,7 @@ class SimulatedDevice(Device):
                     join(self._checker.host, stream.clock)
 
     def run(self, names: Iterable[str] | None = None, *, operations: int | None = None) -> int:
-        """Runs what can run on the streams of these names, at most `operations` in all; returns how much that was."""
+        """Runs ready operations of the streams of these names, at most `operations` in all. Returns their number."""
         chosen = None if names is None else set(names)
         count = 0
         for stream in self.streams:
@@ -164,13 +165,13 @@ class SimulatedDevice(Device):
         return count
 
     def stall(self, name: str, seconds: float) -> None:
-        """The streams of this name do nothing for so long."""
+        """Stalls the streams of this name for `seconds`."""
         for stream in self.streams:
             if stream.name == name:
                 stream.free_at = max(stream.free_at, self.now) + seconds
 
     def host_step(self) -> None:
-        """Time passes as between two calls of the host: what is over by then runs."""
+        """Advances time as between two host calls, and runs the operations that end by then."""
         if self.schedule is None or self._running:
             return
         self.latest = max(self.latest, self.pending)
@@ -180,7 +181,7 @@ class SimulatedDevice(Device):
             self._run_head(stream)
 
     def skip(self, until: float = _PATIENT) -> bool:
-        """Runs the one operation that is over next, if that is before `until`. Returns whether there was one."""
+        """Runs the operation that ends next, if it ends before `until`. Returns whether there was one."""
         stream = self._next()
         if stream is None or stream.due > until:
             return False
@@ -189,17 +190,17 @@ class SimulatedDevice(Device):
         return True
 
     def describe(self) -> str:
-        """What each stream has to do, and waits for."""
+        """Pending work and waits of each stream."""
         busy = [f"stream {s.name!r}: {len(s.queue)} pending, first {s.queue[0]}" for s in self.streams if s.queue]
         return "\n".join(busy) or "nothing is pending on the device"
 
     def _next(self) -> SimulatedStream | None:
-        """The stream whose head is over first."""
+        """The stream whose head operation ends first."""
         ready = [stream for stream in self.streams if stream.queue and stream.can_run]
         return min(ready, key=lambda stream: stream.due) if ready else None
 
     def _tell(self, stream: SimulatedStream) -> None:
-        """What is enqueued next on the stream comes after all that the host has done."""
+        """Orders later work of the stream after all host actions so far."""
         if self._checker is not None:
             join(stream.clock, self._checker.host)
             self._checker.host_step()

@@ -1,4 +1,4 @@
-"""Work beside the engine's thread, without threads: it is done late and in any order, as the seed says."""
+"""Simulated host work, without threads: it runs late and in any order, by the seed."""
 
 import sys
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from omni.device import Event, HostTask, Stream
 from omni.testing.simulation.stream import SimulatedEvent, SimulatedStream
 
 _THREADS = 2
-"""Enough for one task to overtake another."""
+"""Threads: enough for one task to overtake another."""
 
 T = TypeVar("T")
 
 
 class _Device(Protocol):
-    """What a worker needs of its device."""
+    """The part of a device that the worker uses."""
 
     def stream(self, name: str) -> SimulatedStream: ...
 
@@ -36,7 +36,7 @@ class SimulatedTask(Generic[T]):
     def run(self) -> None:
         try:
             self._results.append(self._work())
-        except Exception as error:  # it is for who asks for the result
+        except Exception as error:  # raised by `result`
             self._error = error
 
     def done(self) -> bool:
@@ -55,7 +55,7 @@ class SimulatedTask(Generic[T]):
 
 
 class SimulatedHostWorker:
-    """Its threads are streams, made as they are needed. Tasks of different threads are done in any order."""
+    """Its threads are simulated streams, created on demand. Tasks of different threads run in any order."""
 
     def __init__(self, device: _Device, name: str) -> None:
         self._device = device

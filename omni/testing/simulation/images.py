@@ -1,4 +1,4 @@
-"""What stood in host slots when a phase was launched that uses them: from then on the host must not write there."""
+"""Images of host slots at the launch of phases that use them: from then on the host must not write there."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from omni.testing.simulation.shadow import key_of
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A slot's bytes at a launch. version: of the slot then."""
+    """A slot's bytes at a launch. version: the slot's version then."""
 
     tensor: Tensor
     version: int
@@ -21,10 +21,10 @@ class Image:
 
 
 class SlotImages:
-    """Host slots that were handed out. The host writes to them as numpy arrays, which no operation shows: it is found out by what
-    stands there when the phase runs.
+    """Host slots that were handed out. The host writes them through numpy, without a torch operation; a comparison of
+    contents when the phase runs detects such writes.
 
-    A slot's version counts what may change it: being handed out again, and phases that write it.
+    A slot's version counts the legal changes: handing it out again, and phases that write it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class SlotImages:
         self._versions[key] = self._versions.get(key, 0) + 1
 
     def written(self, key: int) -> None:
-        """By a phase. Nothing if it is no slot."""
+        """Records a phase's write. A no-op if the key is not a slot's."""
         if key in self._versions:
             self._versions[key] += 1
 
@@ -42,7 +42,7 @@ class SlotImages:
         self._versions.pop(key, None)
 
     def take(self, buffers: Iterable[object]) -> list[Image]:
-        """Of the slots among a launch's buffers."""
+        """Images of the slots among a launch's buffers."""
         images: list[Image] = []
         if self._versions:
             for buffer in buffers:
@@ -53,7 +53,7 @@ class SlotImages:
         return images
 
     def changed(self, image: Image) -> int | None:
-        """The first byte of the tensor that is another by now though nobody should have written it; None if there is none."""
+        """The first byte that the host changed illegally since the image; None if there is none."""
         if self._versions.get(key_of(image.tensor)) != image.version:
             return None
         places = np.flatnonzero(_bytes(image.tensor) != image.content)

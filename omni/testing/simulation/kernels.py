@@ -1,6 +1,6 @@
-"""Sees what Triton kernels touch that a phase runs under Triton's interpreter: the bytes that they load and store.
+"""Observes the bytes that Triton kernels load and store in phases under Triton's interpreter.
 
-To torch such a kernel is no operation. A device's own kernels cannot be looked into; the simulated device is the CPU, where they
+Torch sees no operation in such a kernel. Compiled kernels cannot be observed; on the simulated device, the CPU, kernels
 run interpreted (`TRITON_INTERPRET=1`) or not at all.
 """
 
@@ -21,22 +21,22 @@ _INTERPRETER = "triton.runtime.interpreter"
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Touch = Callable[[Tensor, bool, str, Selection], None]
-"""As `Checker.touch`."""
+"""The signature of `Checker.touch`."""
 
 _Kind = tuple[bool, int]
-"""Whether it wrote, and bytes of an element."""
+"""Whether the access writes, and the bytes of an element."""
 
 
 @dataclass(slots=True)
 class _Kernel:
-    """A kernel being run. accesses: addresses of elements, one program's after the other's."""
+    """A running kernel. accesses: addresses of elements, one program after the other."""
 
     name: str
     storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     accesses: dict[_Kind, list[NDArray[np.uint64]]] = field(default_factory=dict)
 
     def add(self, value: Any) -> None:
-        """An argument: what tensors it holds."""
+        """Records the tensors of an argument."""
         if isinstance(value, Tensor):
             storage = value.untyped_storage()
             self.storages[storage.data_ptr()] = storage
@@ -47,7 +47,7 @@ class _Kernel:
             self.add(value.base)
 
     def access(self, pointers: Any, mask: Any, writes: bool) -> None:
-        """pointers, mask: of the interpreter's; None masks nothing."""
+        """pointers, mask: the interpreter's values; None masks nothing."""
         itemsize = np.dtype(_interpreter()._get_np_dtype(pointers.get_element_ty())).itemsize
         addresses = pointers.data
         if mask is not None:
@@ -73,7 +73,9 @@ class _Kernel:
 
 
 class KernelWatch:
-    """touch: is told of every part of a storage that a kernel loads, stores or does both to, once it has run.
+    """Observes kernels.
+
+    touch: called after each kernel, for every part of a storage that it loads, stores, or both.
 
     running: whether a kernel runs: torch's operations are then the interpreter's own.
     """
@@ -88,7 +90,7 @@ class KernelWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While entered, kernels are seen. Costs nothing where nobody has loaded the interpreter."""
+        """While entered, observes kernels. Free of cost while the interpreter is not loaded."""
         if _INTERPRETER not in sys.modules:
             yield
             return
@@ -97,7 +99,7 @@ class KernelWatch:
         call = executor.__call__
         executor.__call__ = self._called(call)
         accesses = self._accesses(builder)
-        # On the one builder, in front of its class's.
+        # Instance attributes of the only builder override its class's.
         vars(builder).update(accesses)
         try:
             yield
@@ -120,7 +122,7 @@ class KernelWatch:
         return run
 
     def _accesses(self, builder: Any) -> dict[str, Callable[..., Any]]:
-        """What the interpreter reads and writes memory by: all else that does is made of these."""
+        """The interpreter's functions for memory access; all its other accesses use these."""
 
         def load(ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
             self._see(ptrs, mask, False)
@@ -156,5 +158,5 @@ def _interpreter() -> Any:
 
 
 def _holders() -> tuple[Any, ...]:
-    """Arguments that are a tensor and something about it."""
+    """Types of arguments that contain a tensor."""
     return _interpreter().TensorDescriptor, sys.modules["triton.runtime.jit"].TensorWrapper

@@ -1,4 +1,4 @@
-"""Names of buffers: how a phase's code would reach them."""
+"""Names of buffers: the expression by which a phase's code reaches them."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ _DEPTH = 4
 
 
 def name_buffer(phase: Phase, buffers: tuple[object, ...], tensor: Tensor) -> str:
-    """Name, type and shape of a tensor that the phase touches; a tensor that none of its arguments leads to has no name."""
+    """Name, type and shape of a tensor that the phase accesses. No name if no argument leads to the tensor."""
     kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     key = key_of(tensor)
     names = list(inspect.signature(phase).parameters)
@@ -49,6 +49,6 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
     else:
         try:
             own = vars(value)
-        except TypeError:  # it has none
+        except TypeError:  # no signature
             return
         yield from ((f".{name}", part) for name, part in own.items())

@@ -1,4 +1,4 @@
-"""What a torch operation touches, by its schema: reads, writes, rows that indices choose, or nothing but a view."""
+"""The accesses of a torch operation, by its schema: reads, writes, rows selected by indices, or a mere view."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ Arguments = tuple[Any, ...]
 
 
 class Nature(Enum):
-    """COMPOSED: made of other operations, which are seen instead. VIEW: touches nothing. PERHAPS_VIEW: a view or a copy.
+    """COMPOSED: made of other operations, which are observed instead. VIEW: no access. PERHAPS_VIEW: a view or a copy.
 
-    FRESH: a view of memory that is new.
+    FRESH: a view of new memory.
     """
 
     COMPOSED = "composed"
@@ -30,10 +30,12 @@ class Nature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """written: positions and names of the arguments that it writes; it reads all other tensors. trained: of those that it writes
-    too when it is told to train.
+    """An operation's accesses.
 
-    chosen: of the tensor at position 0 it touches only what the arguments choose.
+    written: positions and names of the arguments that it writes; it reads all other tensors. trained: arguments that it
+    writes too in training mode.
+
+    chosen: selects the part of the tensor at position 0 that it accesses, from its arguments.
     """
 
     name: str
@@ -43,14 +45,15 @@ class Operation:
     chosen: Callable[[Arguments], Selection | None] | None
 
     def written_by(self, args: Arguments) -> frozenset[int | str]:
-        """Positions and names of what a call with these arguments writes."""
+        """Positions and names of the arguments that a call with these arguments writes."""
         trained = self.trained
         return self.written | trained.written if trained is not None and args[trained.flag] else self.written
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Statistics that an operation moves on though its schema does not say so. flag: position of the argument that says it does."""
+    """Statistics that an operation updates although its schema does not say so. flag: position of the argument for
+    training mode."""
 
     written: frozenset[int | str]
     flag: int
@@ -73,11 +76,12 @@ _WHOLE = frozenset(
         "softmax",
     }
 )
-"""Composed operations that read all of their arguments and make a new tensor: taking them apart would tell nothing more."""
+"""Composite operations that read all of their arguments and make a new tensor: their parts would reveal nothing
+more."""
 _VIEWS = frozenset({"_unsafe_view"})
-"""Views whose schemas do not say so."""
+"""Views whose schemas do not declare them as such."""
 _FRESH = frozenset({"lift", "lift_fresh"})
-"""What `torch.tensor` ends with: its argument is memory that no operation made."""
+"""The last operation of `torch.tensor`: its argument is memory that no operation made."""
 _SHAPED_IN_PLACE = frozenset(
     {"as_strided_", "detach_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 )
@@ -85,7 +89,7 @@ _TRAINED: Mapping[str, Trained] = {"native_batch_norm": Trained(frozenset({3, 4}
 
 
 def describe(func: Any) -> Operation:
-    """func: an overload, as a dispatch mode gets it."""
+    """func: an overload, as in a dispatch mode."""
     name: str = func.overloadpacket.__name__
     schema = func._schema
     written: set[int | str] = set()
@@ -114,18 +118,18 @@ def _composed(func: Any) -> bool:
 
 def _numbers(index: Tensor) -> NDArray[Any]:
     numbers = index.numpy()
-    # A mask of bytes: to numpy these are numbers.
+    # A byte mask: numpy would treat it as numbers.
     return numbers.astype(bool) if index.dtype == torch.uint8 else numbers
 
 
 def _rows(args: Arguments) -> Selection | None:
-    """`(self, dim, index, ...)`: whole rows along a dimension; a scalar is taken whole."""
+    """`(self, dim, index, ...)`: whole rows along a dimension; a scalar as a whole."""
     tensor, dim, index = args[0], args[1], args[2]
     return (*(slice(None),) * (dim % tensor.dim()), _numbers(index)) if tensor.dim() else None
 
 
 def _elements(args: Arguments) -> Selection | None:
-    """`(self, dim, index, ...)`: an element for each of the index's."""
+    """`(self, dim, index, ...)`: one element per element of the index."""
     tensor, dim, index = args[0], args[1], args[2]
     if not tensor.dim() or not index.dim():
         return None
@@ -135,7 +139,7 @@ def _elements(args: Arguments) -> Selection | None:
 
 
 def _indexed(args: Arguments) -> Selection:
-    """`(self, indices, ...)`, as brackets have them."""
+    """`(self, indices, ...)`, as in indexing with brackets."""
     return tuple(slice(None) if index is None else _numbers(index) for index in args[1])
 
 

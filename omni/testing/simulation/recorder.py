@@ -1,4 +1,4 @@
-"""Sees every torch operation of a phase and tells the checker what it touches."""
+"""Observes every torch operation of a phase and reports its accesses to the checker."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,19 +13,21 @@ from omni.testing.simulation.shadow import key_of
 
 
 class Recorder(TorchDispatchMode):
-    """While entered, records this thread's operations. On the CPU `tolist` and `numpy` are none and pass unseen."""
+    """While entered, records this thread's operations. On the CPU `tolist` and `numpy` are no operations and are not
+    seen."""
 
     def __init__(self, checker: Checker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checker = checker
         self.kernels = KernelWatch(checker.touch)
-        """Sees what is no operation of torch's; entered beside this."""
+        """Observes accesses that are not torch operations; entered together with this mode."""
         self._operations: dict[int, Operation] = {}
-        """By the overload's identity, since hashing it takes longer than all that is done with it here. Overloads live for ever."""
+        """Keyed by the overload's id, since hashing an overload takes longer than the rest of the work here. Overloads
+        are never freed."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # What torch wraps a mode in otherwise takes many times as long as what this one does.
+        # Avoids torch's wrapper of a mode, which takes many times as long as this mode.
         return False
 
     def __torch_dispatch__(
@@ -37,7 +39,7 @@ class Recorder(TorchDispatchMode):
     ) -> object:
         kwargs = kwargs or {}
         if self.kernels.running:
-            return func(*args, **kwargs)  # what the kernel touches, not what its interpreter does for it
+            return func(*args, **kwargs)  # record the kernel's accesses, not its interpreter's
         operation = self._operations.get(id(func))
         if operation is None:
             operation = self._operations[id(func)] = describe(func)
@@ -71,7 +73,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    """An argument or a result: a tensor, a list of them and of what is none, or something else."""
+    """The tensors in an argument or a result: a tensor, a list with tensors, or something else."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""Which bytes of a storage an access touches."""
+"""The bytes of a storage that an access touches."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,13 @@ from torch import Tensor
 
 Cells = NDArray[np.int32]
 Selection = tuple[Any, ...]
-"""An index of numpy's, of the rows or elements of a tensor that an operation touches."""
+"""A numpy index of the rows or elements of a tensor that an operation accesses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A strided part of a storage. start, strides: in bytes. selection: of the elements, None for all. whole: all there is."""
+    """A strided part of a storage. start, strides: in bytes. selection: of the elements, None for all. whole: the
+    entire storage."""
 
     start: int
     shape: tuple[int, ...]
@@ -33,7 +34,7 @@ class Region:
         return cls(start, tuple(tensor.shape), strides, itemsize, selection, whole)
 
     def view(self, cells: Cells, granule: int) -> Cells:
-        """Cells of this region, as a view of `cells`, one for each `granule` bytes of the storage."""
+        """A view of `cells`, which has one cell per `granule` bytes of the storage, with the cells of this region."""
         width = self.itemsize // granule
         cell = cells.itemsize
         strides = tuple(stride // granule * cell for stride in self.strides)
@@ -43,7 +44,7 @@ class Region:
         return np.ndarray(shape, cells.dtype, cells.data, self.start // granule * cell, strides)
 
     def latest(self, cells: Cells, granule: int) -> int:
-        """The greatest of the region's cells; 0 if it has none."""
+        """The maximum of the region's cells; 0 if it has none."""
         part = self.view(cells, granule)
         if self.selection is not None:
             part = part[self.selection]
@@ -54,7 +55,7 @@ class Region:
         part[... if self.selection is None else self.selection] = value
 
     def first(self, cells: Cells, granule: int, value: int) -> int:
-        """Byte of the storage at which the region's first cell of that value is."""
+        """The byte of the storage at the region's first cell with that value."""
         mine = np.zeros_like(cells)
         self.fill(mine, granule, 1)
         return int(np.flatnonzero((cells == value) & (mine != 0))[0]) * granule

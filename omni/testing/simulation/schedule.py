@@ -1,17 +1,17 @@
-"""How fast a simulated device and its host are: one seed decides all of it."""
+"""The speed of a simulated device and its host, determined by one seed."""
 
 import random
 
 _PATIENCE = 1.1
-"""Each look at an event while nothing else happens takes so much longer than the one before: seconds of stall cost no time."""
+"""Growth of the time per poll while nothing else happens, so that seconds of stall need few polls."""
 _MAX_IDLE = 250
 
 
 class Schedule:
     """Draws durations, in seconds of the device's own clock.
 
-    Each stream has a pace of its own, from a hundred times faster than the host to ten times slower, so that seeds differ in who
-    waits for whom. stalls: the share of phases that take as long as thousands of others.
+    Each stream has a pace of its own, from a hundred times faster than the host to ten times slower, so that seeds
+    differ in which side waits. stalls: the share of phases that take as long as thousands of others.
     """
 
     def __init__(self, seed: int) -> None:
@@ -30,5 +30,5 @@ class Schedule:
         return seconds
 
     def host_step(self, idle: int) -> float:
-        """Seconds until the host's next call. idle: calls since it launched something or something ran."""
+        """Seconds until the host's next call. idle: calls since the last launch or finished operation."""
         return float(self._host_step * self.random.random() * _PATIENCE ** min(idle, _MAX_IDLE))

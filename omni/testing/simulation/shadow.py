@@ -1,4 +1,4 @@
-"""Shadow memory: for each part of a storage, who touched it last."""
+"""Shadow memory: the last accesses to each part of a storage."""
 
 import weakref
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from torch import Tensor, UntypedStorage
 from omni.testing.simulation.region import Cells, Region
 
 Kind = tuple[int, bool]
-"""An agent, and whether it wrote."""
+"""An agent, and whether the access writes."""
 
 
 class Shadow(weakref.ref[UntypedStorage]):
-    """One storage from its first sight to its end, which it tells of. Accesses are numbers that grow; 0 is none.
+    """The shadow of one storage, until a callback at the storage's end. Accesses are increasing numbers; 0 is none.
 
-    key: of the storage. latest: each agent's last read and last write of any part. size: bytes. born: number of the launch that
-    made the storage, 0 if none did. home: the agent on whose stream it was allocated, for use there after its end; None if the host
-    allocated it.
+    key: of the storage. latest: each agent's last read and last write of any part. size: bytes. born: number of the
+    launch that made the storage, 0 if none did. home: the agent on whose stream it was allocated, for reuse there after
+    its end; None if the host allocated it.
     """
 
     __slots__ = ("_cells", "_granule", "born", "home", "key", "latest", "size")
@@ -35,7 +35,7 @@ class Shadow(weakref.ref[UntypedStorage]):
         self.latest: dict[Kind, int] = {}
         self._granule = tensor.itemsize
         self._cells: dict[Kind, Cells] | None = None
-        """Where a kind has no cells, all of the storage has its latest access."""
+        """For a kind without cells, the latest access to any part counts for the whole storage."""
 
     def last(self, kind: Kind, region: Region) -> int:
         """The last access of that kind to any part of `region`."""
@@ -45,7 +45,7 @@ class Shadow(weakref.ref[UntypedStorage]):
         return region.latest(cells[kind], self._granule)
 
     def mark(self, kind: Kind, region: Region, access: int) -> None:
-        """`access` touches `region`."""
+        """Records `access` to `region`."""
         before = self.latest.get(kind, 0)
         self.latest[kind] = access
         if region.whole:
@@ -56,19 +56,19 @@ class Shadow(weakref.ref[UntypedStorage]):
         cells = all_cells.get(kind)
         if cells is None:
             count = -(-self.size // self._granule)
-            # Zeros come without being written: pages are large, and little of them is touched.
+            # Zeroed pages cost nothing until written, and most parts of large pages are never accessed.
             cells = np.full(count, before, np.int32) if before else np.zeros(count, np.int32)
             all_cells[kind] = cells
         region.fill(cells, self._granule, access)
 
     def first_byte(self, kind: Kind, region: Region, access: int) -> int:
-        """Where `region` meets `access`."""
+        """The first byte of `region` that `access` touched."""
         if self._cells is None or kind not in self._cells:
             return region.start
         return region.first(self._cells[kind], self._granule, access)
 
     def grow(self, size: int) -> None:
-        """The storage has so many bytes now: an operation may give it more. Nobody has touched those."""
+        """Sets the storage's size: an operation may enlarge it. The new bytes have no accesses."""
         if size <= self.size:
             return
         self.size = size
@@ -77,7 +77,7 @@ class Shadow(weakref.ref[UntypedStorage]):
             self._cells = {kind: np.pad(cells, (0, max(count - cells.size, 0))) for kind, cells in self._cells.items()}
 
     def _refined(self, cells: dict[Kind, Cells], itemsize: int) -> dict[Kind, Cells]:
-        """The cells, fine enough for items of that size."""
+        """The cells, split to the granularity of items of that size."""
         if itemsize % self._granule:
             factor, self._granule = self._granule // itemsize, itemsize
             cells = {kind: np.repeat(each, factor) for kind, each in cells.items()}
@@ -86,6 +86,6 @@ class Shadow(weakref.ref[UntypedStorage]):
 
 
 def key_of(tensor: Tensor) -> int:
-    """Of the tensor's storage, unique while that lives."""
+    """A key of the tensor's storage, unique during its life."""
     key: int = tensor.untyped_storage()._cdata
     return key

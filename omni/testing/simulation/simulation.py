@@ -7,13 +7,13 @@ from omni.testing.retries import no_retries
 from omni.testing.simulation.device import SimulatedDevice
 
 _SETTLED = 4
-"""Rounds in a row in which nothing moved, after which the device's next operation comes at once."""
+"""Consecutive idle rounds after which the device's next operation runs at once."""
 _PATIENCE = 64
-"""Such rounds with nothing left on the device, after which nothing ever will move: some act on every n-th round only."""
+"""Consecutive idle rounds without pending operations that mean a hang: some components act on every n-th round only."""
 
 
 class HangError(AssertionError):
-    """Nothing moves, nothing is pending on the device, and there is still something to do."""
+    """Nothing happens and nothing is pending on the device, but work is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,12 @@ class _Action:
 
 
 class Simulation:
-    """Ticks until all is done, and makes time pass.
+    """Ticks until all work is done, and advances time.
 
-    tick: one round; whether anything happened. idle: whether all is done. explain: what is still to be done, for a hang's report.
+    tick: runs one round; returns whether anything happened. idle: whether all work is done. explain: describes the
+    remaining work, for the report of a hang.
 
-    ticks: rounds so far. What is done by when is decided by the device's seed.
+    ticks: rounds so far. The device's seed determines the timing.
     """
 
     def __init__(
@@ -49,18 +50,19 @@ class Simulation:
         self._actions: list[_Action] = []
 
     def at(self, tick: int, act: Callable[[], object], name: str = "an action") -> None:
-        """Acts before that round, or before the next one if it has been."""
+        """Calls `act` before that round, or before the next one if it has passed."""
         self._actions.append(_Action(tick, name, act))
         self._actions.sort(key=lambda action: action.tick)
 
     def sometime(self, before: int, act: Callable[[], object], name: str = "an action") -> int:
-        """As `at`, before a round that the seed chooses among the next `before`. Returns which."""
+        """As `at`, before a round that the seed chooses among the next `before`. Returns the round."""
         tick = self.ticks + self.random.randrange(before)
         self.at(tick, act, name)
         return tick
 
     def run(self) -> None:
-        """Until all is done. Raises HangError, and AssertionError if a stage had to run something again (`no_retries`)."""
+        """Runs until all work is done. Raises HangError, and AssertionError if a stage retried a batch
+        (`no_retries`)."""
         with no_retries():
             self._run()
 
@@ -72,7 +74,7 @@ class Simulation:
             moved = self._tick()
             self.ticks += 1
             self.device.host_step()
-            # What ran during the round may be what it asked for too early.
+            # Operations that ran during the round may be ones that it polled too early.
             quiet = 0 if moved or self.device.done > done else quiet + 1
             if quiet < _SETTLED:
                 if not self._actions and self._idle():

@@ -1,4 +1,4 @@
-"""Queues of a simulated device: what was launched and has not run, and the events between."""
+"""Queues of a simulated device: pending launches, and the events between them."""
 
 import sys
 from collections import deque
@@ -13,13 +13,13 @@ from omni.testing.simulation.images import Image
 
 
 class Asked(Protocol):
-    """Answers for an event."""
+    """Answers `done` for an event."""
 
     def answer(self, event: "SimulatedEvent", caller: FrameType) -> bool: ...
 
 
 class SimulatedEvent:
-    """clock: what has happened before it. reached: the stream has got there, at `reached_at` seconds."""
+    """clock: the actions that happened before it. reached: the stream has reached it, at `reached_at` seconds."""
 
     __slots__ = ("_device", "clock", "number", "reached", "reached_at", "stream")
 
@@ -40,10 +40,11 @@ class SimulatedEvent:
 
 @dataclass(slots=True, eq=False)
 class Launched:
-    """A phase in a queue. clock: what has happened before it; tick: its own. number: its place among all launches.
+    """A phase in a queue. clock: the actions that happened before it. tick: its own. number: its place among all
+    launches.
 
-    due_after: seconds that it takes. inference: whether it was launched in inference mode, in which it then runs. images: of the
-    host slots that it uses.
+    due_after: its duration in seconds. inference: whether it was launched, and so runs, in inference mode. images: of
+    its host slots.
     """
 
     phase: Phase
@@ -74,7 +75,7 @@ class Mark:
 
 @dataclass(slots=True, eq=False)
 class Barrier:
-    """What is behind it waits for the event."""
+    """Makes later items of the queue wait for the event."""
 
     event: Event
     at: float
@@ -92,7 +93,8 @@ Task = Launched | Mark | Barrier
 
 
 class SimulatedStream:
-    """agent: its number in clocks. ran: names of the phases that have run. free_at: seconds; what ran last was over then."""
+    """agent: its number in clocks. ran: names of the phases that have run. free_at: end of the last operation, in
+    seconds."""
 
     def __init__(self, name: str, agent: int, pace: float) -> None:
         self.name = name
@@ -113,7 +115,7 @@ class SimulatedStream:
 
     @property
     def due(self) -> float:
-        """When the head of the queue is over, in seconds; only if it can run."""
+        """The end of the head operation, in seconds; valid only if it can run."""
         head = self.queue[0]
         start = max(self.free_at, head.at)
         if isinstance(head, Barrier) and isinstance(head.event, SimulatedEvent):

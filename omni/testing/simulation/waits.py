@@ -1,10 +1,10 @@
-"""Every place in the code that waits for an event, by name.
+"""All places in the code that wait for an event, by name.
 
-A wait is a call `event.done()`, by which the host learns, or `device.wait(stream, event)`, by which a stream does. Its name is
-module, qualified name of the function, and the number of the wait in that function, in the order of the source:
-`omni_encoder.worker.EncoderWorker.advance#1`. A comprehension or a lambda belongs to the function that it stands in.
+A wait is a call of `event.done()`, by the host, or of `device.wait(stream, event)`, for a stream. Its name consists of
+module, qualified name of the function, and the number of the wait in that function, in source order:
+`omni_encoder.worker.EncoderWorker.advance#1`. A comprehension or a lambda belongs to its enclosing function.
 
-An event may be made of others: its `done` asks for theirs. Both places are waits then, that one and the one that asked it.
+The `done` of a composite event calls its parts' `done`. Then both places are waits: the composite's, and its caller's.
 """
 
 import ast
@@ -16,15 +16,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _Place = tuple[int, int]
-"""Line and column where a call ends: the interpreter and the parser agree on it, also for calls over several lines."""
+"""Line and column of a call's end: interpreter and parser agree on it, also for calls over several lines."""
 
 _NAMELESS = {"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>", "<lambda>"}
-"""Frames inside of a function."""
+"""Frames that belong to their enclosing function."""
 
 
 @dataclass(slots=True)
 class WaitCount:
-    """asked: how often the wait was come to. late: how often what it waits for had not happened."""
+    """Counts of a wait. asked: executions. late: executions before its event was done."""
 
     asked: int = 0
     late: int = 0
@@ -38,7 +38,7 @@ class WaitLog:
         self._names: dict[tuple[CodeType, int], str] = {}
 
     def names(self, caller: FrameType) -> list[str]:
-        """Of the wait at which the frame is, and, where it is an event's `done` that asks, of those outside that wait by it."""
+        """Names of the wait at the frame and, inside an event's `done`, of the outer waits that called it."""
         names = [self.name(caller)]
         while (asker := _asker(caller)) is not None:
             caller = asker
@@ -46,7 +46,7 @@ class WaitLog:
         return names
 
     def name(self, caller: FrameType) -> str:
-        """Of the wait at which the frame is."""
+        """The name of the wait at the frame."""
         key = (caller.f_code, caller.f_lasti)
         name = self._names.get(key)
         if name is None:
@@ -62,7 +62,7 @@ class WaitLog:
 
 
 def find_waits(*packages: str) -> set[str]:
-    """The waits in the source of importable packages, whole. Tools for tests, such as this one, are left out."""
+    """All waits in the source of importable packages. Test tools, such as this one, are left out."""
     return {name for package in packages for name in _in_package(package)}
 
 
@@ -78,7 +78,7 @@ def _in_package(package: str) -> Iterator[str]:
 
 
 def _asker(frame: FrameType) -> FrameType | None:
-    """Who asked for the event whose `done` this is; None if it is no event's."""
+    """The caller of the event's `done` at this frame; None if the frame is not an event's `done`."""
     function: FrameType | None = frame
     while function is not None and function.f_code.co_name in _NAMELESS:
         function = function.f_back
@@ -121,7 +121,7 @@ class _Scan(ast.NodeVisitor):
         self._inside(node.name, node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        # Parts of a call stand before it ends: `a.wait(s, b.done())` has two waits, b's the first.
+        # Inner calls end first: `a.wait(s, b.done())` has two waits, b's the first.
         self.generic_visit(node)
         if isinstance(node.func, ast.Attribute) and _waits(node.func.attr, len(node.args) + len(node.keywords)):
             assert node.end_lineno is not None
@@ -137,5 +137,5 @@ class _Scan(ast.NodeVisitor):
 
 
 def _waits(method: str, arguments: int) -> bool:
-    """Events of threads are waited for by `wait` too, with one argument at most."""
+    """Excludes waits on threading events, whose `wait` has at most one argument."""
     return (method, arguments) in {("done", 0), ("wait", 2)}
