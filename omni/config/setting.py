@@ -9,7 +9,8 @@ FAMILY = "family"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """path: dotted, `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the last `Layer` that set it."""
+    """path: dotted, such as `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the last `Layer` that
+    set it."""
 
     path: str
     value: object

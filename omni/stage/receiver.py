@@ -59,7 +59,7 @@ class PayloadReceiver:
 
     | buffer | written by | read by | free when |
     |---|---|---|---|
-    | source | producer, before the payload's event | `gather_rows`, `copy_rows` | see `omni.stage.messages`, `PageSlice` |
+    | source | producer, before the payload's event | `gather_rows`, `copy_rows` | `omni.stage.messages`, `PageSlice` |
     | slots, places, values | `copy_upload` | `gather_rows`, `copy_rows` | stream order: the next upload follows |
     | `Transfer.into` | `gather_rows`, `copy_rows` | the stream; others after `Receipt.end` | the consumer frees it |
     """

@@ -1,4 +1,4 @@
-"""When each phase was launched, and when it ran."""
+"""Timelines: launch and run times of phases."""
 
 from omni.timeline.export import write_trace
 from omni.timeline.read import read_trace

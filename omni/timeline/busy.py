@@ -1,4 +1,4 @@
-"""Sets of moments, as intervals in order that do not touch each other."""
+"""Sets of times, as ordered, disjoint intervals."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class Busy:
         return sum(one.length for one in self.intervals)
 
     def shared(self, other: "Busy") -> int:
-        """Time in both."""
+        """The length of the intersection."""
         total, mine, theirs = 0, 0, 0
         while mine < len(self.intervals) and theirs < len(other.intervals):
             one, two = self.intervals[mine], other.intervals[theirs]
@@ -35,7 +35,7 @@ class Busy:
         return total
 
     def within(self, window: Interval) -> list[Interval]:
-        """What of it is in `window`. Cuts at its borders."""
+        """The intersection with `window`."""
         first, last = self._first_after(window.start), len(self.intervals)
         parts = []
         for one in self.intervals[first:last]:
@@ -45,7 +45,7 @@ class Busy:
         return [part for part in parts if part.length > 0]
 
     def gaps(self, window: Interval) -> list[Interval]:
-        """What of `window` is not in it."""
+        """The parts of `window` outside the set."""
         gaps, at = [], window.start
         for part in self.within(window):
             if part.start > at:

@@ -1,8 +1,8 @@
-"""Brings the device's times onto the host's clock.
+"""Converts the device's times to the host's clock.
 
-A device tells how long it is from one event to another, in single precision: to 30 ns over half a second, and worse over more. So
-times count from a reference event that is renewed. What the two clocks have in common are *probes*: events on an idle stream, of
-which the host knows that they were done between two of its own times.
+A device reports the time between two events in single precision: to 30 ns over half a second, and worse over more. So
+times count from a reference event that is renewed. *Probes* relate the two clocks: events on an idle stream that are
+known to be complete between two of the host's times.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from omni.device import DeviceTimer, Stamp
 _RENEW = 500_000_000
 """Nanoseconds after which a reference is renewed."""
 _PROBES = 16
-"""At each end: the narrowest counts."""
+"""Probes at each end of a recording; the narrowest is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """device: when it was, by the device's clock. before, after: host times that it was between."""
+    """device: its time by the device's clock. before, after: host times before and after it."""
 
     device: int
     before: int
@@ -35,7 +35,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """host = origin + rate * (device - zero). error: how far off that may be, in nanoseconds."""
+    """host = origin + rate * (device - zero). error: bound of its error, in nanoseconds."""
 
     origin: int
     zero: int
@@ -46,9 +46,9 @@ class Fit:
         return self.origin + round(self.rate * (device - self.zero))
 
     def not_before(self, launches: Iterable[tuple[int, int]]) -> "Fit":
-        """Moved so that no phase runs before its launch begins. launches: (host time, device time) of them.
+        """The fit, moved so that no phase runs before its launch begins. launches: (host time, device time) pairs.
 
-        The middle of a probe's two host times is a guess, and this is known.
+        The middle of a probe's two host times is an estimate; the order of launch and run is certain.
         """
         early = max((began - self.host(start) for began, start in launches), default=0)
         return self if early <= 0 else Fit(self.origin + early, self.zero, self.rate, self.error)
@@ -67,7 +67,7 @@ class DeviceClock:
         return self._at + self._timer.elapsed(self._reference, stamp)
 
     def refer(self, stamp: Stamp, at: int) -> bool:
-        """Counts from `stamp`, which is at time `at`, if the reference has become old. Returns whether it keeps the stamp."""
+        """Makes `stamp`, at time `at`, the reference if the present one is old. Returns whether it keeps the stamp."""
         if at - self._at < _RENEW:
             return False
         self._timer.give_back(self._reference)
@@ -75,12 +75,12 @@ class DeviceClock:
         return True
 
     def fit(self) -> Fit:
-        """The host's clock over the device's, between the first probe and those that are made now."""
+        """The host's clock as a function of the device's, between the first probe and new ones."""
         probes = (self._timer.probe() for _ in range(_PROBES))
         stamp, before, after = min(probes, key=lambda probe: probe[2] - probe[1])
         first, last = self._first, Probe(self.time(stamp), before, after)
         error = max(first.width, last.width) // 2
-        # Over a short time the probes' own errors are more than the clocks' drift.
+        # Over a short time the probes' errors exceed the drift of the clocks.
         long = last.device > 1000 * max(first.width, last.width)
         rate = (last.middle - first.middle) / last.device if long else 1.0
         return Fit(first.middle, 0, rate, error)

@@ -1,7 +1,8 @@
-"""Writes a trace in the Trace Event Format, which ui.perfetto.dev and chrome://tracing show.
+"""Writes a trace in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
 
-A stage is a process, its host work and each of its streams a thread. Times are microseconds. A launch and its run are slices with
-the same `args.id`, and a flow arrow leads from one to the other. What a launch's `args` say of a phase is all that is read back.
+A stage is a process; its host work and each of its streams are threads. Times are microseconds. A launch and its run
+are slices with the same `args.id`, connected by a flow arrow. Reading a trace back uses only the `args` of the launches
+for phases.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from omni.utils.files import PathLike, replacing
 
 FORMAT = "omni timeline 2"
 HOST = "host"
-"""Name of the thread of a stage's host work."""
+"""The thread name of a stage's host work."""
 LAUNCH, RUN, WORK = "launch", "run", "host"
 """Categories of slices."""
 
@@ -23,7 +24,7 @@ _Event = dict[str, object]
 
 
 def write_trace(trace: Trace, path: PathLike) -> None:
-    """Writes `trace` as JSON. Raises InputError if it cannot be written; a file that was there is as it was then."""
+    """Writes `trace` as JSON. Raises InputError if it cannot be written; an existing file then stays unchanged."""
     head = {
         "format": FORMAT,
         "device": trace.device,
@@ -42,7 +43,7 @@ def write_trace(trace: Trace, path: PathLike) -> None:
 
 
 def events_of(trace: Trace) -> Iterator[_Event]:
-    """The trace's events: names first, then slices, arrows and token points."""
+    """The trace's events: first names, then slices, arrows and token points."""
     threads = _Threads(trace)
     yield from threads.names()
     for span in trace.host:
@@ -58,7 +59,7 @@ def events_of(trace: Trace) -> Iterator[_Event]:
 
 
 class _Threads:
-    """Which process and thread a span is on."""
+    """Process and thread numbers of spans."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace

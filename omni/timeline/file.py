@@ -1,4 +1,4 @@
-"""The timeline of an engine, from its start to its end, in a file."""
+"""Writes the timeline of an engine, from its start to its end, to a file."""
 
 import logging
 
@@ -14,10 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class TimelineFile:
-    """Is written when it is closed, unless nothing was launched."""
+    """Writes the file on `close`, unless nothing was launched."""
 
     def __init__(self, path: str, device: Device, stages: tuple[str, ...]) -> None:
-        """Made before the stages are loaded. Raises ConfigError for a path that cannot be written."""
+        """Create it before the stages are loaded. Raises ConfigError for a path that cannot be written."""
         problem = why_not(path)
         if problem is not None:
             raise ConfigError("engine.timeline", problem, REMEDY)
@@ -25,7 +25,7 @@ class TimelineFile:
         self._timeline = Timeline(device, stages)
 
     def start(self) -> None:
-        """What is loading and capturing is over: records from now on."""
+        """Starts the recording, after the stages are loaded and captured."""
         self._timeline.start()
 
     def poll(self) -> None:
@@ -33,7 +33,7 @@ class TimelineFile:
         self._timeline.poll()
 
     def close(self) -> None:
-        """Writes what was recorded. Raises InputError if that fails."""
+        """Writes the recording. Raises InputError if that fails."""
         trace = self._timeline.stop() if self._timeline.recording else None
         self._timeline.close()
         if trace is None:

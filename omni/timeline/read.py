@@ -1,4 +1,4 @@
-"""Reads a trace back, from its file alone."""
+"""Reads a trace from its file."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _REMEDY = "use a file that this version's `omni run --timeline` wrote"
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """Fields that are not known are passed over: a viewer may have added them."""
+    """The file's top level. Unknown fields are ignored: a viewer may have added them."""
 
     format: str
     device: str
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """What `write_trace` wrote. Raises InputError that names the file and the field."""
+    """Reads a trace that `write_trace` wrote. Raises InputError, which names the file and the field."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Takes the times of launches as they happen, in bounded memory."""
+"""Records the times of launches as they happen, in bounded memory."""
 
 import time
 from collections import deque
@@ -10,12 +10,12 @@ from omni.device import DeviceTimer, ObservedStream, Stamp
 from omni.timeline.clock import DeviceClock
 
 _UNREAD = 4096
-"""Phases whose events are kept for a better moment; of more than these, each launch reads some."""
+"""Phases with unread events; beyond this number, each launch reads some of them."""
 _MOST_UNREAD = 4 * _UNREAD
 
 
 class Launched(NamedTuple):
-    """A phase on its way. Times are of `perf_counter_ns`."""
+    """A launched phase. Times are of `perf_counter_ns`."""
 
     stream: str
     phase: str
@@ -25,7 +25,7 @@ class Launched(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """start, end: by the device's clock, or by the host's where they are the same."""
+    """start, end: by the device's clock, or the host's if they are the same."""
 
     launched: Launched
     start: int
@@ -47,14 +47,15 @@ class _Unread(NamedTuple):
 
 
 class Recorder:
-    """A `LaunchObserver`, used by the thread that drives the device. It is told of everything, and takes what comes between `start`
-    and `stop`.
+    """A `LaunchObserver`, used by the thread that drives the device. It receives all launches, and records those
+    between `start` and `stop`.
 
-    started: of `perf_counter_ns`. ran, did: what was recorded. dropped: phases and host spans that there was no room for.
+    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of those lost for lack
+    of room.
     """
 
     def __init__(self, timer: DeviceTimer | None, capacity: int) -> None:
-        """capacity: phases that are kept, and as many host spans; the oldest go first."""
+        """capacity: maximum of recorded phases, and of host spans; the oldest are dropped first."""
         self.recording = False
         self.started = 0
         self.dropped = 0
@@ -70,11 +71,11 @@ class Recorder:
 
     @property
     def unread(self) -> int:
-        """Phases that have not run yet, as far as is known."""
+        """Number of phases not known to have run."""
         return len(self._unread)
 
     def start(self, clock: DeviceClock | None) -> None:
-        """Forgets what was recorded before. clock: None if the device runs what is launched at once."""
+        """Starts a new recording. clock: None if the device runs phases while they are launched."""
         self._forget_unread()
         self.ran.clear()
         self.did.clear()
@@ -89,7 +90,7 @@ class Recorder:
     def begin(self, stream: ObservedStream, phase: str) -> None:
         if not self.recording:
             return
-        # The launch begins before the event: a phase cannot run before that.
+        # Taken before the event: a phase cannot run before its launch begins.
         self._launching = (stream.name, phase, time.perf_counter_ns())
         if self._timer is not None:
             self._stream, self._first = stream, self._timer.stamp(stream)
@@ -118,12 +119,12 @@ class Recorder:
             self.keep_done(Did(stream, name, numbers, since, time.perf_counter_ns()))
 
     def keep_done(self, did: Did) -> None:
-        """Of the host's work, while this records."""
+        """Keeps a span of host work, while recording."""
         self.dropped += len(self.did) == self.did.maxlen
         self.did.append(did)
 
     def poll(self, most: int | None = None) -> None:
-        """Reads the events of at most so many phases that have run, and waits for none."""
+        """Reads the events of at most `most` phases that have run. Never waits."""
         timer, clock, unread = self._timer, self._clock, self._unread
         if timer is None or clock is None:
             return
@@ -156,7 +157,7 @@ class Recorder:
 
 
 class _HostSpan:
-    """Launches inside belong to its step."""
+    """A host span. Launches inside belong to its step."""
 
     __slots__ = ("_began", "_name", "_numbers", "_outer", "_recorder", "_stream")
 

@@ -1,4 +1,4 @@
-"""The steps of a stage, as a trace has them."""
+"""The steps of a stage in a trace."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from omni.device import PhaseCategory
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
 
 ROWS, PREFILL = "decodes", "prefill"
-"""Numbers of a host span that has a `step`: rows that decode, and prompt tokens that are run beside them."""
+"""Numbers of a host span with a `step`: rows that decode, and prompt tokens that run beside them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. numbers: what the host said of it. phases: of the stage's own stream, as they ran, at least one. beside: of its
-    other streams."""
+    """One step. numbers: those of its host span. phases: of the stage's own stream, in the order in which they ran, at
+    least one. beside: of its other streams."""
 
     stage: str
     number: int
@@ -33,17 +33,17 @@ class Step:
 
     @property
     def decodes_only(self) -> bool:
-        """Whether each of its rows ran one token. Unless the host said otherwise."""
+        """Whether each of its rows ran one token. True without numbers from the host."""
         return self.numbers.get(ROWS, 1) > 0 and self.numbers.get(PREFILL, 0) == 0
 
     @property
     def token_point(self) -> int | None:
-        """When the tokens were there, on the device. None if the step has none."""
+        """The time of the token point, on the device. None if the step has none."""
         return next((span.ran.start for span in self.phases if span.category is PhaseCategory.TOKEN_POINT), None)
 
 
 def steps_of(trace: Trace, stage: str) -> tuple[Step, ...]:
-    """Those of which something ran on the stage's own stream, in the order in which they ran."""
+    """The steps with phases on the stage's own stream, in the order in which they ran."""
     numbers: dict[int, dict[str, int]] = {}
     for host in trace.host:
         if host.stage == stage and "step" in host.numbers:
@@ -61,7 +61,7 @@ def steps_of(trace: Trace, stage: str) -> tuple[Step, ...]:
 
 
 def decode_pairs(steps: Sequence[Step]) -> list[tuple[Step, Step]]:
-    """Steps that follow each other and only decode."""
+    """Pairs of consecutive steps that only decode."""
     return [
         (one, next_)
         for one, next_ in pairwise(steps)

@@ -11,18 +11,18 @@ from omni.timeline.recorder import Ran, Recorder
 from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
 
 CAPACITY = 200_000
-"""Phases that a recording keeps: about 100 MB, and some ten seconds of two stages at full speed."""
+"""Phases of a recording: about 100 MB, and about ten seconds of two stages at full speed."""
 
 
 class Timeline:
-    """Watches the launches of a device, from when it is made until it is closed, and records some of them.
+    """Observes the launches of a device from its creation until `close`, and records those between `start` and `stop`.
 
-    Make it before the stages are loaded: graphs that were captured unwatched are one phase each. It belongs to the thread that
-    drives the device, but may be made, started and stopped by another while that one does nothing.
+    Create it before the stages are loaded: a graph that was captured unobserved is one phase. It belongs to the thread
+    that drives the device; another thread may create, start and stop it while that thread is idle.
     """
 
     def __init__(self, device: Device, stages: Sequence[str] = (), capacity: int = CAPACITY) -> None:
-        """stages: their names; a stream that is not called after one of them counts as a stage of its own."""
+        """stages: names of stages; a stream without such a name counts as a stage of its own."""
         self._device = device
         self._stages = tuple(sorted(stages, key=len, reverse=True))
         self._timer = device.timer()
@@ -35,16 +35,17 @@ class Timeline:
         return self._recorder.recording
 
     def start(self) -> None:
-        """Records from now on, and forgets what was recorded. Takes less than a millisecond of the host."""
+        """Starts a new recording. Takes less than a millisecond of host time."""
         self._clock = DeviceClock(self._timer) if self._timer is not None else None
         self._recorder.start(self._clock)
 
     def poll(self) -> None:
-        """Reads the events of phases that have run, and waits for none: for moments in which the host has nothing to do."""
+        """Reads the events of phases that have run; never waits. For times in which the host is idle."""
         self._recorder.poll()
 
     def stop(self) -> Trace:
-        """Ends the recording. Phases that have not run yet are only counted: synchronize before, or let the engine become idle."""
+        """Ends the recording. Phases that have not run yet are only counted: synchronize first, or let the engine
+        become idle."""
         recorder = self._recorder
         recorder.stop()
         recorder.poll()
@@ -55,7 +56,7 @@ class Timeline:
         return self._trace(fit)
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops observing."""
         self._recorder.stop()
         self._device.launch_observer = None
 
@@ -76,7 +77,7 @@ class Timeline:
     def _phase(self, ran: Ran, fit: Fit, zero: int, ends: dict[str, int]) -> PhaseSpan:
         launched = ran.launched
         stage, lane = self._place(launched.stream)
-        # Neighbours on a stream are timed by two events: what is after may seem to begin a little early.
+        # Consecutive phases of a stream share an event, so the later one may seem to begin a little early.
         start = max(fit.host(ran.start) - zero, ends.get(launched.stream, 0))
         end = ends[launched.stream] = max(fit.host(ran.end) - zero, start)
         took = Interval(launched.began - zero, launched.ended - zero)
@@ -95,7 +96,7 @@ class Timeline:
 
 @contextmanager
 def watched(device: Device, stages: Sequence[str] = ()) -> Iterator[Timeline]:
-    """A timeline that is closed in the end."""
+    """A timeline, closed on exit."""
     timeline = Timeline(device, stages)
     try:
         yield timeline

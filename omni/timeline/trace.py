@@ -1,4 +1,4 @@
-"""What a timeline holds. Times are nanoseconds of the host's monotonic clock since the recording began."""
+"""The data of a timeline. Times are nanoseconds of the host's monotonic clock since the recording began."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from omni.device import PhaseCategory
 
 MAIN = "main"
-"""The lane of a stage's own stream. Others are called after what follows the stage's name in theirs: `copy`, `payload`."""
+"""The lane of a stage's own stream. Other lanes have the rest of their stream's name: `copy`, `payload`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """A phase that was launched. launched: the host enqueued it then. ran: the device came to it then, by the host's clock.
+    """A launched phase. launched: the host's time of enqueueing it. ran: its run on the device, by the host's clock.
 
-    step: that the launch was a part of, None for those outside of steps.
+    step: the step of the launch, None outside of steps.
     """
 
     stage: str
@@ -42,7 +42,7 @@ class PhaseSpan:
 
 @dataclass(frozen=True, slots=True)
 class HostSpan:
-    """What the host did for a stage (`execute_model`, `sample_tokens`). numbers: what is known of it, such as `step`."""
+    """Host work for a stage (`execute_model`, `sample_tokens`). numbers: properties such as `step`."""
 
     stage: str
     name: str
@@ -54,8 +54,8 @@ class HostSpan:
 class Trace:
     """A recording. phases: in the order of their launches. host: by their starts.
 
-    device: what it ran on. dropped: the oldest, for which there was no room. unfinished: those that had not run at the end.
-    error: nanoseconds by which launches and runs may be shifted against each other.
+    device: the device's name. dropped: the oldest spans, lost for lack of room. unfinished: phases that had not run at
+    the end. error: bound of the shift between launches and runs, in nanoseconds.
     """
 
     device: str
@@ -67,7 +67,7 @@ class Trace:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """In the order in which they first appear."""
+        """The stages, in the order of their first phases."""
         return tuple(dict.fromkeys([*(span.stage for span in self.phases), *(span.stage for span in self.host)]))
 
     def lanes(self, stage: str) -> tuple[str, ...]:

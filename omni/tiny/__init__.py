@@ -1,4 +1,5 @@
-"""What families write their tiny random checkpoints with, for `omni tiny` and for tests: words, lively weights, files."""
+"""Building blocks for tiny random checkpoints of families, for `omni tiny` and for tests: vocabulary, lively weights,
+files."""
 
 from omni.tiny.byte_tokenizer import byte_tokenizer
 from omni.tiny.chat import ChatTokens, build_tokenizer, generation_config, write_tokenizer

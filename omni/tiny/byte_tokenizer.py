@@ -1,4 +1,4 @@
-"""A tokenizer without words, for tiny models of which nobody reads the text."""
+"""A tokenizer without words, for tiny models whose text does not matter."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from transformers import PreTrainedTokenizerFast
 
 
 def byte_tokenizer(special: Sequence[str], **roles: str) -> PreTrainedTokenizerFast:
-    """Ids of the 256 bytes, then of special tokens, for `save_pretrained`.
+    """A tokenizer with the 256 bytes, then special tokens, for `save_pretrained`.
 
-    roles: special tokens that transformers knows, such as `eos_token`, which come first. special: the others.
+    roles: special tokens known to transformers, such as `eos_token`, which come first. special: the others.
     """
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     words = Tokenizer(models.BPE(alphabet, []))

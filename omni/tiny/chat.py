@@ -23,11 +23,12 @@ _END, _PAD = "<|im_end|>", "<|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class ChatTokens:
-    """Special tokens of a family whose turns are `<|im_start|>role`, a line break, the content, `<|im_end|>` and a line break.
+    """Special tokens of a family whose turns are `<|im_start|>role`, a line break, the content, `<|im_end|>` and a line
+    break.
 
-    special: in the order of their ids, which follow the ordinary vocabulary. plain: those of them that a text shows.
-    audio, image, video: what begins a piece of media, stands for it, and ends it; empty, all of them, where a model takes text
-    alone. default_system: a first turn where none is given.
+    special: in the order of their ids, which follow the ordinary vocabulary. plain: special tokens that a text shows.
+    audio, image, video: start, placeholder and end of a piece of media; empty for a text-only model. default_system: a
+    system turn for conversations without one.
     """
 
     special: tuple[str, ...]
@@ -38,7 +39,7 @@ class ChatTokens:
     default_system: str | None = None
 
     def media_ids(self, ids: dict[str, int], suffix: str) -> dict[str, int]:
-        """What config.json says of media. suffix: that of the names of placeholders, `"_token_id"` for one."""
+        """The media ids of config.json. suffix: of the placeholders' names, such as `"_token_id"`."""
         placeholders = {"audio": self.audio, "image": self.image, "video": self.video}
         bounds = {"audio": self.audio, "vision": self.image}
         return {
@@ -48,7 +49,7 @@ class ChatTokens:
         }
 
     def roles(self) -> dict[str, str]:
-        """What a tokenizer calls them."""
+        """The tokenizer's names of the media tokens."""
         if not self.audio:
             return {}
         return {
@@ -80,7 +81,7 @@ class ChatTokens:
 
 
 def generation_config(tokenizer: Any) -> GenerationConfig:
-    """What is published beside a chat model: an answer ends where a turn does, or the text."""
+    """The generation config of a chat model: an answer ends with its turn, or with the text."""
     return GenerationConfig(
         eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id], pad_token_id=tokenizer.pad_token_id
     )
@@ -89,7 +90,7 @@ def generation_config(tokenizer: Any) -> GenerationConfig:
 def build_tokenizer(tokens: ChatTokens, tokenizer_class: Any, max_length: int) -> Any:
     """A tokenizer with its chat template, for `save_pretrained`.
 
-    tokenizer_class: a class of transformers, of byte-level BPE. max_length: tokens that a text is said to have at most.
+    tokenizer_class: a byte-level BPE class of transformers. max_length: the declared maximum of tokens.
     """
     vocabulary, merges = _vocabulary()
     pairs = [tuple(merge.split()) for merge in merges]
@@ -104,9 +105,10 @@ def build_tokenizer(tokens: ChatTokens, tokenizer_class: Any, max_length: int) -
 def write_tokenizer(
     folder: Path, tokens: ChatTokens, tokenizer_class: Any, processor_class: str, max_length: int
 ) -> Any:
-    """Writes vocab.json, merges.txt, tokenizer_config.json and chat_template.json, as older ones are; returns it read back.
+    """Writes vocab.json, merges.txt, tokenizer_config.json and chat_template.json, the older format; returns the
+    tokenizer read back.
 
-    tokenizer_class, max_length: as `build_tokenizer` has them.
+    tokenizer_class, max_length: as for `build_tokenizer`.
     """
     vocabulary, merges = _vocabulary()
     special = {str(len(vocabulary) + i): _added(token, tokens.plain) for i, token in enumerate(tokens.special)}
@@ -133,7 +135,8 @@ def write_tokenizer(
 
 
 def _vocabulary() -> tuple[dict[str, int], list[str]]:
-    """Bytes, then each word and its beginnings. The template's words come first, so that no later merge splits them."""
+    """Vocabulary and merges: bytes, then each word and its prefixes. The template's words come first, so that no later
+    merge splits them."""
     vocabulary = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[str] = []
     for word in (*ROLES, *(f"Ġ{word}" for word in WORDS)):

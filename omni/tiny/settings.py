@@ -11,11 +11,11 @@ from omni.errors import ConfigError
 
 ShapeT = TypeVar("ShapeT", bound=msgspec.Struct)
 _LARGEST_PICTURE = 64
-"""Tokens. Fewer than published, so that a tiny model stays quick."""
+"""Context length in tokens, shorter than published so that a tiny model stays fast."""
 
 
 def tiny_shape(kind: type[ShapeT], fields: Mapping[str, object]) -> ShapeT:
-    """The sizes that a user asked for. Raises ConfigError for a field that `kind` lacks or a value of a wrong type."""
+    """The sizes from a user's fields. Raises ConfigError for a field that `kind` lacks or a value of a wrong type."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -26,7 +26,7 @@ def tiny_shape(kind: type[ShapeT], fields: Mapping[str, object]) -> ShapeT:
 def decoder_settings(
     layers: int, heads: int, kv_heads: int, head_dim: int, width: int, max_positions: int
 ) -> dict[str, Any]:
-    """What a config says of a stack of decoder layers, in transformers' words."""
+    """The fields of a config for a stack of decoder layers, in transformers' terms."""
     return {
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -40,13 +40,15 @@ def decoder_settings(
 
 
 def mrope_section(head_dim: int, spatial: int) -> list[int]:
-    """A head's frequencies over time, height and width. spatial: of 64, those of height and those of width."""
+    """The division of a head's frequencies over time, height and width. spatial: frequencies of height, and of width,
+    out of 64."""
     each = head_dim // 2 * spatial // 64
     return [head_dim // 2 - 2 * each, each, each]
 
 
 def write_preprocessor(folder: Path, images: Any, audio: Any, **names: str) -> None:
-    """preprocessor_config.json. images, audio: processors of transformers. names: of classes. Pictures become 1 to 64 tokens."""
+    """Writes preprocessor_config.json. images, audio: processors of transformers. names: of classes. Pictures become 1
+    to 64 tokens."""
     pixels = (images.patch_size * images.merge_size) ** 2
     limits = {"min_pixels": pixels, "max_pixels": _LARGEST_PICTURE * pixels}
     size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
@@ -56,5 +58,5 @@ def write_preprocessor(folder: Path, images: Any, audio: Any, **names: str) -> N
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replaces the file, if there is one."""
+    """Writes a JSON file, replacing an existing one."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

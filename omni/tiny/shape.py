@@ -8,10 +8,11 @@ from omni.tiny.settings import decoder_settings, mrope_section
 
 
 class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes that a text model has that sees and hears, with a talker behind it; families add their own.
+    """Sizes of a text model with vision and audio inputs and a talker; families add their own.
 
-    talker: False gives the layout of a checkpoint that writes text only.
-    stop_gain, codec_stop_gain: how readily text model and talker stop; 0 for never, 1 as any other token.
+    talker: False selects the layout of a text-only checkpoint.
+    stop_gain, codec_stop_gain: relative likelihood of stop tokens in text model and talker; 0 for never, 1 as any other
+        token.
     """
 
     layers: int = 3
@@ -35,18 +36,18 @@ class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     codec_stop_gain: float = 1.3
 
     def text_settings(self, head_dim: int, spatial: int) -> dict[str, Any]:
-        """What a config says of the text model's layers. spatial: as `mrope_section` has it."""
+        """The config fields of the text model's layers. spatial: as for `mrope_section`."""
         layers = (self.layers, self.heads, self.kv_heads, head_dim, self.hidden_size)
         return decoder_settings(*layers, self.max_positions) | _mrope(head_dim, spatial)
 
     def talker_settings(self, spatial: int) -> dict[str, Any]:
-        """What a config says of the talker's layers."""
+        """The config fields of the talker's layers."""
         layers = (self.talker_layers, self.talker_heads, self.talker_kv_heads, self.talker_head_dim)
         settings = decoder_settings(*layers, self.talker_hidden_size, self.max_positions)
         return settings | _mrope(self.talker_head_dim, spatial)
 
     def vision_settings(self) -> dict[str, Any]:
-        """What a config says of the vision tower's layers."""
+        """The config fields of the vision tower's layers."""
         return {
             "depth": self.vision_layers,
             "num_heads": self.vision_heads,
@@ -56,7 +57,7 @@ class SpeakingShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         }
 
     def audio_settings(self) -> dict[str, Any]:
-        """What a config says of the audio tower's layers."""
+        """The config fields of the audio tower's layers."""
         return {
             "encoder_layers": self.audio_layers,
             "encoder_attention_heads": self.audio_heads,

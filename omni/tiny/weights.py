@@ -1,8 +1,8 @@
 """Random weights that make a tiny model lively.
 
-Every part counts: default initializations leave a tiny model saying one token for ever, whatever it is shown, and its
-vocoder silent. Here matrices keep the scale of what they multiply, biases and norm weights differ from each other, and
-the waveform is scaled to a peak of one half.
+With default initializations a tiny model repeats one token for ever, whatever its input, and its vocoder is silent.
+Here matrices preserve the scale of their inputs, biases and norm weights differ from each other, and the waveform is
+scaled to a peak of one half.
 """
 
 import math
@@ -18,14 +18,14 @@ from omni.utils.quiet import quiet
 
 _PEAK = 0.5
 _NEVER = 0.1
-"""Far below the scale of the other logits, yet without ties."""
+"""Scale of suppressed logits: far below the others, yet without ties."""
 _SAYABLE = {*WORDS, *".,?!"}
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[torch.Generator]:
-    """A generator of this seed, while transformers builds a model in it and writes it: that is quiet, and draws from the global
-    generator what follows from the seed, and leaves that as it was."""
+    """A generator of this seed. While entered, transformers is quiet and its draws from the global generator follow
+    from the seed; the global generator's state is restored on exit."""
     with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         yield torch.Generator().manual_seed(seed)
@@ -33,8 +33,8 @@ def seeded(seed: int) -> Iterator[torch.Generator]:
 
 @torch.no_grad()
 def fill(model: nn.Module, generator: torch.Generator, *, deep: str | None = None) -> None:
-    """Overwrites all parameters. deep: how the names of parts begin that are deep and without norms, which are chaotic at a gain
-    of 1 and amplify float32 rounding to 1e-4 of their peak. Language models are shallow."""
+    """Overwrites all parameters. deep: name prefix of deep parts without norms, which are chaotic at a gain of 1 and
+    amplify float32 rounding to 1e-4 of their peak. Language models are shallow."""
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             _fill(
@@ -55,25 +55,27 @@ def _fill(name: str, module: nn.Module, parameter: Tensor, gain: float, generato
     elif name.endswith("bias"):
         parameter.mul_(0.1)
     elif name.endswith(("alpha", "beta")):
-        # Logarithms of the frequency and of the inverse height of a periodic activation.
+        # Logarithms of frequency and inverse height of a periodic activation.
         parameter.mul_(0.2)
     else:
         parameter.mul_(0.1).add_(1.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0)
 
 
 def _fan_in(module: nn.Module, parameter: Tensor) -> float:
-    """How many products an output sums: of a transposed convolution, only the taps that meet at one place."""
+    """The number of products that an output sums: for a transposed convolution, only the taps that meet at one
+    position."""
     if isinstance(module, nn.ConvTranspose1d):
         return module.in_channels * module.kernel_size[0] / module.stride[0]
-    # A stack of expert matrices [E, out, in] sums over its last dimension alone.
+    # Stacked expert matrices [E, out, in] sum over the last dimension only.
     is_convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     return math.prod(parameter.shape[1:]) if is_convolution else parameter.shape[-1]
 
 
 @torch.no_grad()
 def scale_peak(last: nn.Module, speak: Callable[[], Tensor]) -> None:
-    """Scales a vocoder's last layer, to which the waveform is proportional, until what `speak` gives has a peak of one half."""
-    # Small first: vocoders clip at one.
+    """Scales a vocoder's last layer until the waveform that `speak` returns has a peak of one half. The waveform is
+    proportional to the layer."""
+    # Scale down first: vocoders clip at one.
     for parameter in last.parameters():
         parameter.mul_(1e-3)
     gain = _PEAK / speak().abs().max()
@@ -82,7 +84,7 @@ def scale_peak(last: nn.Module, speak: Callable[[], Tensor]) -> None:
 
 
 def tame_text(model: Any, tokenizer: Any, gain: float) -> None:
-    """`tame` for a text model, which may say words and the ends of sentences, and stops with the end of a turn.
+    """`tame` for a text model: it may write words and ends of sentences, and stops with the end of a turn.
 
     model: a module with an `lm_head`. tokenizer: of `omni.tiny.chat`.
     """
@@ -91,14 +93,14 @@ def tame_text(model: Any, tokenizer: Any, gain: float) -> None:
 
 
 def sayable(tokenizer: Any, vocab_size: int) -> set[int]:
-    """Ids of what a tiny model is to say: words and the ends of sentences."""
+    """Ids that a tiny model may write: words and the ends of sentences."""
     texts = tokenizer.batch_decode([[i] for i in range(vocab_size)], skip_special_tokens=True)
     return {i for i, text in enumerate(texts) if text.strip() in _SAYABLE}
 
 
 @torch.no_grad()
 def tame(head: nn.Linear, said: Iterable[int], stops: Collection[int], gain: float) -> None:
-    """Lets a model say what it is to say, and stop as readily as `gain` says: 0 for never, 1 as anything else."""
+    """Restricts a model to the ids `said`, and to stop ids with likelihood `gain`: 0 for never, 1 as any other id."""
     kept = {*said, *stops}
     head.weight[[i for i in range(head.out_features) if i not in kept]] *= _NEVER
     head.weight[sorted(stops)] *= gain

@@ -1,4 +1,4 @@
-"""Files and folders that are written as a whole or not at all: what was there before stays until then."""
+"""Atomic writes of files and folders: existing content stays until the new content is complete."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ PathLike = str | os.PathLike[str]
 
 @contextmanager
 def replacing(path: PathLike) -> Iterator[BinaryIO]:
-    """A file beside `path` to write to, which takes its place in the end. Raises OSError; then `path` is as it was."""
+    """A temporary file beside `path`, which replaces it on success. Raises OSError; then `path` is unchanged."""
     part = _part(path)
     target = real(path)
     try:
@@ -31,9 +31,9 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
 
 @contextmanager
 def filling(directory: Path) -> Iterator[Path]:
-    """A folder in `directory` to write to, whose files come to be in `directory` itself in the end; all of them or none.
+    """A temporary folder in `directory`, whose files move to `directory` on success, all or none.
 
-    `directory` is empty, or is made, with the folders above it; of what was made nothing is left after an error. Raises OSError.
+    `directory` is empty, or is created with its parents. After an error, everything created is removed. Raises OSError.
     """
     made = _made(directory)
     part = directory / _part_name()
@@ -56,7 +56,7 @@ def filling(directory: Path) -> Iterator[Path]:
 
 
 def why_not(path: PathLike) -> str | None:
-    """What is wrong with `path` as a file to write, None if it can be written. Changes nothing."""
+    """The reason why `path` cannot be written as a file; None if it can. Changes nothing."""
     try:
         part = _part(path)
         part.open("xb").close()
@@ -67,17 +67,17 @@ def why_not(path: PathLike) -> str | None:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Why a file cannot be written: its name is not repeated. A ValueError is about a name that no file can have."""
+    """The reason of an error, without the file's name. A ValueError reports an invalid file name."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def real(path: PathLike) -> Path:
-    """Without links: one that leads to a file goes on leading to it."""
+    """Resolves links, so that a link to a file stays a link."""
     return Path(os.path.realpath(path))
 
 
 def is_special(path: PathLike) -> bool:
-    """Whether `path` is a device, a pipe or a socket: what is written to, and never replaced."""
+    """Whether `path` is a device, a pipe or a socket, which is written to but never replaced."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def is_special(path: PathLike) -> bool:
 
 
 def _part(path: PathLike) -> Path:
-    """A name beside `path` that nobody has. Raises OSError if `path` may not be replaced."""
+    """An unused name beside `path`. Raises OSError if `path` may not be replaced."""
     target = real(path)
     if target.is_dir():
         raise IsADirectoryError(0, "it is a folder")
@@ -103,7 +103,7 @@ def _part_name() -> str:
 
 
 def _made(directory: Path) -> list[Path]:
-    """Makes it and what is missing above it. Returns what was made, the innermost first."""
+    """Creates a folder and its missing parents. Returns the created folders, the innermost first."""
     missing = []
     for folder in (directory, *directory.parents):
         if folder.exists():
@@ -124,5 +124,5 @@ def _unmake(made: list[Path]) -> None:
     for folder in made:
         try:
             folder.rmdir()
-        except OSError:  # somebody put something into it meanwhile
+        except OSError:  # another process wrote into it
             return

@@ -1,4 +1,4 @@
-"""Structs that users make by name: a name that is not a field's is told with the nearest that is."""
+"""Structs with keyword arguments from users: the error for an unknown name suggests the nearest field."""
 
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -9,13 +9,13 @@ from omni.errors import InputError, shortened
 
 
 class NamedFields(StructMeta):
-    """Of such structs. msgspec itself says of an unknown name that it is unknown, in a TypeError."""
+    """The metaclass of such structs. msgspec's own error for an unknown name is a TypeError without a suggestion."""
 
-    # What types check fields by is msgspec's own signature.
+    # Type checkers use msgspec's own signature.
     if not TYPE_CHECKING:
 
         def __call__(cls, *values: Any, **fields: Any) -> Any:
-            """Raises InputError for names that are no fields, and for values without names."""
+            """Raises InputError for unknown names and positional values."""
             known = cls.__struct_fields__
             if values:
                 problem = f"gets {len(values)} values without names"

@@ -1,4 +1,4 @@
-"""Silence where transformers warns about what is as it should be."""
+"""Suppresses expected warnings of transformers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,8 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' warnings, such as of names of settings that are not its own, and without its progress bars."""
+    """While entered, transformers shows no warnings, such as those about unknown names of settings, and no progress
+    bars."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

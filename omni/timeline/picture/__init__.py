@@ -1,4 +1,4 @@
-"""Draws some steps of a trace, or of several one above the other on one scale."""
+"""Draws steps of a trace, or of several traces one above the other on one scale."""
 
 from omni.timeline.picture.draw import draw
 from omni.timeline.picture.window import Window, window_of

@@ -1,4 +1,4 @@
-"""A stage's lanes: what the host does for it above, what its streams run below."""
+"""A stage's lanes: its host work above, its streams below."""
 
 from omni.device import PhaseCategory
 from omni.timeline.busy import Busy
@@ -10,10 +10,10 @@ from omni.timeline.steps import Step, steps_of
 from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
 
 _HOST, _LAUNCHES, _NOTES, _MAIN, _BESIDE = 15, 20, 30, 40, 20
-"""Heights."""
+"""Heights in pixels."""
 _SMALL = 11
 _LEAST_GAP, _LEAST_WAIT = 0.8, 3.0
-"""Pixels of gaps that are drawn: between steps, and inside one, where the cuts between phases would fill the picture."""
+"""Minimum pixels of drawn gaps: between steps, and inside a step, where cuts between phases would fill the picture."""
 
 
 class Block:
@@ -38,7 +38,7 @@ class Block:
         return bool(self._ran or self._host)
 
     def draw(self) -> None:
-        """Below what there is."""
+        """Draws the lanes below the scene's present content."""
         top = self._scene.height + 10
         if not self._ran and not self._launched:
             self._draw_host(top)
@@ -64,7 +64,7 @@ class Block:
         self._scene.height = bottom + 6
 
     def _gaps(self) -> list[Interval]:
-        """While a stage that goes step by step ran nothing, between its first and its last phase here."""
+        """Idle intervals of a stage with steps, between its first and its last phase in the window."""
         if not self._steps:
             return []
         runs = [span.ran for span in self._ran if span.lane == MAIN]
@@ -77,7 +77,7 @@ class Block:
         ]
 
     def _between(self, gap: Interval) -> bool:
-        """Whether a step begins after it."""
+        """Whether a step begins at the end of the gap."""
         return any(step.ran.start == gap.end for step in self._steps)
 
     def _draw_host(self, top: float) -> None:
@@ -120,7 +120,7 @@ class Block:
                     break
 
     def _note(self, x: float, main: float, text: str, color: str, *, bold: bool = False) -> bool:
-        """Text above the main lane, over the arrows, if there is room."""
+        """Draws text above the main lane, over the arrows, if there is room. Returns whether there was."""
         width, y = text_width(text, _SMALL), main - 19
         if not self._notes.take(x, width):
             return False
@@ -137,7 +137,7 @@ class Block:
         self._scene.add(Shape(triangle(x, main + 3, 5.5), palette.POINT, tip))
 
     def _draw_arrow(self, span: PhaseSpan, launched_at: float, main: float) -> None:
-        """From a step's first launch to its run, if both are here."""
+        """Draws an arrow from a step's first launch to its run, if both are in the window."""
         shown = self._shown
         if shown.start <= span.launched.start and span.ran.start <= shown.end:
             x, y = self._scale.x(span.ran.start), main - 4

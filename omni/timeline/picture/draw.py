@@ -1,4 +1,4 @@
-"""From traces to a file."""
+"""Draws traces into a file."""
 
 import os
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ _WRITERS = {".png": write_png, ".html": write_html}
 
 
 def draw(panels: Sequence[tuple[str, Trace, Window]], path: str | os.PathLike[str]) -> None:
-    """Draws a part of each trace, with its title, one below the other on one scale, into a .png or a .html.
+    """Draws a part of each trace, with its title, one below the other on one scale, into a .png or a .html file.
 
-    Raises InputError for another kind of file, or one that cannot be written; a file that was there is as it was then.
+    Raises InputError for another type of file, or a file that cannot be written; an existing file then stays unchanged.
     """
     target = Path(path)
     write = _WRITERS.get(target.suffix)
@@ -35,7 +35,7 @@ def draw(panels: Sequence[tuple[str, Trace, Window]], path: str | os.PathLike[st
 
 
 def scene_of(panels: Sequence[tuple[str, Trace, Window]]) -> Scene:
-    """The drawing. A picture's width is the longest of the windows."""
+    """The drawing, as wide as the longest window."""
     scene = Scene(_WIDTH)
     longest = max(window.shown.length for _, _, window in panels)
     categories = {

@@ -1,4 +1,4 @@
-"""A scene as a page of its own: SVG with tips, to zoom with the wheel and to drag. Loads nothing."""
+"""A scene as a self-contained page: SVG with tips, zoomed with the wheel and moved by dragging."""
 
 from html import escape
 from typing import BinaryIO
@@ -61,7 +61,7 @@ svg.addEventListener("dblclick", () => { box = whole.slice(); show(); });
 
 
 def write_html(scene: Scene, file: BinaryIO) -> None:
-    """Raises OSError."""
+    """Writes the page. Raises OSError."""
     items = "\n".join(_element(item) for item in scene.items)
     page = _PAGE.format(width=scene.width, height=round(scene.height), items=items, script=_SCRIPT.strip())
     file.write(page.encode())
@@ -98,5 +98,5 @@ def _line(ends: tuple[float, float, float, float], color: str, width: float, mor
 
 
 def _tip(tip: str, tag: str) -> str:
-    """The end of an element, with what is shown of it."""
+    """The end of an element, with its tip."""
     return f' class="tip"><title>{escape(tip)}</title></{tag}>' if tip else "/>"

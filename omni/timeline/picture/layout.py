@@ -1,4 +1,4 @@
-"""What the panels of a picture share: the scale, the legend, the ruler."""
+"""The common parts of a picture's panels: scale, legend, ruler."""
 
 import math
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_widt
 from omni.timeline.trace import Interval
 
 LEFT = 128
-"""Pixels beside the lanes, for their names."""
+"""Pixels beside the lanes, for names."""
 _RIGHT = 16
 _TOKEN_POINT = PhaseCategory.TOKEN_POINT.value
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From nanoseconds to pixels. shown: what the lanes show."""
+    """Converts nanoseconds to pixels. shown: the interval on the lanes."""
 
     shown: Interval
     per_pixel: float
 
     @classmethod
     def of(cls, shown: Interval, longest: int, width: int) -> "Scale":
-        """longest: nanoseconds that the whole width has room for."""
+        """longest: nanoseconds over the whole width."""
         return cls(shown, longest / (width - LEFT - _RIGHT))
 
     @property
     def right(self) -> float:
-        """Border of the lanes."""
+        """The right border of the lanes."""
         return self.x(self.shown.end)
 
     def x(self, time: int) -> float:
-        """Not beyond the borders of the lanes."""
+        """The position of a time, limited to the lanes."""
         shown = min(max(time, self.shown.start), self.shown.end)
         return LEFT + (shown - self.shown.start) / self.per_pixel
 
@@ -41,7 +41,7 @@ class Scale:
 
 
 def duration(nanoseconds: float) -> str:
-    """With three digits at most, and its unit."""
+    """A duration with at most three digits, and its unit."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if nanoseconds >= size:
             value = nanoseconds / size
@@ -50,7 +50,7 @@ def duration(nanoseconds: float) -> str:
 
 
 def header(scene: Scene, categories: set[PhaseCategory]) -> None:
-    """The legend, in as many lines as it takes."""
+    """Draws the legend, in as many lines as necessary."""
     gap = "the stage's stream has nothing to run"
     x, y = 12.0, 20.0
     for name in (
@@ -76,7 +76,7 @@ def header(scene: Scene, categories: set[PhaseCategory]) -> None:
 
 
 def ruler(scene: Scene, scale: Scale) -> None:
-    """Time since the left border, below the lanes."""
+    """Draws the time since the left border, below the lanes."""
     y, shown = scene.height, scale.shown
     scene.add(Line(LEFT, y, scale.right, y, palette.FAINT))
     tick = _tick(scale.per_pixel * 110)
@@ -88,6 +88,6 @@ def ruler(scene: Scene, scale: Scale) -> None:
 
 
 def _tick(about: float) -> float:
-    """The next larger of 1, 2, 5, 10, ... nanoseconds."""
+    """The smallest of 1, 2, 5, 10, ... nanoseconds that is at least `about`."""
     power = 10.0 ** math.floor(math.log10(about))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= about)

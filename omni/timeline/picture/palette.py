@@ -1,4 +1,4 @@
-"""Colours. Buckets are told apart by hue and by lightness."""
+"""Colours. Phase categories differ in hue and in lightness."""
 
 from omni.device import PhaseCategory
 
@@ -11,7 +11,7 @@ GAP, GAP_EDGE, GAP_INK = "#fde4e1", "#e5534b", "#b3261e"
 BAND = "#fdf1ef"
 POINT = "#111111"
 
-# The token point is no box, but a triangle.
+# The token point is a triangle, not a box.
 CATEGORIES = {
     PhaseCategory.PREPROCESS: "#8fb8de",
     PhaseCategory.FORWARD: "#2f5d9b",
@@ -27,6 +27,6 @@ CATEGORIES = {
 
 
 def ink_on(fill: str) -> str:
-    """The colour of text that can be read on `fill`."""
+    """The colour of legible text on `fill`."""
     red, green, blue = (int(fill[place : place + 2], 16) for place in (1, 3, 5))
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else PAPER

@@ -10,7 +10,7 @@ from omni.timeline.trace import Trace
 
 
 def panel(scene: Scene, title: str, trace: Trace, window: Window, scale: Scale) -> None:
-    """Draws it below what there is. Stages that do nothing in the window are left out."""
+    """Draws a trace below the scene's present content, without stages that are idle in the window."""
     y = scene.height + 16
     scene.add(Text(12, y, title, size=16, bold=True))
     scene.add(Text(12, y + 20, _summary(trace, window), palette.FAINT))
@@ -22,7 +22,7 @@ def panel(scene: Scene, title: str, trace: Trace, window: Window, scale: Scale) 
 
 
 def _summary(trace: Trace, window: Window) -> str:
-    """What the whole trace says of the stage whose steps are shown."""
+    """A summary, from the whole trace, of the stage with the shown steps."""
     decoding = next((one for one in make_report(trace).decoding if one.stage == window.stage), None)
     if decoding is None or not window.steps:
         return f"{duration(window.shown.length)} on {trace.device}"

@@ -1,4 +1,4 @@
-"""A scene as a PNG, at twice its size so that it is sharp."""
+"""A scene as a PNG, at twice its size for sharpness."""
 
 from typing import BinaryIO
 
@@ -12,7 +12,7 @@ _ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
 
 
 def write_png(scene: Scene, file: BinaryIO) -> None:
-    """Raises OSError."""
+    """Writes the picture. Raises OSError."""
     image = Image.new("RGB", (scene.width * _SCALE, round(scene.height) * _SCALE), PAPER)
     pen = _Pen(ImageDraw.Draw(image))
     for item in scene.items:

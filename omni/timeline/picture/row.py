@@ -1,4 +1,4 @@
-"""Room for labels beside each other."""
+"""Space for labels beside each other."""
 
 
 class Row:
@@ -10,7 +10,7 @@ class Row:
         self._taken: list[tuple[float, float]] = []
 
     def take(self, middle: float, width: float) -> bool:
-        """Takes the room for a label if it is free."""
+        """Reserves the space for a label. Returns whether it was free."""
         first, last = middle - width / 2 - 4, middle + width / 2 + 4
         if first < self._left - 60 or last > self._right + 10:
             return False

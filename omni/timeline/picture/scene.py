@@ -1,4 +1,4 @@
-"""Shapes to draw, whatever draws them. Places are pixels from the top left corner."""
+"""Shapes, independent of the file format. Positions are pixels from the top left corner."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from typing import Literal
 from PIL import ImageFont
 
 SIZE = 13
-"""Of text, in pixels, unless it is said."""
+"""The default text size, in pixels."""
 
 Anchor = Literal["left", "middle", "right"]
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """tip: what a viewer shows of it. hatched: striped in `edge`'s colour."""
+    """A rectangle. tip: text that a viewer shows for it. hatched: striped in `edge`'s colour."""
 
     x: float
     y: float
@@ -29,7 +29,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """y: of its middle. x: of its `anchor`."""
+    """A line of text. y: of its middle. x: of its `anchor`."""
 
     x: float
     y: float
@@ -64,7 +64,7 @@ Item = Box | Text | Line | Shape
 
 @dataclass(slots=True)
 class Scene:
-    """What comes later is on top."""
+    """Shapes in drawing order: later ones are on top."""
 
     width: int
     height: float = 0.0
@@ -75,17 +75,17 @@ class Scene:
 
 
 def text_width(text: str, size: int = SIZE) -> float:
-    """Pixels that a line of text takes; about as many in a viewer's own font."""
+    """The estimated width of a line of text, in pixels; a viewer's font may differ a little."""
     return _font(size).getlength(text)
 
 
 def triangle(x: float, tip_y: float, size: float) -> tuple[tuple[float, float], ...]:
-    """Corners of one that points down at (x, tip_y)."""
+    """The corners of a triangle that points down at (x, tip_y)."""
     return ((x - size, tip_y - 1.6 * size), (x + size, tip_y - 1.6 * size), (x, tip_y))
 
 
 def stripes(box: Box, distance: float) -> Iterator[tuple[float, float, float, float]]:
-    """Ends of slanted lines across a box."""
+    """The ends of slanted lines across a box."""
     offset = distance
     while offset < box.width + box.height:
         x1, x2 = max(0.0, offset - box.height), min(offset, box.width)

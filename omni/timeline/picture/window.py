@@ -1,4 +1,4 @@
-"""Which part of a trace is drawn."""
+"""The part of a trace that is drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from omni.timeline.steps import Step, steps_of
 from omni.timeline.trace import Interval, Trace
 
 _WHOLE = 20_000_000
-"""Nanoseconds that are drawn of a trace without steps."""
+"""Nanoseconds drawn of a trace without steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """shown: what is drawn. steps: of `stage`, those that it was chosen for; none for a trace without steps."""
+    """shown: the drawn interval. steps: the steps of `stage` that determined it; none for a trace without steps."""
 
     shown: Interval
     stage: str = ""
@@ -21,9 +21,9 @@ class Window:
 
 
 def window_of(trace: Trace, *, stage: str | None = None, steps: int = 3, first: int | None = None) -> Window:
-    """Consecutive steps of a stage: those from number `first`, else decode steps that take as long as most do.
+    """A window of consecutive steps of a stage: from step number `first`, else decode steps of median duration.
 
-    stage: None takes the one with the most steps. Raises InputError for a stage or a step that is not in the trace.
+    stage: None selects the stage with the most steps. Raises InputError for a stage or a step that is not in the trace.
     """
     by_stage = {name: steps_of(trace, name) for name in trace.stages}
     if stage is not None and not by_stage.get(stage):
@@ -49,7 +49,7 @@ def _from(found: Sequence[Step], first: int, count: int) -> Sequence[Step]:
 
 
 def _typical(found: Sequence[Step], count: int) -> Sequence[Step]:
-    """As many steps that follow each other as there are, up to `count`; those that take the median time, decodes if possible."""
+    """As many consecutive steps as possible, up to `count`, of median duration; decode steps if possible."""
     for wanted in range(min(count, len(found)), 0, -1):
         groups = [found[start : start + wanted] for start in range(len(found) - wanted + 1)]
         groups = [group for group in groups if group[-1].number - group[0].number == wanted - 1]

@@ -1,4 +1,4 @@
-"""What a trace says, in numbers."""
+"""Reports of traces, in numbers."""
 
 from omni.timeline.report.report import Report, make_report
 from omni.timeline.report.text import report_lines

@@ -1,4 +1,4 @@
-"""Whether phases ran in the order in which they were launched."""
+"""Compares the order in which phases ran with the order of their launches."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from omni.timeline.trace import PhaseSpan, Trace
 
 
 class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """overtaken: phases that were launched before one which had run on another stream when they began. No bug: streams run side by
-    side, and each in its own order. example: of such a pair, the earlier launch first.
+    """overtaken: phases that began after a later launch had finished on another stream. This is no error: only phases
+    of one stream run in order. example: such a pair, the earlier launch first.
 
-    broken: phases that ran before one which was launched earlier on the same stream. Never, unless the trace is wrong.
+    broken: phases that ran after a later launch of the same stream. Always 0, unless the trace is wrong.
     """
 
     overtaken: int
@@ -18,12 +18,13 @@ class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launch_order(trace: Trace) -> LaunchOrder:
-    """Looks at every pair of phases, the earlier launch against all later ones."""
+    """Compares every pair of phases."""
     overtaken, broken = 0, 0
     example: tuple[str, str] | None = None
     over_first: PhaseSpan | None = None
     next_on: dict[tuple[str, str], PhaseSpan] = {}
-    # From the last launch to the first: of those launched later, which was over first, and which begins next on the same stream?
+    # From the last launch to the first. Of the later launches, track the first to end, and the next to begin
+    # per stream.
     for span in sorted(trace.phases, key=lambda one: one.launched.start, reverse=True):
         stream = (span.stage, span.lane)
         if stream in next_on and next_on[stream].ran.start < span.ran.start:

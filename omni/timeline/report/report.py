@@ -12,7 +12,7 @@ from omni.timeline.trace import MAIN, PhaseSpan, Trace
 
 
 class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """phase: None for all that the category holds. launch: on the host. run: on the device."""
+    """phase: None for the sum of the category. launch: on the host. run: on the device."""
 
     stage: str
     lane: str
@@ -29,8 +29,9 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream beside the main ones. busy: while one of its phases ran. hidden: the share of that during which the main stream of
-    its stage (of any stage, if its stage has none) ran too, so that it held nothing up by itself."""
+    """A stream beside the main ones. busy: the time in which one of its phases ran. hidden: the share of that time in
+    which the main stream of its stage (of any stage, if its stage has none) ran too, so that the stream delayed nothing
+    by itself."""
 
     stage: str
     lane: str
@@ -39,9 +40,9 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """span: from the first launch to the end of the last run. error: by which launches and runs may be shifted against each other.
+    """span: from the first launch to the end of the last run. error: bound of the shift between launches and runs.
 
-    phases: of each stage and lane, those of each category and then the category as a whole if it holds several.
+    phases: by stage and lane, the phases of each category, followed by the category's sum if it has several.
     """
 
     device: str
@@ -57,7 +58,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report(trace: Trace) -> Report:
-    """What the trace says. Of stages without steps there are phases only."""
+    """The report of a trace. Stages without steps have phases only."""
     starts = [span.launched.start for span in trace.phases]
     ends = [span.ran.end for span in trace.phases]
     decoding = (decoding_of(trace, stage) for stage in trace.stages)

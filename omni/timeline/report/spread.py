@@ -1,4 +1,4 @@
-"""How long something takes, over many times."""
+"""Statistics of a duration over many samples."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds: percentiles, linear between the two nearest values, and the sum. count: of the values."""
+    """Microseconds: percentiles, with linear interpolation, and the sum. count: number of values."""
 
     count: int
     p50: float

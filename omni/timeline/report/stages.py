@@ -1,4 +1,4 @@
-"""What a stage's decode steps spend."""
+"""Durations of a stage's decode steps."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,18 @@ from omni.timeline.trace import MAIN, Interval, Trace
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that only decode. Between two of them, where the second follows the first:
+    """Steps that only decode. Between two consecutive ones:
 
-    period: on the device, from the start of one to the start of the next. idle: nothing of the stage's stream ran, from the last
-    phase of one to the first of the next. launch_gap: on the host, from the end of one's last launch to the next one's first.
-    launch_period: from first launch to first launch. All None if no two steps follow each other.
+    period: on the device, from the start of one to the start of the next. idle: time in which nothing of the stage's
+    stream ran, from the last phase of one to the first of the next. launch_gap: on the host, from the end of one's last
+    launch to the next one's first. launch_period: from first launch to first launch. All None without consecutive
+    steps.
 
-    behind_token: on the device, from the token point of one to the start of the next: what the next one waits for besides tokens.
+    behind_token: on the device, from the token point of one to the start of the next: the next step's delay beside its
+        wait for tokens.
 
-    Inside one: waits: nothing of the stage's stream ran, because the host was late. categories: its time on the stage's stream by
-    category.
+    Inside one: waits: time in which nothing of the stage's stream ran because the host was late. categories: time on
+    the stage's stream by category.
     """
 
     stage: str
@@ -36,7 +38,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decoding_of(trace: Trace, stage: str) -> Decoding | None:
-    """None for a stage that has no steps of decodes alone."""
+    """The statistics; None for a stage without decode-only steps."""
     steps = steps_of(trace, stage)
     decodes = [step for step in steps if step.decodes_only]
     if not decodes:
@@ -57,7 +59,7 @@ def decoding_of(trace: Trace, stage: str) -> Decoding | None:
 
 
 def _idle(main: Busy, one: Step, two: Step) -> int:
-    """Something that belongs to no step may run between them."""
+    """Idle time between two steps. Phases that belong to no step may run in it."""
     if two.ran.start <= one.ran.end:
         return 0
     return sum(gap.length for gap in main.gaps(Interval(one.ran.end, two.ran.start)))
@@ -69,7 +71,7 @@ def _categories(steps: Sequence[Step]) -> dict[str, Spread]:
         sums: dict[PhaseCategory, int] = {}
         for span in step.phases:
             if span.category is PhaseCategory.TOKEN_POINT:
-                continue  # a moment
+                continue  # a moment, which has no duration
             sums[span.category] = sums.get(span.category, 0) + span.ran.length
         for category, length in sums.items():
             taken.setdefault(category, []).append(length)

@@ -10,7 +10,7 @@ _PERCENTILES = ("p50", "p90", "p99")
 
 
 def report_lines(report: Report) -> Iterator[str]:
-    """A line after the other; times in microseconds."""
+    """The report's lines, with times in microseconds."""
     count = sum(phase.run.count for phase in report.phases if phase.phase is not None)
     yield f"{count} phases in {report.span / 1000:.1f} ms on {report.device}; times in microseconds"
     if report.error:
@@ -91,7 +91,7 @@ def _three(spread: Spread) -> tuple[str, str, str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> Iterator[str]:
-    """words: columns that hold words, to the left; numbers are to the right."""
+    """words: number of text columns, which align left; numbers align right."""
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
