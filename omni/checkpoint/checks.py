@@ -136,8 +136,8 @@ class Section:
 
 
 def check_rates(config: Section, *names: str) -> None:
-    """Raises CheckpointError, naming the field, for lists that are not rates, or whose product exceeds the samples of
-    any codec."""
+    """Raises CheckpointError, naming the field, for lists that are not rates, or whose product exceeds the samples per
+    frame of any codec."""
     samples = 1
     for name in names:
         config.require_list(name, most=16)

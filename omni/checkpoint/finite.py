@@ -14,7 +14,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 def check_finite(weights: Mapping[str, Tensor], held: Iterable[Tensor]) -> None:
     """Raises CheckpointError for a weight with a NaN or an infinity.
 
-    weights: by published name, in their place. held: the parameters that contain them, on one device.
+    weights: views of the parameters, by published name. held: these parameters, on one device.
 
     Checks all weights in place once they are loaded: one pass over memory, a few launches on a GPU and about 1% of the
     loading time. The host waits for it once.

@@ -27,7 +27,7 @@ class Table:
     """
 
     def __init__(self, field: str, entries: object, what: str = "entries") -> None:
-        """Names in errors. field: of the table. what: of its entries."""
+        """field, what: names in errors, of the table and of its entries."""
         if not isinstance(entries, dict) or not entries:
             raise CheckpointError(field, f"names no {what}", RESTORE_FILE)
         if not all(isinstance(name, str) and name for name in entries):
@@ -44,7 +44,7 @@ class Table:
     def index(self, name: str, size: int) -> int:
         """The entry as an integer from 0 to `size` - 1."""
         index, field = self._entry(name), f"{self._field}.{name}"
-        if type(index) is not int:  # a bool is one, too
+        if type(index) is not int:  # isinstance would accept a bool
             raise CheckpointError(field, f"is a {type(index).__name__}, not an int", RESTORE_FILE)
         require_index(field, index, size)
         return index

@@ -21,8 +21,8 @@ def overlay(
     options: by the first part of their paths, a stage's name. others: first parts that are set elsewhere, for errors.
 
     Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out
-    of range; it names several paths if they contradict. Ranges are checked in the result, so the order of settings does
-    not matter.
+    of range; it names several paths if they contradict. Ranges are checked in the result, so a value may be set before
+    its bound.
     """
     drafts = {name: Draft(name, before) for name, before in options.items()}
     origins: dict[str, Layer] = {}

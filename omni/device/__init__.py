@@ -1,4 +1,4 @@
-"""Devices: the only way to touch device memory."""
+"""Devices: the only access to device memory."""
 
 from omni.device.allocations import AllocationCount
 from omni.device.base import COMPLETED, Device, Event, Graph, Launch, Phase, SharedMemory, Stream

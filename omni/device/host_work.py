@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 _THREADS = 32
-"""Threads start on demand. There are enough of them that slow tasks do not delay the others."""
+"""Maximum number of threads, started on demand: enough that slow tasks do not delay the others."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

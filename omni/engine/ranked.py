@@ -23,7 +23,7 @@ class Ranked(Generic[T]):
         return key in self._items
 
     def __iter__(self) -> Iterator[T]:
-        """In no particular order."""
+        """Iterates in no particular order."""
         return iter([item for _, item in self._items.values()])
 
     def add(self, key: str, rank: Rank, item: T) -> None:

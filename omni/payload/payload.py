@@ -45,8 +45,8 @@ class PageSlice:
         return self.pages.dtype
 
     def relocate(self, pages: torch.Tensor, slots: NDArray[np.int64], moved: Event) -> Event:
-        """Moves the rows: they are at the new place once `moved` is done. Returns the former `reader`: the end of
-        gathers from the old place."""
+        """Sets the rows' new place, valid once `moved` is done. Returns the former `reader`: the end of gathers from
+        the old place."""
         old = self.reader
         self.pages, self.slots, self.moved = pages, slots, moved
         return old

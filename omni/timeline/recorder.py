@@ -50,8 +50,8 @@ class Recorder:
     """A `LaunchObserver`, used by the thread that drives the device. It receives all launches, and records those
     between `start` and `stop`.
 
-    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of those lost for lack
-    of room.
+    started: time of `perf_counter_ns`. ran, did: recorded phases and host spans. dropped: number of phases and host
+    spans lost for lack of room.
     """
 
     def __init__(self, timer: DeviceTimer | None, capacity: int) -> None:

@@ -54,8 +54,8 @@ class HostSpan:
 class Trace:
     """A recording. phases: in the order of their launches. host: by their starts.
 
-    device: the device's name. dropped: the oldest spans, lost for lack of room. unfinished: phases that had not run at
-    the end. error: bound of the shift between launches and runs, in nanoseconds.
+    device: the device's name. dropped: number of the oldest spans, lost for lack of room. unfinished: number of phases
+    that had not run at the end. error: bound of the shift between launches and runs, in nanoseconds.
     """
 
     device: str

@@ -6,10 +6,10 @@ from omni.timeline.trace import PhaseSpan, Trace
 
 
 class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """overtaken: phases that began after a later launch had finished on another stream. This is no error: only phases
-    of one stream run in order. example: such a pair, the earlier launch first.
+    """overtaken: number of phases that began after a later launch had finished on another stream. This is no error:
+    only phases of one stream run in order. example: such a pair, the earlier launch first.
 
-    broken: phases that ran after a later launch of the same stream. Always 0, unless the trace is wrong.
+    broken: number of phases that ran after a later launch of the same stream. Always 0, unless the trace is wrong.
     """
 
     overtaken: int

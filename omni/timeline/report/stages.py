@@ -12,18 +12,19 @@ from omni.timeline.trace import MAIN, Interval, Trace
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that only decode. Between two consecutive ones:
+    """Steps that only decode. Between two consecutive ones, all None without such pairs:
 
-    period: on the device, from the start of one to the start of the next. idle: time in which nothing of the stage's
-    stream ran, from the last phase of one to the first of the next. launch_gap: on the host, from the end of one's last
-    launch to the next one's first. launch_period: from first launch to first launch. All None without consecutive
-    steps.
+    period: on the device, from the start of one to the start of the next.
+    idle: time in which nothing of the stage's stream ran, from the last phase of one to the first of the next.
+    launch_gap: on the host, from the end of one's last launch to the next one's first.
+    launch_period: on the host, from first launch to first launch.
+    behind_token: on the device, from the token point of one to the start of the next: the delay beside the wait for
+        tokens.
 
-    behind_token: on the device, from the token point of one to the start of the next: the next step's delay beside its
-        wait for tokens.
+    Inside one:
 
-    Inside one: waits: time in which nothing of the stage's stream ran because the host was late. categories: time on
-    the stage's stream by category.
+    waits: time in which nothing of the stage's stream ran because the host was late.
+    categories: time on the stage's stream by category.
     """
 
     stage: str
