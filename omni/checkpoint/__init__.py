@@ -1,5 +1,4 @@
-"""Reads published checkpoints: the configuration, and sharded safetensors into modules that are already on their
-device."""
+"""Reads published checkpoints: the configuration, and sharded safetensors into modules on their device."""
 
 from omni.checkpoint.checkpoint import Checkpoint
 from omni.checkpoint.dummy import Initializer, default_init, fill_dummy

@@ -12,8 +12,7 @@ _Config = TypeVar("_Config")
 
 
 def once_per_config(read: Callable[[dict[str, Any]], _Config]) -> Callable[[Checkpoint], _Config]:
-    """Turns a function of config.json into a cached function of the checkpoint. It runs again only if the file
-    changed."""
+    """Makes a cached function of the checkpoint from a function of config.json. Reruns only if the file changed."""
 
     @lru_cache(maxsize=4)
     def parse(config_json: bytes) -> _Config:

@@ -38,8 +38,7 @@ class StackedWeights(ABC):
 
     @abstractmethod
     def stacked_weights(self, name: str) -> Mapping[str, Destination]:
-        """The destination of each such weight, by full name. name: the module's own name, empty for the outermost
-        module."""
+        """The destination of each such weight, by full name. name: the module's own name, empty for the outermost."""
 
 
 class WeightsContext(Protocol):

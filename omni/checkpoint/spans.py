@@ -51,8 +51,7 @@ def check_header(path: Path) -> None:
 
 
 def read_spans(path: Path) -> dict[str, WeightSpan]:
-    """The span of every weight in a file that `check_header` has accepted. Raises CheckpointError for an unknown
-    dtype."""
+    """Spans of all weights in a file accepted by `check_header`. Raises CheckpointError for an unknown dtype."""
     with reading(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header: dict[str, Any] = msgspec.json.decode(file.read(length))

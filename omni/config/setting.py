@@ -9,8 +9,7 @@ FAMILY = "family"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """path: dotted, such as `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the last `Layer` that
-    set it."""
+    """path: dotted, as `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the last `Layer` with it."""
 
     path: str
     value: object

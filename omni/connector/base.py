@@ -52,8 +52,7 @@ class Pending(Protocol):
     """A payload on its way, as the consumer sees it."""
 
     def poll(self) -> Received | None:
-        """The payload once the consumer may read it, None before. Never blocks. Raises OmniError if the payload was
-        lost."""
+        """The payload once the consumer may read it, None before. Never blocks. Raises OmniError for a lost payload."""
         ...
 
 

@@ -119,8 +119,7 @@ class Device(ABC):
 
     @abstractmethod
     def wait(self, stream: Stream, event: Event) -> None:
-        """Makes later phases on `stream` run after `event`, which must be of the same stage: no stage waits for
-        another's unfinished work."""
+        """Makes later phases on `stream` run after `event`. No stage may wait for another stage's unfinished work."""
 
     @abstractmethod
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
@@ -147,8 +146,7 @@ class Device(ABC):
         return ThreadWorker(name)
 
     def free_memory(self) -> int | None:
-        """Bytes of device memory that this process can still allocate; None if the device does not limit it (the
-        CPU)."""
+        """Bytes of device memory that this process can still allocate; None where it has no limit (the CPU)."""
         return None
 
     def measure_peak(self, run: Callable[[], None]) -> int:

@@ -175,8 +175,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class _HostArray:
-    """`__cuda_array_interface__` of pinned memory. A tensor made from this object keeps it, and so the memory,
-    alive."""
+    """`__cuda_array_interface__` of pinned memory. A tensor made from this object keeps the memory alive."""
 
     def __init__(self, host: torch.Tensor) -> None:
         self._host = host

@@ -10,8 +10,7 @@ from omni.device.ring import HostRing, HostSlot
 
 
 class Sent(NamedTuple):
-    """A download under way. ready: the host may read `slot`. made: the source, and all work launched before it, is
-    complete."""
+    """A download under way. ready: the host may read `slot`. made: the source and all earlier work are complete."""
 
     slot: HostSlot
     ready: Event
@@ -104,8 +103,7 @@ class SharedRing(_Turns):
         return not self._ring.claimed
 
     def begin(self) -> None:
-        """As for a `Downloader`. Raises RuntimeError if the host has still to read the slot, which the step would
-        overwrite."""
+        """As for a `Downloader`. Raises RuntimeError if the host has still to read the slot of the step."""
         if not self.ready:
             raise RuntimeError("a step begins whose slot the host has not read: the ring is too small")
         super().begin()

@@ -48,8 +48,7 @@ class DeviceTimer(Protocol):
         ...
 
     def elapsed(self, first: Stamp, second: Stamp) -> int:
-        """Nanoseconds between two done stamps; negative if `second` was earlier. Loses precision over more than a
-        second."""
+        """Nanoseconds between two done stamps; negative if `second` was earlier. Imprecise over more than a second."""
         ...
 
     def give_back(self, stamp: Stamp) -> None:

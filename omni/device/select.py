@@ -21,8 +21,7 @@ def name_device(name: str | None) -> torch.device:
 
 
 def open_device(name: str | None) -> Device:
-    """Opens `"cpu"`, `"cuda"` or `"cuda:N"`; None selects the first CUDA device if there is one, else the CPU. Raises
-    ConfigError."""
+    """Opens `"cpu"`, `"cuda"` or `"cuda:N"`; None is the first CUDA device if any, else the CPU. Raises ConfigError."""
     device = name_device(name)
     if device.type == "cpu":
         return CpuDevice()

@@ -1,5 +1,4 @@
-"""The sync guard reports places where the host waits for the device. `OMNI_SYNC_CHECK` enables it for the engine's
-thread."""
+"""The sync guard reports where the host waits for the device. `OMNI_SYNC_CHECK` enables it for the engine's thread."""
 
 import logging
 import os

@@ -178,8 +178,7 @@ class Admission(Generic[T]):
         return rejected
 
     def _most_bytes(self) -> int | None:
-        """The limit after a change. It exceeds `max_bytes` if more was held before, so that only new memory rejects
-        others."""
+        """The limit after a change, at least the memory held before it: only new memory rejects other requests."""
         return None if self._max_bytes is None else max(self._max_bytes, self.held_bytes)
 
     def _short(self, full: bool, active: int, most_bytes: int | None) -> OverloadedError | None:

@@ -162,7 +162,7 @@ def _built(stage: str) -> Iterator[None]:
 def build_engine(
     plan: Plan, checkpoint: Checkpoint, plugins: Plugins, device: Device, options: EngineOptions
 ) -> Engine:
-    """Loads every stage onto `device`. If memory is bounded, measures the memory of their steps. Divides the rest into
+    """Loads every stage onto `device`, measures the memory of steps if it is bounded, and divides the rest into
     pages."""
     assert options.dtype is not None, "the caller chose it for the device"
     connectors = {edge.name: open_connector(edge, plugins, device) for edge in plan.pipeline.edges}

@@ -35,8 +35,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or a type of the stage
-    kind."""
+    """A piece of a wanted output. meta: `GeneratedTokens`, `TokenLogprobs`, `AudioChunk` or a stage kind's type."""
 
     modality: str
     meta: msgspec.Struct

@@ -1,4 +1,4 @@
-"""The route of one request over one edge (connector, adapter and payloads under way), and the producer's credit on its
+"""The route of a request over an edge: connector, adapter and payloads under way. The producer's credit on its
 edges."""
 
 import logging

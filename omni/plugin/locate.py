@@ -6,7 +6,7 @@ from omni.errors import ConfigError, PluginError
 
 
 def locate(path: str, field: str) -> object:
-    """The object at `path`. Raises ConfigError if the path is malformed or does not exist, PluginError if the import
+    """The object at `path`. Raises ConfigError for a malformed path or a missing object, PluginError if the import
     fails."""
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:

@@ -48,7 +48,7 @@ class Registry(Generic[EntryT]):
     contested: Mapping[str, str]
 
     def __getitem__(self, name: str) -> EntryT:
-        """The entry of that name. Raises PluginError, which lists plugins that failed to load, or both claimants of the
+        """The entry of that name. Raises PluginError with the plugins that failed to load, or that both claim the
         name."""
         if name in self.entries:
             return self.entries[name]

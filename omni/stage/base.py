@@ -65,8 +65,7 @@ class StageWorker(Protocol):
         ...
 
     def check(self, sampling: SamplingParams, field: str) -> None:
-        """Raises InputError, naming the parameter below `field`, for parameters that the stage cannot apply.
-        Thread-safe."""
+        """Raises InputError, naming the parameter below `field`, if the stage cannot apply it. Thread-safe."""
         ...
 
     def usage(self) -> StageUsage: ...

@@ -1,5 +1,4 @@
-"""The loaded stage of kinds without pages whose batches need memory: measured on the largest batches, captured at
-start."""
+"""The loaded stage of kinds whose batches need memory, but no pages: measured on the largest batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence

@@ -1,5 +1,4 @@
-"""Copies payload rows from the producer's memory to the consumer's: the only reader of page slices within this
-process."""
+"""Copies payload rows from the producer's memory to the consumer's: the only reader of page slices in this process."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,8 +40,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of `receive`. end: the end of the launched copies. failed: transfers that were not launched, or only
-    in part."""
+    """The result of `receive`. end: the end of the launched copies. failed: transfers not launched completely."""
 
     end: Event
     failed: Mapping[Transfer, Exception]
@@ -123,8 +121,7 @@ class PayloadReceiver:
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """The tensor as `[first dimension, all others]`; `[1, 1]` for a number. A view if contiguous; otherwise only for
-    phases."""
+    """The tensor as `[first dimension, rest]`; `[1, 1]` for a number. A view if contiguous; else for phases only."""
     shape = tensor.shape
     return tensor.reshape(shape[0] if shape else 1, math.prod(shape[1:]))
 

@@ -46,8 +46,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
 
     @abstractmethod
     def pause(self, request: RequestT) -> None:
-        """Starts no new work for the request until `resume`. The stage still takes its input and emits output under
-        way."""
+        """Starts no new work for the request until `resume`. Input is still taken, output under way emitted."""
 
     @abstractmethod
     def resume(self, request: RequestT) -> None:
@@ -101,8 +100,7 @@ class MailboxWorker(ABC, Generic[RequestT]):
         return len(batch) > 1
 
     def retried(self, batch: str, error: Exception) -> None:
-        """Counts and logs a retry. Retries also hide our own bugs, so tests fail on them
-        (`omni.testing.no_retries`)."""
+        """Counts and logs a retry. Retries also hide our own bugs: tests fail on them (`omni.testing.no_retries`)."""
         self.retries += 1
         _log.warning("%s: %s failed; its parts run again, each alone", self.name, batch, exc_info=error)
 

@@ -1,4 +1,4 @@
-"""Building blocks for tiny random checkpoints of families, for `omni tiny` and for tests: vocabulary, lively weights,
+"""Building blocks for families' tiny random checkpoints, for `omni tiny` and tests: vocabulary, lively weights,
 files."""
 
 from omni.tiny.byte_tokenizer import byte_tokenizer

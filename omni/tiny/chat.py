@@ -135,8 +135,8 @@ def write_tokenizer(
 
 
 def _vocabulary() -> tuple[dict[str, int], list[str]]:
-    """Vocabulary and merges: bytes, then each word and its prefixes. The template's words come first, so that no later
-    merge splits them."""
+    """Vocabulary and merges: bytes, then each word and its prefixes. Template words first: later merges keep them
+    whole."""
     vocabulary = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[str] = []
     for word in (*ROLES, *(f"Ġ{word}" for word in WORDS)):

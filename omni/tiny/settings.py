@@ -40,15 +40,14 @@ def decoder_settings(
 
 
 def mrope_section(head_dim: int, spatial: int) -> list[int]:
-    """The division of a head's frequencies over time, height and width. spatial: frequencies of height, and of width,
-    out of 64."""
+    """The division of a head's frequencies over time, height and width. spatial: of height, and of width, out of 64."""
     each = head_dim // 2 * spatial // 64
     return [head_dim // 2 - 2 * each, each, each]
 
 
 def write_preprocessor(folder: Path, images: Any, audio: Any, **names: str) -> None:
-    """Writes preprocessor_config.json. images, audio: processors of transformers. names: of classes. Pictures become 1
-    to 64 tokens."""
+    """Writes preprocessor_config.json for 1 to 64 tokens a picture. images, audio: transformers' processors. names: of
+    classes."""
     pixels = (images.patch_size * images.merge_size) ** 2
     limits = {"min_pixels": pixels, "max_pixels": _LARGEST_PICTURE * pixels}
     size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}

@@ -62,7 +62,7 @@ def _fill(name: str, module: nn.Module, parameter: Tensor, gain: float, generato
 
 
 def _fan_in(module: nn.Module, parameter: Tensor) -> float:
-    """The number of products that an output sums: for a transposed convolution, only the taps that meet at one
+    """The number of products in an output's sum: for a transposed convolution, only the taps that meet at one
     position."""
     if isinstance(module, nn.ConvTranspose1d):
         return module.in_channels * module.kernel_size[0] / module.stride[0]

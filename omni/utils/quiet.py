@@ -8,8 +8,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While entered, transformers shows no warnings, such as those about unknown names of settings, and no progress
-    bars."""
+    """While entered, transformers shows no warnings, such as about unknown settings, and no progress bars."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -96,8 +96,7 @@ def whole(part: Part) -> Piece:
 
 
 def cut(part: Part, most_bytes: int, most_rows: int) -> Iterator[Piece]:
-    """Cuts a part into pieces of at most `most_bytes` and `most_rows`, in order: whole rows if one fits, else parts of
-    a row."""
+    """Cuts a part into pieces of at most `most_bytes` and `most_rows`, in order: whole rows, or parts of large ones."""
     if not part.nbytes:
         return
     columns = most_bytes // part.dtype.itemsize

@@ -15,8 +15,8 @@ from omni.testing.simulation.stream import Launched, SimulatedStream
 
 @dataclass(slots=True)
 class _Running:
-    """A running phase. numbers: of its accesses, by operation and kind. seen: regions that it accessed in the same way
-    before."""
+    """A running phase. numbers: of its accesses, by operation and kind. seen: regions already accessed in the same
+    way."""
 
     stream: SimulatedStream
     launched: Launched
@@ -96,8 +96,7 @@ class Checker:
         shadow.latest[agent, True] = self._number(running, operation, True)
 
     def allocated(self, tensor: Tensor, stream: SimulatedStream) -> None:
-        """Records a tensor that the host allocated for a stream: earlier phases of that stream may still use the
-        memory."""
+        """Records a tensor that the host allocated for a stream, whose earlier phases may still use the memory."""
         shadow = self._watch(key_of(tensor), tensor, stream.agent, 0)
         last = Access(
             stream.agent, stream.tick, stream.name, f"what stream {stream.name!r} had before", 0, "empty", True

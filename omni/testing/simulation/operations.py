@@ -52,8 +52,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Statistics that an operation updates although its schema does not say so. flag: position of the argument for
-    training mode."""
+    """Statistics that an operation updates, unlike its schema. flag: position of the argument for training mode."""
 
     written: frozenset[int | str]
     flag: int
@@ -76,8 +75,7 @@ _WHOLE = frozenset(
         "softmax",
     }
 )
-"""Composite operations that read all of their arguments and make a new tensor: their parts would reveal nothing
-more."""
+"""Composite operations that read all of their arguments and make a new tensor: their parts reveal no more."""
 _VIEWS = frozenset({"_unsafe_view"})
 """Views whose schemas do not declare them as such."""
 _FRESH = frozenset({"lift", "lift_fresh"})

@@ -13,8 +13,7 @@ from omni.testing.simulation.shadow import key_of
 
 
 class Recorder(TorchDispatchMode):
-    """While entered, records this thread's operations. On the CPU `tolist` and `numpy` are no operations and are not
-    seen."""
+    """While entered, records this thread's operations. On the CPU `tolist` and `numpy` are none, and are not seen."""
 
     def __init__(self, checker: Checker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -22,8 +21,7 @@ class Recorder(TorchDispatchMode):
         self.kernels = KernelWatch(checker.touch)
         """Observes accesses that are not torch operations; entered together with this mode."""
         self._operations: dict[int, Operation] = {}
-        """Keyed by the overload's id, since hashing an overload takes longer than the rest of the work here. Overloads
-        are never freed."""
+        """Keyed by id: hashing an overload takes longer than the rest of the work. Overloads are never freed."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

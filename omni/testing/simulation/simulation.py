@@ -61,8 +61,7 @@ class Simulation:
         return tick
 
     def run(self) -> None:
-        """Runs until all work is done. Raises HangError, and AssertionError if a stage retried a batch
-        (`no_retries`)."""
+        """Runs until all work is done. Raises HangError, and AssertionError for a stage's retry (`no_retries`)."""
         with no_retries():
             self._run()
 

@@ -93,7 +93,7 @@ Task = Launched | Mark | Barrier
 
 
 class SimulatedStream:
-    """agent: its number in clocks. ran: names of the phases that have run. free_at: end of the last operation, in
+    """agent: its number in clocks. ran: names of phases that have run. free_at: end of the last operation, in
     seconds."""
 
     def __init__(self, name: str, agent: int, pace: float) -> None:
