@@ -44,8 +44,7 @@ class Timeline:
         self._recorder.poll()
 
     def stop(self) -> Trace:
-        """Ends the recording. Phases that have not run are only counted: synchronize first, or let the engine be
-        idle."""
+        """Ends the recording. Phases that have not run are only counted: synchronize first, or let the engine idle."""
         recorder = self._recorder
         recorder.stop()
         recorder.poll()

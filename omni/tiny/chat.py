@@ -135,7 +135,7 @@ def write_tokenizer(
 
 
 def _vocabulary() -> tuple[dict[str, int], list[str]]:
-    """Vocabulary and merges: bytes, then each word and its prefixes. Template words first: later merges keep them
+    """Vocabulary and merges: bytes, then words and their prefixes. Template words first: later merges keep them
     whole."""
     vocabulary = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[str] = []

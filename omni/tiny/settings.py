@@ -46,8 +46,7 @@ def mrope_section(head_dim: int, spatial: int) -> list[int]:
 
 
 def write_preprocessor(folder: Path, images: Any, audio: Any, **names: str) -> None:
-    """Writes preprocessor_config.json for 1 to 64 tokens a picture. images, audio: transformers' processors. names: of
-    classes."""
+    """Writes preprocessor_config.json for 1 to 64 tokens a picture. images, audio: processors. names: of classes."""
     pixels = (images.patch_size * images.merge_size) ** 2
     limits = {"min_pixels": pixels, "max_pixels": _LARGEST_PICTURE * pixels}
     size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}

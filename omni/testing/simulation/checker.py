@@ -15,8 +15,7 @@ from omni.testing.simulation.stream import Launched, SimulatedStream
 
 @dataclass(slots=True)
 class _Running:
-    """A running phase. numbers: of its accesses, by operation and kind. seen: regions already accessed in the same
-    way."""
+    """A running phase. numbers: of its accesses, by operation and kind. seen: regions already accessed so."""
 
     stream: SimulatedStream
     launched: Launched

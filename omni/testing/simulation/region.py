@@ -14,8 +14,7 @@ Selection = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A strided part of a storage. start, strides: in bytes. selection: of the elements, None for all. whole: all of
-    it."""
+    """A strided part of a storage. start, strides: in bytes. selection: of elements, None for all. whole: all of it."""
 
     start: int
     shape: tuple[int, ...]
