@@ -34,7 +34,6 @@ RARE = {
     ("thinker", "extend_tables"),
     ("talker", "extend_tables"),
     ("talker", "gather_rows"),
-    ("talker", "copy_rows"),
     ("talker", "restore_frames"),
 }
 """What only pressure provokes."""

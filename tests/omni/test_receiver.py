@@ -132,7 +132,7 @@ def test_transfers_of_one_source_share_a_copy_and_all_share_an_upload():
     assert Counter(device.streams[0].ran) == {"copy_upload": 1, "gather_rows": 2, "copy_rows": 3}
 
 
-def test_rows_that_follow_one_another_need_no_upload_and_no_transfers_need_nothing():
+def test_consecutive_rows_need_no_upload_and_no_transfers_need_nothing():
     device = QueuedDevice()
     receiver = PayloadReceiver(device, device.stream("stage"), WORDS)
     assert receiver.receive([]).end is COMPLETED

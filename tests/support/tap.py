@@ -105,6 +105,7 @@ class TapWorker(MailboxWorker[_Tapped]):
         assert isinstance(source, PageSlice)
         self._device.launch(self._stream, _copy_frame, source.pages, source.slots, frame.host)
         copied = frame.copied = self._device.record(self._stream)
+        source.gathered(copied)  # the vocoder may still hold the payload, and its rows may move meanwhile
         frame.message.release(copied)
 
     def _give(self, request_id: str, request: _Tapped) -> None:

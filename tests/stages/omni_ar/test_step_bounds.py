@@ -126,7 +126,7 @@ def test_a_chunk_whose_hidden_states_nobody_wants_stores_none():
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_an_embedding_with_another_number_of_rows_than_positions_is_refused(rows: int):
+def test_an_embedding_with_too_few_or_too_many_rows_is_refused(rows: int):
     driver = ArDriver(SmallText())
     slots = (Placeholder(name="picture", index=0, positions=np.array([1, 2])),)
     driver.open("wrong")
