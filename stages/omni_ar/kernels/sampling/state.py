@@ -17,7 +17,7 @@ MAX_BIASED_IDS = 1024
 """Maximum ids with a logit bias."""
 
 MAX_BAD_WORDS = 256
-"""Maximum bad words of several tokens. A text often gives two: with and without a leading space."""
+"""Maximum bad words, of one or several tokens. A text often gives two: with and without a leading space."""
 
 MAX_BAD_WORD_LENGTH = 16
 """Maximum tokens of a bad word."""

@@ -14,7 +14,8 @@ __all__ = ["accept_tokens", "end_frames", "frame_inputs", "place_frames", "post_
 
 
 def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
-    """Writes the inputs of decode rows. The kernel copies only the part of a row's table that its length needs."""
+    """Writes the inputs of decode rows. The kernel copies only the part of a row's table that its length needs; the
+    rest is unchanged."""
     if not runs_kernel(rows_R):
         return reference.prepare_decodes(state, rows_R, block_size, out, max_blocks)
     from omni_ar.kernels.step import kernel
