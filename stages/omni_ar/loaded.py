@@ -59,8 +59,8 @@ class LoadedAr:
         worker.close()
 
     def _check_blocks(self) -> None:
-        """Raises ConfigError for a number of blocks with which no request of default length could run. A number above
-        `_HARDLY_ANY` is accepted, for requests with fewer tokens."""
+        """Raises ConfigError for `_HARDLY_ANY` blocks or fewer if no request of default length fits. More blocks are
+        accepted, for requests that ask for fewer tokens."""
         chosen, size, length = self._options.num_blocks, self._limits.block_size, self._limits.max_model_len
         most = self._options.sampling.with_defaults(GREEDY).max_tokens
         assert most is not None
