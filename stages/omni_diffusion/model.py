@@ -1,7 +1,7 @@
-"""What a model author writes for a diffusion stage.
+"""The interface of a model for a diffusion stage.
 
-Shape legend: R rows of state, B rows of one batch, N code frames of a window, G code groups, T latent frames of a window (or of a
-piece that is rendered), M values of a latent frame, S samples.
+Shape legend: R rows of state, B rows of one batch, N code frames of a window, G code groups, T latent frames of a
+window (or of a rendered piece), M values of a latent frame, S samples.
 """
 
 from abc import ABC, abstractmethod
@@ -15,15 +15,15 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows that begin, one of each row of a batch. All of it int64, on the device; lengths are in code frames.
+    """Starting windows, one per row of a batch. All tensors are int64 on the device; lengths are in code frames.
 
-    rows_B: rows of the state; distinct, but for the last row of all, the null row, which pads a batch and is read by nobody.
-    first_B: the number in its stream of a window's first frame, 0 where the stream begins; a multiple of `block_frames`.
-    context_B: how many frames come first that were given out before: they are denoised anew, from the same noise.
-    fresh_B: how many frames behind these are given out once the window is done. What follows them is look-ahead.
-    frames_B: how many frames the window has in all, at least 1. Only a stream's last window ends within a block.
-    voices_B: which voice speaks, 0 to `num_voices` - 1.
-    codes_BNG: what is behind a row's `frames_B` frames is padding: codes of some frame.
+    rows_B: rows of the state; distinct, except for the last row, the null row, which pads a batch and is not read.
+    first_B: number of a window's first frame in its stream, from 0; a multiple of `block_frames`.
+    context_B: number of leading frames that were emitted before; they are denoised again, from the same noise.
+    fresh_B: number of frames behind these that are emitted once the window is done. Frames behind them are look-ahead.
+    frames_B: total number of frames of the window, at least 1. Only a stream's last window ends within a block.
+    voices_B: index of the voice, 0 to `num_voices` - 1.
+    codes_BNG: codes; behind a row's `frames_B` frames is padding with codes of some frame.
     """
 
     rows_B: Tensor
@@ -38,12 +38,12 @@ class Windows:
 class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     """Denoises latents under codes, in `num_steps` steps, and renders latents as samples.
 
-    A code frame stands for `repeats` latent frames. A stream is denoised in windows of whole blocks of `block_frames` code frames
-    (its last block may be shorter): a window's frames see each other as the model likes, and nothing outside of the window, but for
-    what the model itself carries over in a row's state.
+    A code frame stands for `repeats` latent frames. A stream is denoised in windows of whole blocks of `block_frames`
+    code frames (its last block may be shorter): a window's frames may depend on each other, and outside of the window
+    only on the state of the row that the model carries over.
 
-    `begin`, `denoise` and `render` run inside device phases, which are captured: no synchronization, no control flow on tensor
-    values, shapes alone decide what is done. A row's results must not depend on the other rows.
+    `begin`, `denoise` and `render` run inside device phases, which are captured: no synchronization, no control flow on
+    tensor values, control flow depends on shapes only. A row's results must not depend on the other rows.
     """
 
     @property
