@@ -59,12 +59,12 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     @property
     @abstractmethod
     def num_voices(self) -> int:
-        """How many voices were loaded, at least 1."""
+        """Number of loaded voices, at least 1."""
 
     @property
     @abstractmethod
     def num_steps(self) -> int:
-        """Steps that take noise to latents, at least 1."""
+        """Number of steps from noise to latents, at least 1."""
 
     @property
     @abstractmethod
@@ -98,21 +98,23 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
 
     @abstractmethod
     def begin(self, state: StateT, windows: Windows) -> None:
-        """Readies rows for new windows: all that the steps need but the latents. Windows of a stream come in order."""
+        """Prepares rows for new windows: all inputs of the steps except the latents. Windows of a stream begin in
+        order."""
 
     @abstractmethod
     def denoise(self, state: StateT, latents_BTM: Tensor, rows_B: Tensor, steps_B: Tensor) -> Tensor:
-        """Takes each row's latents one step on; returns them, `[B, T, M]`. Changes nothing in place but `state`.
+        """Advances each row's latents by one step. Returns them, `[B, T, M]`. Modifies only `state` in place.
 
-        latents_BTM: fp32, normal noise at step 0. T: whole blocks, enough for the window of each row, maybe fewer than `new_state`
-        was told: what the row has behind them is padding. What is behind a row's frames is padding too; it begins as zeros, and
-        stays finite. rows_B: int64, as `Windows.rows_B`, each begun. steps_B: int64, each row's own step, 0 to `num_steps` - 1.
+        latents_BTM: fp32, normal noise at step 0. T: whole blocks, enough for the window of each row, possibly fewer
+        than the maximum of `new_state`. Latents behind a row's frames are padding, initially zero, and stay finite.
+        rows_B: int64, as `Windows.rows_B`, each begun. steps_B: int64, each row's step, 0 to `num_steps` - 1.
         """
 
     @abstractmethod
     def render(self, latents_BTM: Tensor) -> Tensor:
-        """Samples `[B, T * samples_per_latent]`, any float dtype, in [-1, 1], of T latent frames (fp32) of each row.
+        """Renders T latent frames (fp32) of each row as samples `[B, T * samples_per_latent]`, any float dtype, in [-1,
+        1].
 
-        The edges of a piece are to it what the edges of a stream are. So a sample that is `render_context` latent frames or more
-        away from an edge is that of the whole stream, and so is one nearer to an edge that is the stream's own.
+        The edges of a piece are treated like the edges of a stream. So a sample at least `render_context` latent frames
+        away from an edge equals that of the whole stream, as does one nearer to an edge that is also the stream's.
         """
