@@ -21,7 +21,7 @@ class FeedForward(Protocol):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward, each on normed input and added to its residual.
+    """Attention, then feed-forward, each on normalized input and added to the residual stream.
 
     An addition is fused with the norm that follows it, so the next layer performs a layer's last addition.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """How a tower cuts clips.
+    """The parameters by which a tower cuts clips.
 
     frames: mel frames of a full chunk. convolutions: number of convolutions of stride 2. run: number of chunks whose
     tokens attend to each other. pool: tokens per embedding; remaining tokens at the end of a clip give none.

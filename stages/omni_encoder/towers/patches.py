@@ -19,7 +19,7 @@ _SIZES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
-    """How a tower cuts pictures.
+    """The parameters by which a tower cuts pictures.
 
     values: number of values of a patch. side: side of a patch in pixels. merge: patches along a block's side. learned:
     side of the learned grid from which position embeddings are interpolated; None without one. window: blocks along the
@@ -34,7 +34,7 @@ class Patches:
 
     @classmethod
     def of(cls, tower: Any, *, learned: int | None = None, window: int | None = None) -> "Patches":
-        """The cutting of a tower of transformers."""
+        """The parameters of a tower of transformers."""
         values = tower.patch_embed.proj.weight[0].numel()
         return cls(values=values, side=tower.patch_size, merge=tower.spatial_merge_size, learned=learned, window=window)
 

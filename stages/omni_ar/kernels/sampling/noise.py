@@ -14,8 +14,8 @@ _HALF_STEP = tl.constexpr(2.0**-33)
 
 
 class Draw(NamedTuple):
-    """The key of a row's draw, next to the id: the last three words of the counter, uint32, and the key's two, uint64 below
-    2 ** 32."""
+    """The Philox inputs of a row's draw besides the id: the last three words of the counter, uint32, and the two words
+    of the key, uint64 below 2 ** 32."""
 
     position: Tensor
     sample: Tensor
