@@ -42,8 +42,8 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     code frames (its last block may be shorter): a window's frames may depend on each other, and outside of the window
     only on the state of the row that the model carries over.
 
-    `begin`, `denoise` and `render` run inside device phases, which are captured: no synchronization, no control flow on
-    tensor values, control flow depends on shapes only. A row's results must not depend on the other rows.
+    `begin`, `denoise` and `render` run inside device phases, which are captured: no synchronization, control flow on
+    shapes only, never on tensor values. A row's results must not depend on the other rows.
     """
 
     @property
