@@ -18,9 +18,9 @@ PER_FRAME = 2
 
 
 class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """vocab_size: codes of a code group, including those outside of the codebook. audio_token, audio_eos: text ids of a frame, and
-    of the frame that ends a sound, which is `codec_eos` in every group. mimi: transformers' `MimiConfig`. mimi_window: of its
-    transformers.
+    """vocab_size: codes of a code group, including those outside of the codebook. audio_token, audio_eos: text ids of a
+    frame, and of the frame that ends a sound, which is `codec_eos` in every group. mimi: transformers' `MimiConfig`.
+    mimi_window: window of the codec's transformers.
     """
 
     backbone: DecoderConfig
@@ -67,7 +67,7 @@ def _decoder(hf: Any, path: str, *, reads_chats: bool = False) -> DecoderConfig:
 
 
 def _check(own: Section, codec: Section) -> None:
-    """The assumptions of the modules. codec: includes values that transformers computes."""
+    """Checks the assumptions of the modules. codec: includes values that transformers computes."""
     own.require_supported({"mlp_bias": False})
     own.require_counts("vocab_size", "text_vocab_size", most=2**22)
     own.require_counts("num_codebooks", least=2, most=1024)
@@ -95,7 +95,7 @@ def _check(own: Section, codec: Section) -> None:
 
 
 def _check_codec(codec: Section) -> None:
-    """Widths and kernels of Mimi, bounded so that their powers and products stay small."""
+    """Checks widths and kernels of Mimi, bounded so that their powers and products stay small."""
     # The reach of each is a power larger than the one before.
     codec.require_counts("num_residual_layers", least=0, most=16)
     codec.require_counts("dilation_growth_rate", "kernel_size", "last_kernel_size", "residual_kernel_size", most=64)

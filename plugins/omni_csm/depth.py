@@ -12,7 +12,7 @@ from omni_csm.config import CsmConfig
 
 
 class FrameEmbedding(nn.Embedding):
-    """A frame's embedding is the sum of its codes'; each group has its own stretch of the table."""
+    """A frame's embedding is the sum of its codes' embeddings; each group has its own range of the table."""
 
     def __init__(self, config: CsmConfig, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config.num_groups * config.vocab_size, config.backbone.width, device=device, dtype=dtype)
@@ -23,13 +23,13 @@ class FrameEmbedding(nn.Embedding):
         return super().forward(codes_R + group * self._size)
 
     def forward(self, codes_RG: Tensor) -> Tensor:
-        """`[R, B]`, added up in fp32 whatever the dtype."""
+        """`[R, B]`, summed in fp32 for every dtype."""
         first_G = torch.arange(0, self.num_embeddings, self._size, device=codes_RG.device)
         return super().forward(codes_RG + first_G).sum(1)
 
 
 class DepthDecoder(FrameLayers):
-    """Predicts groups 1 to G - 1 from the backbone's hidden state and code 0, each by a head of its own."""
+    """Predicts groups 1 to G - 1 from the backbone's hidden state and code 0, each with its own head."""
 
     def __init__(self, config: CsmConfig, *, device: torch.device, dtype: torch.dtype) -> None:
         depth = config.depth
@@ -44,7 +44,8 @@ class DepthDecoder(FrameLayers):
         self.heads = nn.ModuleList()
 
     def turn_heads(self) -> None:
-        """Once weights are there: they are published as `[D, V]` each, and read as `[V, D]`, whose rows are aligned."""
+        """Transposes the heads after loading: published as `[D, V]` each, they are read as `[V, D]`, whose rows are
+        aligned."""
         for head_DV in self.codebooks_head.detach():
             head = Linear(head_DV.shape[0], head_DV.shape[1], bias=False, device="meta")
             head.weight = nn.Parameter(head_DV.t().contiguous(), requires_grad=False)
@@ -52,7 +53,8 @@ class DepthDecoder(FrameLayers):
         del self.codebooks_head
 
     def predict(self, hidden_RB: Tensor, code0_R: Tensor, embed: FrameEmbedding, draw: DrawCode) -> Codes:
-        """The frame that `code0_R` begins. embed: the backbone's; its codes' embeddings add up to the next input."""
+        """Predicts the frame that `code0_R` begins. embed: the backbone's embedding; the next input is the sum of the
+        codes' embeddings."""
 
         def choose(last_RD: Tensor, group: int) -> Tensor:
             return draw(self.heads[group - 1](last_RD), group)

@@ -1,4 +1,5 @@
-"""From the turns of a conversation to stage inputs. Each turn is a speaker's text and sound; the last one's sound is generated."""
+"""Converts the turns of a conversation to stage inputs. Each turn is a speaker's text and sound; the stages generate
+the last turn's sound."""
 
 from typing import Any
 

@@ -25,10 +25,10 @@ _CHAT_TEMPLATE = (
 
 
 class TinyShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of a tiny CSM. semantic: how many of the groups are. sampled: whether it asks for sampling, as the published one does,
-    of so few codes that those of no codebook are not among them.
+    """Sizes of a tiny CSM. semantic: number of semantic groups. sampled: whether its defaults sample, as published,
+    with a top-k so small that ids outside the codebooks are not drawn.
 
-    stop_gain: how readily a code is the one of which the frame that ends a sound consists; 1 is as any other.
+    stop_gain: relative gain of the code that ends a sound; 1 is that of other codes.
     """
 
     layers: int = 3
@@ -110,7 +110,7 @@ def _decoder(layers: int, heads: int, kv_heads: int, width: int, gain: float = 2
         "head_dim": _HEAD_DIM,
         "hidden_size": width,
         "intermediate_size": 2 * width,
-        # At the published one, 0.02, a tiny model says the same whatever it is given.
+        # At the published value, 0.02, a tiny model's output does not depend on its input.
         "initializer_range": gain / math.sqrt(width),
     }
 
@@ -122,7 +122,8 @@ def _rope(low: float, high: float, trained: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def _enliven(model: CsmForConditionalGeneration, shape: TinyShape) -> None:
-    """What transformers leaves at zero: codebooks. Codes of no codebook are seldom said, and the waveform has a fixed peak."""
+    """Fills codebooks, which transformers leaves at zero, makes ids outside the codebooks unlikely, and fixes the
+    waveform's peak."""
     for name, tensor in model.codec_model.quantizer.named_buffers():
         if name.endswith("embed_sum"):
             tensor.normal_()

@@ -15,7 +15,7 @@ from omni_encoder.towers.checks import check_clip_tower, check_picture_tower
 
 
 class TalkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """embedding_width: of the thinker's hidden states and of the embeddings of codes."""
+    """embedding_width: width of the thinker's hidden states and of the embeddings of codes."""
 
     decoder: DecoderConfig
     vocab_size: int

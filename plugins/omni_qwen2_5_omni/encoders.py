@@ -14,14 +14,14 @@ from omni_qwen2_5_omni.config import read_config
 
 
 class AudioEncoder(ClipEncoder):
-    """An embedding is two tokens, of every four frames; tokens attend to those of their chunk."""
+    """Four mel frames give two tokens, which are pooled to one embedding. Tokens attend to those of their chunk."""
 
     def __init__(self, tower: Any) -> None:
         super().__init__(tower, Chunks(frames=2 * tower.n_window, convolutions=1, pool=2))
 
 
 class VisionEncoder(PictureEncoder):
-    """Most layers attend within windows, in whose order the tower puts the patches."""
+    """Most layers attend within windows; the tower orders the patches by window."""
 
     def __init__(self, tower: Any, max_pixels: int | None = None) -> None:
         window = tower.window_size // (tower.spatial_merge_size * tower.patch_size)
@@ -29,7 +29,7 @@ class VisionEncoder(PictureEncoder):
 
 
 def embedded_frames(frames: int) -> int:
-    """Audio tokens of a clip of so many mel frames: one convolution of stride 2, then pairs, without an odd one's last."""
+    """Number of audio tokens of a clip: one convolution of stride 2, then pooling of pairs, without an odd last one."""
     return -(-frames // 2) // 2
 
 

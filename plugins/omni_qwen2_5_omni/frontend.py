@@ -1,4 +1,4 @@
-"""From a chat to stage inputs."""
+"""Converts a chat to stage inputs."""
 
 from collections.abc import Sequence
 from typing import Any

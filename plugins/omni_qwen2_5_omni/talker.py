@@ -1,4 +1,4 @@
-"""The talker: what the thinker thought and said in, codes out, one a step."""
+"""The talker: the thinker's hidden states and text in, one code per step out."""
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,18 @@ from omni_qwen2_5_omni.config import TalkerConfig, read_config
 from omni_qwen2_5_omni.voices import read_voices
 
 NONE = -1
-"""In a column: a position or a step without such a thing."""
+"""In a column: a position or step without an id."""
 EOS, PAD, FIRST_VOICE = range(3)
-"""Texts that it is told: what ends the thinker's, what follows, and what opens it, of each voice."""
+"""Text ids of the talker: the end of the thinker's text, the padding after it, and each voice's opening token."""
 _TEXTS = "thinker.model.embed_tokens.weight"
 
 
 class Talker(ArModel):
-    """Prompt columns: text and code of each position, or `NONE`, whose embeddings are added; texts' are the thinker's own.
+    """Prompt columns: text and code of each position, or `NONE`, whose embeddings are added. Text embeddings are the
+    thinker's.
 
-    Multimodal embeddings `hidden`: the thinker's hidden states `[n, thinker width]`, which are added too. One of them conditions a
-    step, or the text in the step's column. num_texts: two and one of each voice.
+    Multimodal embeddings `hidden`: the thinker's hidden states `[n, thinker width]`, which are added too. A step is
+    conditioned by a hidden state, or by the text id in the step's column. num_texts: 2 plus the number of voices.
     """
 
     def __init__(self, config: TalkerConfig, num_texts: int, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -72,7 +73,7 @@ class Talker(ArModel):
 
 
 def _embed(table_NE: Tensor, ids_T: Tensor) -> Tensor:
-    """Zeros where there is none."""
+    """Embeddings of ids, zeros for `NONE`."""
     return embedding(ids_T.clamp(min=0), table_NE) * (ids_T != NONE)[:, None]
 
 

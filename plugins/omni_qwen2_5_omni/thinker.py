@@ -1,4 +1,4 @@
-"""The thinker: a dense decoder with M-RoPE, whose hidden states and input embeddings the talker hears, of every token."""
+"""The thinker: a dense decoder with M-RoPE. The talker reads the hidden state and input embedding of every token."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from omni_qwen2_5_omni.config import OmniConfig, read_config
 class Thinker(TextModel):
     """Multimodal embeddings: `audio` and `image`, tensor `embeddings` `[n, D]`.
 
-    Payload: what each token adds to the talker's input, the final hidden state and, but for media, the input embedding.
+    Payload: each token's part of the talker's input, the final hidden state plus, except for media, the input
+    embedding.
     """
 
     def __init__(self, config: OmniConfig, *, device: torch.device, dtype: torch.dtype) -> None:

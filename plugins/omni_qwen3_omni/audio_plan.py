@@ -1,4 +1,4 @@
-"""How clips are cut for the audio tower."""
+"""The cutting of clips for the audio tower."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from omni_encoder.towers.clips import Chunks
 
 
 def clip_chunks(window: int, infer_window: int | None = None) -> Chunks:
-    """window, infer_window: half a chunk, and what tokens attend within, in mel frames, as the tower's config has them."""
+    """window, infer_window: half a chunk, and the range of attention, in mel frames, as in the tower's config."""
     run = 1 if infer_window is None else infer_window // (2 * window)
     return Chunks(frames=2 * window, convolutions=3, run=run)
 
 
 def encoded_frames(frames: int, window: int) -> int:
-    """Audio tokens of a clip of `frames` mel frames."""
+    """Number of audio tokens of a clip of `frames` mel frames."""
     return clip_chunks(window).embeddings(frames)
 
 

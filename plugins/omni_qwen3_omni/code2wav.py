@@ -23,10 +23,10 @@ from omni_vocoder.streaming import StreamingVocoder
 
 
 class Code2Wav(StreamingVocoder):
-    """Parameters are named as in a published checkpoint below `code2wav.`, and config is that of its config.json,
-    whose layers attend to `window`.
+    """Parameters have the published names below `code2wav.`. config: that of config.json. window: window of its
+    attention layers.
 
-    As released, 1920 samples of a frame (12.5 frames per second), and the last 555 are decided by the next frame.
+    As released, a frame has 1920 samples (12.5 frames per second), and the last 555 depend on the next frame.
     """
 
     def __init__(self, config: Section, window: WindowShape) -> None:
@@ -52,7 +52,7 @@ class Code2Wav(StreamingVocoder):
         return wav_B1S
 
     def _embed(self, codes_BGN: Tensor) -> Tensor:
-        """Mean over quantizers, `[B, N, D]`; each quantizer has its own stretch of the table."""
+        """Mean over quantizers, `[B, N, D]`; each quantizer has its own range of the table."""
         quantizer_G1 = torch.arange(codes_BGN.shape[1], device=codes_BGN.device).unsqueeze(1)
         embedded_BGND: Tensor = self.code_embedding(codes_BGN + quantizer_G1 * self.codebook_size)
         return embedded_BGND.mean(1)

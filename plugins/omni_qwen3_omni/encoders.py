@@ -20,7 +20,7 @@ from omni_qwen3_omni.config import read_config
 
 
 class AudioEncoder(ClipEncoder):
-    """Items: with `chunk`."""
+    """Items: as in `ClipEncoder`, with `chunk`."""
 
     def __init__(self, tower: Any) -> None:
         super().__init__(tower, clip_chunks(tower.n_window, tower.n_window_infer))
@@ -39,7 +39,7 @@ class VisionEncoder(PictureEncoder):
         return outputs
 
     def item_outputs(self, outputs: Mapping[str, Tensor], places: slice) -> Mapping[str, Tensor]:
-        # Levels come before places.
+        # In `deepstack` the level dimension comes first.
         return {name: value[:, places] if name == "deepstack" else value[places] for name, value in outputs.items()}
 
 

@@ -1,4 +1,4 @@
-"""From a chat to stage inputs."""
+"""Converts a chat to stage inputs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ class OmniFrontend(MultimodalFrontend):
         self._config = config
 
     def check(self) -> Ids:
-        """Also for ids in config.json that mark turns, if the chat template does not use them."""
+        """Also checks that the chat template uses config.json's ids of turns."""
         ids, own = super().check(), self._config
         opens = np.flatnonzero(ids[:-1] == own.im_start)
         for name, token, turns in (("user", own.user, opens), ("assistant", own.assistant, opens[-1:])):

@@ -52,7 +52,7 @@ def talker_args(config: OmniConfig, chat: EncodedChat, voice: str) -> TalkerPlan
             [talker.speakers[voice], talker.codec_pad, talker.codec_bos],
         ]
     )
-    # transformers counts positions over the user ids, followed by as many text pads as the opening is long.
+    # transformers counts positions over the user ids, followed by one text pad per token of the opening.
     rotary_ids = np.concatenate([user, np.full(len(text) - len(user), config.tts_pad)])
     positions, next_position = mrope_positions(
         rotary_ids,

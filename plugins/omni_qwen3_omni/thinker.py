@@ -6,7 +6,7 @@ from omni_qwen3_omni.config import read_config
 
 
 def build(context: StageContext) -> DeepstackModel:
-    """The checkpoint's thinker on the context's device. Its payload is what the talker sees of it."""
+    """The checkpoint's thinker on the context's device. Its payload is the hidden states for the talker."""
     config = read_config(context.checkpoint)
     model = DeepstackModel(
         config.thinker,

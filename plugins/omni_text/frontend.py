@@ -1,4 +1,4 @@
-"""From a chat of text to a prompt."""
+"""Converts a chat of text to a prompt."""
 
 import msgspec
 import numpy as np

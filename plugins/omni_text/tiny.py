@@ -32,7 +32,7 @@ TOKENS = ChatTokens(
 
 
 class TinyShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of a tiny Qwen3. stop_gain: how readily it stops; 0 for never, 1 as any other token."""
+    """Sizes of a tiny Qwen3. stop_gain: relative gain of the stop token; 0 never stops, 1 is that of other tokens."""
 
     layers: int = 3
     heads: int = 4

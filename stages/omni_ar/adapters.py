@@ -1,4 +1,4 @@
-"""What edges into and out of autoregressive stages do in most families. Edges name them: `"omni_ar.adapters:FramesToCodes"`."""
+"""Adapters for edges into and out of autoregressive stages. An edge names one: `"omni_ar.adapters:FramesToCodes"`."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from omni_frames import CodeFrames
 
 
 class EncodedToEmbedding:
-    """What an encoder made of an item fills the prompt embedding of the same index. name: of the embedding."""
+    """An encoder's output for an item fills the prompt's embedding of the same index. name: the embedding's name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,17 +25,17 @@ class EncodedToEmbedding:
 
 
 def audio_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
-    """Into embeddings called `"audio"`."""
+    """Fills embeddings named `"audio"`."""
     return EncodedToEmbedding("audio")
 
 
 def image_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
-    """Into embeddings called `"image"`."""
+    """Fills embeddings named `"image"`."""
     return EncodedToEmbedding("image")
 
 
 class FramesToCodes:
-    """Each codec frame to a stage that reads code frames; the ids of their first codes are of no use to it."""
+    """Passes each codec frame to a stage that reads code frames, and drops the tokens' ids."""
 
     def __init__(self, args: msgspec.Struct | None) -> None:
         pass
@@ -48,7 +48,7 @@ class FramesToCodes:
 
 
 class TokensToCodes:
-    """Each token but the one that ends them is a frame of one code, for a stage that reads code frames."""
+    """Turns each token, except the end token, into a frame of one code, for a stage that reads code frames."""
 
     def __init__(self, args: msgspec.Struct | None) -> None:
         pass

@@ -1,9 +1,9 @@
-"""What the phases of an autoregressive stage are for: how a timeline groups them."""
+"""Phase categories of an autoregressive stage, by which a timeline groups phases."""
 
 from omni.device import PhaseCategory
 
 HAND_OVER = "hand_tokens_over"
-"""The moment at which a step's tokens are there: what `Device.moment` tells of it."""
+"""The category of `Device.moment` for the moment at which a step's tokens are complete."""
 
 CATEGORIES = {
     "start_rows": PhaseCategory.PREPROCESS,

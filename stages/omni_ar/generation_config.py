@@ -43,7 +43,7 @@ _UNSUPPORTED: Mapping[str, object] = {
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
-    """Supported fields of the file that no single parameter stands for, with transformers' defaults."""
+    """Supported fields of the file without a sampling parameter of their own, with transformers' defaults."""
 
     do_sample: bool = False
     max_length: int | None = None
@@ -52,7 +52,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _types() -> dict[str, Any]:
-    """Types of `_PUBLISHED` in the file. Null fields are dropped before they are read."""
+    """Types of the fields of `_PUBLISHED` in the file, whose null fields have been dropped."""
     hints = get_type_hints(SamplingParams)
     types = {name: reduce(or_, (t for t in get_args(hints[name]) if t is not type(None))) for name in _PUBLISHED}
     return types | {"stop_token_ids": int | types["stop_token_ids"]}
@@ -88,13 +88,13 @@ def sampling_defaults(
     ends = ends if isinstance(ends, tuple) else (ends,)
     biases = _biases(file, values["repetition_penalty"])
     values |= {
-        # Where nothing ends a text, nothing is too early.
+        # Without end ids, a minimum length has no effect.
         "min_tokens": values["min_tokens"] if ends else 0,
         "logit_bias": biases,
         "stop_token_ids": ends,
-        # Others are never generated anyway.
+        # Ids outside the vocabulary are never generated.
         "suppress_token_ids": tuple(token for token in values["suppress_token_ids"] if 0 <= token < vocab_size),
-        # An end among them stays an end.
+        # An end id among the bad words stays an end id.
         "bad_words_ids": tuple(word for word in values["bad_words_ids"] if word not in {(end,) for end in ends}),
     }
     defaults = SamplingParams(**values).with_defaults(GREEDY)
@@ -110,7 +110,7 @@ def sampling_defaults(
                 problem = f"{token} is not in the vocabulary of {vocab_size}"
                 raise CheckpointError(field, problem, "use the file as published")
     unsupported: dict[str, object] = {"sequence_bias": []} if biases is None else {}
-    # Lengths of prompt and text together count if nothing else does.
+    # `max_length` counts prompt and text together; it applies only without `max_new_tokens`.
     if values["max_tokens"] is None:
         unsupported["max_length"] = 20  # transformers takes 20 for its own default
     if not values["min_tokens"] and ends:
@@ -120,7 +120,7 @@ def sampling_defaults(
 
 
 def code_sampling_defaults(generation: Mapping[str, Any], prefix: str) -> SamplingParams:
-    """Defaults for the codes of a frame after the first alone, from the fields whose names begin with `prefix`.
+    """Defaults for the codes of a frame after the first, from the fields whose names begin with `prefix`.
 
     Logs and raises as `sampling_defaults` does.
     """
@@ -143,7 +143,7 @@ def _end_ids(ids: object, field: str) -> int | tuple[int, ...] | None:
 
 
 def _given(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """A null field is absent."""
+    """The fields without those that are null."""
     return {name: value for name, value in generation.items() if value is not None}
 
 
@@ -157,7 +157,7 @@ def _read(given: Mapping[str, Any], prefix: str = "") -> _File:
 
 
 def _parameters(file: _File) -> dict[str, Any]:
-    """Values of the published parameters; those of draws are off without `do_sample`."""
+    """Values of the published parameters; without `do_sample`, the parameters of draws are off."""
     read = msgspec.structs.asdict(file)
     return {
         name: PARAMETERS[name].off if published.draws and not file.do_sample else read[published.name]
@@ -166,14 +166,15 @@ def _parameters(file: _File) -> dict[str, Any]:
 
 
 def _biases(file: _File, repetition_penalty: float) -> dict[int, float] | None:
-    """None where they are no biases of single ids. transformers adds them before the repetition penalty, and omni after it."""
+    """The biases by id; None where `logit_bias` cannot express them. transformers adds them before the repetition
+    penalty, omni after it."""
     if repetition_penalty != 1 or any(len(ids) != 1 or abs(bias) > 100 for ids, bias in file.sequence_bias):
         return None if file.sequence_bias else {}
     return {ids[0]: bias for ids, bias in file.sequence_bias}
 
 
 def _check(defaults: SamplingParams, prefix: str = "", ends_field: str = "") -> None:
-    """ends_field: the field of the end ids."""
+    """ends_field: name of the field that holds the end ids."""
     try:
         defaults.check("")
     except InputError as error:

@@ -1,7 +1,8 @@
-"""Streaming conditioning by hidden states: a stage that speaks hears what another emits for each token, as soon as it is there.
+"""Streaming conditioning by hidden states: a writer stage's hidden state of each token conditions a step of a speaker
+stage.
 
-The edge between them names the adapter, `"omni_ar.hidden_conditioning:HiddenConditioning"`, and a front end gives its arguments,
-`HiddenConditioningArgs`.
+The edge between them names the adapter, `"omni_ar.hidden_conditioning:HiddenConditioning"`, and a front end supplies
+its arguments, `HiddenConditioningArgs`.
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,11 @@ from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs
 
 
 class HiddenConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """prompt: of the speaker, complete but for embeddings `hidden`: 0 is what is emitted for the writer's prompt, 1 for its first
-    token.
+    """prompt: the speaker's prompt, complete except for embeddings `hidden`: index 0 holds the hidden states of the
+    writer's prompt, index 1 that of its first token.
 
-    none, eos, pad: in the steps' one column, where a row is heard, in place of the last row, and from then on.
+    none, eos, pad: ids in the steps' one column: in steps with a hidden state, in the step that replaces the last one,
+    and in all later steps.
     """
 
     prompt: Prompt
@@ -27,11 +29,11 @@ class HiddenConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HiddenConditioning:
-    """Feeds the speaker one row per step.
+    """Feeds the speaker one hidden state per step.
 
-    The first token's is part of the prompt, and each later step hears one. The last token is not heard, an end id or not: `eos` is,
-    in its place. With fewer than two tokens there is nothing to say. Where a stop string or a grammar ends the text, all that was
-    given out is heard: the last token is one that nobody gets.
+    The first token's hidden state is part of the prompt, and each later one conditions a step. `eos` replaces the last
+    token, whether that is an end id or not. With fewer than two tokens there is no speech. Where a stop string or a
+    grammar ends the text, every emitted hidden state is used: the last token is one that was not emitted.
     """
 
     def __init__(self, args: msgspec.Struct | None) -> None:
@@ -43,7 +45,7 @@ class HiddenConditioning:
         match payload.meta:
             case PromptHidden():
                 return (Payload(MultimodalEmbedding(name="hidden", index=0), payload.tensors),)
-            # It is of the position that a token was sampled from: that of the token before, or the prompt's last.
+            # The state of the position that the token was sampled from: the token before it, or the prompt's last.
             case TokenHidden(index=0):
                 return ()
             case TokenHidden(index=1):

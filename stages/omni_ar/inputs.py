@@ -1,4 +1,4 @@
-"""What an autoregressive stage takes and gives, besides `omni.payload.GeneratedTokens`."""
+"""Inputs and outputs of an autoregressive stage, besides `omni.payload.GeneratedTokens`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,12 +11,11 @@ from omni.frontend.media import EncodedChat, Media
 
 
 class Placeholder(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions of a prompt that take a multimodal embedding of another stage. The prompt is not run before it is there.
+    """Prompt positions that another stage's multimodal embedding fills. The prompt does not run before it has arrived.
 
-    name, index: of the embedding (`"image"`, 1: the second image). positions: int64 `[n]`, ascending.
-    key: covers all that the embedding depends on, so that equal keys mean equal tensors; without one, no prefix that reaches into
-        the positions is cached.
-    field: how errors name it: of a medium, its path in the messages of the request.
+    name, index: identify the embedding (`"image"`, 1: the second image). positions: int64 `[n]`, ascending.
+    key: content key; equal keys mean equal tensors. Without a key, no prefix that reaches into the positions is cached.
+    field: its name in errors; for a medium, its path in the request's messages.
     """
 
     name: str
@@ -27,14 +26,15 @@ class Placeholder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> str:
-        """For errors: the field, or the name and number of what no message holds."""
+        """Its name in errors: the field, or name and index for an embedding that is not from a message."""
         return self.field or f"embedding.{self.name}[{self.index}]"
 
 
 def placeholders_of(
     media: Mapping[str, Sequence[Media]], places: Mapping[str, Sequence[NDArray[np.int64]]]
 ) -> tuple[Placeholder, ...]:
-    """Those of a request's media. media: by name of the embeddings. places: of each, as `omni.frontend.media.expand` has them."""
+    """Placeholders of a request's media. media: by name of the embeddings. places: positions of each, as
+    `omni.frontend.media.expand` returns them."""
     return tuple(
         Placeholder(name=name, index=index, positions=positions, key=each.key, field=each.field)
         for name, pieces in media.items()
@@ -45,9 +45,9 @@ def placeholders_of(
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """A request's prompt. One per request.
 
-    columns: int64 `[C, T]`, what the model embeds at each position (token ids, and whatever else its `prompt_columns` name).
-    positions: int64 `[P, T]`, rotary positions on each axis. next_position: that of the first generated token.
-    placeholders: each is filled by a `MultimodalEmbedding` input.
+    columns: int64 `[C, T]`, the ids that the model embeds at each position, in the order of its `prompt_columns`.
+    positions: int64 `[P, T]`, rotary positions on each axis. next_position: rotary position of the first generated
+    token. placeholders: each is filled by a `MultimodalEmbedding` input.
     payload_positions: int64 `[m]`, the prompt positions whose hidden states a consumer needs, ascending.
     penalized_ids: int64 `[k]`, ids that a repetition penalty counts as seen.
     """
@@ -61,7 +61,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, ids: NDArray[np.int64]) -> "Prompt":
-        """A plain one, of token ids `[T]` alone: one column, and positions counted from 0 on one axis."""
+        """A prompt of token ids `[T]`: one column, and positions counted from 0 on one axis."""
         return cls(columns=ids[None], positions=np.arange(len(ids))[None], next_position=len(ids))
 
     @property
@@ -69,7 +69,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.columns.shape[1])
 
     def check(self, columns: int, axes: int, vocab_size: int) -> None:
-        """Raises InputError for what does not fit a model of so many prompt columns and rotary axes."""
+        """Raises InputError for a prompt that does not fit a model with `columns` prompt columns and `axes` rotary
+        axes."""
         _check_shape("prompt.columns", self.columns, (columns, None))
         _check_shape("prompt.positions", self.positions, (axes, self.length))
         for placeholder in self.placeholders:
@@ -80,9 +81,9 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prompt_of(chat: EncodedChat, payload_positions: NDArray[np.int64] | None = None) -> Prompt:
-    """The prompt of a chat with media for a text model. Placeholders are named by the media's kinds.
+    """The prompt of a chat with media for a text model. Placeholders have the names of the media's kinds.
 
-    payload_positions: as `Prompt` has them.
+    payload_positions: as in `Prompt`.
     """
     return Prompt(
         columns=chat.ids_T[None],
@@ -95,50 +96,51 @@ def prompt_of(chat: EncodedChat, payload_positions: NDArray[np.int64] | None = N
 
 
 class MultimodalEmbedding(msgspec.Struct, frozen=True, kw_only=True):
-    """Fills the `Placeholder` of its name and index. The model's `embed_prompt` and `forward` find the payload's tensors by their
-    names; each has one row for each position of the placeholder, in its second-last dimension."""
+    """Fills the `Placeholder` of the same name and index. The model's `embed_prompt` and `forward` read the payload's
+    tensors by name; the second-last dimension of each has one entry per position of the placeholder."""
 
     name: str
     index: int
 
 
 class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditioning of the next decode steps of a model with `step_columns` or `step_width`: a step does not run before its own is
-    there.
+    """Conditioning of the next decode steps of a model with `step_columns` or `step_width`. A step does not run before
+    its conditioning has arrived.
 
-    columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after the last; None while more may come.
+    columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after these; None while more may
+    come.
 
-    The payload may have a tensor `rows` for a model with a `step_width` E: `[n, E]`, or a page slice of n such rows, one for each
-    step; of a floating dtype, from which they are converted to the stage's. A step without a row gets zeros.
+    For a model with a `step_width` E the payload may have a tensor `rows`: `[n, E]` or a page slice of n such rows, one
+    for each step, of any floating dtype; it is converted to the stage's dtype. A step without a row gets zeros.
     """
 
     columns: NDArray[np.int64]
     pad: NDArray[np.int64] | None = None
 
     def check(self, columns: int) -> None:
-        """Raises InputError for what does not fit a model of so many step columns."""
+        """Raises InputError for inputs that do not fit a model with `columns` step columns."""
         _check_shape("step_inputs.columns", self.columns, (columns, None))
         if self.pad is not None:
             _check_shape("step_inputs.pad", self.pad, (columns,))
 
 
 class PromptHidden(msgspec.Struct, frozen=True, kw_only=True):
-    """Output: hidden states of the prompt's `payload_positions`, in that order; tensor `hidden`, a page slice."""
+    """Output: hidden states of the prompt's `payload_positions`, in that order. Tensor `hidden`: a page slice."""
 
 
 class TokenHidden(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of a model that emits its tokens' hidden states; tensor `hidden`, a page slice of one row.
+    """Output of a model that emits its tokens' hidden states. Tensor `hidden`: a page slice of one row.
 
-    index: which generated token, from 0. The hidden state is that of the position the token was sampled from: of token 0 the last
-    position of the prompt, of token i that of token i - 1. So it is given out with token i - 1: also where a stop string ends the
-    text and token i is withheld, or a grammar does and nobody gets a token i.
+    index: number of the generated token, from 0. The hidden state is that of the position the token was sampled from:
+    the prompt's last position for token 0, the position of token i - 1 for token i. It is emitted with token i - 1,
+    also where token i is withheld because a stop string ends the text, or does not exist because a grammar ends it.
     """
 
     index: int
 
 
 class TokenCodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Output: the codes of one generated token; tensor `codes`, a page slice of one row, one column per code group."""
+    """Output: the codes of one generated token. Tensor `codes`: a page slice of one row, one column per code group."""
 
 
 def _check_shape(field: str, array: NDArray[np.int64], wanted: tuple[int | None, ...]) -> None:

@@ -1,4 +1,4 @@
-"""An autoregressive stage that is loaded, and has no KV blocks yet."""
+"""A loaded autoregressive stage, before its KV blocks are allocated."""
 
 import logging
 from contextlib import AbstractContextManager
@@ -25,15 +25,15 @@ _log = logging.getLogger(__name__)
 _HARDLY_ANY = 3
 _BUFFERS = "the row buffers"
 _ROWS = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
-"""The options that make the buffers of rows and steps smaller."""
+"""Options that reduce the buffers of rows and steps."""
 
 
 class LoadedAr:
-    """Pages are KV blocks and their payload pages. The null block counts as fixed."""
+    """Pages are KV blocks and their payload pages. The null block counts as fixed memory."""
 
     def __init__(self, context: StageContext, model: ArModel) -> None:
-        """Raises ConfigError for a length that the model was not made for, and for default sampling and numbers of blocks that
-        every request would fail of."""
+        """Raises ConfigError for a length beyond the model's positions, and for default sampling and numbers of blocks
+        with which every request would fail."""
         assert isinstance(context.options, ArOptions)
         self._context = context
         self._options = context.options
@@ -59,8 +59,8 @@ class LoadedAr:
         worker.close()
 
     def _check_blocks(self) -> None:
-        """Raises ConfigError for a number of blocks that is hardly meant: no request of default length could run. With more than
-        `_HARDLY_ANY`, those that ask for fewer tokens are what the user has in mind."""
+        """Raises ConfigError for `_HARDLY_ANY` blocks or fewer if no request of default length fits. More blocks are
+        accepted, for requests that ask for fewer tokens."""
         chosen, size, length = self._options.num_blocks, self._limits.block_size, self._limits.max_model_len
         most = self._options.sampling.with_defaults(GREEDY).max_tokens
         assert most is not None
@@ -76,7 +76,7 @@ class LoadedAr:
     def measure(self) -> int:
         with self._room_for("the largest steps", *_ROWS):
             peak = self._context.device.measure_peak(self._run_largest_steps)
-        # The old one's memory goes first: there may not be room for both.
+        # The old runner's memory is freed first: both may not fit.
         del self._runner
         with self._room_for(_BUFFERS, *_ROWS):
             self._runner = self._new_runner()
@@ -103,7 +103,7 @@ class LoadedAr:
     def _run_largest_steps(self) -> None:
         run_largest_steps(self._runner, self._model.shape, self._limits)
         if self._context.graphs:
-            # The others fit where the largest were.
+            # The smaller captures fit into the memory of the largest.
             self._runner.capture_chunks(self._captured_chunks()[:1])
             self._runner.capture(self._captured_sizes()[:1])
 
@@ -116,7 +116,7 @@ class LoadedAr:
         return captured_lengths(self._options.graph_chunk_sizes, self._limits.max_num_batched_tokens)
 
     def _new_runner(self) -> Runner:
-        """With the null block alone."""
+        """A runner with the null block only."""
         context = self._context
         name, priority = context.stage.name, context.stage.priority
         backend = select_backend(

@@ -1,4 +1,4 @@
-"""What a model author writes for an autoregressive stage.
+"""The interface of a model for an autoregressive stage.
 
 Shape legend: T tokens of the batch, Tp its prompt tokens, R rows (requests), D width, V vocabulary, P rotary axes, C prompt
 columns, S step columns, E width of step rows, G code groups, n positions of one multimodal embedding.
@@ -17,19 +17,19 @@ from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArShape:
-    """What the runner must know to allocate and to feed a model.
+    """The sizes of a model, for the runner's allocations and inputs.
 
-    hidden_width: width of the hidden states that `forward` returns. input_width: that of input embeddings, which are of the stage's
-    dtype; None for the same. position_axes: 3 for M-RoPE, else 1.
+    hidden_width: width of the hidden states that `forward` returns. input_width: width of input embeddings, which have
+    the stage's dtype; None for the same width. position_axes: 3 for M-RoPE, else 1.
     prompt_columns: id columns of a prompt, in order. step_columns: id columns that condition each decode step.
-    step_width: width of the device rows that condition decode steps, such as another stage's hidden states; 0 for none. The
-    model gets them in the stage's dtype.
-    payload_width: width of the hidden states that `forward` stores for a consumer; 0 if it stores none.
-    emits_tokens: whether it stores those of generated tokens too, one for each (`TokenHidden`), and not only those of prompts.
-    max_positions: longest sequence the model was made for.
-    logits_dtype: what `logits` returns, if it is not the stage's dtype: logits are kept as they are.
-    forward_embeddings: names of the multimodal embeddings that `forward` reads besides `embed_prompt`; None: it may read any. Steps
-    with others can be captured, and then show `forward` none.
+    step_width: width of the device rows that condition decode steps, such as another stage's hidden states; 0 for none.
+    The model receives them in the stage's dtype.
+    payload_width: width of the hidden states that `forward` stores for a consumer; 0 for none.
+    emits_tokens: whether `forward` also stores the hidden state of each generated token (`TokenHidden`), besides those
+    of prompts. max_positions: maximum sequence length of the model.
+    logits_dtype: dtype of the result of `logits`, if it is not the stage's dtype. Logits are not converted.
+    forward_embeddings: names of the multimodal embeddings that `forward` reads besides `embed_prompt`; None if it may
+    read any. Steps with other embeddings can be captured; a captured `forward` receives none.
     """
 
     num_layers: int
@@ -56,9 +56,9 @@ class ArShape:
 
 @dataclass(frozen=True, slots=True)
 class PlacedEmbedding:
-    """An embedding's tensors and where they belong. tokens_n: int64, indexes into the batch's prompt tokens (0 to Tp - 1).
+    """An embedding's tensors and their places. tokens_n: int64, indexes into the batch's prompt tokens (0 to Tp - 1).
 
-    tensors: those of a floating dtype in the stage's, whatever their producer's.
+    tensors: by name; floating-point tensors are converted to the stage's dtype.
     """
 
     name: str
@@ -76,11 +76,12 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class NextTokens:
-    """Generated tokens that a batch embeds: of decode rows, or again of preempted requests.
+    """Generated tokens that a batch embeds: those of decode rows, and replayed ones of preempted requests.
 
-    ids_R: sampled ids. columns_SR: conditioning ids of the step that each is the input of, `[S, R]`.
-    codes_RD: what `predict_codes` returned as the next embedding; `[R, 0]` for a model without codes.
-    rows_RE: the device rows that condition the steps, zeros where there is none; `[R, 0]` for a model without a `step_width`.
+    ids_R: sampled ids. columns_SR: `[S, R]`, conditioning ids of the steps whose inputs the tokens are.
+    codes_RD: `Codes.next_RD` of the tokens' frames; `[R, 0]` for a model without codes.
+    rows_RE: device rows that condition the steps, zeros for steps without one; `[R, 0]` for a model without a
+    `step_width`.
     """
 
     ids_R: Tensor
@@ -91,10 +92,10 @@ class NextTokens:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSink:
-    """Where the hidden states that a consumer needs go.
+    """The destination of hidden states that a consumer needs.
 
-    slots_n: int64 page slots of the n tokens with which the batch begins; a null slot where nobody needs one. Of those behind them,
-    nobody needs any.
+    slots_n: int64, page slots of the batch's first n tokens; a slot of the null block for a token whose hidden state is
+    not needed. Hidden states of later tokens are not needed.
     """
 
     pages: Tensor
@@ -107,12 +108,12 @@ class PayloadSink:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's batch as `forward` sees it: decode rows first, one token each, then chunks of other requests.
+    """One step's batch as input of `forward`: decode rows first, one token each, then chunks of other requests.
 
-    positions_PT: int64 rotary positions. embeddings: of the prompt tokens, each with the part that stands in this step's chunk.
-    prompt_start: of a batch with embeddings the first prompt token; before it stand decode rows and generated tokens of preempted
-    requests, which run again. payload: None when nothing of this step is needed elsewhere.
-    A captured batch has no embeddings, and may end in tokens that are nobody's.
+    positions_PT: int64 rotary positions. embeddings: embeddings of the prompt tokens, each with its part in this step's
+    chunk. prompt_start: index of the first prompt token of a batch with embeddings; decode rows and replayed tokens of
+    preempted requests precede it. payload: None if no consumer needs hidden states of this step. A captured batch has
+    no embeddings, and may end in padding.
     """
 
     positions_PT: Tensor
@@ -125,7 +126,7 @@ class Batch:
 
 
 class ArModel(nn.Module, ABC):
-    """A decoder. Everything here runs inside device phases: no synchronization, no control flow on tensor values."""
+    """A decoder. All methods run inside device phases: no synchronization, no control flow on tensor values."""
 
     @property
     @abstractmethod
@@ -137,32 +138,33 @@ class ArModel(nn.Module, ABC):
 
     @abstractmethod
     def embed_next(self, step: NextTokens) -> Tensor:
-        """Input embeddings `[R, D]` of one decode token per row."""
+        """Input embeddings `[R, D]` of generated tokens."""
 
     @abstractmethod
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        """Final hidden states `[T, hidden_width]`, normed as `logits` and `predict_codes` want them.
+        """Final hidden states `[T, hidden_width]`, normalized for `logits` and `predict_codes`.
 
-        Stores what `ArShape.payload_width` promises into `batch.payload`, when there is one.
+        Stores the hidden states of `ArShape.payload_width` into `batch.payload`, unless that is None.
         """
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Logits `[R, V]`, of the stage's dtype or of `ArShape.logits_dtype`."""
+        """Logits `[R, V]`, in the stage's dtype or in `ArShape.logits_dtype`."""
 
 
 class DrawCode(Protocol):
-    """Chooses one id per row from code logits, as each request wants it (`SamplingParams.code_temperature` and so on; a stage's own
-    defaults are its family's to give), by the row's seed and position."""
+    """Draws one id per row from code logits, by the request's parameters (`SamplingParams.code_temperature` and so on;
+    the family sets a stage's defaults) and the row's seed and position."""
 
     def __call__(self, logits_RV: Tensor, group: int) -> Tensor:
-        """int64 `[R]`. group: the code group, at least 1."""
+        """Returns int64 `[R]`. group: the code group, at least 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """One codec frame per row. codes_RG: int64, group 0 first. next_RD: the frame's contribution to the next input embedding."""
+    """One codec frame per row. codes_RG: int64, group 0 first. next_RD: the frame's part of the next input
+    embedding."""
 
     codes_RG: Tensor
     next_RD: Tensor
@@ -170,10 +172,10 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class FrameEnd:
-    """A frame whose first `groups` codes are all `code` ends its request. If all its codes are, it is dropped: its token has no
-    frame, as a stop id has none. Else it is the request's last.
+    """A frame whose first `groups` codes are all `code` ends its request. If all its codes are, the frame is dropped,
+    and its token has no frame, like a stop id. Otherwise it is the request's last frame.
 
-    Where a request's `min_tokens` or `ignore_eos` say that it goes on, it is a frame like any other.
+    Where `min_tokens` or `ignore_eos` let the request continue, such a frame is an ordinary one.
     """
 
     code: int
@@ -181,7 +183,7 @@ class FrameEnd:
 
 
 class CodecModel(ArModel):
-    """A decoder whose token is the first code of a frame and whose next input is made of all of the frame's codes."""
+    """A decoder whose token is the first code of a frame, and whose next input depends on all codes of the frame."""
 
     @property
     @abstractmethod
@@ -195,14 +197,15 @@ class CodecModel(ArModel):
 
     @property
     def frame_end(self) -> FrameEnd | None:
-        """None where tokens alone say what ends a request: the last token then has no frame. Otherwise a token is handed over when
-        its frame is there, not before, and the last one that `max_tokens` allows has a frame like the others."""
+        """None if only tokens end a request: the last token then has no frame. Otherwise a token is handed over
+        together with its frame, and the last token within `max_tokens` has a frame like the others."""
         return None
 
     @abstractmethod
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
-        """The frame that the tokens `code0_R`, sampled from `hidden_RD`, begin. On the critical path: the next step needs it."""
+        """Predicts the frames that begin with the tokens `code0_R`, sampled from `hidden_RD`. On the critical path: the
+        next step needs them."""
 
     @abstractmethod
     def embed_codes(self, codes_RG: Tensor) -> Tensor:
-        """`Codes.next_RD` of known frames, as `predict_codes` gave it: a preempted request runs its frames again."""
+        """`Codes.next_RD` of known frames, equal to that of `predict_codes`, for the replay of preempted requests."""

@@ -13,27 +13,28 @@ _MOST = 2**24
 AttentionName = Literal["auto", "torch", "triton", "flash_attention", "flashinfer"]
 
 MAX_IN_FLIGHT = 8
-"""Steps that a stage may have in flight at most."""
+"""Maximum number of steps in flight."""
 
 
 class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"ar"`.
 
-    max_num_seqs: requests that run at once.
-    max_model_len: tokens a request may have, prompt and output together; None takes what the model allows, 8,192 at most. A model
-        whose decode steps another stage's device rows condition keeps memory for as many of them for each of `max_num_seqs`.
-    block_size: tokens per KV block.
-    num_blocks: KV blocks of the stage; None divides the device's memory among the stages, and where that is not bounded holds
-        `max_num_seqs` requests of full length.
-    max_num_batched_tokens: tokens of one step: every row that decodes, and chunks of prompts with what is left, at least one.
-    max_in_flight: steps that are launched before the tokens of the first of them are read; 1 waits for each step's tokens.
-    graph_batch_sizes: numbers of rows whose decode steps are captured at start, where graphs are on (`engine.graphs`); a batch of
-        fewer rows is padded to the next, one of more runs uncaptured. None takes sizes up to `max_num_seqs`.
-    graph_chunk_sizes: numbers of prompt tokens (tokens of chunks) of the steps whose forward is captured at start, where graphs are
-        on; a step with fewer is padded to the next, one with more runs uncaptured. None takes sizes up to `max_num_batched_tokens`.
-    attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or `"flashinfer"`, the last two where installed.
-    prefix_cache: keep the blocks of what has been computed, for prompts that begin alike.
-    sampling: defaults for what a request leaves open.
+    max_num_seqs: maximum number of requests that run at once.
+    max_model_len: maximum tokens of a request, prompt and output together; None takes the model's maximum, up to 8,192.
+    A model with conditioned decode steps allocates that many device rows for each of `max_num_seqs`. block_size: tokens
+    per KV block.
+    num_blocks: KV blocks of the stage; None divides the device's memory among the stages, or, where memory is
+        unbounded, allocates blocks for `max_num_seqs` requests of full length.
+    max_num_batched_tokens: token budget of one step: one token per decoding row; the rest, at least one token, is for
+    prefill chunks. max_in_flight: number of steps launched before the tokens of the first of them are read; 1 waits for
+    each step's tokens. graph_batch_sizes: numbers of rows whose decode steps are captured at start, where graphs are on
+    (`engine.graphs`). A smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to
+    `max_num_seqs`. graph_chunk_sizes: numbers of tokens in prefill chunks for which a step's forward is captured at
+    start, where graphs are on. A smaller step is padded to the next size, a larger one runs uncaptured. None takes
+    sizes up to `max_num_batched_tokens`. attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or
+    `"flashinfer"`, the last two where installed. prefix_cache: whether computed blocks are kept for prompts with the
+    same prefix.
+    sampling: defaults for parameters that a request does not set.
     """
 
     max_num_seqs: int = 16

@@ -1,7 +1,7 @@
-"""Streaming text conditioning: a stage that speaks is fed a text while another still writes it.
+"""Streaming text conditioning: a writer stage's text conditions a speaker stage while it is still being written.
 
-The edge between them names the adapter, `"omni_ar.text_conditioning:TextConditioning"`, and a front end gives its arguments,
-`TextConditioningArgs`.
+The edge between them names the adapter, `"omni_ar.text_conditioning:TextConditioning"`, and a front end supplies its
+arguments, `TextConditioningArgs`.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from omni_ar.inputs import MultimodalEmbedding, Prompt, PromptHidden, StepInputs
 
 
 class TextConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the speaker's prompt is made of, but for what the writer writes.
+    """The speaker's prompt, without the text of the writer.
 
-    prompt: complete except for the last id of its first column, the first text token. Steps have that column. lead: text tokens
-    that stand at the end of the writer's prompt already. eos, pad: text ids that end the text and follow it.
+    prompt: complete except for the last id of its first column, the first text token. Steps have that column. lead:
+    text tokens that are already at the end of the writer's prompt. eos, pad: text ids that end the text and follow it.
     """
 
     prompt: Prompt
@@ -28,12 +28,13 @@ class TextConditioningArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextConditioning:
-    """Feeds the speaker one text token per step, as the writer writes them, and its prompt's hidden states as embedding `hidden`.
+    """Feeds the speaker one text token per step, as the writer generates them, and the writer's prompt hidden states as
+    embedding `hidden`.
 
-    A step needs its token *and* whether it is the last: the last one that the writer sampled is replaced by `eos`, an end id or
-    not. So a token is passed on when the next one is known, or the end. Where the text was ended from outside, by a stop string or
-    because its form was complete, all that came is text, and `eos` follows it. With fewer than two tokens, `eos` counted, there is
-    nothing to say.
+    A step depends on its token *and* on whether it is the last: `eos` replaces the last token that the writer sampled,
+    whether that is an end id or not. So a token is passed on once the next one, or the end, is known. Where a stop
+    string or a complete grammar ended the text, all emitted tokens are text, and `eos` follows them. With fewer than
+    two tokens, `eos` included, there is no speech.
     """
 
     def __init__(self, args: msgspec.Struct | None) -> None:

@@ -1,4 +1,4 @@
-"""One stream by itself, without a stage and without waiting for anything: what streams are compared with.
+"""One stream processed alone, without a stage: the reference for comparisons.
 
 Shape legend: N code frames, G code groups, T latent frames, M values of a latent frame, S samples.
 """
@@ -14,9 +14,10 @@ from omni_diffusion.windows import WindowSizes
 def denoise_alone(
     model: DiffusionModel[StateT], codes_NG: Tensor, voice: int, noise_TM: Tensor, sizes: WindowSizes | None = None
 ) -> Tensor:
-    """The latents `[T, M]`, fp32, of a whole stream that is denoised in windows of `sizes`; None takes one window for it all.
+    """The latents `[T, M]`, fp32, of a whole stream that is denoised in windows of `sizes`; None denoises it in one
+    window.
 
-    codes_NG: int64. noise_TM: fp32. All of it on the model's device.
+    codes_NG: int64. noise_TM: fp32. Both on the model's device.
     """
     total, block = codes_NG.shape[0], model.block_frames
     sizes = sizes or WindowSizes.whole(model, -(-total // block))

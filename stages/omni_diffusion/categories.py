@@ -1,4 +1,4 @@
-"""What the phases of a diffusion stage are for: how a timeline groups them."""
+"""Phase categories of a diffusion stage, by which a timeline groups phases."""
 
 from omni.device import PhaseCategory
 

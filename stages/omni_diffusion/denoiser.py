@@ -5,8 +5,8 @@
 | state and `latents_RTM` of a row | `begin_windows`, `denoise_rows` | the same, and `render_piece` | stream order |
 | upload of a step | the copy, behind the step before | `denoise_rows` | stream order |
 
-The slot that steps are uploaded from is free again once the copy is over, that is, once the step before the last is. So at most
-two steps are under way: one runs, one is queued behind it, and a row that comes joins the next.
+The upload slot of a step is free after its copy, that is, after the last step but one. So at most two steps are in
+flight: one runs, one is queued behind it, and a new row joins the next.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,17 @@ from omni_diffusion.windows import Window, WindowSizes
 from omni_frames import FrameStore
 
 MOST_BEGUN = 2
-"""Windows of one launch: to draw the noise of one takes the host a fifth of a millisecond, and other stages wait meanwhile."""
+"""Maximum windows of one launch: drawing the noise of a window takes the host a fifth of a millisecond, for which other
+stages wait."""
 _HEAD = 6
-"""Words in front of a window's codes and noise: all of `Windows` that is one number, in its order."""
+"""Number of int64 in front of a window's codes and noise: the scalar fields of `Windows`, in its order."""
 _ROW, _FRAMES = 0, 4
-"""Of these, `rows_B` and `frames_B`."""
+"""Positions of `rows_B` and `frames_B` among these."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step whose inputs are on their way to the device. The rows' latents are unchanged until its launch.
+    """A step whose inputs are being copied to the device. The rows' latents are unchanged until its launch.
 
     width: code frames of its windows. captured: the graph to replay; None for a step that runs uncaptured.
     packed_2B: int64, rows and their steps.
@@ -47,7 +48,7 @@ class PreparedStep:
 
 
 class Denoiser:
-    """Owns the model's state and the latents of windows. Decides nothing."""
+    """Owns the model's state and the latents of windows. It does no scheduling."""
 
     def __init__(
         self,
@@ -69,9 +70,9 @@ class Denoiser:
         self._tf32 = tf32
         self._state = model.new_state(rows + 1, sizes.frames)
         self.latents_RTM = device.zeros((rows + 1, latents, model.latent_width), torch.float32)
-        # float32 values go two to a word.
+        # Two float32 values share one int64.
         self._columns = _HEAD + sizes.frames + -(-latents * model.latent_width // 2)
-        # All rows may begin while a step runs that their uploads wait for.
+        # All rows may begin windows while a step runs that their uploads wait for.
         self._windows = Uploader(device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN))
         self._steps = Uploader(device, stream, 2 * rows, 1)
         self._begin_graphs = CapturedGraphs[None, Graph](stream.name)
@@ -79,8 +80,8 @@ class Denoiser:
         self._step_graphs = CapturedGraphs[int, Graph](stream.name, others="windows of other sizes")
 
     def capture(self, size: int) -> None:
-        """Captures steps of so many rows, and the beginning of as many windows, but `MOST_BEGUN` at most: once, for several sizes
-        share it. At start, before there are requests."""
+        """Captures steps of `size` rows, and the beginning of as many windows, at most `MOST_BEGUN`, which several
+        sizes share. At start, before there are requests."""
         if (windows := min(size, MOST_BEGUN)) not in self._captured_begins:
             graph = self._device.capture(self._stream, f"{self._stream.name}-begin-{windows}", self.null_begin(windows))
             self._begin_graphs.add(None, windows, graph)
@@ -90,14 +91,14 @@ class Denoiser:
             self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
-        """The beginning of null windows."""
+        """Launches that begin null windows."""
         packed_BX = self._windows.view(Span(0, (count, self._columns)))
         null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
         self._device.enqueue(self._stream, [null])
         return [self._begin(packed_BX)]
 
     def null_step(self, count: int, width: int) -> list[Launch]:
-        """A step of null rows."""
+        """Launches of a step of null rows."""
         packed_2B = self._steps.view(Span(0, (2, count)))
         self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
         return [self._step(packed_2B, width)]
@@ -108,11 +109,12 @@ class Denoiser:
 
     @property
     def can_step(self) -> bool:
-        """Whether fewer than two steps are under way."""
+        """Whether fewer than two steps are in flight."""
         return self._steps.ready
 
     def begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> None:
-        """Enqueues the beginning of a window of each, at most `MOST_BEGUN`. May be tried again if it fails. Changes no request."""
+        """Enqueues the beginning of a window of each request, at most `MOST_BEGUN`. Can be retried after a failure.
+        Changes no request."""
         captured = self._begin_graphs.find(None, len(requests))
         packed = np.zeros((captured.size if captured is not None else len(requests), self._columns), np.int64)
         packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
@@ -125,7 +127,7 @@ class Denoiser:
             self._device.enqueue(self._stream, [self._begin(packed_BX)])
 
     def prepare(self, requests: Sequence[DiffusionRequest]) -> PreparedStep:
-        """Enqueues the inputs of each request's next step. May be tried again if it fails."""
+        """Enqueues the inputs of each request's next step. Can be retried after a failure."""
         count = len(requests)
         width = self._sizes.width(max(request.window.frames for request in requests if request.window is not None))
         captured = self._step_graphs.find(width, count)
@@ -164,7 +166,7 @@ class Denoiser:
 
 
 def set_null_windows(packed_BX: Tensor, null_row: int, frames: int) -> None:
-    """Inputs of windows of nothing: one block of them, for a window has at least a frame."""
+    """Writes the inputs of null windows: one block each, since a window has at least one frame."""
     packed_BX.zero_()
     packed_BX[:, _ROW] = null_row
     packed_BX[:, _FRAMES] = frames
@@ -184,10 +186,10 @@ def begin_windows(
     latents_RTM: Tensor,
     tf32: bool,
 ) -> None:
-    """Writes the noise of windows over their rows' latents, and readies the model for them.
+    """Writes the noise of windows over their rows' latents, and begins the windows in the model.
 
-    ring_RCG: int64, frames that wait, `C` of each row. packed_BX: int64, for each window the six numbers of it, the places of its
-    `frames` code frames in the ring seen as `[R * C, G]`, and its noise, two float32 to a word.
+    ring_RCG: int64, waiting frames, `C` per row. packed_BX: int64, for each window its six scalar fields, the places of
+    its `frames` code frames in the ring viewed as `[R * C, G]`, and its noise, two float32 per int64.
     """
     head_B6, places_BN, words_BX = packed_BX.split((_HEAD, frames, packed_BX.shape[1] - _HEAD - frames), 1)
     rows_B, first_B, context_B, fresh_B, frames_B, voices_B = head_B6.T.contiguous().unbind()
@@ -202,7 +204,7 @@ def begin_windows(
 def denoise_rows(
     model: DiffusionModel[StateT], state: StateT, latents_RTM: Tensor, packed_2B: Tensor, tf32: bool
 ) -> None:
-    """Takes the latents of some rows a step on. packed_2B: int64, the rows and the step of each.
+    """Advances the latents of some rows by one step. packed_2B: int64, the rows and the step of each.
 
     Raises ValueError if the model gives another shape.
     """
@@ -213,5 +215,5 @@ def denoise_rows(
     if cleaner_BTM.shape != noisy_BTM.shape:
         raise ValueError(f"the model gave latents {tuple(cleaner_BTM.shape)} for {tuple(noisy_BTM.shape)}")
     latents_RTM.index_copy_(0, rows_B, cleaner_BTM.to(torch.float32))
-    # The null row is in many a step and begins with none: it would drift away.
+    # The null row takes part in many steps without a new beginning, so its values would drift.
     latents_RTM[-1].zero_()

@@ -1,4 +1,4 @@
-"""A diffusion stage that is loaded, and its worker."""
+"""A loaded diffusion stage, and its worker."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from omni_diffusion.worker import DiffusionWorker
 
 
 class LoadedDiffusion(MeasuredStage[DiffusionWorker]):
-    """model: the one that is run."""
+    """model: the stage's model."""
 
     memory_options = ("max_num_seqs", "chunk_blocks", "blocks_before", "blocks_after")
 

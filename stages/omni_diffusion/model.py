@@ -1,7 +1,7 @@
-"""What a model author writes for a diffusion stage.
+"""The interface of a model for a diffusion stage.
 
-Shape legend: R rows of state, B rows of one batch, N code frames of a window, G code groups, T latent frames of a window (or of a
-piece that is rendered), M values of a latent frame, S samples.
+Shape legend: R rows of state, B rows of one batch, N code frames of a window, G code groups, T latent frames of a
+window (or of a rendered piece), M values of a latent frame, S samples.
 """
 
 from abc import ABC, abstractmethod
@@ -15,15 +15,15 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows that begin, one of each row of a batch. All of it int64, on the device; lengths are in code frames.
+    """Starting windows, one per row of a batch. All tensors are int64 on the device; lengths are in code frames.
 
-    rows_B: rows of the state; distinct, but for the last row of all, the null row, which pads a batch and is read by nobody.
-    first_B: the number in its stream of a window's first frame, 0 where the stream begins; a multiple of `block_frames`.
-    context_B: how many frames come first that were given out before: they are denoised anew, from the same noise.
-    fresh_B: how many frames behind these are given out once the window is done. What follows them is look-ahead.
-    frames_B: how many frames the window has in all, at least 1. Only a stream's last window ends within a block.
-    voices_B: which voice speaks, 0 to `num_voices` - 1.
-    codes_BNG: what is behind a row's `frames_B` frames is padding: codes of some frame.
+    rows_B: rows of the state; distinct, except for the last row, the null row, which pads a batch and is not read.
+    first_B: number of a window's first frame in its stream, from 0; a multiple of `block_frames`.
+    context_B: number of leading frames that were emitted before; they are denoised again, from the same noise.
+    fresh_B: number of frames behind these that are emitted once the window is done. Frames behind them are look-ahead.
+    frames_B: total number of frames of the window, at least 1. Only a stream's last window ends within a block.
+    voices_B: index of the voice, 0 to `num_voices` - 1.
+    codes_BNG: codes; behind a row's `frames_B` frames is padding with codes of some frame.
     """
 
     rows_B: Tensor
@@ -38,12 +38,12 @@ class Windows:
 class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     """Denoises latents under codes, in `num_steps` steps, and renders latents as samples.
 
-    A code frame stands for `repeats` latent frames. A stream is denoised in windows of whole blocks of `block_frames` code frames
-    (its last block may be shorter): a window's frames see each other as the model likes, and nothing outside of the window, but for
-    what the model itself carries over in a row's state.
+    A code frame stands for `repeats` latent frames. A stream is denoised in windows of whole blocks of `block_frames`
+    code frames (its last block may be shorter): a window's frames may depend on each other, and outside of the window
+    only on the state of the row that the model carries over.
 
-    `begin`, `denoise` and `render` run inside device phases, which are captured: no synchronization, no control flow on tensor
-    values, shapes alone decide what is done. A row's results must not depend on the other rows.
+    `begin`, `denoise` and `render` run inside device phases, which are captured: no synchronization, control flow on
+    shapes only, never on tensor values. A row's results must not depend on the other rows.
     """
 
     @property
@@ -59,12 +59,12 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     @property
     @abstractmethod
     def num_voices(self) -> int:
-        """How many voices were loaded, at least 1."""
+        """Number of loaded voices, at least 1."""
 
     @property
     @abstractmethod
     def num_steps(self) -> int:
-        """Steps that take noise to latents, at least 1."""
+        """Number of steps from noise to latents, at least 1."""
 
     @property
     @abstractmethod
@@ -98,21 +98,23 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
 
     @abstractmethod
     def begin(self, state: StateT, windows: Windows) -> None:
-        """Readies rows for new windows: all that the steps need but the latents. Windows of a stream come in order."""
+        """Prepares rows for new windows: all inputs of the steps except the latents. Windows of a stream begin in
+        order."""
 
     @abstractmethod
     def denoise(self, state: StateT, latents_BTM: Tensor, rows_B: Tensor, steps_B: Tensor) -> Tensor:
-        """Takes each row's latents one step on; returns them, `[B, T, M]`. Changes nothing in place but `state`.
+        """Advances each row's latents by one step. Returns them, `[B, T, M]`. Modifies only `state` in place.
 
-        latents_BTM: fp32, normal noise at step 0. T: whole blocks, enough for the window of each row, maybe fewer than `new_state`
-        was told: what the row has behind them is padding. What is behind a row's frames is padding too; it begins as zeros, and
-        stays finite. rows_B: int64, as `Windows.rows_B`, each begun. steps_B: int64, each row's own step, 0 to `num_steps` - 1.
+        latents_BTM: fp32, normal noise at step 0. T: whole blocks, enough for the window of each row, possibly fewer
+        than the maximum of `new_state`. Latents behind a row's frames are padding, initially zero, and stay finite.
+        rows_B: int64, as `Windows.rows_B`, each begun. steps_B: int64, each row's step, 0 to `num_steps` - 1.
         """
 
     @abstractmethod
     def render(self, latents_BTM: Tensor) -> Tensor:
-        """Samples `[B, T * samples_per_latent]`, any float dtype, in [-1, 1], of T latent frames (fp32) of each row.
+        """Renders T latent frames (fp32) of each row as samples `[B, T * samples_per_latent]`, any float dtype, in [-1,
+        1].
 
-        The edges of a piece are to it what the edges of a stream are. So a sample that is `render_context` latent frames or more
-        away from an edge is that of the whole stream, and so is one nearer to an edge that is the stream's own.
+        The edges of a piece are treated like the edges of a stream. So a sample at least `render_context` latent frames
+        away from an edge equals that of the whole stream, as does one nearer to an edge that is also the stream's.
         """

@@ -1,4 +1,4 @@
-"""What latents begin as: the same on every device, in every batch, however a stream is cut."""
+"""Initial noise of latents: the same on every device, in every batch, for every division of a stream into windows."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,10 +7,10 @@ from omni_diffusion.windows import Window
 
 
 class Noise:
-    """Of one stream. Each block's is a function of seed, sample index and the block's number alone.
+    """The noise of one stream. A block's noise is a function of seed, sample index and the block's number alone.
 
     block, repeats, width: code frames of a block, latent frames of a code frame, values of a latent frame.
-    given: `[T, M]`, taken instead of what would be drawn.
+    given: `[T, M]`, used instead of drawn noise.
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class Noise:
         self._width = width
         self._given = given
         self._drawn: dict[int, NDArray[np.float32]] = {}
-        """Of the last window: the next one has blocks of it."""
+        """Noise of the last window, whose blocks may be in the next one too."""
 
     def of(self, window: Window) -> NDArray[np.float32]:
-        """`[frames * repeats, M]`. Raises ValueError if noise was given, and not for so many frames."""
+        """The window's noise, `[frames * repeats, M]`. Raises ValueError if the given noise is too short."""
         start, count = window.first * self._repeats, window.frames * self._repeats
         if self._given is not None:
             if len(self._given) < start + count:

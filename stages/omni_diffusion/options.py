@@ -13,19 +13,19 @@ _MOST = 2**12
 class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"diffusion"`.
 
-    max_num_seqs: requests that speak at once.
-    first_chunk_blocks: blocks of a request's first chunk: fewer are heard sooner.
-    chunk_blocks: blocks of every later chunk: more cost less per block.
-    blocks_before: blocks in front of a chunk that are denoised anew along with it, as context. With 0, a model that can carry state
-        from window to window does so. With any other number it has these blocks instead, and forgets all before them.
-    blocks_after: blocks behind a chunk that are denoised along with it, as look-ahead: more are nearer to the whole, and later.
-    num_steps: steps of the solver. None takes the model's.
-    guidance: strength of classifier-free guidance, 0 for none. None takes the model's.
-    tf32: whether products of float32 may be rounded to TF32 on a GPU, as torch has it for convolutions alone. False multiplies in
-        float32, which takes several times as long.
-    graph_batch_sizes: numbers of rows whose steps are captured at start, where graphs are on (`engine.graphs`). A batch of fewer
-        rows is padded to the next, one of more runs uncaptured. None takes sizes up to `max_num_seqs`.
-    sampling: the default of what a request leaves open. Of its parameters a stage of this kind knows `seed`.
+    max_num_seqs: maximum number of requests that run at once.
+    first_chunk_blocks: blocks of a request's first chunk; fewer reduce the first-audio latency.
+    chunk_blocks: blocks of every later chunk; more reduce the cost per block.
+    blocks_before: blocks in front of a chunk that are denoised again with it, as context. With 0, a model that supports
+    it carries state from window to window. With any other number these blocks replace the state. blocks_after: blocks
+    behind a chunk that are denoised with it, as look-ahead; more reduce the error and increase the latency. num_steps:
+    steps of the solver; None takes the model's default.
+    guidance: strength of classifier-free guidance, 0 for none; None takes the model's default.
+    tf32: whether products of float32 may be rounded to TF32 on a GPU, which is torch's default for convolutions only.
+        False multiplies in float32, which takes several times as long.
+    graph_batch_sizes: numbers of rows whose steps are captured at start, where graphs are on (`engine.graphs`). A
+    smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_seqs`.
+    sampling: defaults for parameters that a request does not set. The only supported parameter is `seed`.
     """
 
     max_num_seqs: int = 16
@@ -55,6 +55,6 @@ class DiffusionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def beside_seed(sampling: SamplingParams) -> str | None:
-    """A parameter that is given and is not the seed, if there is one."""
+    """Name of a set parameter other than the seed; None if there is none."""
     given = (name for name, value in msgspec.structs.asdict(sampling).items() if value is not None)
     return next((name for name in given if name != "seed"), None)

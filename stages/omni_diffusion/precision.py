@@ -1,4 +1,4 @@
-"""How products of float32 are multiplied on a GPU."""
+"""Precision of float32 products on a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import torch
 
 @contextmanager
 def products(tf32: bool) -> Iterator[None]:
-    """Within, matrix products and convolutions may be rounded to TF32, or none is.
+    """While entered, either all matrix products and convolutions may be rounded to TF32, or none.
 
-    torch keeps it for the whole process, so it is set for as long as a phase is launched: the thread that launches is the only one
-    that computes on a device. Launches that are captured keep what they were captured with.
+    torch has one setting per process, so it is set during the launch of a phase: only the launching thread computes on
+    a device. Captured launches keep the setting of their capture.
     """
     matrices, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matrices.allow_tf32, convolutions.allow_tf32

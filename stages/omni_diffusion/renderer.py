@@ -1,8 +1,8 @@
-"""Keeps denoised latents, and renders those whose neighbours are there.
+"""Keeps denoised latents, and renders those whose neighbours are available.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
-| `kept_RCM` of a row | `render_piece` | `render_piece`, same stream | the host's count: places are used in turn |
+| `kept_RCM` of a row | `render_piece` | `render_piece`, same stream | the host's count: places are reused in turn |
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _UPLOADS = 4
 
 @dataclass(frozen=True, slots=True)
 class PreparedPieces:
-    """Pieces of several rows whose inputs are on their way to the device.
+    """Pieces of several rows whose inputs are being copied to the device.
 
     captured: the graphs to replay, one for each output buffer; None for pieces that run uncaptured. packed_BX: int64.
     """
@@ -38,9 +38,9 @@ class PreparedPieces:
 
 
 class Renderer:
-    """Owns the latents that were denoised. Decides nothing.
+    """Owns the denoised latents. It does no scheduling.
 
-    latents_RTM: those of the rows' windows.
+    latents_RTM: latents of the rows' windows.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Renderer:
             self._graphs.add(piece, size, graphs)
 
     def null_pieces(self, count: int, piece: Piece, turn: int = 0) -> list[Launch]:
-        """Pieces of null rows."""
+        """Launches of pieces of null rows."""
         packed_BX = self._upload.view(Span(0, (count, 2 * piece.fresh + piece.seen)))
         self._device.enqueue(self._stream, [Launch.of(set_null_piece, packed_BX)])
         return [self._render(piece, packed_BX, turn)]
@@ -87,7 +87,7 @@ class Renderer:
         return self._upload.ready and self._samples.ready
 
     def prepare(self, requests: Sequence[DiffusionRequest], piece: Piece) -> PreparedPieces:
-        """Enqueues the places of each request's latents. May be tried again if it fails."""
+        """Enqueues the places of each request's latents. Can be retried after a failure."""
         count = len(requests)
         captured = self._graphs.find(piece, count)
         packed = np.empty((captured.size if captured is not None else count, 2 * piece.fresh + piece.seen), np.int64)
@@ -99,7 +99,8 @@ class Renderer:
         return PreparedPieces(tuple(requests), piece, captured, packed_BX)
 
     def launch(self, prepared: PreparedPieces) -> SampleBatch[DiffusionRequest] | None:
-        """Enqueues keeping, rendering and the copy to the host. None if nothing is rendered. May be tried again if it fails."""
+        """Enqueues keeping, rendering and the copy to the host. Returns None if nothing is rendered. Can be retried
+        after a failure."""
         piece, turn = prepared.piece, self._samples.turn
         if prepared.captured is not None:
             self._device.replay(self._stream, prepared.captured.graph[turn])
@@ -125,7 +126,7 @@ class Renderer:
 
 
 def set_null_piece(packed_BX: Tensor) -> None:
-    """Before there are requests, any row is a null row."""
+    """Writes the inputs of null pieces. Before there are requests, any row is a null row."""
     packed_BX.zero_()
 
 
@@ -138,11 +139,11 @@ def render_piece(
     wav_BS: Tensor,
     tf32: bool,
 ) -> None:
-    """Keeps what windows gave and writes the samples of what is surrounded now, if anything is.
+    """Keeps the fresh latents of windows, and writes the samples of the piece, if any.
 
-    latents_RTM: of windows, `T` of each row. kept_RCM: what is kept, `C` of each row. packed_BX: int64, for each row where its
-    fresh latents are in `[R * T, M]`, where they go in `[R * C, M]`, and where what the model is to see is there. wav_BS: fp32.
-    Raises ValueError if the model gives another shape.
+    latents_RTM: latents of windows, `T` per row. kept_RCM: kept latents, `C` per row. packed_BX: int64, for each row
+    the places of its fresh latents in `[R * T, M]`, their destinations in `[R * C, M]`, and the places there of the
+    model's input. wav_BS: fp32, the output. Raises ValueError if the model returns another shape.
     """
     sources_Bn, places_Bn, seen_BT = packed_BX.split((piece.fresh, piece.fresh, piece.seen), 1)
     if piece.fresh:

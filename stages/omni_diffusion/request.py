@@ -1,4 +1,4 @@
-"""What the host knows of one request at the diffusion stage."""
+"""The host's record of a request at a diffusion stage."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,11 @@ from omni_frames import FrameRequest
 class DiffusionRequest(FrameRequest):
     """A request from `Open` to its end.
 
-    seed, sample_index: what its noise is drawn from. noise, voice: None before it is known who speaks.
-    passed: frames of the stream that the row's ring no longer has.
-    window, step: what is being denoised, and how many of its steps were launched.
-    done: code frames whose latents are kept, or were. rendered: latent frames whose samples are on their way, or were given.
+    seed, sample_index: determine its noise. noise, voice: None before the voice has arrived.
+    passed: number of frames of the stream that have left the row's ring.
+    window, step: the window that is being denoised, and the number of its launched steps.
+    done: number of code frames whose latents have been kept. rendered: number of latent frames whose samples are in
+    flight or emitted.
     """
 
     seed: int = 0
@@ -28,29 +29,29 @@ class DiffusionRequest(FrameRequest):
 
     @property
     def known(self) -> int:
-        """Frames of the stream that came to the row."""
+        """Number of frames of the stream that have arrived in the row."""
         return self.passed + self.buffered
 
     def finished(self, sizes: WindowSizes) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether all of the request's work is done."""
         rendered = self.rendered == self.known * sizes.repeats
         return self.ended and self.window is None and not self.in_flight and rendered
 
     def next_window(self, sizes: WindowSizes) -> Window | None:
-        """The window that may begin now."""
+        """The window that may begin now; None if there is none."""
         if self.window is not None or self.paused or self.voice is None:
             return None
         return sizes.next(self.done, self.known, self.ended)
 
     def begin(self, window: Window, sizes: WindowSizes) -> None:
-        """Its beginning was launched, so frames that only this window sees leave the ring."""
+        """Records the launch of a window's beginning: frames that only this window sees leave the ring."""
         self.window, self.step, self.alone = window, 0, False
         needed = max(window.first + window.context + window.fresh - sizes.before, self.passed)
         self.forget(needed - self.passed, sizes.capacity)
         self.passed = needed
 
     def next_piece(self, sizes: WindowSizes, steps: int) -> Piece | None:
-        """What may be kept and rendered now. steps: of a window."""
+        """The piece that may be kept and rendered now. steps: number of steps of a window."""
         if self.window is None:
             rest = self.ended and self.known == self.done and self.rendered < self.done * sizes.repeats
             return sizes.piece(self.rendered, self.done * sizes.repeats, 0, last=True) if rest else None
@@ -60,7 +61,7 @@ class DiffusionRequest(FrameRequest):
         return sizes.piece(self.rendered, done, self.window.fresh * sizes.repeats, self.window.last)
 
     def take(self, piece: Piece) -> None:
-        """Its keeping and rendering were launched."""
+        """Records the launch of keeping and rendering a piece."""
         if self.window is not None:
             self.done += self.window.fresh
         self.window, self.alone = None, False

@@ -1,4 +1,4 @@
-"""What a `Voice` brings: who speaks, and maybe noise."""
+"""Checks of a `Voice` input and its optional noise."""
 
 import numpy as np
 import torch
@@ -10,15 +10,15 @@ from omni_diffusion.inputs import Voice
 
 
 def check_voice(voice: Voice, voices: int) -> None:
-    """voices: how many there are. Raises ValueError, which says so, for one that is not there."""
+    """voices: number of voices. Raises ValueError, which names that number, for a voice that does not exist."""
     if not 0 <= voice.index < voices:
         raise ValueError(f"voice {voice.index} is not there: 0 to {voices - 1} are")
 
 
 def noise_given(message: Feed, width: int) -> NDArray[np.float32] | None:
-    """The noise that came along with a voice, `[T, M]`, or None. width: M, values of a latent frame.
+    """The noise of a voice's message, `[T, M]`, or None. width: M, values of a latent frame.
 
-    Raises ValueError, which says what was wanted, for a tensor that is none.
+    Raises ValueError, which describes the expected tensor, for any other tensor.
     """
     noise = message.payload.tensors.get("noise")
     if noise is None:

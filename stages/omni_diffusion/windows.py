@@ -1,4 +1,4 @@
-"""Which frames are denoised together, and which are rendered: arithmetic of the host."""
+"""Selection of the frames that are denoised together, and of those that are rendered, on the host."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from omni_diffusion.options import DiffusionOptions
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Code frames that are denoised together; as in `model.Windows`. last: nothing of the stream follows, that is certain."""
+    """Code frames that are denoised together; fields as in `model.Windows`. last: whether no frame of the stream
+    follows."""
 
     first: int
     context: int
@@ -21,9 +22,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Latent frames; pieces that share a batch have equal numbers of each kind.
+    """Numbers of latent frames; pieces that share a batch have equal numbers.
 
-    fresh: from a window, to be kept. left, count, right: in front of what is rendered, rendered, and behind it.
+    fresh: frames of a window, to be kept. count: rendered frames. left, right: context in front of and behind them.
     """
 
     fresh: int
@@ -33,13 +34,14 @@ class Piece:
 
     @property
     def seen(self) -> int:
-        """What the model sees of it; nothing if nothing is rendered."""
+        """Number of latent frames that the model sees; 0 if none is rendered."""
         return self.left + self.count + self.right if self.count else 0
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSizes:
-    """first, later, before, after, block: in code frames. repeats: latent frames of one. context: latent frames, for rendering."""
+    """first, later, before, after, block: in code frames. repeats: latent frames of a code frame. context: latent
+    frames on either side for rendering."""
 
     first: int
     later: int
@@ -58,24 +60,25 @@ class WindowSizes:
 
     @classmethod
     def whole(cls, model: DiffusionModel[StateT], blocks: int) -> "WindowSizes":
-        """One window, for streams of up to so many blocks."""
+        """Sizes with a single window, for streams of up to `blocks` blocks."""
         return cls.of(
             DiffusionOptions(first_chunk_blocks=blocks, chunk_blocks=1, blocks_before=0, blocks_after=0), model
         )
 
     @property
     def frames(self) -> int:
-        """Code frames of the largest window."""
+        """Number of code frames of the largest window."""
         return max(self.first, self.before + self.later) + self.after
 
     @property
     def capacity(self) -> int:
-        """Frames of a request that wait on the device: those of a window, and as many that leave the producer's memory early."""
+        """Waiting frames of a request on the device: those of a window, and as many again to free the producer's
+        memory."""
         return 2 * self.frames
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Numbers of code frames that steps are made of: a batch takes the least that holds all of its windows."""
+        """Possible numbers of code frames of a step: a batch takes the smallest that holds all of its windows."""
         return tuple(sorted({self.first + self.after, self.frames}))
 
     def width(self, frames: int) -> int:
@@ -83,18 +86,18 @@ class WindowSizes:
 
     @property
     def most_fresh(self) -> int:
-        """Latent frames that one window gives at most."""
+        """Maximum number of fresh latent frames of a window."""
         return (max(self.first, self.later) + self.after) * self.repeats
 
     @property
     def kept(self) -> int:
-        """Latent frames of a row that rendering may still need."""
+        """Maximum number of a row's latent frames that rendering may still need."""
         return self.most_fresh + 2 * self.context
 
     def next(self, done: int, known: int, ended: bool) -> Window | None:
-        """The window of a stream whose first `done` frames are denoised and of which `known` are there; None if it is not time.
+        """The next window of a stream with `done` denoised and `known` available frames; None if it cannot begin yet.
 
-        It depends on how long the stream is, and never on when its frames came or how soon it was known to have ended.
+        It depends on the length of the stream, but never on the arrival times of its frames or of its end.
         """
         chunk, context = (self.later if done else self.first), min(self.before, done)
         left = known - done
@@ -105,19 +108,20 @@ class WindowSizes:
         return None
 
     def piece(self, rendered: int, done: int, fresh: int, last: bool) -> Piece:
-        """What is rendered after latent frames up to `done` are there, of which `fresh` were not before. last: none will follow."""
+        """The piece to render once latent frames up to `done` are available, of which `fresh` are new. last: whether
+        none will follow."""
         until = done if last else max(rendered, done - self.context)
         if until == rendered:
             return Piece(fresh, 0, 0, 0)
         return Piece(fresh, min(self.context, rendered), until - rendered, done - until)
 
     def usual_pieces(self) -> list[Piece]:
-        """Those of every stream that is long enough, in the order in which they come, each once."""
+        """The distinct pieces of every sufficiently long stream, in order."""
         return list(dict.fromkeys(self._pieces()))
 
     def _pieces(self) -> Iterator[Piece]:
         rendered = done = 0
-        # Behind the frames that a first piece has in front of it, all is as it was one chunk before.
+        # After the frames that a first piece has in front of it, every piece equals the one a chunk before.
         chunks = 2 + -(-2 * self.context // (self.later * self.repeats))
         for start, end in pairwise([0, self.first, *(self.first + n * self.later for n in range(1, chunks + 1))]):
             fresh, done = (end - start) * self.repeats, end * self.repeats

@@ -1,4 +1,4 @@
-"""The stage worker: which windows begin, which rows make a step and what is rendered, and when."""
+"""The stage worker: schedules windows, steps and rendering."""
 
 import secrets
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from omni_frames import Arrival, FrameWorker
 
 
 class DiffusionWorker(FrameWorker[DiffusionRequest]):
-    """Runs one diffusion model. Every step is of all rows that have one to make, whichever of their steps it is."""
+    """Runs one diffusion model. Every step includes all rows with an open window, at any step number."""
 
     def __init__(
         self, name: str, device: Device, model: DiffusionModel[StateT], options: DiffusionOptions, priority: int = 0
@@ -37,13 +37,13 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         self.totals["windows"] = 0
 
     def capture(self, sizes: Iterable[int]) -> None:
-        """Captures steps of these numbers of rows, and what comes before and behind them. At start."""
+        """Captures steps of these numbers of rows, and the beginnings and renderings around them. At start."""
         for size in sizes:
             self._denoiser.capture(size)
             self._renderer.capture(size)
 
     def run_largest(self) -> None:
-        """Launches the largest beginning, step and rendering there may be, on rows of nothing. At start."""
+        """Launches the largest possible beginning, step and rendering, on null rows. At start."""
         rows, sizes = self._options.max_num_seqs, self._sizes
         last = Piece(sizes.most_fresh, sizes.context, sizes.most_fresh + sizes.context, 0)
         for launches in (
@@ -86,7 +86,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
 
     def run(self) -> bool:
         moved = False
-        # What a step has finished is rendered before the next step, and who begins joins that one.
+        # Finished latents are rendered before the next step, and rows that begin join that step.
         while self._render():
             moved = True
         moved |= self._begin()
@@ -104,7 +104,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         )
 
     def _begin(self) -> bool:
-        """Begins a few windows; others begin in the next round, when other stages have had theirs."""
+        """Begins a few windows; others begin in the next tick, after the other stages' ticks."""
         windows = {request: window for request in self.rows.seated if (window := request.next_window(self._sizes))}
         if not windows or not self._denoiser.can_begin:
             return False
@@ -120,7 +120,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         return True
 
     def _step(self) -> bool:
-        """One step of all rows that are being denoised."""
+        """Runs one step of all rows that are being denoised."""
         steps = self._model.num_steps
         rows = [request for request in self.rows.seated if request.window is not None and request.step < steps]
         if not rows or not self._denoiser.can_step:
@@ -134,7 +134,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         try:
             self._denoiser.launch(prepared)
         except Exception as error:
-            # Their latents may be half written, so they cannot be tried again one by one.
+            # Their latents may be half written, so they cannot be retried one by one.
             for request in batch:
                 self.fail(request.id, "denoising a window", error)
             return True
@@ -145,7 +145,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         return True
 
     def _render(self) -> bool:
-        """Renders pieces of one shape; a request's first goes before later ones, for it is waited for."""
+        """Renders pieces of one shape. First pieces of requests precede later ones, since users wait for them."""
         pieces: dict[Piece, list[DiffusionRequest]] = {}
         for request in self.rows.seated:
             piece = request.next_piece(self._sizes, self._model.num_steps)

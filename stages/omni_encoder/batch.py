@@ -1,9 +1,9 @@
-"""Batches on the device.
+"""Launches the encoding of batches.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | a batch's inputs | `clear_rest`, `copy_features` | `encode_batch` | stream order; captured batches share a buffer |
-| a batch's outputs | `encode_batch` | `take_outputs` | stream order: it follows at once |
+| a batch's outputs | `encode_batch` | `take_outputs` | stream order: it follows immediately |
 | an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor a payload that is not free needs them |
 """
 
@@ -24,7 +24,7 @@ from omni_encoder.upload import PieceUploader, Transfer
 
 @dataclass(frozen=True, slots=True)
 class EncodeGraph:
-    """outputs: in the graph's memory, until the next replay of any graph of the stream."""
+    """outputs: tensors in the graph's memory, valid until the next replay of any graph of the stream."""
 
     graph: Graph
     outputs: Mapping[str, Tensor]
@@ -32,7 +32,7 @@ class EncodeGraph:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch whose inputs are on their way to the device. captured: None if it runs uncaptured."""
+    """A batch whose inputs are being sent to the device. captured: None if it runs uncaptured."""
 
     plan: EncodePlan
     captured: Captured[EncodeGraph] | None
@@ -41,17 +41,17 @@ class PreparedBatch:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """A launched batch. outputs: one per item, filled by the device; only to be read once `end` is done."""
+    """A launched batch. outputs: one entry per item, filled by the device; valid once `end` is done."""
 
     outputs: list[Outputs]
     end: Event
 
 
 class BatchEncoder:
-    """Owns the stream, the captured batches and their inputs. Decides nothing."""
+    """Owns the stream, the captured batches and their inputs. It does no scheduling."""
 
     def __init__(self, device: Device, stream: Stream, model: EncoderModel, lengths: Sequence[int] = ()) -> None:
-        """lengths: to be captured."""
+        """lengths: batch lengths to be captured."""
         self._device = device
         self._stream = stream
         self._model = model
@@ -61,7 +61,8 @@ class BatchEncoder:
         self._inputs = device.zeros((largest,), torch.uint8)
 
     def capture(self, lengths: Iterable[int]) -> None:
-        """Captures batches of these lengths. At start, before there are items. lengths: best the largest first."""
+        """Captures batches of these lengths. At start, before there are items. lengths: preferably the largest
+        first."""
         for length in lengths:
             plan = self._model.plan((), length)
             outputs: dict[str, Tensor] = {}
@@ -70,7 +71,7 @@ class BatchEncoder:
             self._graphs.add(None, length, EncodeGraph(graph, outputs))
 
     def prepare(self, items: Sequence[Mapping[str, Tensor]]) -> PreparedBatch:
-        """Lays the batch out and begins to send its inputs to the device."""
+        """Plans the batch and starts sending its inputs to the device."""
         captured, length = None, self._model.padded_length(items)
         if length is None:
             self._graphs.log_uncaptured("media that the model cannot pad")
@@ -83,11 +84,12 @@ class BatchEncoder:
         return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
 
     def send(self, batch: PreparedBatch) -> bool:
-        """Enqueues the copy of the next piece of the batch's inputs. Returns whether it could."""
+        """Enqueues the copy of the next piece of the batch's inputs. Returns whether there was a piece and memory for
+        it."""
         return self._uploader.advance(batch.transfer)
 
     def launch(self, batch: PreparedBatch) -> EncodedBatch:
-        """Enqueues the encoding, once all inputs were sent."""
+        """Enqueues the encoding, after all inputs were sent."""
         outputs: Mapping[str, Tensor]
         if batch.captured is not None:
             self._device.replay(self._stream, batch.captured.graph.graph)
@@ -119,7 +121,8 @@ def encode_batch(
 def take_outputs(
     model: EncoderModel, outputs: Mapping[str, Tensor], sizes: Sequence[int], items: list[Outputs]
 ) -> None:
-    """Copies: a view would keep the memory of its whole batch alive for as long as one item is cached, or be the next batch's."""
+    """Copies each item's outputs. A view would keep the memory of its whole batch alive while one item is cached, or be
+    overwritten by the next batch."""
     for start, end in pairwise(accumulate(sizes, initial=0)):
         parts = model.item_outputs(outputs, slice(start, end))
         items.append({name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()})

@@ -1,4 +1,4 @@
-"""Encoder outputs kept by content hash, the least recently used dropped first."""
+"""A cache of encoder outputs by content hash, with eviction of the least recently used."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 Outputs: TypeAlias = Mapping[str, Tensor]
-"""What `EncoderModel.encode` gave for one item. Each tensor owns its memory."""
+"""Outputs of `EncoderModel.encode` for one item. Each tensor owns its memory."""
 
 
 ContentKey: TypeAlias = tuple[str, str]
@@ -15,9 +15,9 @@ ContentKey: TypeAlias = tuple[str, str]
 
 
 class OutputCache:
-    """Outputs of at most `capacity` bytes in all.
+    """Outputs of at most `capacity` bytes in total.
 
-    Dropping an entry only drops a reference: the worker keeps the tensors of a payload until it is free.
+    Eviction only drops a reference: the worker keeps the tensors of a payload until it is free.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,7 +32,7 @@ class OutputCache:
         return outputs
 
     def add(self, key: ContentKey, outputs: Outputs) -> None:
-        """Keeps `outputs`, unless they alone exceed the capacity. The key is new."""
+        """Adds `outputs` under a new key, unless they alone exceed the capacity."""
         size = size_of(outputs)
         if size > self._capacity:
             return

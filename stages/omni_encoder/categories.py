@@ -1,4 +1,4 @@
-"""What the phases of an encoder are for: how a timeline groups them."""
+"""Phase categories of an encoder stage, by which a timeline groups phases."""
 
 from omni.device import PhaseCategory
 

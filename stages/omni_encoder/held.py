@@ -7,7 +7,7 @@ from omni.stage import Produced
 from omni_encoder.cache import Outputs, size_of
 
 _POLLED = 32
-"""Outputs that one tick asks after: thousands may be held, and most of them for long."""
+"""Maximum outputs that one tick checks: thousands may be held, most of them for a long time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,11 @@ class _Held:
 
 
 class HeldOutputs:
-    """Keeps outputs until they are free, and counts their bytes; an output that several requests share counts for each.
+    """Keeps outputs until they are free, and counts their bytes; an output shared by several requests counts once for
+    each.
 
-    Outputs were allocated on the stage's stream, so their memory must not be given back before readers on other streams are
-    through: `Produced.free`.
+    Outputs were allocated on the stage's stream, so their memory must not be released before readers on other streams
+    are done: `Produced.free`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,13 +35,13 @@ class HeldOutputs:
 
     @property
     def full(self) -> bool:
-        """Whether as much is held as may be."""
+        """Whether the limit of held bytes is reached."""
         return self._bytes >= self._limit
 
     @property
     def first_rank(self) -> tuple[int, int]:
-        """The lowest rank of a request that something is held for. Only that request, or one before it, may add to what is full:
-        all others get on once it is through, and it would not get on without."""
+        """The lowest rank of a request with held outputs. At the limit only that request, or one of lower rank, may add
+        outputs: it could not progress otherwise, and all others progress after its end."""
         return min(held.rank for held in self._held)
 
     def add(self, produced: Produced, outputs: Outputs, rank: tuple[int, int]) -> None:

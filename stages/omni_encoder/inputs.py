@@ -1,4 +1,4 @@
-"""What an encoder stage takes. It gives `omni.payload.Encoded`."""
+"""Inputs of an encoder stage. Its output is `omni.payload.Encoded`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,15 +11,16 @@ __all__ = ["Encoded", "MediaItem", "media_items"]
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """Input: one piece of media. The payload's tensors are its features, as the model's `plan` wants them.
+    """Input: one piece of media. The payload's tensors are its features, as expected by the model's `plan`.
 
-    Features are contiguous, on the host or on the stage's device. From the host they go through pinned memory, a piece at a time.
+    Features are contiguous, on the host or on the stage's device. Host features are copied through pinned memory, a
+    piece at a time.
 
-    index: which of the request's items it is; comes back in `Encoded`.
+    index: number of the item in its request; returned in `Encoded`.
     key: hash of the content; items with equal keys have equal outputs, and are encoded once.
     batch_key: items with different keys never share a batch.
-    length: how many embeddings it becomes; what `EncoderOptions.max_batch_length` adds up.
-    field: how errors name it: its path in the messages of the request.
+    length: number of its embeddings, limited per batch by `EncoderOptions.max_batch_length`.
+    field: its name in errors, the path in the request's messages.
     """
 
     index: int
@@ -30,7 +31,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def media_items(media: Mapping[str, Sequence[Media]]) -> dict[str, list[Payload]]:
-    """What a front end made of a request's media, as inputs of encoder stages, by their name; of none, none."""
+    """The inputs of encoder stages, by stage name, for a request's media from the front end; empty without media."""
     return {
         stage: [
             Payload(

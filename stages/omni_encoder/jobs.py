@@ -1,4 +1,4 @@
-"""Media items that wait to be encoded, and the batches of them."""
+"""Media items that wait for encoding, and their batches."""
 
 from omni.stage import together
 from omni_encoder.cache import ContentKey
@@ -7,7 +7,7 @@ from omni_encoder.request import EncoderRequest, Job, Taker
 
 
 class JobQueue:
-    """Jobs by content: served by rank, then in order of arrival, and kept until their outputs are there."""
+    """Jobs by content, served by rank, then in order of arrival, and kept until their outputs are complete."""
 
     def __init__(self, options: EncoderOptions) -> None:
         self._options = options
@@ -17,18 +17,18 @@ class JobQueue:
         return len(self._jobs)
 
     def join(self, key: ContentKey, taker: Taker) -> bool:
-        """Adds the taker to the job of this content. Returns whether there is one."""
+        """Adds the taker to the job with this content. Returns whether there is one."""
         job = self._jobs.get(key)
         if job is not None:
             job.takers.append(taker)
         return job is not None
 
     def add(self, job: Job) -> None:
-        """A job of new content. Owns the lease of its input from here on."""
+        """Adds a job with new content, and takes ownership of its input's lease."""
         self._jobs[job.key] = job
 
     def leave(self, request: EncoderRequest) -> None:
-        """Takes the request out of every job. A job without requests goes, unless it is on the device."""
+        """Removes the request from every job. A job without requests is removed, unless it is on the device."""
         for key, job in list(self._jobs.items()):
             job.takers = [taker for taker in job.takers if taker.request is not request]
             if not job.takers and not job.launched:
@@ -36,9 +36,9 @@ class JobQueue:
                 job.feed.release(job.after)
 
     def next_batch(self, up_to: tuple[int, int] | None = None) -> list[Job]:
-        """The first job whose features are there, and others that may share its batch. Empty if there is none.
+        """The first job whose features are ready, and others that may share its batch. Empty if there is none.
 
-        up_to: only jobs of this rank or a lower one.
+        up_to: highest rank of the jobs.
         """
         batch: list[Job] = []
         length = 0
@@ -54,7 +54,7 @@ class JobQueue:
         return batch
 
     def remove(self, job: Job) -> None:
-        """The job is over."""
+        """Removes a finished job."""
         del self._jobs[job.key]
 
     def _fits(self, job: Job, first: Job, length: int) -> bool:

@@ -11,7 +11,7 @@ declare_categories(CATEGORIES)
 
 
 class EncoderStageKind:
-    """Towers that turn media into embeddings: batched, each content encoded once.
+    """Towers that encode media as embeddings, in batches, each content once.
 
     `Stage.model` names a function `(StageContext) -> EncoderModel` that builds the model on the device, weights loaded.
     """

@@ -1,4 +1,4 @@
-"""An encoder stage that is loaded: the largest batch it may be given, and its worker."""
+"""A loaded encoder stage: its largest possible batch, and its worker."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ _REQUEST, _SOURCE = "largest batch", "frontend"
 
 
 class LoadedEncoder(MeasuredStage[EncoderWorker]):
-    """What outputs may take, cached or still needed, counts as fixed."""
+    """Memory for outputs, cached or still needed, counts as fixed."""
 
     memory_options = ("max_batch_length", "max_batch_items", "graph_lengths")
 

@@ -3,20 +3,20 @@
 import msgspec
 
 _LENGTHS = (64, 128, 256, 384, 512, 768, 1024)
-"""Captured if a user leaves the choice open: up to a picture of a megapixel, or 78 seconds of sound."""
+"""Default captured lengths: up to a picture of a megapixel, or 78 seconds of sound."""
 
 
 class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"encoder"`.
 
-    max_batch_items: media items encoded at once.
-    max_batch_length: embeddings they become in all (`MediaItem.length`); a longer item is refused.
-    cache_bytes: device memory for outputs kept in case the same media comes again; 0 keeps none.
-    graph_lengths: embeddings of the batches that are captured at start, where graphs are on (`engine.graphs`). A shorter batch is
-        padded to the next; a longer one runs uncaptured, and so do media that the model cannot pad. None takes sizes up to those
-        of a large picture.
-    held_bytes: device memory for outputs that requests still need. While it is used up, nothing is encoded but for the request
-        that is served first of all that need any.
+    max_batch_items: maximum media items of a batch.
+    max_batch_length: maximum embeddings of a batch (the sum of `MediaItem.length`); a longer item is refused.
+    cache_bytes: device memory for the cache of outputs; 0 disables it.
+    graph_lengths: numbers of embeddings for which batches are captured at start, where graphs are on (`engine.graphs`).
+        A shorter batch is padded to the next length; a longer one runs uncaptured, as do media that the model cannot
+        pad. None takes lengths up to that of a large picture.
+    held_bytes: device memory for outputs that requests still need. While it is used up, only items of the request of
+        lowest rank with such outputs are encoded.
     """
 
     max_batch_items: int = 8
@@ -27,7 +27,8 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def captured_lengths(self) -> tuple[int, ...]:
-        """What is captured where graphs are on, the largest first: what a smaller batch allocates fits where a larger one's was."""
+        """The lengths to capture where graphs are on, the largest first: a smaller batch fits into the memory of a
+        larger one."""
         lengths = self.graph_lengths
         if lengths is None:
             lengths = tuple(min(length, self.max_batch_length) for length in _LENGTHS)

@@ -1,4 +1,4 @@
-"""What a batch needs on the device, and where it lies there."""
+"""The device inputs of a batch, and their layout."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,13 +13,13 @@ from torch import Tensor
 Part: TypeAlias = Tensor | NDArray[Any]
 
 _ALIGNMENT = 256
-"""Bytes. Kernels read whole lines, and views of any dtype must begin at a multiple of its size."""
+"""Alignment in bytes. Kernels read whole cache lines, and a view must begin at a multiple of its dtype's size."""
 _DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """A tensor that `EncoderModel.encode` takes. parts: contiguous, one behind the other in memory; zeros fill up to `shape`."""
+    """An input tensor of `EncoderModel.encode`. parts: contiguous, consecutive in memory; zeros fill up to `shape`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -27,7 +27,7 @@ class EncoderInput:
 
     @classmethod
     def of(cls, array: NDArray[Any]) -> "EncoderInput":
-        """The array itself."""
+        """An input with `array` as its only part."""
         return cls(array.shape, _DTYPES[array.dtype], (array,))
 
     @property
@@ -36,16 +36,16 @@ class EncoderInput:
 
     @property
     def filled(self) -> int:
-        """Bytes that the parts take."""
+        """Bytes of the parts."""
         return sum(part.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodePlan:
-    """A batch as its model lays it out.
+    """The layout of a batch, made by its model.
 
-    inputs: by name. sizes: embeddings of each item. segments: lengths of what the model keeps apart within the batch, in order,
-    for work that is shaped by them; None in a padded plan, whose work has the same shape whatever is in it.
+    inputs: by name. sizes: number of embeddings of each item. segments: lengths of the batch's segments, in order; None
+    in a padded plan, whose shapes do not depend on its content.
     """
 
     inputs: Mapping[str, EncoderInput]
@@ -61,18 +61,18 @@ class EncodePlan:
 
     @property
     def nbytes(self) -> int:
-        """Of the buffer that holds all inputs."""
+        """Bytes of the buffer that holds all inputs."""
         return max((start + item.nbytes for _, start, item in self.placed()), default=0)
 
     def placed(self) -> Iterator[tuple[str, int, EncoderInput]]:
-        """Every input, with the byte of the buffer where it starts."""
+        """Every input, with its name and byte offset in the buffer."""
         start = 0
         for name, item in self.inputs.items():
             yield name, start, item
             start += -(-item.nbytes // _ALIGNMENT) * _ALIGNMENT
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The inputs in `buffer`, uint8, of at least `nbytes`."""
+        """Views of the inputs in `buffer`, uint8, of at least `nbytes`."""
         return {
             name: buffer[start : start + item.nbytes].view(item.dtype).view(item.shape)
             for name, start, item in self.placed()

@@ -1,4 +1,4 @@
-"""A request as the host knows it, and the jobs that requests share."""
+"""The host's record of a request, and the jobs that requests share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,10 @@ from omni_encoder.inputs import MediaItem
 class EncoderRequest:
     """A request until its end.
 
-    rank: the lowest is encoded first. paused: a consumer is behind.
-    items: taken in. cached: of these, not encoded for it. waiting: not given out yet.
-    kept: cached outputs of a paused request, by the item's index.
+    rank: the lowest is encoded first. paused: whether a consumer is behind.
+    items: number of items received. cached: number of items that were not encoded for this request. waiting: number of
+    items whose outputs are not emitted yet.
+    kept: cached outputs of a paused request, with the items' indexes.
     """
 
     id: str
@@ -33,7 +34,7 @@ class EncoderRequest:
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A request that waits for a job's outputs. index: of the item in the request."""
+    """A request that waits for a job's outputs. index: index of the item in the request."""
 
     request: EncoderRequest
     index: int
@@ -41,9 +42,9 @@ class Taker:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One piece of media to encode, for all requests that ask for it meanwhile.
+    """One piece of media to encode, for all requests with the same content.
 
-    feed: the input that came first. after: the end of the work on it that failed batches launched.
+    feed: the input that arrived first. after: the end of work on it that failed batches launched.
     """
 
     key: ContentKey
@@ -53,12 +54,12 @@ class Job:
     takers: list[Taker] = field(default_factory=list)
     launched: bool = False
     alone: bool = False
-    """Its batch failed, so its next one is its own (`omni.stage.together`)."""
+    """Whether it must run alone, since its last batch failed (`omni.stage.together`)."""
     after: Event = COMPLETED
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The lowest of its requests."""
+        """The lowest rank of its requests."""
         return min(taker.request.rank for taker in self.takers)
 
     @property

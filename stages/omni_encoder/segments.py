@@ -1,4 +1,5 @@
-"""Segments of a packed batch: positions that attend to each other and to no others, such as the frames of a batch of videos.
+"""Segments of a packed batch: ranges of positions that attend only to each other, such as the frames of a batch of
+videos.
 
 Shape legend: S positions of the batch, H heads, W width of a head.
 """
@@ -17,26 +18,28 @@ from omni_encoder.plan import EncoderInput
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of a batch that is encoded.
+    """The segments of a batch.
 
-    bounds_S2: int32, what `bounds_input` gave, on the device. lengths: `EncodePlan.segments`.
+    bounds_S2: int32, the result of `bounds_input`, on the device. lengths: `EncodePlan.segments`.
     """
 
     bounds_S2: Tensor
     lengths: tuple[int, ...] | None
 
     def attend(self, q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, scale: float) -> Tensor:
-        """Attention within segments, as `attend_segments` says: `[S, H, W]`. scale: of scores, before the softmax."""
+        """Attention within segments, `[S, H, W]`; see `attend_segments`. scale: factor of scores, before the
+        softmax."""
         return attend_segments(q_SHW, k_SHW, v_SHW, self.bounds_S2, self.lengths, scale)
 
 
 def bounds_input(lengths: Sequence[int], positions: int) -> EncoderInput:
-    """Bounds of each position's segment, and zeros for padding. lengths: of the segments, in order. positions: of the batch."""
+    """Bounds of each position's segment, and zeros for padding. lengths: lengths of the segments, in order. positions:
+    number of positions of the batch."""
     return EncoderInput((positions, 2), torch.int32, (segment_bounds(lengths),))
 
 
 def segment_bounds(lengths: Sequence[int]) -> NDArray[np.int32]:
-    """`[S, 2]`: where each position's segment begins, and where the next one does."""
+    """`[S, 2]`: the start of each position's segment, and of the next one."""
     sizes = np.asarray(lengths, np.int32)
     ends = np.cumsum(sizes, dtype=np.int32)
     return np.repeat(np.stack([ends - sizes, ends], axis=1), sizes, axis=0)

@@ -1,9 +1,9 @@
-"""Brings the inputs of a batch to the device, piece by piece.
+"""Copies the inputs of a batch to the device, piece by piece.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | pinned slot | host, in `Transfer.fill` | the H2D copy of a piece | the event after that copy |
-| features on the host | front end | host, in `Transfer.fill` | after the batch was launched, until which its jobs are kept |
+| features on the host | front end | host, in `Transfer.fill` | the launch of the batch, until which its jobs are kept |
 | the batch's buffer, device | `clear_rest`, `copy_features` | `encode_batch`, same stream | stream order |
 """
 
@@ -18,12 +18,13 @@ from omni.device import Device, HostRing, Stream
 from omni_encoder.plan import EncodePlan, Part
 
 _PIECE = 2 * 1024 * 1024
-"""Bytes of a piece: copying them takes the host well under a millisecond, which the loop of all stages can spare at a time."""
+"""Bytes of a piece: copying it takes the host well under a millisecond, which is acceptable in one tick of the engine
+loop."""
 _SLOTS = 4
 
 
 class Transfer:
-    """Host memory on its way into `buffer`, in order. sources: bytes, and where they go."""
+    """A copy of host memory into `buffer`, in order. sources: bytes and their offsets in `buffer`."""
 
     def __init__(self, buffer: Tensor, sources: list[tuple[int, NDArray[np.uint8]]]) -> None:
         self.buffer = buffer
@@ -31,11 +32,11 @@ class Transfer:
 
     @property
     def over(self) -> bool:
-        """Whether all of it was sent."""
+        """Whether all bytes were sent."""
         return not self._sources
 
     def fill(self, piece: NDArray[np.uint8]) -> Tensor:
-        """Writes the bytes that come next into `piece`, zeros between them. Returns where in the buffer they go."""
+        """Writes the next bytes into `piece`, with zeros between sources. Returns their destination in the buffer."""
         start = end = self._sources[0][0]
         while self._sources:
             place, data = self._sources[0]
@@ -53,7 +54,7 @@ class Transfer:
 
 
 class PieceUploader:
-    """A small ring of pinned memory that batches of any size go through, a piece a tick."""
+    """A small ring of pinned memory for batches of any size, one piece per tick."""
 
     def __init__(self, device: Device, stream: Stream, piece_bytes: int = _PIECE) -> None:
         self._device = device
@@ -61,7 +62,7 @@ class PieceUploader:
         self._ring = HostRing.allocate(device, (piece_bytes,), torch.uint8, _SLOTS)
 
     def begin(self, plan: EncodePlan, buffer: Tensor) -> Transfer:
-        """Enqueues what needs no host memory: zeros behind the parts, and parts that are on the device."""
+        """Enqueues the writes without host memory: zeros behind the parts, and parts on the device."""
         rests: list[Tensor] = []
         sources: list[tuple[int, NDArray[np.uint8]]] = []
         for _, start, item in plan.placed():
@@ -81,7 +82,7 @@ class PieceUploader:
         return Transfer(buffer, [source for source in sources if source[1].size])
 
     def advance(self, transfer: Transfer) -> bool:
-        """Enqueues the next piece. Returns whether there was one, and room for it."""
+        """Enqueues the next piece. Returns whether there was one, and a free slot for it."""
         if transfer.over or not self._ring.ready:
             return False
         slot = self._ring.advance()
@@ -101,7 +102,8 @@ def _host_bytes(part: Part) -> NDArray[np.uint8]:
 
 
 def clear_rest(rests: list[Tensor]) -> None:
-    """What another batch left there could be anything, NaN too, which no mask keeps out of a sum."""
+    """Zeroes the rest of the inputs: an earlier batch may have left NaN there, which a mask does not remove from a
+    sum."""
     for rest in rests:
         rest.zero_()
 

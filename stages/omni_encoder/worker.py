@@ -1,4 +1,4 @@
-"""The stage worker: takes media items, encodes each content once, gives the outputs to all requests for it."""
+"""The stage worker: receives media items, encodes each content once, and emits the outputs to all requests for it."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +21,12 @@ from omni_encoder.options import EncoderOptions
 from omni_encoder.request import EncoderRequest, Job, Taker
 
 _MAX_IN_FLIGHT = 2
-"""One batch runs, one is queued behind it; items that come meanwhile form the next."""
+"""Maximum batches in flight: one runs, one is queued; items that arrive meanwhile form the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """Jobs whose inputs are on their way to the device."""
+    """Jobs whose inputs are being sent to the device."""
 
     jobs: list[Job]
     batch: PreparedBatch
@@ -52,7 +52,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         priority: int = 0,
         lengths: Sequence[int] = (),
     ) -> None:
-        """lengths: to be captured."""
+        """lengths: batch lengths to be captured."""
         super().__init__(name)
         self._device = device
         self._stream = device.stream(name, priority=priority)
@@ -71,7 +71,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
 
     @property
     def cache_bytes_used(self) -> int:
-        """Device memory of the cache. Not part of `usage`: it outlives requests on purpose."""
+        """Device memory of the cache. Not part of `usage`, since it outlives requests by design."""
         return self._cache.bytes_used
 
     def usage(self) -> StageUsage:
@@ -83,8 +83,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """batches: launched, of `encoded` items; cached: items that were known. retries: failed batches whose items ran again,
-        each alone."""
+        """batches: launched batches, with `encoded` items. cached: items with known outputs. retries: failed batches
+        whose items ran again, each alone."""
         return {**self._totals, "retries": self.retries}
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             self._isolate(jobs, error)
 
     def _send(self, sending: _Sending) -> bool:
-        """Sends a piece a tick, and launches the encoding after the last."""
+        """Sends one piece per tick, and launches the encoding after the last."""
         try:
             moved = self._encoder.send(sending.batch)
             if not sending.batch.transfer.over:
@@ -209,7 +209,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
 
     def _give(self, taker: Taker, outputs: Outputs) -> None:
         taker.request.waiting -= 1
-        # Outputs get here only when their batch is over, so there is nothing left to wait for.
+        # Outputs arrive here only after the end of their batch, so there is no event to wait for.
         produced = Produced(taker.request.id, Payload(Encoded(index=taker.index), outputs), COMPLETED)
         self._held.add(produced, outputs, taker.request.rank)
         self.outbox.append(produced)
@@ -225,7 +225,7 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             features[name] = tensor
         if item.length > self._max_length:
             problem = f"becomes {item.length} embeddings, and {self.name} encodes {self._max_length} at once"
-            # One that no message holds, of a front end's own making, has a number only.
+            # An item that a front end made itself, without a message, has only a number.
             field = item.field or f"media[{item.index}]"
             raise InputError(field, problem, f"use a smaller one or raise {self.name}.max_batch_length")
         return item, features

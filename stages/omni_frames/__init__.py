@@ -1,4 +1,4 @@
-"""Code frames on their way from a producer's memory into the rows of a stage that reads them, and samples on their way out."""
+"""Transfer of code frames from a producer's memory into a consumer's rows, and of samples to the host."""
 
 from omni_frames.inputs import Arrival, CodeFrames, read_arrival
 from omni_frames.request import FrameRequest, RowQueue

@@ -16,7 +16,7 @@ class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
     """Input: the next `count` codec frames of a request.
 
     The payload's tensor `codes`, int64, is a page slice of `count` rows of G code groups, or a tensor `[count, G]`.
-    codes: what the host knows already, int64 `[count, G]`; the payload then has no tensor.
+    codes: int64 `[count, G]`, for codes that the host knows; the payload then has no tensor.
     """
 
     count: int
@@ -25,7 +25,8 @@ class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Frames that came, and are not all copied yet. taken: how many are. after: the end of the last copy that reads them."""
+    """Frames that have arrived and are not all copied yet. taken: number of copied frames. after: end of the last copy
+    that reads them."""
 
     message: Feed
     codes: PageSlice | Tensor | NDArray[np.int64]
@@ -38,7 +39,7 @@ class Arrival:
 
 
 def read_arrival(message: Feed, groups: int) -> Arrival:
-    """The frames of an input. groups: codes per frame. Raises ValueError for anything else."""
+    """The frames of an input. groups: codes per frame. Raises ValueError for any other input."""
     meta, known = message.payload.meta, message.payload.tensors.get("codes")
     codes = meta.codes if isinstance(meta, CodeFrames) and meta.codes is not None else known
     if not isinstance(meta, CodeFrames) or codes is None:

@@ -1,4 +1,4 @@
-"""Requests that read code frames, on the host: the record of each, and the rows that they have or wait for."""
+"""The host's records of requests that read code frames, and the allocation of rows to them."""
 
 from bisect import insort
 from collections import deque
@@ -11,16 +11,16 @@ from omni_frames.inputs import Arrival
 
 @dataclass(slots=True, eq=False)
 class FrameRequest:
-    """A request from `Open` to its end. A stage's own record adds to it.
+    """A request from `Open` to its end. Stages derive their records from it.
 
-    rank: of the requests that wait for a row, the lowest gets one.
-    row: its place in per-row device memory, or None while it has none. Late results of a record that is not `live` are dropped,
-    whoever owns the row by then.
-    start, buffered: the beginning of the row's frames in its ring, and their number.
-    paused: a consumer is behind: nothing of it begins.
-    alone: its last batch failed, so the next one is its own (`omni.stage.together`).
-    done: frames that were decoded; samples of some may be on their way.
-    in_flight: batches of it whose samples are not on the host yet. samples: those that arrived.
+    rank: the waiting request of lowest rank gets the next row.
+    row: its place in per-row device memory; None without one. live: late results of a record that is not live are
+    dropped, even if its row has a new owner.
+    start, buffered: start of the row's frames in its ring, and their number.
+    paused: whether a consumer is behind; the request then starts no new work.
+    alone: whether it must run alone, since its last batch failed (`omni.stage.together`).
+    done: number of decoded frames; samples of some may be in flight.
+    in_flight: number of its batches whose samples are not on the host yet. samples: number of samples on the host.
     """
 
     id: str
@@ -43,19 +43,19 @@ class FrameRequest:
         return not self.open_sources and not self.arrivals
 
     def forget(self, frames: int, capacity: int) -> None:
-        """Drops the oldest `frames` from the ring: no later launch needs them."""
+        """Drops the oldest `frames` frames from the ring, which no later launch needs."""
         self.start = (self.start + frames) % capacity
         self.buffered -= frames
 
 
 RequestT = TypeVar("RequestT", bound=FrameRequest)
-"""A stage's own record."""
+"""The stage's type of request record."""
 
 
 class RowQueue(Generic[RequestT]):
-    """Rows go to the requests of lowest rank among those whose first frames came. A request keeps its row to its end.
+    """Gives rows to the requests of lowest rank whose first frames have arrived. A request keeps its row to its end.
 
-    A row may be given on at once: whatever touches its memory runs on one stream, so new work follows the old.
+    A freed row can be reused immediately: all accesses to its memory are on one stream, so new work follows the old.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -65,15 +65,15 @@ class RowQueue(Generic[RequestT]):
 
     @property
     def seated(self) -> Sequence[RequestT]:
-        """Requests that have a row, longest first."""
+        """Requests with a row, in order of allocation."""
         return self._seated
 
     def join(self, request: RequestT) -> None:
-        """The request wants a row."""
+        """Queues the request for a row."""
         insort(self._waiting, request, key=lambda waiting: waiting.rank)
 
     def seat(self) -> bool:
-        """Gives free rows out. Returns whether anyone got one."""
+        """Allocates free rows. Returns whether any request received one."""
         seated = len(self._seated)
         while self._free and self._waiting:
             request = self._waiting.pop(0)
@@ -82,7 +82,7 @@ class RowQueue(Generic[RequestT]):
         return len(self._seated) > seated
 
     def leave(self, request: RequestT) -> None:
-        """The request needs no row any more."""
+        """Frees the request's row, or removes it from the queue."""
         if request.row is not None:
             self._free.append(request.row)
             self._seated.remove(request)

@@ -1,12 +1,12 @@
-"""Samples on their way from a stage's rows to the host.
+"""Transfer of samples from a stage's rows to the host.
 
 | buffer | written by | read by | freed by |
 |---|---|---|---|
 | `wav[k]` | the stage's phase | `download_samples` of that batch, on the copy stream | the host's reading of the batch |
 | download slot `k` | `download_samples` | host, once `SampleBatch.ready` | the host's reading of the batch |
 
-Batches use the buffers in turn and are read in order. One whose launch or copy failed is not read: its buffer is used again once
-the device is done with what it may have launched.
+Batches use the buffers in turn and are read in order. A batch whose launch or copy failed is not read: its buffer is
+reused once the device has finished the work that it may have launched.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,15 @@ from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, dec
 from omni_frames.request import RequestT
 
 MAX_IN_FLIGHT = 2
-"""Batches whose samples the host has not read: one runs, one is queued; rows that become ready meanwhile share the next."""
+"""Maximum batches whose samples the host has not read: one runs, one is queued; rows that become ready meanwhile share
+the next."""
 
 declare_categories({"download_samples": PhaseCategory.COPIES})
 
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch(Generic[RequestT]):
-    """A batch that was launched. samples: of each of its requests."""
+    """A launched batch. samples: number of samples of each request."""
 
     requests: tuple[RequestT, ...]
     samples: int
@@ -41,12 +42,12 @@ class SampleBatch(Generic[RequestT]):
         return self.host.free
 
     def read(self, index: int) -> NDArray[np.float32]:
-        """The samples of one of the requests, memory of their own. Only once `ready`, and before `host` is released."""
+        """A copy of the samples of one of the requests. Valid once `ready`, and before `host` is released."""
         return self.host.read()[index * self.samples : (index + 1) * self.samples].astype(np.float32)
 
 
 class SampleRing:
-    """`MAX_IN_FLIGHT` buffers of `most` samples, float32: what phases write, and what the host reads of it."""
+    """`MAX_IN_FLIGHT` float32 buffers of `most` samples on the device, and their copies on the host."""
 
     def __init__(self, device: Device, stream: Stream, copy_stream: Stream, most: int) -> None:
         self._wav = device.zeros((MAX_IN_FLIGHT, most), torch.float32)
@@ -54,20 +55,20 @@ class SampleRing:
 
     @property
     def ready(self) -> bool:
-        """Whether a batch may be launched that writes the buffer of `turn`."""
+        """Whether a batch that writes the buffer of `turn` may be launched."""
         return self._downloads.ready
 
     @property
     def turn(self) -> int:
-        """Which buffer the next batch writes."""
+        """The buffer of the next batch."""
         return self._downloads.turn
 
     def buffer(self, turn: int, count: int, samples: int) -> Tensor:
-        """`[count, samples]` for the phase that makes `samples` for each of `count` rows."""
+        """The output `[count, samples]` of a phase that computes `samples` samples for each of `count` rows."""
         return self._wav[turn, : count * samples].view(count, samples)
 
     def send(self, requests: Sequence[RequestT], samples: int) -> SampleBatch[RequestT]:
-        """Enqueues the copy of what was launched into the buffer of `turn`, which moves on."""
+        """Enqueues the copy of the buffer of `turn`, and advances `turn`."""
         self._downloads.begin()
         try:
             host, *_ = self._downloads.send(download_samples, self._wav[self.turn, : len(requests) * samples])

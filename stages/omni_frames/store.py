@@ -1,4 +1,4 @@
-"""The frames of each row, and the copies that bring them there."""
+"""Receives the frames of each row."""
 
 from collections.abc import Iterable
 
@@ -13,8 +13,8 @@ from omni_frames.request import FrameRequest, RequestT
 
 
 class FrameStore:
-    """A ring of `capacity` frames for each row. The stage's phases read it on the same stream; a place is written again once the
-    host counts its frame as needed no more."""
+    """A ring of `capacity` frames for each row. The stage's phases read it on the same stream; a place is reused once
+    the host has dropped its frame."""
 
     def __init__(self, device: Device, stream: Stream, rows: int, capacity: int, groups: int) -> None:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)
@@ -23,13 +23,13 @@ class FrameStore:
         self._receiver = PayloadReceiver(device, stream, (1 + groups) * rows * capacity)
 
     def places(self, request: FrameRequest, start: int, count: int) -> NDArray[np.int64]:
-        """Where frames `start` to `start + count` of the row, counted from its oldest, are in the flattened ring."""
+        """Places in the flattened ring of the row's frames `start` to `start + count`, counted from its oldest."""
         assert request.row is not None
         offsets = request.start + np.arange(start, start + count, dtype=np.int64)
         return request.row * self._capacity + offsets % self._capacity
 
     def take(self, requests: Iterable[RequestT]) -> tuple[bool, dict[RequestT, Exception]]:
-        """Enqueues the copy of all frames of `requests` that are ready and have room; releases inputs that are copied to the end.
+        """Enqueues the copy of all frames of `requests` that are ready and fit, and releases completely copied inputs.
 
         Returns whether there were any, and the requests whose copy could not be launched.
         """
@@ -46,7 +46,7 @@ class FrameStore:
         return bool(planned), failed
 
     def _plan(self, request: RequestT) -> list[tuple[Arrival, Transfer]]:
-        """Inputs that have room, or the beginning of the last of them that has."""
+        """Inputs that fit into the ring; the last one possibly in part."""
         planned: list[tuple[Arrival, Transfer]] = []
         for arrival in request.arrivals:
             room = self._capacity - request.buffered

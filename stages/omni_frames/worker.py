@@ -1,4 +1,4 @@
-"""The part of a stage worker that stages share whose requests take code frames and give samples."""
+"""The common part of stage workers that read code frames and emit samples."""
 
 from abc import abstractmethod
 from collections import deque
@@ -25,17 +25,18 @@ class FrameModel(Protocol):
 
 
 class FrameWorker(MailboxWorker[RequestT]):
-    """Takes frames out of the producer's memory into rows of its own, and gives samples to the host. A kind of stage adds the part
-    between: `open`, `run` and `over`, and `read` if there are other inputs.
+    """Copies frames from the producer's memory into its rows, and emits samples from the host. A stage kind implements
+    `open`, `run` and `over`, and `read` if there are other inputs.
 
-    device, stream: its phases are launched there, in order. rows: the requests with a row. store: the frames in the rows. samples:
-    output buffers. totals: `counters`; a kind counts "steps" and "frames" itself.
+    device, stream: for its phases, launched in order. rows: the requests with a row. store: the frames in the rows.
+    samples: output buffers. totals: `counters`; a stage kind counts "steps" and "frames" itself.
     """
 
     def __init__(
         self, name: str, device: Device, model: FrameModel, rows: int, capacity: int, most_samples: int, priority: int
     ) -> None:
-        """rows: requests with a row at once. capacity: frames of each that wait on the device. most_samples: of one batch."""
+        """rows: number of rows. capacity: waiting frames per row on the device. most_samples: maximum samples of one
+        batch."""
         super().__init__(name)
         self.device = device
         self.stream = device.stream(name, priority=priority)
@@ -49,21 +50,22 @@ class FrameWorker(MailboxWorker[RequestT]):
 
     @abstractmethod
     def run(self) -> bool:
-        """Launches what the rows are ready for; paused requests begin nothing. Returns whether anything was launched."""
+        """Launches the work that the rows are ready for; paused requests start none. Returns whether any work was
+        launched."""
 
     @abstractmethod
     def over(self, request: RequestT) -> bool:
-        """Whether neither frames nor samples of the request are still to come."""
+        """Whether all frames of the request are processed and all its samples emitted."""
 
     def read(self, request: RequestT, message: Feed) -> Arrival | None:
-        """The frames of an input; None if it has none and is of no use later.
+        """The frames of an input; None if it has none and is not needed later.
 
-        Raises ValueError, which names the wanted input, for anything else.
+        Raises ValueError, which names the expected input, for any other input.
         """
         return read_arrival(message, self._groups)
 
     def usage(self) -> StageUsage:
-        # Copies: other threads ask, while this one goes on.
+        # Copies, since other threads call this while this one continues.
         requests, seated = list(self.requests.values()), list(self.rows.seated)
         return {
             "requests": len(requests),
@@ -74,7 +76,8 @@ class FrameWorker(MailboxWorker[RequestT]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """steps, frames, samples: launched. retries: failed batches whose requests ran again, each alone."""
+        """steps, frames, samples: number of launched ones. retries: failed batches whose requests ran again, each
+        alone."""
         return {**self.totals, "retries": self.retries}
 
     def close(self) -> None:
@@ -122,14 +125,14 @@ class FrameWorker(MailboxWorker[RequestT]):
         return moved
 
     def launched(self, batch: SampleBatch[RequestT]) -> None:
-        """A batch was launched: its samples are given out when they arrive."""
+        """Records a launched batch, whose samples are emitted when they arrive."""
         for request in batch.requests:
             request.in_flight += 1
         self._in_flight.append(batch)
         self.totals["samples"] += batch.samples * len(batch.requests)
 
     def isolate(self, batch: Sequence[RequestT], doing: str, error: Exception) -> None:
-        """After a failure that can be tried again."""
+        """Handles a batch that failed and can be retried: its requests run again alone."""
         if not self.retry_each(batch, doing, error):
             self.fail(batch[0].id, doing, error)
             return
@@ -143,7 +146,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         return moved
 
     def _collect(self) -> bool:
-        """Gives out the samples that have arrived, oldest first."""
+        """Emits the samples that have arrived, oldest first."""
         moved = False
         while self._in_flight and self._in_flight[0].ready:
             batch = self._in_flight.popleft()

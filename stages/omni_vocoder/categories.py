@@ -1,4 +1,4 @@
-"""What the phases of a vocoder are for: how a timeline groups them."""
+"""Phase categories of a vocoder stage, by which a timeline groups phases."""
 
 from omni.device import PhaseCategory
 

@@ -16,7 +16,8 @@ class ChunkShape:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """Frames of a request's first chunk and of each later one. fewest: the least that the model can begin with."""
+    """Frames of a request's first chunk and of each later one. fewest: minimum frames of a first chunk for the
+    model."""
 
     first: int
     later: int
@@ -33,5 +34,5 @@ class ChunkSizes:
 
     @property
     def capacity(self) -> int:
-        """Frames of a request that wait on the device: they leave the producer's memory before it is their turn."""
+        """Waiting frames of a request on the device, copied in advance to free the producer's memory."""
         return 4 * self.largest

@@ -16,7 +16,8 @@ from omni_vocoder.request import VocoderRequest
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A chunk of several rows whose inputs are on their way to the device. The rows' state is unchanged until its launch.
+    """A chunk of several rows whose inputs are being copied to the device. The rows' state is unchanged until its
+    launch.
 
     captured: the graphs to replay, one for each output buffer; None for a step that runs uncaptured.
     rows_B, places_BN: int64, valid until the next preparation.
@@ -30,7 +31,7 @@ class PreparedStep:
 
 
 class Decoder:
-    """Owns the model's state. Decides nothing."""
+    """Owns the model's state. It does no scheduling."""
 
     def __init__(
         self,
@@ -56,10 +57,11 @@ class Decoder:
         self._graphs = CapturedGraphs[ChunkShape, list[Graph]](stream.name, others=others)
 
     def capture(self, sizes: Iterable[int]) -> None:
-        """Captures chunks of these numbers of rows. At start, before there are requests. sizes: best the largest first."""
+        """Captures chunks of these numbers of rows. At start, before there are requests. sizes: preferably the largest
+        first."""
         for size in sizes:
             for chunk in self._chunks:
-                # As `prepare` lays them out in its upload.
+                # The layout of the upload in `prepare`.
                 rows_B, places_BN = Span(0, (size,)), Span(size, (size, chunk.frames))
                 views = self._upload.view(rows_B), self._upload.view(places_BN)
                 self._device.launch(self._stream, set_null_rows, *views, self._null_row)
@@ -74,7 +76,8 @@ class Decoder:
         return self._upload.ready and self._samples.ready
 
     def prepare(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
-        """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. May be tried again if it fails."""
+        """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. Can be retried after a
+        failure."""
         count, chunk = len(requests), ChunkShape(frames, first)
         captured = self._graphs.find(chunk, count)
         size = captured.size if captured is not None else count
@@ -102,7 +105,7 @@ class Decoder:
 
 
 def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
-    """Inputs of a batch of null rows."""
+    """Writes the inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     places_BN.zero_()
 
@@ -122,10 +125,10 @@ def decode_frames(
 ) -> None:
     """Writes the samples of a chunk of each row of a batch, and advances the rows' state.
 
-    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, frames that wait, `C` of each row. places_BN:
-    int64, the chunks' frames in the ring seen as `[R * C, G]`. rows_B: int64, the rows of `state`.
-    first: whether the chunks are the first of their requests. wav_BS: fp32, is written. Raises ValueError if the model gives
-    another shape.
+    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. places_BN:
+    int64, places of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, the rows of `state`.
+    first: whether the chunks are the first of their requests. wav_BS: fp32, the output. Raises ValueError if the model
+    returns another shape.
     """
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
     decoded_BS = model.decode(codes_BNG, state, rows_B, first)

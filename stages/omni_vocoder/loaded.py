@@ -1,4 +1,4 @@
-"""A vocoder stage that is loaded: the largest chunks it may be given, and its worker."""
+"""A loaded vocoder stage: its largest possible chunks, and its worker."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ _SOURCE = "frontend"
 
 
 class LoadedVocoder(MeasuredStage[VocoderWorker]):
-    """The largest chunks are those of all rows."""
+    """A vocoder's largest chunks are those of all rows."""
 
     memory_options = ("max_num_seqs", "first_chunk_frames", "chunk_frames")
 
@@ -37,7 +37,8 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
         return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._all_rows())
 
     def _all_rows(self) -> list[Inbound]:
-        """A request for each row, with the frames of a first chunk and a later one: rows in step share their chunks."""
+        """A request for each row, with the frames of a first chunk and of a later one: rows in step share their
+        chunks."""
         sizes = ChunkSizes.of(self._options, self._model)
         count = sizes.first + sizes.later
         codes_NG = torch.zeros((count, self._model.num_groups), dtype=torch.int64, device="cpu")

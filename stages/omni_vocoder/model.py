@@ -1,4 +1,4 @@
-"""What a model author writes for a vocoder stage.
+"""The interface of a model for a vocoder stage.
 
 Shape legend: B rows of one batch, N frames of each, G code groups, S samples of each.
 """
@@ -12,9 +12,9 @@ StateT = TypeVar("StateT")
 
 
 class VocoderModel(nn.Module, ABC, Generic[StateT]):
-    """Turns code frames into samples chunk by chunk, with state carried from chunk to chunk.
+    """Decodes code frames to samples, chunk by chunk, with state from chunk to chunk.
 
-    The chunks of one request, concatenated, are the same samples however its frames were cut into chunks. `reset` and
+    The concatenated samples of one request do not depend on the division of its frames into chunks. `reset` and
     `decode` run inside device phases, which may be captured: no synchronization, no control flow on tensor values.
     """
 
@@ -26,11 +26,11 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
     @property
     @abstractmethod
     def sample_rate(self) -> int:
-        """Hz."""
+        """Sample rate in Hz."""
 
     @property
     def min_first_frames(self) -> int:
-        """Fewest frames that `decode` takes to begin a stream. A request with fewer in all gives no sample."""
+        """Minimum frames of a stream's first `decode`. A request with fewer frames in total gives no samples."""
         return 1
 
     @abstractmethod
@@ -39,18 +39,18 @@ class VocoderModel(nn.Module, ABC, Generic[StateT]):
 
     @abstractmethod
     def reset(self, state: StateT, rows_B: Tensor) -> None:
-        """Rows `rows_B` (int64) begin a new stream."""
+        """Starts a new stream in rows `rows_B` (int64)."""
 
     @abstractmethod
     def decode(self, codes_BNG: Tensor, state: StateT, rows_B: Tensor, first: bool) -> Tensor:
         """The next samples `[B, S]`, any float dtype, in [-1, 1]; S is `samples(N, first)`.
 
-        codes_BNG: int64, the next frames of each row. rows_B: int64, distinct, but that one may stand there several
-        times if it pads the batch: with the same codes, and read by nobody. first: whether these are the rows' first frames since
-        `reset`. A row's samples must not depend on the other rows. A code may be any id that its producer samples, such as the one
-        that ends speech, where a request has it go on (`ignore_eos`): `clamp` those that no table has.
+        codes_BNG: int64, the next frames of each row. rows_B: int64, distinct, except for the null row, which may occur
+        several times as padding, with the same codes; its samples are not read. first: whether these are the rows'
+        first frames since `reset`. A row's samples must not depend on the other rows. A code may be any id that its
+        producer samples, such as the end id with `ignore_eos`: `clamp` ids outside the model's tables.
         """
 
     @abstractmethod
     def samples(self, frames: int, first: bool) -> int:
-        """How many samples a chunk gives, 0 or more. A first chunk is shorter by what the model looks ahead."""
+        """Number of samples of a chunk, 0 or more. A first chunk is shorter by the model's lookahead."""

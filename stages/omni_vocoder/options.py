@@ -10,12 +10,12 @@ _MOST = 2**16
 class VocoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of stage kind `"vocoder"`.
 
-    max_num_seqs: requests that speak at once.
-    first_chunk_frames: codec frames of a request's first chunk: fewer are heard sooner.
-    chunk_frames: codec frames of every later chunk: more cost less per frame.
-    graph_batch_sizes: numbers of rows whose chunks are captured at start, where graphs are on (`engine.graphs`). A batch of fewer
-        rows is padded to the next; one of more, and chunks of another size at the end of a request, run uncaptured. None takes
-        sizes up to `max_num_seqs`.
+    max_num_seqs: maximum number of requests that run at once.
+    first_chunk_frames: codec frames of a request's first chunk; fewer reduce the first-audio latency.
+    chunk_frames: codec frames of every later chunk; more reduce the cost per frame.
+    graph_batch_sizes: numbers of rows whose chunks are captured at start, where graphs are on (`engine.graphs`). A
+        smaller batch is padded to the next size; a larger one, and chunks of another size at the end of a request, run
+        uncaptured. None takes sizes up to `max_num_seqs`.
     """
 
     max_num_seqs: int = 16

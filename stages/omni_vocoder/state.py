@@ -1,5 +1,5 @@
-"""What a stream carries from chunk to chunk, for models whose layers look back: one flat row of numbers per stream, of which every
-layer has a part. A chunk then gathers and scatters its rows once, not once per layer.
+"""The state of streams, for models whose layers look back: one flat row of numbers per stream, with a part for every
+layer. A chunk gathers and scatters its rows once, instead of once per layer.
 
 Shape legend: R rows of state, B rows of one batch, W numbers of a row.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StateSlot:
-    """A layer's part of each row: `shape` numbers from `start`; dimension `time` of the shape is what it looks back on."""
+    """A layer's part of each row: numbers of shape `shape` from `start`; dimension `time` of the shape is its past."""
 
     start: int
     shape: tuple[int, ...]
@@ -21,7 +21,7 @@ class StateSlot:
 
     @property
     def length(self) -> int:
-        """How far the layer looks back; 0 if it does not."""
+        """Number of past positions that the layer sees, 0 or more."""
         return self.shape[self.time]
 
     def of(self, carried_BW: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class StateSlot:
 
 
 class StateLayout:
-    """Hands out slots while layers are built; `width` numbers per row in the end."""
+    """Allocates slots while layers are built. width: numbers per row so far."""
 
     def __init__(self) -> None:
         self.slots: list[StateSlot] = []
@@ -46,10 +46,10 @@ class StateLayout:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """State of R streams; all that outlives a chunk.
+    """The state of R streams between chunks.
 
-    carried_RW: what the layers look back on; zeros are what they see before a stream begins, so a blank row is the start of one.
-    frames_R: int64, frames decoded so far.
+    carried_RW: the layers' past inputs. Zeros precede a stream, so a zeroed row is the start of one. frames_R: int64,
+    number of frames decoded so far.
     """
 
     carried_RW: Tensor
@@ -61,12 +61,12 @@ class StreamState:
         return cls(carried_RW, torch.zeros(rows, device=device, dtype=torch.int64))
 
     def reset(self, rows_B: Tensor) -> None:
-        """Blanks rows (int64, on the state's device): they hold nothing of the stream they served."""
+        """Zeroes rows (int64, on the state's device), so that they start new streams."""
         self.carried_RW.index_fill_(0, rows_B, 0)
         self.frames_R.index_fill_(0, rows_B, 0)
 
     def load(self, rows_B: Tensor, first: bool) -> "StreamChunk":
-        """A private copy of the rows. first: these are their streams' first frames: a blank one, whatever the rows held."""
+        """A copy of the rows. first: whether their streams start; the copy is then zeroed."""
         if first:
             rows = rows_B.shape[0]
             return StreamChunk(
@@ -75,23 +75,24 @@ class StreamState:
         return StreamChunk(self.carried_RW.index_select(0, rows_B), self.frames_R.index_select(0, rows_B), False)
 
     def store(self, rows_B: Tensor, chunk: "StreamChunk", frames: int) -> None:
-        """Back into the rows, `frames` frames later."""
+        """Stores the chunk's state into the rows and advances them by `frames` frames."""
         self.carried_RW.index_copy_(0, rows_B, chunk.carried_BW)
         self.frames_R.index_copy_(0, rows_B, chunk.frames_B + frames)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """The state of the B rows of one call, rewritten layer by layer. frames_B: frames before it. first: as told to `load`."""
+    """The state of the B rows of one call, updated layer by layer. frames_B: number of earlier frames. first: as in
+    `load`."""
 
     carried_BW: Tensor
     frames_B: Tensor
     first: bool
 
     def extend(self, slot: StateSlot, new: Tensor) -> Tensor:
-        """The slot's past followed by `new` along the slot's time; the end of both becomes the slot's past.
+        """Returns the slot's past followed by `new` along the slot's time, and keeps the end of it as the new past.
 
-        new: `[B, *shape]` but for its length in time.
+        new: `[B, *shape]`, with any length in time.
         """
         if slot.length == 0:
             return new

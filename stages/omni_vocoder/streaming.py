@@ -1,4 +1,4 @@
-"""Vocoders made of layers that look back. Shapes as in `omni_vocoder.model`."""
+"""Vocoders of layers that look back. Shapes as in `omni_vocoder.model`."""
 
 from abc import abstractmethod
 
@@ -11,12 +11,12 @@ from omni_vocoder.state import StateLayout, StreamChunk, StreamState
 
 
 class StreamingVocoder(VocoderModel[StreamState]):
-    """A network whose layers reserve their past in `layout` while they are built. What is left to write is `waveform`.
+    """A network whose layers allocate their past in `layout` while they are built. Subclasses implement `waveform`.
 
-    rates: of all that stretches the signal, from a frame to samples. A decode of n frames knows n * samples_per_frame - lookahead
-    samples: the rest depends on the next frame. So a stream is short by `lookahead` samples in its first chunk, in step from then
-    on, and has nothing to flush. Nothing synchronizes with the device, and the work of a chunk does not grow with the frames
-    before it.
+    rates: all upsampling factors from a frame to samples. n frames determine n * samples_per_frame - lookahead samples:
+    the rest depends on the next frame. So a stream's first chunk is shorter by `lookahead` samples, later chunks are
+    full, and nothing is flushed at the end. No method synchronizes with the device, and the work of a chunk does not
+    grow with the number of earlier frames.
     """
 
     def __init__(self, *, num_groups: int, sample_rate: int, rates: UpsamplingRates) -> None:
@@ -28,7 +28,7 @@ class StreamingVocoder(VocoderModel[StreamState]):
 
     @abstractmethod
     def waveform(self, codes_BGN: Tensor, chunk: StreamChunk) -> Tensor:
-        """Samples `[B, 1, S]` of the next N frames, int64 codes: as many as `samples` says, of no bounded height."""
+        """Samples `[B, 1, S]` of the next N frames, int64 codes: their number is `samples`, their range unbounded."""
 
     @property
     def num_groups(self) -> int:
@@ -43,7 +43,7 @@ class StreamingVocoder(VocoderModel[StreamState]):
         return self.rates.min_first_frames
 
     def new_state(self, num_rows: int) -> StreamState:
-        """In the parameters' dtype."""
+        """State in the parameters' dtype."""
         like = next(self.parameters())
         return StreamState.allocate(num_rows, self.layout.width, like.device, like.dtype)
 
@@ -52,10 +52,10 @@ class StreamingVocoder(VocoderModel[StreamState]):
 
     @torch.no_grad()
     def decode(self, codes_BNG: Tensor, state: StreamState, rows_B: Tensor, first: bool) -> Tensor:
-        """As in `VocoderModel`; frames that are `first` start their streams whatever the rows held.
+        """As in `VocoderModel`; with `first`, streams start independently of the rows' content.
 
-        Raises ValueError if there are not `num_groups` codes in a frame, or fewer than one frame, in a first chunk than
-        `min_first_frames`: a stage gives none such.
+        Raises ValueError for a number of codes other than `num_groups`, and for fewer than one frame, or
+        `min_first_frames` in a first chunk; a stage never passes these.
         """
         self._check(codes_BNG, first)
         chunk = state.load(rows_B, first)

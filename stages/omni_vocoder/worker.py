@@ -59,7 +59,7 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
         try:
             decoded = self._decoder.launch(prepared)
         except Exception as error:
-            # Their state may be half written, so they cannot be tried again one by one.
+            # Their state may be half written, so they cannot be retried one by one.
             for request in batch:
                 self.fail(request.id, "decoding a chunk", error)
             return

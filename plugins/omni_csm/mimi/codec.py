@@ -1,4 +1,4 @@
-"""What both halves of the codec have in common. Parameters have the published names, but for their prefix."""
+"""Common parts of both halves of the codec. Parameters have the published names without their prefix."""
 
 from typing import Any, TypeVar
 
@@ -22,8 +22,8 @@ def load(half: HalfT, context: StageContext) -> HalfT:
 
 
 def settle_codebooks(half: nn.Module) -> None:
-    """To be called once weights are there. A codebook makes its entries of what is published when it is first asked, and keeps
-    them: in a captured step that would be in memory of the graph. They take the place of what they were made of."""
+    """Computes the codebooks' entries after loading. A codebook would otherwise compute and keep them at its first use,
+    which in a captured step is in the graph's memory. They replace the published tensors."""
     for module in half.modules():
         if isinstance(module, hf.MimiEuclideanCodebook):
             module.embed_sum = nn.Buffer(module.embed)
@@ -41,7 +41,7 @@ def transformer(layout: StateLayout, config: Any, window: WindowShape) -> Window
 
 
 def streaming(layout: StateLayout, module: nn.Module) -> Any:
-    """The same layers as the framework streams them, under the same names."""
+    """The streaming layers equivalent to transformers' `module`, with the same names."""
     match module:
         case hf.MimiConv1d():
             return CausalConv(layout, module.conv, module.pad_mode)

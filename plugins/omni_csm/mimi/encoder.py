@@ -19,7 +19,7 @@ from omni_vocoder.state import StateLayout
 class AudioEncoder(EncoderModel):
     """Items: `samples`, float32 `[samples]` at 24 kHz. Outputs: `codes`, int64 `[n, G]`.
 
-    Clips are encoded one after the other: at its end each is padded layer by layer, and not to the length of another.
+    Clips are encoded one after the other: each is padded at its end layer by layer, not to the length of another clip.
     config: a `MimiConfig`.
     """
 

@@ -15,9 +15,10 @@ from omni_vocoder.streaming import StreamingVocoder
 
 
 class Vocoder(StreamingVocoder):
-    """Frames to samples. Nothing of it looks ahead, so each frame gives its samples at once.
+    """Frames to samples. No layer looks ahead, so each frame gives all its samples.
 
-    Codes beyond a codebook's last count as that: a sampler may say some that no codebook has. config: a `MimiConfig`.
+    Codes beyond a codebook's last one are replaced by it: a sampler may draw ids that no codebook has. config: a
+    `MimiConfig`.
     """
 
     def __init__(self, config: Any, window: WindowShape) -> None:

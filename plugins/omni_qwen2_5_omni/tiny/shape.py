@@ -9,7 +9,7 @@ _SPATIAL = 24
 
 
 class TinyShape(SpeakingShape, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """codes: that are spoken. block_size: mel frames."""
+    """codes: number of codes with sound. block_size: mel frames of a block."""
 
     talker_hidden_size: int = 40
     codes: int = 40

@@ -1,4 +1,5 @@
-"""Codec codes to sound: a diffusion transformer makes a mel spectrogram of them, in blocks, BigVGAN a waveform of that."""
+"""Codec codes to sound: a diffusion transformer generates a mel spectrogram in blocks, and BigVGAN turns it into a
+waveform."""
 
 from omni_qwen2_5_omni.token2wav.model import Token2Wav, build
 

@@ -25,6 +25,6 @@ class BigVGAN(AliasFreeUpsampler):
         super().__init__(upsampler_shape(section, inputs=config.mel_dim), SnakeBeta)
 
     def forward(self, mel_BMT: Tensor) -> Tensor:
-        """Logarithmic mel spectrogram, to decibels above a floor, on a scale from -1 to 1, to samples."""
+        """Converts a logarithmic mel spectrogram to decibels above a floor, scaled to -1 to 1, and then to samples."""
         level_BMT = (mel_BMT * _DB_PER_NEPER).clamp(min=_FLOOR_DB) - _REFERENCE_DB
         return super().forward((2 * (level_BMT - _FLOOR_DB) / -_FLOOR_DB - 1).clamp(-1, 1))

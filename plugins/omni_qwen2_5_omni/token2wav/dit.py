@@ -1,9 +1,9 @@
 """The diffusion transformer. Shapes as in `omni_diffusion.layers.block_attention`; M mel bins, G code groups: 1, N codes of
 a row, V values of a voice.
 
-How far a frame sees: as released, layers 0 and 20 of 22 see the block before, layer 10 the one after. So an evaluation carries 2
-blocks forward and 1 backward, and the 36 evaluations of nine steps 72 and 36 (8.6 s). Windows without history are what transformers
-gives for the same slice of codes and noise.
+Reach of a frame: as released, layers 0 and 20 of 22 see the block before, layer 10 the one after. So an evaluation
+carries 2 blocks forward and 1 backward, and the 36 evaluations of nine steps 72 and 36 (8.6 s). Windows without history
+equal transformers' result for the same slice of codes and noise.
 """
 
 from typing import Any
@@ -35,7 +35,8 @@ class _InputEmbedding(nn.Module):
 class DiT(BlockTransformer):
     """Parameters are named as published. config: transformers' `Qwen2_5OmniDiTConfig`.
 
-    As released, its history takes 27 MiB a row in float32, and four weights in ten are for times alone, and not kept.
+    As released, its history takes 27 MiB per row in float32, and four tenths of the weights depend on times alone and
+    are not kept.
     """
 
     def __init__(self, config: Any, guidance: float = 0.5) -> None:
@@ -58,7 +59,7 @@ class DiT(BlockTransformer):
 
     def embed_times(self, times_E: Tensor) -> Tensor:
         first, activation, last = self.time_embed.time_mlp
-        # The sines need their float32, whatever the dtype of the weights.
+        # The sines are in float32 for every dtype of the weights.
         sines_ED = self.time_embed.time_embed(times_E).to(first.weight.dtype)
         time_ED: Tensor = last(activation(first(sines_ED)))
         return time_ED
@@ -68,7 +69,8 @@ class DiT(BlockTransformer):
         return linear(noisy_BKFM.to(weight.dtype), weight[:, : self.latent_width])
 
     def voice(self, speaker_V: Tensor, reference_TM: Tensor) -> Tensor:
-        """What conditions the branches, `[U, enc_dim + enc_emb_dim]`, of a voice's embedding and its reference mel spectrogram."""
+        """The condition of the branches, `[U, enc_dim + enc_emb_dim]`, from a voice's embedding and its reference mel
+        spectrogram."""
         references = torch.stack((reference_TM, torch.zeros_like(reference_TM)))[: self.branches]
         speakers = torch.stack((speaker_V, torch.zeros_like(speaker_V)))[: self.branches]
         voice_UV: Tensor = torch.cat((self.input_embed.spk_encoder(references), speakers), 1)
@@ -76,7 +78,7 @@ class DiT(BlockTransformer):
 
     def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
         _, by_reference, by_code, by_speaker = self.input_embed.proj.weight.split(self.input_embed.parts, dim=1)
-        # Control codes have no sound; who makes the talker go on past one (`ignore_eos`) hears some code's.
+        # Control codes have no sound; after one (with `ignore_eos`) an arbitrary code's sound is rendered.
         codes_BN = codes_BNG[:, :, 0].clamp(max=self._num_embeds)
         codes_BUN = torch.stack((codes_BN, torch.zeros_like(codes_BN)), 1)[:, : self.branches]
         spoken_TD = linear(self.text_embed(codes_BUN.flatten(0, 1)), by_code, self.input_embed.proj.bias)

@@ -31,14 +31,15 @@ class Token2Wav(BlockDiffusion):
 
     @torch.no_grad()
     def prepare(self, voices: Mapping[str, VoiceReference]) -> None:
-        """To be called once, with the weights loaded."""
+        """Called once, after the weights are loaded."""
         like = self.net.input_embed.proj.weight
         each = [self.net.voice(voice.speaker_V.to(like), voice.reference_TM.to(like)) for voice in voices.values()]
         self.ready(torch.stack(each))
 
 
 def build(context: StageContext) -> Token2Wav:
-    """The checkpoint's, on the context's device. BigVGAN is in float32: it is little work, and heard."""
+    """The checkpoint's model on the context's device. BigVGAN is in float32: it is little work, and its rounding is
+    audible."""
     options = context.options
     assert isinstance(options, DiffusionOptions)
     with torch.device(context.device.torch_device):
@@ -46,7 +47,7 @@ def build(context: StageContext) -> Token2Wav:
             read_config(context.checkpoint).hf.token2wav_config,
             num_steps=_STEPS if options.num_steps is None else options.num_steps,
             guidance=_GUIDANCE if options.guidance is None else options.guidance,
-            # With context in front, there is nothing to remember: see `DiffusionOptions.blocks_before`.
+            # Context replaces state: see `DiffusionOptions.blocks_before`.
             remembers=options.blocks_before == 0,
         )
     model.net.to(context.dtype)

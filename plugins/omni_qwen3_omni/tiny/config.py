@@ -6,7 +6,7 @@ from omni.tiny import decoder_settings
 from omni_qwen3_omni.tiny.shape import TinyShape
 from omni_qwen3_omni.tiny.tokenizer import TOKENS
 
-# The talker never says its last ids but one; the published offsets into them.
+# Number of the talker's last ids, of which only the end id is generated, at published offsets.
 _CODEC_SPECIALS = 1024
 _CODEC_OFFSETS = {
     "codec_pad_id": 100,

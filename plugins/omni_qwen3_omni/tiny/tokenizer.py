@@ -24,6 +24,6 @@ TOKENS = ChatTokens(
 
 
 def write_tokenizer(folder: Path, max_length: int) -> Qwen2Tokenizer:
-    """Writes it with its chat template; returns it read back."""
+    """Writes the tokenizer with its chat template. Returns it, read back."""
     tokenizer: Qwen2Tokenizer = write(folder, TOKENS, Qwen2Tokenizer, "Qwen3OmniMoeProcessor", max_length)
     return tokenizer

@@ -17,8 +17,8 @@ _BLOCK_UNIT_2 = 256
 
 
 class FlashAttention:
-    """Decode rows in one call, prefill rows in one call each. Lengths and block tables are read on the device, so decode steps can
-    be captured."""
+    """Attends all decode rows in one call, and each prefill row in a call of its own. Lengths and block tables are read
+    on the device, so decode steps can be captured."""
 
     name = "flash_attention"
     captures_prefills = False
@@ -31,7 +31,7 @@ class FlashAttention:
 
     @staticmethod
     def problem(head_dim: int, dtype: torch.dtype, block_size: int) -> tuple[str, str] | None:
-        """What of a stage it cannot serve, and the remedy; None if nothing."""
+        """The unsupported property of a stage and the remedy; None if the stage is supported."""
         newest = find_spec(_VERSION_3) is not None
         if not newest and find_spec(_VERSION_2) is None:
             return "FlashAttention is not installed", 'install flash-attn, or use "triton"'
@@ -61,7 +61,8 @@ class FlashAttention:
         return out_THD
 
     def _run(self, q_RQHD: Tensor, cache: KVCache, layer: int, table_RM: Tensor, lengths_R: Tensor) -> Tensor:
-        """The last Q of each row's tokens, which are in the cache already: the causal mask ends at the row's last key."""
+        """Attends the last Q tokens of each row, whose keys are in the cache: the causal mask ends at the row's last
+        key."""
         table = {self._table_name: table_RM.to(torch.int32)}
         y_RQHD: Tensor = self._with_cache(
             q_RQHD,

@@ -18,20 +18,20 @@ from omni_ar.options import MAX_IN_FLIGHT
 
 _WORKSPACE_BYTES = 128 * 1024 * 1024
 _PLANS = MAX_IN_FLIGHT + 1
-"""Steps whose plans may be under way: a step is launched when the one so many before it has been read."""
+"""Steps whose plans may be in flight: a step is launched once the step this many before it has been read."""
 
 _HEAD_DIMS = (64, 128, 256)
 
 
 class FlashInferAttention:
-    """Prefill rows by FlashInfer, decode rows by this project's kernels.
+    """Attends prefill rows by FlashInfer, and decode rows by this project's kernels.
 
-    FlashInfer plans on the host, from exact lengths. Those of prefill rows the host knows, and their steps are not captured. How
-    long a decode row is, only the device knows for certain, and a captured step could not be planned again: decode rows have no
-    plan, so that graphs of them serve rows of any length. One plan serves all layers of a step.
+    FlashInfer plans on the host, from exact lengths. The host knows the lengths of prefill rows, and their steps are
+    not captured. Only the device knows the exact length of a decode row, and a captured step cannot be planned again,
+    so decode rows have no plan and their graphs serve rows of any length. One plan serves all layers of a step.
 
-    A plan is copied to the device from host memory of its wrapper's, behind what is launched already. So consecutive steps take
-    wrappers in turn: none is planned again before its last plan has been copied.
+    A plan is copied to the device from its wrapper's host memory, in stream order. Consecutive steps therefore use the
+    wrappers in turn: no wrapper is planned again before its last plan has been copied.
     """
 
     name = "flashinfer"
@@ -41,7 +41,7 @@ class FlashInferAttention:
         """Raises ModuleNotFoundError if it is not installed."""
         workspace = device.zeros((_WORKSPACE_BYTES,), torch.uint8)
         wrapper = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
-        # What runs in the workspace runs in stream order; what is planned is each wrapper's own.
+        # The workspace is used in stream order, so wrappers share it; each wrapper has its own plan.
         self._wrappers = cycle([wrapper(workspace, "NHD") for _ in range(_PLANS)])
         self._prefill = next(self._wrappers)
         self._decode = TritonPagedAttention(device)
@@ -49,7 +49,7 @@ class FlashInferAttention:
 
     @staticmethod
     def problem(head_dim: int, dtype: torch.dtype) -> tuple[str, str] | None:
-        """What of a stage it cannot serve, and the remedy; None if nothing."""
+        """The unsupported property of a stage and the remedy; None if the stage is supported."""
         if find_spec("flashinfer") is None:
             return "FlashInfer is not installed", 'install flashinfer-python, or use "triton"'
         if dtype not in (torch.bfloat16, torch.float16):
@@ -93,5 +93,5 @@ class FlashInferAttention:
 
 
 def _words(values: list[int]) -> Tensor:
-    """On the host, where a plan is made: a device tensor would be waited for."""
+    """A host tensor: FlashInfer plans on the host and would wait for a device tensor."""
     return torch.tensor(values, dtype=torch.int32)

@@ -14,8 +14,8 @@ from torch import Tensor
 class KVCache:
     """Keys and values of all layers, `[L, N, B, K, D]` each. Slot s is offset s % B of block s // B.
 
-    Block 0 is the null block: it absorbs what padding and stopped rows write, and holds nothing anyone may rely on.
-    Written by the forward phases of the stage's own stream only; a block is reused when its request has released it.
+    Block 0 is the null block: it absorbs the writes of padding and stopped rows, and its content is undefined. Only
+    forward phases on the stage's own stream write the cache. A block is reused once its request has released it.
     """
 
     key: Tensor
@@ -32,7 +32,7 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
     ) -> "KVCache":
-        """zeros: allocates zeroed device memory (`Device.zeros`). num_blocks: with the null block."""
+        """zeros: allocates zeroed device memory (`Device.zeros`). num_blocks: includes the null block."""
         shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
         return cls(zeros(shape, dtype), zeros(shape, dtype))
 
@@ -41,6 +41,6 @@ class KVCache:
         return self.key.shape[2]
 
     def write(self, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor) -> None:
-        """Stores the tokens' keys and values into their slots (int64). Null slots may repeat, others must not."""
+        """Stores the tokens' keys and values into their slots (int64). Only slots of the null block may repeat."""
         for pages, new_TKD in ((self.key, k_TKD), (self.value, v_TKD)):
             pages[layer].flatten(0, 1).index_copy_(0, slots_T, new_TKD.to(pages.dtype))

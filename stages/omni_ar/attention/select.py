@@ -1,4 +1,4 @@
-"""From a name to an attention backend."""
+"""Selects an attention backend by name."""
 
 import torch
 
@@ -21,10 +21,10 @@ def select_backend(
     Raises ConfigError for a backend that is not installed or cannot serve the stage.
     """
     field, kind = f"{stage}.attention_backend", device.torch_device.type
-    # What is only sized, on no device at all, computes nothing.
+    # A model on the meta device is only measured: it computes nothing.
     if name == "torch" or kind == "meta" or (name == "auto" and kind != "cuda"):
         attention = TorchPagedAttention()
-        # Where to capture is more than to make a list, it is better not.
+        # On a GPU, a captured prefill of this backend costs more than it saves.
         attention.captures_prefills = attention.captures_prefills and kind != "cuda"
         return attention
     if kind != "cuda":

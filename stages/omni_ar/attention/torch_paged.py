@@ -1,4 +1,4 @@
-"""The plain torch backend: runs wherever torch does.
+"""The plain torch backend, for every device of torch.
 
 Shape legend: T tokens, H query heads, D head width.
 """
@@ -12,8 +12,8 @@ from omni_ar.kernels.attention.reference import decode_attention, prefill_attent
 
 
 class TorchPagedAttention:
-    """Decode rows in one batched gather, prefill rows one by one; in a captured batch each of those takes all of its tokens along:
-    it can be captured, and is better not."""
+    """Attends decode rows in one batched gather, and prefill rows one by one. In a captured batch each prefill row
+    processes all tokens of the batch, so capturing prefills is possible but slow."""
 
     name = "torch"
     captures_prefills = True

@@ -1,4 +1,4 @@
-"""The backend of this project's own kernels.
+"""The backend of this project's Triton kernels.
 
 Shape legend: T tokens, H query heads, D head width.
 """
@@ -12,14 +12,15 @@ from omni_ar.attention.kv_cache import KVCache
 from omni_ar.kernels.attention import attend_decodes, attend_prompts
 
 _ARRIVALS = 8192
-"""Rows times key heads of the largest batch whose last split to arrive adds the parts up. In one beyond, which keeps every SM busy,
-rows are split only if settings say so, and a second kernel adds up."""
+"""Rows times key heads of the largest batch in which the last split to arrive adds the parts up. A larger batch keeps
+every SM busy: its rows are split only if the settings say so, and a second kernel adds the parts up."""
 
 
 class TritonPagedAttention:
-    """Two launches at most: one for all decode rows, one for all prefill rows, of which it asks the device alone.
+    """Launches at most two kernels: one for all decode rows, and one for all prefill rows, which it reads on the
+    device.
 
-    One instance serves one stream: its launches count arrivals in the same memory, one after the other.
+    One instance serves one stream, since consecutive launches count arrivals in the same memory.
     """
 
     name = "triton"

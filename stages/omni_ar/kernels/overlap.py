@@ -1,15 +1,18 @@
-"""Kernels that begin while the one before them on their stream still runs (programmatic dependent launch, Hopper and later).
+"""Kernels that start while the previous kernel of their stream still runs (programmatic dependent launch, Hopper and
+later).
 
-A launch with `launch_pdl` may begin when all programs of the kernel before it have called `gdc_launch_dependents` or are over. What
-it may touch before its own `gdc_wait`, which returns when the kernel before is complete, depends on how that one calls the two:
+A kernel launched with `launch_pdl` may start when all programs of the previous kernel have called
+`gdc_launch_dependents` or ended. Its own `gdc_wait` returns when the previous kernel is complete. The memory that it
+may access before that depends on the order of the two calls in the previous kernel:
 
-- *Dependents first.* Most kernels let the next one come at once, and wait later. Several may then be on the device that have not
-  waited, so before its wait a kernel reads nothing that any kernel writes, and writes nothing at all: others may still read it.
-  Weights nobody writes: they may be on their way, which is what this is for.
-- *Wait first.* The kernels of a mixture of experts behind its router (`wait_for_previous`) let the next one come when they have
-  waited themselves. What lies two kernels back is then complete when the next one begins, and may be read before its wait.
+- *Dependents first.* Most kernels let the next one start at once, and wait later. Several kernels that have not waited
+  may then be on the device. So before its wait a kernel reads no memory that any kernel writes, and writes none, since
+  others may still read it. No kernel writes weights: they may be loaded early, which is the purpose of the overlap.
+- *Wait first.* The kernels of a mixture of experts behind its router (`wait_for_previous`) let the next one start after
+  their own wait. The last kernel but one is then complete when the next one starts, and its output may be read before
+  the wait.
 
-Either way every program waits before it ends: a kernel that is complete has all before it complete.
+In both cases every program waits before it ends: when a kernel is complete, all earlier ones are.
 """
 
 from collections.abc import Iterator
@@ -27,13 +30,13 @@ _in_turn: ContextVar[bool] = ContextVar("in_turn", default=False)
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Whether kernels on the device of `tensor` are launched so."""
+    """Whether kernels on the device of `tensor` overlap."""
     return tensor.is_cuda and not _in_turn.get() and _device_can(tensor.device)
 
 
 @contextmanager
 def kernels_in_turn() -> Iterator[None]:
-    """While entered, this thread launches each kernel after the end of the one before: what overlap is measured against."""
+    """While entered, kernels of this thread's launches do not overlap: the baseline of measurements."""
     token = _in_turn.set(True)
     try:
         yield
@@ -43,14 +46,15 @@ def kernels_in_turn() -> Iterator[None]:
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
-    """Waits, and then lets the next kernel come."""
+    """Waits, then lets the next kernel start."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
 
 
 def overlap_options(overlap: bool) -> dict[str, bool]:
-    """Options of a launch whose kernel takes OVERLAP. overlap: whether it comes while the kernel before it still runs."""
+    """Options of a launch whose kernel takes OVERLAP. overlap: whether it starts while the previous kernel still
+    runs."""
     return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}
 
 

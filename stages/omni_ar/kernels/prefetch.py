@@ -1,4 +1,4 @@
-"""Prefetches weights of the next product to the L2 cache while the kernel before it leaves the memory idle."""
+"""Prefetches the next product's weights into the L2 cache while the current kernel leaves the memory idle."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,12 +36,13 @@ def prefetch_bytes(weight: Tensor | None, rows: int, overlap: bool) -> int:
 
 @triton.jit
 def prefetch_l2(weight_ptr, program, programs, BYTES: tl.constexpr):
-    """Starts the copy of the program's share of the `BYTES` at `weight_ptr`, and does not wait. All programs together copy all."""
+    """Starts the copy of the program's share of the `BYTES` at `weight_ptr`, without waiting. All programs together
+    copy all bytes."""
     if BYTES > 0:
         share = tl.cdiv(BYTES, programs * 128) * 128
         start = program * share
         size = tl.minimum(BYTES - start, share)
-        # One instruction of one thread: the copy engine does the rest.
+        # One thread issues one instruction; the copy engine does the rest.
         tl.inline_asm_elementwise(
             """{
             .reg .pred chosen;

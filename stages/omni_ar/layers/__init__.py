@@ -1,6 +1,6 @@
-"""Modules that model authors compose, and `residual_sum`, for those who look at the residual stream between two layers.
+"""Modules that models are composed of, and `residual_sum`, for access to the residual stream between two layers.
 
-Parameters bear the names most published decoders use, but for those that are stacked: queries, keys and values; gate and up;
+Parameters have the names of most published decoders, except the stacked ones: queries, keys and values; gate and up;
 experts.
 """
 

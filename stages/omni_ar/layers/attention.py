@@ -1,6 +1,6 @@
 """Self-attention over a paged KV cache.
 
-Shape legend: T tokens, D model width, H query heads, W head width, X = queries, keys and values of one token.
+Shape legend: T tokens, D model width, H query heads, W head width, X = width of one token's queries, keys and values.
 """
 
 import torch
@@ -13,10 +13,10 @@ from omni_ar.layers.norm import RMSNorm
 
 
 class AttentionProjections(nn.Module):
-    """What is learned of an attention layer: `qkv_proj` (stacked), `o_proj`, and `q_norm` and `k_norm` if asked for.
+    """The parameters of an attention layer: `qkv_proj` (stacked), `o_proj`, and optionally `q_norm` and `k_norm`.
 
-    qk_norm_eps: None for models without RMSNorm over each query and key head. bias: of all four projections, or of all but the last
-    without `output_bias`.
+    qk_norm_eps: None for models without RMSNorm over each query and key head. bias: whether all four projections have
+    one; without `output_bias`, all but the last.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class AttentionProjections(nn.Module):
 
 
 class Attention(AttentionProjections):
-    """Grouped-query attention with rotary positions and, if asked for, RMSNorm over each query and key head.
+    """Grouped-query attention with rotary positions and, optionally, RMSNorm over each query and key head.
 
-    qk_norm_eps: None for models without these norms. bias, output_bias: as of `AttentionProjections`. layer: index into the KV
-    cache.
+    qk_norm_eps: None for models without these norms. bias, output_bias: as in `AttentionProjections`. layer: index into
+    the KV cache.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Attention(AttentionProjections):
         meta: AttentionMetadata,
         backend: AttentionBackend,
     ) -> Tensor:
-        """What `qkv_proj` gave, to `[T, D]`, which may come in parts (`residual_sum`); writes the tokens' keys and values into the
-        cache."""
+        """Returns `[T, D]`, possibly in parts (`residual_sum`), for the output of `qkv_proj`. Writes the tokens' keys
+        and values into the cache."""
         q_THW = qk_norm_rope_write(
             qkv_TX,
             self.norms,

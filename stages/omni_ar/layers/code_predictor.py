@@ -13,9 +13,10 @@ from omni_ar.model import Codes, DrawCode
 
 
 class CodePredictor(nn.Module):
-    """Predicts groups 1 to G - 1 from a hidden state and the embedding of group 0, each with a table and a head of its own.
+    """Predicts groups 1 to G - 1 from a hidden state and the embedding of group 0. Each group has its own table and
+    head.
 
-    Parameters bear the names `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`.
+    Parameters: `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`.
     """
 
     def __init__(
@@ -36,7 +37,8 @@ class CodePredictor(nn.Module):
         self.lm_head = nn.ModuleList(heads)
 
     def predict(self, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
-        """The frame that `code0_R` (embedded: `code0_RD`) begins. Its codes' embeddings add up to the next input's codec part."""
+        """Predicts the frame that begins with `code0_R`, whose embedding is `code0_RD`. The next input's codec part is
+        the sum of the codes' embeddings."""
         embedded = [code0_RD]
 
         def choose(last_RD: Tensor, group: int) -> Tensor:
@@ -54,7 +56,8 @@ class CodePredictor(nn.Module):
         return Codes(torch.stack([code0_R, *codes], 1), next_RD)
 
     def embed(self, codes_RG: Tensor, embedding0_RD: Tensor) -> Tensor:
-        """`Codes.next_RD` of known frames. embedding0_RD: embeddings of the first codes. Adds in the order of `predict`."""
+        """`Codes.next_RD` of known frames, summed in the order of `predict`. embedding0_RD: embeddings of the first
+        codes."""
         next_RD = embedding0_RD
         for group in range(1, codes_RG.shape[1]):
             next_RD = next_RD + self.model.codec_embedding[group - 1](codes_RG[:, group])

@@ -1,4 +1,4 @@
-"""A whole model that speaks in codec frames, for families to derive from.
+"""A complete model that generates codec frames, as a base class for families.
 
 Shape legend: T tokens, R rows, D width, V vocabulary, G code groups.
 """
@@ -14,10 +14,12 @@ from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextToken
 
 
 class CodecTalker(CodecModel):
-    """A decoder whose tokens are first codes, and a `CodePredictor` of the others. How a prompt is embedded is the family's.
+    """A decoder whose tokens are first codes, and a `CodePredictor` for the others. The family defines the embedding of
+    prompts.
 
-    A step's input is the sum of the last frame's embeddings, unless the family adds to it. vocab_size: of the tokens, with those
-    that are no codes. codes: of each other group. Parameters are `codec_embedding`, `decoder`, `codec_head` and `code_predictor`.
+    A step's input is the sum of the last frame's embeddings, unless the family adds to it. vocab_size: number of
+    tokens, including those that are not codes. codes: number of codes of each other group. Parameters:
+    `codec_embedding`, `decoder`, `codec_head` and `code_predictor`.
     """
 
     def __init__(

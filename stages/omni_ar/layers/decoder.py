@@ -17,19 +17,19 @@ from omni_ar.layers.rotary import FrequencyScaling, RotaryEmbedding
 from omni_ar.model import Batch
 
 MOST_EXPERTS = 8192
-"""As many as kernels can tell apart."""
+"""Maximum experts that the kernels can distinguish."""
 _FEWEST_POSITIONS = 16
-"""A shorter chat does not even have its marks."""
+"""Minimum positions: a shorter chat has no room for its control tokens."""
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shape of a stack.
 
     num_experts: 0 for a dense model. dense_layers: layers that keep a plain feed-forward in a model with experts.
-    qk_norm: whether queries and keys are normed, head by head. rope_scaling: None for plain rotary positions.
+    qk_norm: whether each query and key head is normalized. rope_scaling: None for plain rotary positions.
     shared_expert_width: 0 for layers without a shared expert. mrope_section: None for one-axis rotary positions.
-    mrope_interleaved: as `RotaryEmbedding` has it. attention_bias: of the four projections, or of queries, keys and values alone
-    without `output_bias`.
+    mrope_interleaved: as in `RotaryEmbedding`. attention_bias: whether the four projections have biases; without
+    `output_bias`, queries, keys and values only.
     """
 
     width: int
@@ -56,11 +56,12 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def decoder_config(hf: Any, path: str = "", *, reads_chats: bool = False) -> DecoderConfig:
-    """From a transformers text config with rotary positions, dense or mixture of experts. path: of it in config.json.
-    reads_chats: whether it must have positions for the shortest of them.
+    """Reads a transformers text config with rotary positions, dense or mixture of experts. path: its path in
+    config.json. reads_chats: whether it must have positions for the shortest chat.
 
-    Whether queries and keys are normed is not in it. Raises CheckpointError, naming the field, for values that no such stack can
-    have, rotary positions scaled in an unknown way, another activation than SiLU, and experts that no token could be sent to.
+    The config does not contain `qk_norm`. Raises CheckpointError, naming the field, for values that are impossible for
+    such a stack, unknown scaling of rotary positions, an activation other than SiLU, and experts that no token can
+    reach.
     """
     raw = hf.to_dict()
     config = Section(raw, path)
@@ -164,7 +165,7 @@ class DecoderLayers(nn.Module):
         self.norm = RMSNorm(config.width, config.rms_norm_eps, device=device, dtype=dtype)
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        """Input embeddings to normed hidden states, both `[T, D]`."""
+        """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`."""
         cos, sin = self.rotary(batch.positions_PT, x_TD.dtype)
         delta_TD: Tensor | None = None
         for layer in self.layers:

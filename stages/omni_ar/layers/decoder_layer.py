@@ -12,19 +12,20 @@ from omni_ar.layers.norm import RMSNorm
 
 class FeedForward(Protocol):
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds `delta_TD` to the residual stream `[T, D]`, then norm and MLP: the output, and the stream.
+        """Adds `delta_TD` to the residual stream `[T, D]`, then applies norm and MLP. Returns the output and the
+        stream.
 
-        delta_TD and the output may come in parts (`residual_sum`).
+        delta_TD and the output may be in parts (`residual_sum`).
         """
         ...
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward, each on normed input and added to its residual.
+    """Attention, then feed-forward, each on normalized input and added to the residual stream.
 
-    An addition is done together with the norm that follows it, so what a layer's last part adds is left to the next layer.
+    An addition is fused with the norm that follows it, so the next layer performs a layer's last addition.
 
-    mlp: a module: `GatedMLP`, `SparseMoE` or another that takes its norm with it.
+    mlp: a `GatedMLP`, `SparseMoE` or another module with `fused_mlp`.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class DecoderLayer(nn.Module):
         meta: AttentionMetadata,
         backend: AttentionBackend,
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream and what is still to be added to it, as the layer before left them, to the same of this layer.
+        """Maps the residual stream and its pending addition, from the previous layer, to those of this layer.
 
-        x_TD: `[T, D]`. delta_TD: the same, or in float32 parts `[P, T, D]` (`residual_sum`); None where nothing is left to add.
-        cos_TW, sin_TW: as `RotaryEmbedding` returns them.
+        x_TD: `[T, D]`. delta_TD: `[T, D]`, or float32 parts `[P, T, D]` (`residual_sum`); None without a pending
+        addition. cos_TW, sin_TW: as `RotaryEmbedding` returns them.
         """
         qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
         attended_TD = self.self_attn(qkv_TX, cos_TW, sin_TW, cache, meta, backend)

@@ -1,4 +1,4 @@
-"""A text model that sees more of a picture than its embeddings, and whose hidden states are seen between its layers."""
+"""A text model with DeepStack features of pictures, and with a payload of hidden states between its layers."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,12 @@ from omni_ar.model import ArShape, Batch, PayloadSink
 
 
 class DeepstackModel(TextModel):
-    """Features of a tower's own layers are added behind the first layers, level by level (DeepStack; Meng et al., 2024).
+    """Features of a tower's intermediate layers are added after the first layers, level by level (DeepStack; Meng et
+    al., 2024).
 
-    Multimodal embeddings: tensors `embeddings` `[n, D]` and, in those called `deepstack`, maybe one of that name, `[levels, n, D]`.
-    hidden_layer: the layer whose input is stored as payload, as published hidden states count them: 0 for the input embeddings,
-    `num_layers` for the final, normed ones. None stores none.
+    Multimodal embeddings: tensors `embeddings` `[n, D]` and, for the names in `deepstack`, optionally `deepstack`
+    `[levels, n, D]`. hidden_layer: the layer whose input is stored as payload, numbered as in published hidden states:
+    0 for the input embeddings, `num_layers` for the final normalized states. None stores none.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class DeepstackModel(TextModel):
             added = [embedding for embedding in stacked if index < embedding.tensors["deepstack"].shape[0]]
             stored = index + 1 == self._hidden_layer != self._config.num_layers and batch.payload is not None
             if stored or added:
-                # Somebody looks between these layers: what the next one would add is added now.
+                # The residual stream is read between these layers, so the pending addition is performed now.
                 x_TD, delta_TD = residual_sum(x_TD, delta_TD), None
-            # Published hidden states are those before the features of the layer behind them are added.
+            # Published hidden states do not include the features that are added at this layer.
             if stored:
                 _store(batch.payload, x_TD)
             for embedding in added:

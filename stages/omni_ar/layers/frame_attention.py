@@ -1,7 +1,7 @@
-"""Self-attention within codec frames: a few tokens each, whose keys and values need no paged cache.
+"""Self-attention within codec frames of a few tokens, whose keys and values need no paged cache.
 
-Shape legend: R rows, T tokens of a pass, D model width, G positions of a frame, K key and value heads, H query heads, W head width,
-X = queries, keys and values of one token.
+Shape legend: R rows, T tokens of a pass, D model width, G positions of a frame, K key and value heads, H query heads, W
+head width, X = width of one token's queries, keys and values.
 """
 
 from dataclasses import dataclass
@@ -14,25 +14,28 @@ from omni_ar.layers.attention import AttentionProjections
 
 @dataclass(frozen=True, slots=True)
 class FrameCache:
-    """Keys and values of one layer, for the frames that are being made."""
+    """Keys and values of one layer, for the current frames."""
 
     key_RGKW: Tensor
     value_RGKW: Tensor
 
 
 class FrameAttention(AttentionProjections):
-    """Causal attention of each row's frame to itself, with rotary positions. Arguments are those of `AttentionProjections`."""
+    """Causal self-attention within each row's frame, with rotary positions. Arguments: as for
+    `AttentionProjections`."""
 
     def room(self, hidden_RD: Tensor, positions: int) -> FrameCache:
-        """An unwritten cache for frames of so many positions, for the rows, on the device and of the dtype of `hidden_RD`."""
+        """An uninitialized cache for frames of `positions` positions, with the rows, device and dtype of
+        `hidden_RD`."""
         shape = (hidden_RD.shape[0], positions, self.num_kv_heads, self.head_dim)
         return FrameCache(hidden_RD.new_empty(shape), hidden_RD.new_empty(shape))
 
     def forward(self, qkv_TX: Tensor, start: int, cos_GW: Tensor, sin_GW: Tensor, cache: FrameCache) -> Tensor:
-        """What `qkv_proj` gave, to what the residual stream is still to have added, `[T, D]`, maybe in parts (`residual_sum`).
+        """Returns the pending addition to the residual stream, `[T, D]`, possibly in parts (`residual_sum`), for the
+        output of `qkv_proj`.
 
-        T = R * n: the n tokens of a row lie together, at positions `start` to `start + n - 1`; their keys and values are written
-        into `cache`. cos_GW, sin_GW: as `RotaryEmbedding` gives them for positions 0 to G - 1.
+        T = R * n: the n tokens of a row are adjacent, at positions `start` to `start + n - 1`; their keys and values
+        are written into `cache`. cos_GW, sin_GW: from `RotaryEmbedding`, for positions 0 to G - 1.
         """
         attended_THW = attend_frame(
             qkv_TX, self.norms, cos_GW, sin_GW, start, self.num_heads, cache.key_RGKW, cache.value_RGKW

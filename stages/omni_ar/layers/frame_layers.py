@@ -1,6 +1,7 @@
 """The layers of a decoder that runs once per code group, within one step of the stage's own decoder.
 
-Shape legend: R rows, T tokens of a pass, D width, G positions of a frame, W head width, X = queries, keys and values of one token.
+Shape legend: R rows, T tokens of a pass, D width, G positions of a frame, W head width, X = width of one token's
+queries, keys and values.
 """
 
 from collections.abc import Callable
@@ -15,29 +16,29 @@ from omni_ar.layers.norm import RMSNorm
 from omni_ar.layers.rotary import RotaryEmbedding
 
 ChooseCode = Callable[[Tensor, int], Tensor]
-"""From the normed hidden states `[R, D]` that a code group is predicted from, and which group it is, to its codes, int64 `[R]`."""
+"""Chooses the codes of a group, int64 `[R]`, given normalized hidden states `[R, D]` and the group's number."""
 
 EmbedCode = Callable[[Tensor, int], Tensor]
-"""From codes `[R]`, and which group they are of, to what the layers take for them, `[R, D]`."""
+"""Embeds codes `[R]` of a group as inputs of the layers, `[R, D]`."""
 
 
 class FrameLayers(nn.Module):
-    """Layers and the final norm, dense. Parameter names below it are those of `DecoderLayers`: `layers.N...`, `norm.weight`.
+    """Dense layers and the final norm. Parameter names are those of `DecoderLayers`: `layers.N...`, `norm.weight`.
 
     A frame is a sequence of its own: hidden state, code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g.
     """
 
     def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
-        """config: its positions have one axis here, whatever it says of M-RoPE."""
+        """config: its M-RoPE fields are ignored, since positions have one axis here."""
         super().__init__()
         self.layers = nn.ModuleList(_FrameLayer(config, device=device, dtype=dtype) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.width, config.rms_norm_eps, device=device, dtype=dtype)
         self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, scaling=config.rope_scaling)
 
     def run(self, first_TD: Tensor, num_groups: int, choose: ChooseCode, embed: EmbedCode) -> list[Tensor]:
-        """The codes of groups 1 to `num_groups - 1`, chosen one after another. All but the last are embedded.
+        """Returns the codes of groups 1 to `num_groups - 1`, chosen one after another. All but the last are embedded.
 
-        first_TD: inputs of the first two positions, `[2 * R, D]`; those of a row lie together (`first_pass`).
+        first_TD: inputs of the first two positions, `[2 * R, D]`; those of a row are adjacent (`first_pass`).
         """
         cos_GW, sin_GW = self.rotary(torch.arange(num_groups, device=first_TD.device)[None], first_TD.dtype)
         layers = [layer for layer in self.layers if isinstance(layer, _FrameLayer)]
@@ -57,12 +58,13 @@ class FrameLayers(nn.Module):
 
 
 def first_pass(hidden_RD: Tensor, code0_RD: Tensor) -> Tensor:
-    """What a frame begins with, the hidden state and code 0's embedding of each row, as `FrameLayers.run` wants it."""
+    """The inputs of a frame's first two positions for `FrameLayers.run`: each row's hidden state and embedding of code
+    0."""
     return torch.stack([hidden_RD, code0_RD], 1).flatten(0, 1)
 
 
 class _FrameLayer(nn.Module):
-    """A decoder layer over the few tokens of one frame. What its last part adds is left to the next layer's norm."""
+    """A decoder layer over the few tokens of one frame. Its last addition is fused with the next layer's norm."""
 
     def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Linear maps: one, and several of one input, stacked: one matrix product where a checkpoint has several matrices."""
+"""Linear maps: single ones, and stacks of several maps with the same input, computed as one matrix product."""
 
 from collections.abc import Mapping
 
@@ -10,21 +10,21 @@ from omni_ar.kernels.linear import linear, linear_parts
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` over `[T, inputs]`, by the kernel for a few rows where that is faster."""
+    """`nn.Linear` over `[T, inputs]`, computed by the kernel for a few rows where that is faster."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """`[T, inputs]` to `[T, outputs]`."""
+        """Maps `[T, inputs]` to `[T, outputs]`."""
         return linear(x_TD, self.weight, self.bias)
 
     def in_parts(self, x_TD: Tensor) -> Tensor:
-        """The same, or parts of it that the next norm adds up: see `linear_parts`."""
+        """As `forward`, or in parts that the next norm adds up: see `linear_parts`."""
         return linear_parts(x_TD, self.weight, self.bias)
 
 
 class StackedLinear(Linear, StackedWeights):
     """Rows of several published linear maps, one after another.
 
-    parts: the published name of each (a sibling of this module) and its outputs, in order.
+    parts: published name (a sibling of this module) and number of outputs of each map, in order.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StackedLinear(Linear, StackedWeights):
         self.parts = dict(parts)
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        """The parts' weights and biases are named as siblings of this module."""
+        """The destinations of the parts' weights and biases, whose names are siblings of this module."""
         parent, prefix = name[: name.rfind(".") + 1], f"{name}." if name else ""
         destinations: dict[str, Destination] = {}
         start = 0

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer (SwiGLU; Shazeer, 2020, arXiv:2002.05202), and a plain one between two widths."""
+"""The gated feed-forward layer (SwiGLU; Shazeer, 2020, arXiv:2002.05202), and a plain projection between two widths."""
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,10 @@ class GatedMLP(nn.Module):
         return y_TD
 
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds `delta_TD` to the residual stream, then norm and MLP: the output, and the stream, both `[T, D]`.
+        """Adds `delta_TD` to the residual stream, then applies norm and MLP. Returns the output and the stream, both
+        `[T, D]`.
 
-        delta_TD and the output may come in parts (`residual_sum`).
+        delta_TD and the output may be in parts (`residual_sum`).
         """
         active_TI, x_TD = norm.norm_linear(
             self.gate_up_proj, x_TD, delta_TD, gated=True, prefetch=self.down_proj.weight
@@ -41,7 +42,7 @@ class GatedMLP(nn.Module):
 
 
 class Projection(nn.Module):
-    """From the width of one model to that of another: `linear_fc2(silu(linear_fc1(x)))`, with biases."""
+    """Maps the width of one model to that of another: `linear_fc2(silu(linear_fc1(x)))`, with biases."""
 
     def __init__(self, width: int, inner: int, out: int, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()

@@ -21,11 +21,11 @@ _observers: list[Callable[[Tensor], None]] = []
 
 @contextmanager
 def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
-    """While entered, every layer in turn, in every thread, calls `callback(expert_TK)`: for measurements. The experts are computed
-    again, by `SparseMoE.route`: of two that are as good as equal it may name the other.
+    """While entered, every layer in turn, in every thread, calls `callback(expert_TK)`, for measurements.
+    `SparseMoE.route` computes the experts again: of two with nearly equal logits it may choose the other.
 
-    expert_TK: `[T, K]`, an integer tensor on the layer's device, on the current stream. A step that is replayed from a graph runs
-    no Python and calls nothing.
+    expert_TK: `[T, K]`, an integer tensor on the layer's device, on the current stream. A step that is replayed from a
+    graph runs no Python, so it makes no call.
     """
     _observers.append(callback)
     try:
@@ -35,7 +35,7 @@ def observe_routing(callback: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 class SparseMoE(nn.Module, StackedWeights):
-    """Each token through its `top_k` experts, weighted by the router.
+    """Sends each token through its `top_k` experts, weighted by the router.
 
     norm_topk: whether a token's weights are scaled to sum to 1.
     Parameters: `gate.weight` `[E, D]`, `experts_gate_up` `[E, 2I, D]` (gate rows first), `experts_down` `[E, D, I]`.
@@ -65,9 +65,10 @@ class SparseMoE(nn.Module, StackedWeights):
         return y_TD
 
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds `delta_TD` to the residual stream, then norm and experts: the output, and the stream, both `[T, D]`.
+        """Adds `delta_TD` to the residual stream, then applies norm and experts. Returns the output and the stream,
+        both `[T, D]`.
 
-        delta_TD may come in parts (`residual_sum`).
+        delta_TD may be in parts (`residual_sum`).
         """
         return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
 
@@ -81,7 +82,8 @@ class SparseMoE(nn.Module, StackedWeights):
         return y_TD, sum_TD
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        """Published are `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`, `[D, I]`."""
+        """Published names: `experts.<i>.gate_proj.weight` and `.up_proj.weight`, `[I, D]`, and `.down_proj.weight`,
+        `[D, I]`."""
         prefix, inner = f"{name}." if name else "", self.experts_down.shape[2]
         destinations: dict[str, Destination] = {}
         for expert in range(self.experts_down.shape[0]):

@@ -22,9 +22,9 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The norm of a residual stream to which `delta_TD` is still to be added, and the stream with it: both `[T, D]`.
+        """Adds `delta_TD` to the residual stream. Returns the norm of the sum, and the sum, both `[T, D]`.
 
-        delta_TD: may come in parts (`residual_sum`).
+        delta_TD: may be in parts (`residual_sum`).
         """
         if delta_TD is None:
             return self(x_TD), x_TD
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
         gated: bool = False,
         prefetch: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `add`, and `linear` of the norm: `[T, outputs]`, and the stream.
+        """As `add`, followed by `linear`: returns `[T, outputs]` and the stream.
 
         gated: the map's outputs are gate, then up, and the result is `silu(gate) * up`. prefetch: the next product's weight.
         """

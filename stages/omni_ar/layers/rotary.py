@@ -18,11 +18,11 @@ _AXES = 3
 
 
 class FrequencyScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Slows the rotations that a model saw less than whole turns of while it was trained, for longer sequences (Dubey et al., 2024,
+    """Slows rotations of which training covered only a few turns, for longer sequences (Dubey et al., 2024,
     arXiv:2407.21783).
 
-    A frequency that turns fewer than `slow_turns` times in `trained_positions` is divided by `factor`, one that turns more than
-    `fast_turns` times stays as it is, and between the two the divisor goes over from one to the other.
+    A frequency that turns fewer than `slow_turns` times in `trained_positions` is divided by `factor`, one that turns
+    more than `fast_turns` times is unchanged, and the divisor is interpolated in between.
     """
 
     factor: float
@@ -42,9 +42,9 @@ class FrequencyScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of the rotary angles, computed in fp32.
 
-    mrope_section: how many frequencies each of the three axes turns, for models with M-RoPE; they sum to F. They are
-    interleaved: time, height, width, time, ... until an axis has its share; time takes the rest; or, not
-    `interleaved`, they lie one axis behind the other. scaling: of the frequencies, for models that have it.
+    mrope_section: number of frequencies of each of the three axes, for models with M-RoPE; they sum to F. With
+    `interleaved` their order is time, height, width, time, ... until an axis has its share, and time takes the rest;
+    otherwise the axes are consecutive. scaling: scales the frequencies, for models that have it.
 
     The tables are plain tensors that always start on the CPU: as buffers they would lose their values when a module is
     built on the meta device, and their precision in `module.to(torch.bfloat16)`. The first call on a device moves them.
@@ -69,7 +69,7 @@ class RotaryEmbedding(nn.Module):
         self._axis_F = None if mrope_section is None else _axes(head_dim // 2, mrope_section, interleaved)
 
     def forward(self, positions_PT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """int64 positions `[P, T]` to (cos, sin), each `[T, D]` of `dtype`. P is 1, or 3 with M-RoPE.
+        """Returns (cos, sin), each `[T, D]` in `dtype`, for int64 positions `[P, T]`. P is 1, or 3 with M-RoPE.
 
         Raises ValueError for another number of axes.
         """

@@ -1,4 +1,4 @@
-"""A whole causal text model, for families to derive from."""
+"""A complete causal text model, as a base class for families."""
 
 import logging
 from typing import Any
@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 class TextModel(ArModel):
     """Token ids in, token ids out.
 
-    Multimodal embeddings, in families that have some: tensor `embeddings` `[n, D]`, in place of the tokens' own. tied: the output
-    matrix is the embedding table, unless the checkpoint holds another.
+    Multimodal embeddings, in families with media: tensor `embeddings` `[n, D]` replaces the tokens' embeddings. tied:
+    whether the output matrix is the embedding table, unless the checkpoint has its own.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class TextModel(ArModel):
         return logits
 
     def load(self, context: StageContext, prefix: str = "") -> None:
-        """Fills it, as `load_weights` does. prefix: what the names of its weights start with, before `model.` and `lm_head.`."""
+        """Loads the weights, as `load_weights` does. prefix: prefix of the weights' names, before `model.` and
+        `lm_head.`."""
         embedding, output = f"{prefix}model.embed_tokens.", f"{prefix}lm_head."
         prefixes = {embedding: "embed_tokens.", f"{prefix}model.": "decoder."}
         if self._tied and context.load_format != "dummy":
@@ -72,7 +73,7 @@ class TextModel(ArModel):
 
 
 def decoder_shape(config: DecoderConfig, vocab_size: int, **more: Any) -> ArShape:
-    """The shape of a model around `DecoderLayers`, whose `forward` reads no embeddings unless `more` says so.
+    """The shape of a model around `DecoderLayers`, whose `forward` reads no embeddings unless `more` overrides that.
 
     more: other fields of `ArShape`.
     """

@@ -1,4 +1,5 @@
-"""Logits processors: changes to logits that plugins bring and requests ask for by name (`SamplingParams.processors`)."""
+"""Logits processors: changes to logits that plugins provide and requests select by name
+(`SamplingParams.processors`)."""
 
 from omni_ar.processors.base import HistoryProcessor, LogitsProcessor, ProcessedRows
 from omni_ar.processors.registry import NamedProcessor, ProcessorRegistry

@@ -1,4 +1,4 @@
-"""Base classes of logits processors: on the device, or, for processors that read the tokens, on the host.
+"""Base classes of logits processors: on the device, or on the host for processors that read the tokens.
 
 Shape legend: R rows of a batch, N rows of the stage, V vocabulary, W parameters of a row.
 """
@@ -16,9 +16,10 @@ from omni.sampling import HostLogitsProcessor
 class ProcessedRows:
     """The rows of a batch, all on the device. Read-only.
 
-    params_RW: fp32, as `LogitsProcessor.pack` returned them; zeros for rows that do not use the processor. num_outputs_R: int64,
-    number of generated tokens. last_R: int64, the newest of them, -1 before the first. rows_R: int64, indexes of the rows in the
-    stage. counts_NV: integers, how often each id was generated, of all rows.
+    params_RW: fp32, as `LogitsProcessor.pack` returned them; zeros for rows that do not use the processor.
+    num_outputs_R: int64, number of generated tokens. last_R: int64, the newest token, -1 before the first. rows_R:
+    int64, indexes of the rows in the stage. counts_NV: integers, for all rows of the stage, number of times each id was
+    generated.
     """
 
     params_RW: Tensor
@@ -29,12 +30,12 @@ class ProcessedRows:
 
     @property
     def counts_RV(self) -> Tensor:
-        """How often each id was generated. A gather, made when it is read."""
+        """Number of times each id was generated. Every access gathers it."""
         return self.counts_NV.index_select(0, self.rows_R)
 
 
 class LogitsProcessor(ABC):
-    """Changes logits on the device, from device state alone. Steps are launched ahead as without it.
+    """Changes logits on the device, from device state alone. It does not limit run-ahead.
 
     One object per stage; it may keep constants and no history.
     """
@@ -46,9 +47,10 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def pack(self, args: Mapping[str, object], vocab_size: int) -> Sequence[float]:
-        """A request's arguments as W numbers, kept as fp32: an id below 2**24 is exact. Brief, on the host, in any thread.
+        """A request's arguments as W numbers, stored as fp32: an id below 2**24 is exact. Must be fast; runs on the
+        host, in any thread.
 
-        `apply` gets every accepted value: refuse ids outside the vocabulary.
+        Must refuse ids outside the vocabulary: `apply` receives every accepted value.
 
         Raises InputError naming the wrong argument; any other exception is reported as an InputError.
         """
@@ -67,7 +69,7 @@ class HistoryProcessor(ABC):
 
     @abstractmethod
     def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
-        """A host processor for one request. Brief, in any thread; also called only to check the arguments.
+        """A host processor for one request. Must be fast; runs in any thread. Also called only to check the arguments.
 
         Raises InputError naming the wrong argument; any other exception is reported as an InputError.
         """

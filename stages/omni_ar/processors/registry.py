@@ -1,4 +1,4 @@
-"""The logits processors of a stage, and the arguments that requests give them."""
+"""The logits processors of a stage, and the arguments of requests for them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ _REMEDY = "give the arguments that the processor takes"
 
 @dataclass(frozen=True, slots=True)
 class NamedProcessor:
-    """A device-side processor under its name in requests."""
+    """A device-side processor with its name in requests."""
 
     name: str
     processor: LogitsProcessor
@@ -41,7 +41,7 @@ class NamedProcessor:
 
 
 class ProcessorRegistry:
-    """A stage's processors, imported once. One that cannot be imported fails only the requests that use it."""
+    """A stage's processors, imported once. A processor that cannot be imported fails only the requests that use it."""
 
     def __init__(self, entries: Mapping[str, LogitsProcessorEntry], vocab_size: int) -> None:
         self._vocab_size = vocab_size

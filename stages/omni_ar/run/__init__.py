@@ -1,1 +1,1 @@
-"""How the stage runs: scheduler, runner, device state and the worker around them. Not for model authors: they need none of it."""
+"""Execution of the stage: scheduler, runner, device state and worker. Models do not depend on it."""

@@ -1,4 +1,4 @@
-"""Rows and blocks of requests: given, shared through the prefix cache, and taken back by preemption."""
+"""Allocation of rows and blocks to requests, sharing through the prefix cache, and preemption."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 
 Failure = tuple[str, str, Exception]
-"""A request's id, what was being done, and the error."""
+"""A request's id, the failed activity, and the error."""
 
 MOVING = "moving its payload"
 
 
 @dataclass(slots=True)
 class AllocatorCounters:
-    """Totals since start, in tokens and in preempted requests."""
+    """Totals since start: tokens, and preemptions of requests."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -26,7 +26,7 @@ class AllocatorCounters:
 
 
 class RowTable:
-    """Hands out rows. A request keeps its row from its first start to its end."""
+    """Allocates rows. A request keeps its row from its first start to its end."""
 
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
@@ -45,9 +45,9 @@ class RowTable:
         return Row(index, self._generations[index])
 
     def release(self, row: Row) -> None:
-        """The row may be given to another request.
+        """Frees the row for another request.
 
-        Steps in flight may still write its state. The next owner's first step sets it up on the same stream, so after them.
+        Steps in flight may still write its state. The next owner's first step sets it up later on the same stream.
         """
         self._generations[row.index] += 1
         self._free.append(row.index)
@@ -69,10 +69,11 @@ class Allocator:
         prefix_cache: bool,
         conditioned: bool,
     ) -> None:
-        """max_blocks: of one request. conditioned: whether decode steps have inputs besides the token."""
+        """max_blocks: maximum blocks of one request. conditioned: whether decode steps have inputs besides the
+        token."""
         self.counters = AllocatorCounters()
         self.failures: list[Failure] = []
-        """Requests that cannot go on, for the worker to report."""
+        """Requests that cannot continue, for the worker to report."""
         self._refused: tuple[str, int, int, int] | None = None
         self._rows = rows
         self._pool = pool
@@ -98,9 +99,10 @@ class Allocator:
         return -(-tokens // self._size)
 
     def allocate(self, request: ArRequest, victims: Sequence[ArRequest], headroom: int) -> bool:
-        """Gives a request its row and blocks for all tokens up to the next it samples. headroom: blocks to leave for others.
+        """Gives a request its row, and blocks for all tokens up to the next one it samples. headroom: blocks to leave
+        for others. Returns whether there was space.
 
-        victims: requests that may be preempted for it, the first first.
+        victims: requests that may be preempted for it, in that order.
         """
         state = (request.id, self._pool.available, self._pool.cached, headroom)
         if (state == self._refused and not victims) or (request.row is None and not self._rows.available):
@@ -109,7 +111,7 @@ class Allocator:
         need = self.blocks_for(request.prefill_end + self._extra_slots) - len(shared)
         if not self._make_room(need, victims, headroom):
             self._pool.release(shared)
-            # A long prompt is not hashed and matched again before anything has changed.
+            # Avoids hashing and matching a long prompt again until the state has changed.
             self._refused = None if victims or self._reclaimer.waiting else state
             return False
         request.row = request.row or self._rows.allocate()
@@ -123,7 +125,7 @@ class Allocator:
         return True
 
     def extend(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[NewBlock, ...] | None:
-        """Blocks for the request's next decode step. None if there is no room."""
+        """Allocates blocks for the request's next decode step. Returns None if no block is available."""
         table = request.held_table
         if request.num_computed_tokens + 1 + self._extra_slots <= table.count * self._size:
             return ()
@@ -133,9 +135,10 @@ class Allocator:
         return (NewBlock(request, table.count - 1),)
 
     def extend_early(self, requests: Sequence[ArRequest]) -> list[NewBlock]:
-        """A block for each request that will need one soon, as long as blank blocks abound.
+        """Allocates a block for each request that will need one soon, while blank blocks are plentiful.
 
-        A new block is the only thing that a steady decode step uploads: allocated together, they make one such step of many.
+        A new block is the only upload of a steady decode step: allocating many together leaves one such step instead of
+        many.
         """
         new_blocks: list[NewBlock] = []
         if self._pool.blank < 2 * len(requests):
@@ -149,16 +152,17 @@ class Allocator:
         return new_blocks
 
     def preempt(self, request: ArRequest) -> bool:
-        """Takes the request's blocks; it will run again from its beginning. Returns False if that is not possible now.
+        """Takes the request's blocks; the request will run again from its beginning. Returns False if that is not
+        possible now.
 
-        Its steps in flight go on in the old blocks, which are free after them. A request whose frames cannot be saved joins
-        `failures`.
+        Its steps in flight continue in the old blocks, which are free after them. A request whose frames cannot be
+        saved joins `failures`.
         """
         table = request.held_table
         if self._code_pages is not None and request.num_scheduled_outputs and request.saved_codes is None:
             if not self._spiller.ready:
                 return False
-            # The tokens in flight too: the host reads them before the request starts again.
+            # Includes the tokens in flight: the host reads them before the request starts again.
             positions = request.length + np.arange(request.num_scheduled_outputs)
             try:
                 request.saved_codes = self._spiller.save(self._code_pages, table.slots(positions, self._size))
@@ -170,13 +174,13 @@ class Allocator:
         return True
 
     def launched(self, plan: StepPlan) -> None:
-        """The plan's step is on the device: steps behind it on the stream may share the blocks that it fills."""
+        """The plan's step is on the device: later steps on the stream may share the blocks that it fills."""
         for chunk in plan.prompts:
             self._note_hidden(chunk)
         if self._prefix_cache:
             for request in plan.requests:
                 if request.num_computed_tokens // self._size <= request.published_blocks:
-                    continue  # no block more than before, as in most steps
+                    continue  # no new full block, as in most steps
                 try:
                     self._publish(request)
                 except Exception as error:
@@ -184,8 +188,8 @@ class Allocator:
 
     def _match(self, request: ArRequest) -> list[int]:
         if not self._prefix_cache or request.scores_prompt:
-            return []  # a position that is not run gives no log-probabilities
-        # The newest token is run in any case: what comes after it is sampled from its hidden state.
+            return []  # a cached position is not run, so it gives no log-probabilities
+        # The newest token always runs: the next one is sampled from its hidden state.
         keys = self._keys(request).first((request.prefill_end - 1) // self._size, request.outputs)
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
 
@@ -204,7 +208,7 @@ class Allocator:
         left = list(reversed(victims))
         while self._pool.available < need + headroom:
             if self._reclaimer.progressing:
-                return False  # blocks are about to come free without a preemption
+                return False  # blocks will become free without a preemption
             if self._spill():
                 continue
             if not left or not self.preempt(left.pop()):

@@ -1,6 +1,6 @@
-"""Captured forwards of steps with chunks, by the tokens of chunks that they have room for.
+"""Captured forwards of steps with chunks, by their maximum number of chunk tokens.
 
-Shape legend: X words that condition a step, R rows.
+Shape legend: X conditioning fields of a step, R rows.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from omni_ar.run.state import ChunkBuffers
 
 @dataclass(frozen=True, slots=True)
 class CapturedForward:
-    """buffers: those that the graph reads and writes."""
+    """buffers: the buffers that the graph reads and writes."""
 
     padded_shape: PaddedShape
     graph: Graph
@@ -29,8 +29,8 @@ class CapturedForward:
 
 
 class CapturedChunks:
-    """Captures two batches of each size: one of chunks alone, and one with all rows decoding before them, most of which may be null
-    rows."""
+    """Captures two batches of each size: one of chunks only, and one with all decode rows before the chunks, most of
+    which may be null rows."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class CapturedChunks:
         self._limits = limits
         self._dtype = dtype
         self._read = model.shape.forward_embeddings
-        # By whether rows decode.
+        # The key is whether rows decode.
         self._graphs = CapturedGraphs[bool, CapturedForward](name, unit="chunk tokens", option="graph_chunk_sizes")
         self._buffers: ChunkBuffers | None = None
 
@@ -68,7 +68,7 @@ class CapturedChunks:
             self._graphs.add(rows > 0, tokens, CapturedForward(padded_shape, graph, buffers))
 
     def find(self, plan: StepPlan) -> CapturedForward | None:
-        """The forward that a step with chunks is padded to; None if the step runs uncaptured."""
+        """The captured forward that a step with chunks is padded to; None if the step runs uncaptured."""
         most = self._limits.captured_chunks
         if len(plan.chunks) > most:
             self._graphs.log_uncaptured(f"steps with more than {most} chunks")
@@ -83,7 +83,7 @@ class CapturedChunks:
         return captured.graph if captured is not None else None
 
     def launch(self, captured: CapturedForward, step: ChunkStep, pages: Pages) -> None:
-        """Inputs and forward of a step of the captured forward's padded shape."""
+        """Launches inputs and forward of a step in the captured forward's padded shape."""
         self._device.enqueue(self._stream, self._forward.fill(step, captured.buffers, pages))
         self._device.replay(self._stream, captured.graph)
         self._device.enqueue(self._stream, [self._forward.keep(step, captured.buffers)])
@@ -95,7 +95,7 @@ class CapturedChunks:
         return self._buffers
 
     def _try_embedding(self, buffers: ChunkBuffers) -> None:
-        """Embeds null rows: without it, a wrong `ArShape.input_width` would first show with a prompt."""
+        """Embeds null rows, so that a wrong `ArShape.input_width` fails at start instead of at the first prompt."""
         steps_XR = self._device.zeros((step_fields(self._model.shape), self._limits.rows), torch.int64)
         with may_sync(SyncPoint.CAPTURE):
             self._device.synchronize()  # zeros are written on another stream

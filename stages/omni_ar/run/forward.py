@@ -1,6 +1,7 @@
-"""What a step's forward is made of: its launches, from the step's inputs to the hidden states that sampling needs.
+"""The launches of a step's forward, from its inputs to the hidden states for sampling.
 
-Shape legend: R rows of the batch, B rows of a captured one, X words that condition a step, T tokens, P chunks, D width.
+Shape legend: R rows of the batch, B rows of a captured one, X conditioning fields of a step, T tokens, P chunks, D
+width.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,12 +34,12 @@ from omni_ar.run.state import ChunkBuffers, next_width
 from omni_ar.run.step import PromptScores
 
 View = Callable[[Span], Tensor]
-"""An uploaded array on the device (`Uploader.view`)."""
+"""Returns an uploaded array on the device (`Uploader.view`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkStep:
-    """A step with chunks: what is planned, what was uploaded of it and how it is viewed, and what its batch has room for."""
+    """A step with chunks: its plan, its packed inputs, their view on the device, and the padded shape of its batch."""
 
     plan: StepPlan
     packed: PackedStep
@@ -49,7 +50,7 @@ class ChunkStep:
 
 
 class Forward:
-    """Makes launches of the stage's buffers; launches nothing itself."""
+    """Makes lists of launches over the stage's buffers, without launching them."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class Forward:
         self._buffers = buffers
 
     def decodes(self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages) -> list[Launch]:
-        """Of a batch that only decodes. Its launches depend on nothing else, so they can be captured. blocks: how many of a row's
-        table may be in use."""
+        """Launches of a batch of decode rows only. They depend on the arguments alone, so they can be captured. blocks:
+        maximum number of blocks in use of a row's table."""
         count, embedded = rows_R.shape[0], Embedded()
         padded_shape, sink = PaddedShape(count, 0, 0), None
         if pages.hidden is not None and self._emits(padded_shape):
@@ -87,7 +88,7 @@ class Forward:
         ]
 
     def chunks(self, step: ChunkStep, pages: Pages) -> list[Launch]:
-        """Of a batch with chunks, behind rows that decode, if there are any."""
+        """Launches of a batch of decode rows, if any, followed by chunks."""
         plan, chunks, view, embedded = step.plan, step.chunks, step.view, Embedded()
         blocks = self.decode_blocks(plan) if plan.decodes else 0
         embeddings = _placed(chunks, view)
@@ -101,8 +102,8 @@ class Forward:
         ]
 
     def captured(self, padded_shape: PaddedShape, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
-        """The forward alone, of a batch with chunks that only the device knows, to be captured: `fill` comes before it, and `keep`
-        behind it."""
+        """The forward of a batch with chunks that only the device knows, for capture. `fill` runs before it, and `keep`
+        after it."""
         total = padded_shape.total
         metadata = self._metadata(padded_shape, self._limits.max_blocks, rows_P4=buffers.rows_P4)
         batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
@@ -110,27 +111,27 @@ class Forward:
         return [Launch.of(run_forward, self._model, embedded, batch, kept)]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
-        """What a captured forward reads."""
+        """Launches that write the inputs of a captured forward."""
         embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
         embeddings = _placed(step.chunks, step.view)
         return self._inputs(step, embeddings, self._limits.max_blocks, embedded, pages, buffers.rows_P4)
 
     def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> Launch:
-        """What is needed of what a captured forward has left."""
+        """Keeps the hidden states that are needed from a captured forward's output."""
         return Launch.of(keep_hidden, buffers.outputs_TD[: step.padded_shape.total], self._kept(step))
 
     def decode_blocks(self, plan: StepPlan) -> int:
-        """How many blocks of the decoding rows' tables may be in use."""
+        """Maximum number of blocks in use of the decode rows' tables."""
         longest = max(request.num_computed_tokens for request in plan.decodes) + 1
         return -(-longest // self._limits.block_size)
 
     def nexts(self, steps_XR: Tensor) -> NextInputs:
-        """What decode rows feed in, once it is prepared."""
+        """The prepared inputs of decode rows."""
         count = steps_XR.shape[1]
         return NextInputs(self._buffers.ids_N[:count], steps_XR, self._buffers.codes_ND[:count])
 
     def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
-        """The batch's input embeddings."""
+        """Computes the batch's input embeddings."""
         return Launch.of(embed_inputs, self._model, nexts, prompts, self._state.conditioning, embedded)
 
     def _inputs(
@@ -142,8 +143,8 @@ class Forward:
         pages: Pages,
         rows_P4: Tensor | None = None,
     ) -> list[Launch]:
-        """Places and embeds a batch with chunks, its padding included. rows_P4: where the chunks are to be known, if not only where
-        they were uploaded to."""
+        """Places and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the
+        chunks' rows."""
         chunks, padded_shape, view, buffers = step.chunks, step.padded_shape, step.view, self._buffers
         targets, uploaded = [buffers.places_AT[:, padded_shape.decodes : padded_shape.total]], [view(chunks.places)]
         if rows_P4 is not None:
@@ -207,11 +208,11 @@ class Forward:
         return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, embeddings, sink)
 
     def _emits(self, padded_shape: PaddedShape) -> bool:
-        """Whether hidden states of the batch's decode rows are needed elsewhere."""
+        """Whether consumers need hidden states of the batch's decode rows."""
         return padded_shape.decodes > 0 and self._model.shape.emits_tokens
 
     def _payload(self, padded_shape: PaddedShape, pages: Pages) -> PayloadSink | None:
-        """Of a batch with chunks."""
+        """The payload sink of a batch with chunks."""
         return (
             PayloadSink(pages.hidden, self._buffers.payload_slots_T[: padded_shape.total])
             if pages.hidden is not None
@@ -219,7 +220,7 @@ class Forward:
         )
 
     def _replay(self, step: ChunkStep, pages: Pages) -> tuple[NextInputs, list[Launch]]:
-        """Generated tokens of preempted requests as inputs, and what restores their frames."""
+        """The inputs of replayed tokens of preempted requests, and the launches that restore their frames."""
         model, chunks, view, count = self._model, step.chunks, step.view, step.chunks.replayed
         codes_nD = self._device.empty((count, next_width(model)), self._dtype, self._stream)
         launches: list[Launch] = []
@@ -245,13 +246,13 @@ def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedEmbedding, ...]:
 
 
 def _placed_embedding(packed: PackedEmbedding, view: View) -> PlacedEmbedding:
-    """A chunk's part of an embedding: views of its tensors, whose second-last dimension counts its positions."""
+    """A chunk's part of an embedding: views of its tensors, whose second-last dimension is that of positions."""
     tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.embedding.tensors.items()}
     return PlacedEmbedding(packed.name, view(packed.tokens), tensors)
 
 
 def _saved(chunk: PrefillChunk) -> Tensor:
-    """The frames of the generated tokens that a replay runs, `[n, G]`."""
+    """The saved frames of a replay's tokens, `[n, G]`."""
     saved = chunk.request.saved_codes
     assert saved is not None
     first = chunk.start - chunk.request.length

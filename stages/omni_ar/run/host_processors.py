@@ -11,14 +11,15 @@ from omni_ar.sampling import merge_edits
 
 @dataclass(frozen=True, slots=True)
 class HostProcessorResult:
-    """edit: to the logits of the next token. ends: the text ends here, no token may follow."""
+    """edit: edit of the next token's logits. ends: whether the text ends here, so that no token may follow."""
 
     edit: LogitsEdit
     ends: bool
 
 
 class HostProcessorExecutor:
-    """A constrained request waits until its host processors have taken its newest token; no other request does."""
+    """A constrained request waits until its host processors have processed its newest token; other requests do not
+    wait."""
 
     def __init__(self, worker: HostWorker, vocab: int) -> None:
         self._worker = worker
@@ -30,7 +31,8 @@ class HostProcessorExecutor:
         return len(self._tasks)
 
     def submit(self, request: ArRequest, tokens: Sequence[int] = ()) -> None:
-        """Passes the request's newest tokens to its host processors. One task at a time: the request runs no step meanwhile."""
+        """Passes the request's newest tokens to its host processors. One task at a time: the request runs no step until
+        it is done."""
         host_processors, newest = request.host_processors, tuple(tokens)
         self._tasks[request] = self._worker.submit(lambda: _process(host_processors, newest, self._vocab))
 
@@ -40,7 +42,7 @@ class HostProcessorExecutor:
             task.cancel()
 
     def poll(self) -> list[tuple[ArRequest, HostProcessorResult | Exception]]:
-        """Results that have come, and exceptions of host processors."""
+        """Returns the available results, and exceptions of host processors."""
         done = [request for request, task in self._tasks.items() if task.done()]
         return [(request, _result(self._tasks.pop(request))) for request in done]
 
@@ -52,9 +54,9 @@ class HostProcessorExecutor:
 def _result(task: HostTask[HostProcessorResult]) -> HostProcessorResult | Exception:
     try:
         return task.result()
-    except Exception as error:  # a host processor may be a user's code: its request fails, and no other
+    except Exception as error:  # a host processor may be user code: only its own request fails
         return error
-    except BaseException as error:  # a library's panic; it happened in another thread and says nothing about this one
+    except BaseException as error:  # a library's panic in another thread, which does not affect this one
         failure = RuntimeError(f"{type(error).__name__}: {error}")
         failure.__cause__ = error
         return failure
@@ -64,6 +66,6 @@ def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[in
     ends = False
     for token in tokens:
         for processor in host_processors:
-            ends |= processor.push(token)  # each takes every token, even if another ends the text
+            ends |= processor.push(token)  # each processes every token, even if another ends the text
     edit = LogitsEdit() if ends else merge_edits([processor.edit() for processor in host_processors], vocab)
     return HostProcessorResult(edit, ends)

@@ -1,4 +1,4 @@
-"""Sizes that are fixed when a stage starts."""
+"""Sizes of a stage, fixed at its start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,26 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.sampling import edit_size, start_size
 
 MAX_STARTS = 8
-"""Rows that one step sets up at most: it bounds the upload."""
+"""Maximum rows that one step sets up; bounds the upload."""
 
 MAX_CAPTURED_CHUNKS = 2 * MAX_STARTS
-"""Chunks that a captured step has room for: `MAX_STARTS` that start, and as many that go on."""
+"""Maximum chunks of a captured step: `MAX_STARTS` that start, and as many that continue."""
 
 MAX_SCORED = 256
-"""Prompt tokens that one step scores at most. Each takes the logits of the whole vocabulary, and all rows wait for that."""
+"""Maximum prompt tokens that one step scores. Each needs logits of the whole vocabulary, and all rows wait for them."""
 
 _DEFAULT_MODEL_LEN = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """rows: requests that run at once. max_blocks: blocks of one request at most. max_num_batched_tokens: token budget of a step.
+    """rows: requests that run at once. max_blocks: maximum blocks of one request. max_num_batched_tokens: token budget
+    of a step.
 
-    step_tokens: tokens of one step at most. scored_tokens: prompt tokens among them that may be scored; 0 for a model whose prompt
-    is not a row of its own tokens. step_ids: tokens that one step may give a row: one, and the drafted ones. upload_words: int64
-    words of one step's packed inputs at most. step_places: places for the device rows that condition one request, one for each
-    step that it can have; 0 for a model without.
+    step_tokens: maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a
+    model whose prompt is not a sequence of its own tokens. step_ids: maximum tokens that one step gives a row: one,
+    plus drafted ones. upload_words: maximum number of int64 in one step's packed inputs. step_places: device rows of
+    conditioning per request, one for each possible step; 0 for a model without them.
     """
 
     rows: int
@@ -45,23 +46,23 @@ class Limits:
 
     @property
     def null_row(self) -> int:
-        """The row that pads a batch: it is inactive and has no blocks. It may be in a batch several times."""
+        """The row that pads a batch: inactive and without blocks. A batch may contain it several times."""
         return self.rows
 
     @property
     def null_place(self) -> int:
-        """The place of zeros, for steps without a device row: behind the places of all rows."""
+        """The place of zeros, for steps without a device row, behind the places of all rows."""
         return self.rows * self.step_places
 
     @property
     def captured_chunks(self) -> int:
-        """Chunks that a captured step has room for."""
+        """Maximum chunks of a captured step."""
         return min(self.rows, MAX_CAPTURED_CHUNKS)
 
     @property
     def ring(self) -> int:
-        """Steps whose handoffs have memory of their own."""
-        # One more than may be in flight, for the step that is being launched.
+        """Number of handoff slots."""
+        # One more than the steps in flight, for the step that is being launched.
         return self.max_in_flight + 1
 
     @classmethod
@@ -73,13 +74,13 @@ class Limits:
             raise ConfigError(f"{stage}.max_model_len", problem, "lower it")
         rows, size, budget = options.max_num_seqs, options.block_size, options.max_num_batched_tokens
         max_blocks = -(-length // size)
-        # Per token of a chunk, or of the padding behind them: columns or step columns, positions, id, slot, embedding's index,
-        # payload slot; and, to be scored, its index and the id after it.
+        # Per token of a chunk or of padding: columns or step columns, positions, id, slot, embedding's index, payload
+        # slot; and, for scoring, its index and the id after it.
         per_token = len(shape.prompt_columns) + step_fields(shape) + shape.position_axes + 6
-        # Per row: row, last, advance, row again if it decodes beside chunks, step columns, a block's place and number. There may be
-        # as many chunks, each with the four fields that attention reads.
+        # Per row: row, last, advance, row again if it decodes beside chunks, step columns, a block's place and number.
+        # There may be one chunk per row, each with the four fields that attention reads.
         per_row = 10 + step_fields(shape)
-        # Per row that starts: its row, fields and blocks, and sampling's setup.
+        # Per starting row: its row, fields and blocks, and the setup of sampling.
         per_start = 16 + max_blocks + start_size(shape.vocab_size, length, processors)
         starts = min(rows, MAX_STARTS)
         words = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * starts
@@ -95,11 +96,12 @@ class Limits:
             step_tokens=rows + budget,
             scored_tokens=scored,
             upload_words=words,
-            # The prompt has a token, and no step follows the last one generated.
+            # The prompt has at least one token, and no step follows the last generated token.
             step_places=length - 2 if shape.step_width else 0,
         )
 
 
 def step_fields(shape: ArShape) -> int:
-    """int64 fields of one step's conditioning: its columns and, behind them, the place of its row if the model takes rows."""
+    """Number of int64 fields of one step's conditioning: its columns, then the place of its row if the model takes
+    rows."""
     return len(shape.step_columns) + (shape.step_width > 0)

@@ -1,4 +1,4 @@
-"""From the handoffs of launched steps to messages: tokens first, log-probabilities later."""
+"""Turns the handoffs of launched steps into messages: tokens first, log-probabilities later."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from omni_ar.run.step import PayloadHandoff, SampledStep, Scheduled, ScoreHandof
 
 
 class RequestCallbacks(Protocol):
-    """Changes to requests that follow from their outputs. The worker makes them."""
+    """Changes to requests that follow from their outputs, implemented by the worker."""
 
     def finish_request(self, request: ArRequest, reason: str) -> None: ...
 
     def fail_request(self, request: ArRequest, doing: str, error: Exception) -> None: ...
 
     def drained(self, request: ArRequest) -> None:
-        """The request was preempted, and none of its steps is in flight any more."""
+        """The request was preempted, and no step of it is in flight any more."""
         ...
 
 
@@ -46,7 +46,8 @@ class _StepInFlight:
 
 
 class _Scored(msgspec.Struct, frozen=True):
-    """A token whose log-probability is on its way. place: its row in the step. index: its number among the request's tokens."""
+    """A token whose log-probability is pending. place: its row in the step. index: its number among the request's
+    tokens."""
 
     request: ArRequest
     place: int
@@ -56,8 +57,8 @@ class _Scored(msgspec.Struct, frozen=True):
 class OutputProcessor:
     """Reads the handoffs of launched steps in order, and emits tokens, payloads and log-probabilities.
 
-    A token's payload is given out as soon as the host has read the token, written or not: only its consumer asks the payload's
-    event. A request's end waits for its log-probabilities, but no token does.
+    A token's payload is emitted as soon as the host has read the token, complete or not: only its consumer polls the
+    payload's event. A request's end waits for its log-probabilities; tokens do not.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class OutputProcessor:
         emits_tokens: bool,
     ) -> None:
         self.discarded = 0
-        """Tokens of requests that had ended when the host read them."""
+        """Number of tokens read after the end of their request."""
         self.unread_scores = 0
-        """Launched steps whose log-probabilities are unread."""
+        """Number of launched steps whose log-probabilities are unread."""
         self._host_processors = host_processors
         self._outbox = outbox
         self._callbacks = callbacks
@@ -95,7 +96,7 @@ class OutputProcessor:
             request.last_step_end = end
         if step.payload.hidden is not None:
             for scheduled in step.rows:
-                # Now, and not when the token is read: the next step may be launched before.
+                # Now, not when the token is read: the next step may be launched earlier.
                 scheduled.request.prompt_hidden_sent |= scheduled.emits_hidden
         if step.scores is not None:
             self.unread_scores += 1
@@ -104,7 +105,7 @@ class OutputProcessor:
         self._in_flight.append(_StepInFlight(step, tuple(requests), tables))
 
     def poll(self) -> bool:
-        """Reads the steps that are done. Returns whether there was any."""
+        """Reads the completed steps. Returns whether there were any."""
         moved = False
         while self._in_flight and self._in_flight[0].step.sampled.done():
             self._read(self._in_flight.popleft())
@@ -115,12 +116,12 @@ class OutputProcessor:
         return moved
 
     def emit_withheld(self, request: ArRequest, keep: int = 0) -> None:
-        """Emits the tokens that were withheld, but for the newest `keep`."""
+        """Emits the withheld tokens, except the newest `keep`."""
         while len(request.withheld) > keep:
             self._outbox.extend(request.withheld.popleft().messages)
 
     def clear(self) -> None:
-        """Forgets everything: the stage is closing."""
+        """Drops all state: the stage is closing."""
         self._in_flight.clear()
         self._pending_scores.clear()
 
@@ -136,7 +137,7 @@ class OutputProcessor:
                 self._process(scheduled, RowStatus(status), ids[:count], step.payload)
             else:
                 self.discarded += count
-        # Not before all payload of the step is given out: when one of its requests ends, blocks are looked through for free ones.
+        # After all payload of the step is emitted: the end of a request triggers a search for free blocks.
         for table in read.tables:
             table.unread -= 1
         for request in read.requests:
@@ -144,7 +145,7 @@ class OutputProcessor:
                 self._callbacks.drained(request)
 
     def _scored(self, step: SampledStep) -> list[_Scored]:
-        """The tokens whose log-probabilities the step brings, before they join `outputs`."""
+        """The tokens whose log-probabilities the step computes, before they join `outputs`."""
         rows = [(place, scheduled.request) for place, scheduled in enumerate(step.rows)]
         return [
             _Scored(request, place, len(request.outputs))
@@ -169,7 +170,7 @@ class OutputProcessor:
             ends = status is RowStatus.STOPPED and place == len(ids)
             messages = [Produced(request.id, Payload(GeneratedTokens(ids=(token,), ends=ends)), COMPLETED)]
             if self._emits_tokens and payload.hidden is not None:
-                # It is of the token before, and goes with that one: this one may be withheld.
+                # The hidden state belongs to the token before and is emitted with it: this token may be withheld.
                 before = request.withheld[-1].messages if request.withheld else self._outbox
                 before.append(self._hidden(scheduled, payload.hidden))
             if payload.codes is not None and (status.has_frame or place < len(ids)):
@@ -180,7 +181,7 @@ class OutputProcessor:
             elif self._withhold(request, request.stops.push(token), WithheldToken(token, messages)):
                 return
         if request.table is None:
-            request.reset_for_recompute()  # preempted meanwhile: it goes on behind these tokens
+            request.reset_for_recompute()  # preempted meanwhile: it continues behind these tokens
         if status.over:
             self.emit_withheld(request)
             self._callbacks.finish_request(request, status.reason)
@@ -188,7 +189,8 @@ class OutputProcessor:
             self._host_processors.submit(request, ids)
 
     def _withhold(self, request: ArRequest, verdict: StopVerdict, token: WithheldToken) -> bool:
-        """Emits the tokens that cannot be part of a stop string. Returns whether one is complete, which ends the request."""
+        """Emits the tokens that cannot be part of a stop string. Returns whether a stop string is complete, which ends
+        the request."""
         request.withheld.append(token)
         self.emit_withheld(request, verdict.held)
         if verdict.stopped:
@@ -216,7 +218,7 @@ class OutputProcessor:
     def _page_rows(
         self, scheduled: Scheduled, meta: msgspec.Struct, name: str, positions_n: NDArray[np.int64], written: Written
     ) -> Produced:
-        """A payload of page rows. positions_n: of the tokens in whose slots they are."""
+        """A payload of page rows. positions_n: positions of the tokens whose slots hold the rows."""
         part = PageSlice(written.pages, scheduled.table.slots(positions_n, self._size))
         produced = Produced(scheduled.request.id, Payload(meta, {name: part}), written.ready)
         scheduled.table.add(produced)
@@ -251,14 +253,14 @@ def _for_user(request: ArRequest, chunk: TokenLogprobs) -> Produced:
 
 
 class _Logprobs(NamedTuple):
-    """Log-probabilities of n tokens, copied: the host slot that they came in is written again."""
+    """A copy of the log-probabilities of n tokens, since their host slot is reused."""
 
     ids_nk: NDArray[np.int64]
     logprobs_nk: NDArray[np.float32]
     ranks_n: NDArray[np.int64]
 
     def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> TokenLogprobs:
-        """Those of `count` tokens, with `asked` of the likeliest ids each."""
+        """The log-probabilities of `count` tokens, with the `asked` likeliest ids each."""
         part, width = slice(start, start + count), 1 + asked
         ids_nk, logprobs_nk = self.ids_nk[part], self.logprobs_nk[part]
         if width < ids_nk.shape[1]:

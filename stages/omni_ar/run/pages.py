@@ -14,7 +14,7 @@ from omni_ar.model import ArModel, CodecModel
 class Pages:
     """hidden: `[blocks, block_size, payload_width]`. codes: int64 `[blocks, block_size, G]`. None where the model has none.
 
-    Block 0 is the null block: it absorbs what stopped rows write.
+    Block 0 is the null block: it absorbs the writes of stopped rows.
     """
 
     kv: KVCache
@@ -23,7 +23,7 @@ class Pages:
 
     @classmethod
     def allocate(cls, device: Device, model: ArModel, num_blocks: int, block_size: int, dtype: torch.dtype) -> "Pages":
-        """num_blocks: without the null block."""
+        """num_blocks: excludes the null block."""
         shape = model.shape
         pages = (num_blocks + 1, block_size)
         groups = model.num_groups if isinstance(model, CodecModel) else 0
@@ -35,7 +35,7 @@ class Pages:
 
 
 def block_bytes(model: ArModel, block_size: int, dtype: torch.dtype) -> int:
-    """Device memory of one block."""
+    """Bytes of device memory of one block."""
     shape = model.shape
     groups = model.num_groups if isinstance(model, CodecModel) else 0
     kv = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim

@@ -1,7 +1,7 @@
-"""The phases of a step: functions over preallocated buffers. None of them synchronizes; docs/step.md has their order.
+"""The phases of a step: functions over preallocated buffers. No phase synchronizes; docs/step.md has their order.
 
-Shape legend: R rows of the batch, K ids of a row (one, and as many more as are drafted), T tokens, S step columns, V vocabulary,
-W handoff fields, E width of step rows, G code groups.
+Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
+handoff fields, E width of step rows, G code groups.
 """
 
 from collections.abc import Sequence
@@ -28,37 +28,37 @@ from omni_ar.sampling import (
 
 
 def start_rows(state: RowState, rows_n: Tensor, fields_nC: Tensor, table_nM: Tensor, sampling: SamplingStart) -> None:
-    """Sets up the state of rows, as it is before their first chunk."""
+    """Sets the state of rows before their first chunk."""
     state.fields.index_copy_(0, rows_n, fields_nC)
     state.block_table.index_copy_(0, rows_n, table_nM)
     start_sampling(state.sampling, sampling)
 
 
 def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Tensor) -> None:
-    """Inputs of a batch of null rows."""
+    """Writes the inputs of a batch of null rows."""
     rows_B.fill_(null_row)
     advance_B.fill_(1)
     steps_XB.zero_()
 
 
 def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
-    """Adds blocks to rows' tables. grown_2k: place in the flattened table, block."""
+    """Adds blocks to rows' tables. grown_2k: places in the flattened table, and blocks."""
     block_table.view(-1).index_copy_(0, grown_2k[0], grown_2k[1])
 
 
 def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
-    """Inputs of decode rows, from device state alone: token, position, slot, keys to attend."""
+    """Writes the inputs of decode rows, from device state alone: token, position, slot, number of keys to attend to."""
     step.prepare_decodes(state, rows_R, block_size, out, max_blocks)
 
 
 def place_chunks(targets: Sequence[Tensor], uploaded: Sequence[Tensor]) -> None:
-    """Puts what was uploaded of chunks where the forward finds it: their tokens' places behind those of decode rows."""
+    """Copies the uploaded places of chunks' tokens into the forward's buffers, behind those of decode rows."""
     for target, source in zip(targets, uploaded, strict=True):
         target.copy_(source)
 
 
 def place_payload(payload_slots_R: Tensor, slots_R: Tensor | None) -> None:
-    """Page slots of decode rows beside chunks; None if nobody needs their hidden states."""
+    """Writes the payload slots of decode rows beside chunks. slots_R: None if no consumer needs their hidden states."""
     if slots_R is None:
         payload_slots_R.zero_()
     else:
@@ -68,7 +68,8 @@ def place_payload(payload_slots_R: Tensor, slots_R: Tensor | None) -> None:
 def restore_frames(
     model: CodecModel, saved: Sequence[Tensor], slots_n: Tensor, code_pages: Tensor, next_nD: Tensor
 ) -> None:
-    """Puts the frames of replayed tokens back into the tokens' page slots, and makes their part of the input embeddings."""
+    """Copies the frames of replayed tokens back into the tokens' page slots, and computes their part of the input
+    embeddings."""
     codes_nG = torch.cat(list(saved))
     code_pages.flatten(0, 1).index_copy_(0, slots_n, codes_nG)
     next_nD.copy_(model.embed_codes(codes_nG))
@@ -78,9 +79,10 @@ def restore_frames(
 class Kept:
     """Hidden states that outlive the forward.
 
-    last_R: index into the batch of each sampled row's last token, None where the batch is these tokens; `hidden_RD` is where their
-    states go.
-    scored_s: index of prompt tokens that are to be scored, and `scored_sD` where theirs go; None if there are none.
+    last_R: batch index of each sampled row's last token; None if the batch is exactly these tokens. hidden_RD: buffer
+    for their hidden states.
+    scored_s, scored_sD: batch indexes of prompt tokens to be scored, and the buffer for their hidden states; None if
+    there are none.
     """
 
     last_R: Tensor | None
@@ -90,18 +92,18 @@ class Kept:
 
 
 class Embedded:
-    """Input embeddings on their way from one phase to the next, `[T, D]`."""
+    """Input embeddings `[T, D]`, passed from one phase to the next."""
 
     __slots__ = ("_place_TD", "_x_TD")
 
     def __init__(self, place_TD: Tensor | None = None) -> None:
-        """place_TD: where they must be, if the forward is captured and embedding is not."""
+        """place_TD: their buffer if the forward is captured and the embedding is not."""
         self._place_TD = place_TD
         self._x_TD: Tensor | None = None
 
     def put(self, parts: Sequence[Tensor]) -> None:
-        """One after another; zeros behind them, where there is a place and it is larger. Raises ValueError for embeddings that are
-        not what the model's shape says: to fit them in would be silent."""
+        """Concatenates the parts, and fills the rest of a buffer with zeros. Raises ValueError for embeddings that
+        differ from the model's shape, which would otherwise be converted silently."""
         if self._place_TD is None:
             self._x_TD = parts[0] if len(parts) == 1 else torch.cat(list(parts))
             return
@@ -112,11 +114,12 @@ class Embedded:
                 raise ValueError(f"the model gave {given} as input embeddings, not {wanted}: see ArShape.input_width")
             rest_TD[: part.shape[0]].copy_(part)
             rest_TD = rest_TD[part.shape[0] :]
-        # Equal rows take the same experts, so padding wakes few of them.
+        # Equal rows take the same experts, so padding activates few of them.
         rest_TD.zero_()
 
     def take(self) -> Tensor:
-        """Lets go of them, unless they have a place of their own: the forward need not keep its input."""
+        """Returns the embeddings and drops the reference to them, unless they are in a buffer: the forward need not
+        keep its input."""
         if self._place_TD is not None:
             return self._place_TD
         x_TD, self._x_TD = self._x_TD, None
@@ -126,9 +129,9 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class NextInputs:
-    """Generated tokens to be embedded, and what conditions the steps that they are the inputs of.
+    """Generated tokens to be embedded, and the conditioning of the steps whose inputs they are.
 
-    steps_XR: int64, the step columns and, behind them, of a model with a `step_width`, where each step's row is in
+    steps_XR: int64, the step columns, then, for a model with a `step_width`, the place of each step's row in
     `RowState.conditioning`.
     """
 
@@ -137,7 +140,7 @@ class NextInputs:
     codes_RD: Tensor
 
     def tokens(self, conditioning: Tensor) -> NextTokens:
-        """Inside a phase."""
+        """The inputs of `embed_next`. Called inside a phase."""
         if not conditioning.shape[1]:
             return NextTokens(self.ids_R, self.steps_XR, self.codes_RD, conditioning.expand(self.ids_R.shape[0], 0))
         rows_RE = conditioning.index_select(0, self.steps_XR[-1])
@@ -147,7 +150,8 @@ class NextInputs:
 def embed_inputs(
     model: ArModel, nexts: Sequence[NextInputs], prompts: PromptTokens | None, conditioning: Tensor, out: Embedded
 ) -> None:
-    """Input embeddings of the batch. Raises ValueError for more or fewer than tokens: with padding, that would be silent."""
+    """Computes the batch's input embeddings. Raises ValueError if their number is not that of the tokens: padding would
+    hide the error."""
     parts = [
         _embeddings("embed_next", model.embed_next(inputs.tokens(conditioning)), inputs.ids_R.shape[0])
         for inputs in nexts
@@ -164,7 +168,7 @@ def _embeddings(function: str, given_TD: Tensor, tokens: int) -> Tensor:
 
 
 def run_forward(model: ArModel, embedded: Embedded, batch: Batch, kept: Kept) -> None:
-    """Runs the backbone and keeps the hidden states that are needed. Raises ValueError for others than the model's shape says."""
+    """Runs the backbone and keeps the needed hidden states. Raises ValueError if they differ from the model's shape."""
     hidden_TD = model(embedded.take(), batch)
     wanted, dtype = (batch.positions_PT.shape[1], kept.hidden_RD.shape[1]), kept.hidden_RD.dtype
     if hidden_TD.shape != wanted or hidden_TD.dtype != dtype:
@@ -184,7 +188,7 @@ def keep_hidden(hidden_TD: Tensor, kept: Kept) -> None:
 
 
 def compute_logits(model: ArModel, hidden_RD: Tensor, logits_RV: Tensor) -> None:
-    """Raises ValueError for a model whose logits are not what its shape says: rounding them would be silent."""
+    """Computes logits. Raises ValueError if they differ from the model's shape, since rounding them would be silent."""
     given_RV = model.logits(hidden_RD)
     if given_RV.dtype != logits_RV.dtype:
         raise ValueError(f"the model gave {given_RV.dtype} logits, not {logits_RV.dtype}: see ArShape.logits_dtype")
@@ -200,9 +204,9 @@ def sample_rows(
     processors: Sequence[NamedProcessor],
     ids_R: Tensor,
 ) -> None:
-    """Draws a token per row; -1 where none is possible."""
+    """Draws a token per row; -1 where no id is possible."""
     if edits is None and not flags.processors and runs_kernel(logits_RV):
-        # The kernel gathers the rows' positions itself, and writes where the ids belong.
+        # The kernel gathers the rows' positions itself, and writes the ids to their place.
         fused_sample(logits_RV, state.sampling, rows_R, state.columns.outputs, by_row=True, out_R=ids_R)
         return
     position_R = state.columns.outputs.index_select(0, rows_R)
@@ -210,38 +214,39 @@ def sample_rows(
 
 
 def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None = None) -> None:
-    """Takes sampled tokens as the rows' newest, evaluates stops, and leaves both where the next step and the host find them.
+    """Accepts sampled tokens as the rows' newest, evaluates stops, and stores both for the next step and the host.
 
-    out_RW: the last K columns are the ids; status and count of the accepted ones are written before them. Accepted are those up to
-    the first that ends the row. A row that was over before accepts none. offered_R: how many of a row's K ids count, at least 1;
-    None if all do.
+    out_RW: the last K columns are the ids; status and number of accepted ids are written before them. Ids up to the
+    first that ends the row are accepted; a row that ended earlier accepts none. offered_R: number of valid ids of each
+    row's K, at least 1; None if all are valid.
     """
     step.accept_tokens(state, rows_R, out_RW, offered_R)
 
 
 def set_counter(counter: Tensor, turn: int) -> None:
-    """The handoff slot of the next step is `turn`."""
+    """Sets the handoff slot of the next step to `turn`."""
     counter.fill_(turn)
 
 
 def post_update(
     state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags
 ) -> None:
-    """Counts the tokens that this step put into the KV cache, and those that the row has said.
+    """Counts the tokens that this step put into the KV cache, and records the generated ones.
 
-    advance_R: tokens that the forward ran for each row. drafts: how many of them, at the end, were drafts; those that were not
-    accepted are taken back.
+    advance_R: number of tokens that the forward ran for each row. drafts: number of drafts at their end; drafts that
+    were not accepted are subtracted.
     """
     step.post_update(state, rows_R, accepted_RW, advance_R, drafts, flags)
 
 
 def score_tokens(logits_RV: Tensor, accepted_RW: Tensor, count: int, scores_RW: Tensor) -> None:
-    """Log-probabilities of the tokens that were sampled, and of the `count` likeliest."""
+    """Computes log-probabilities of the sampled tokens and of the `count` likeliest ids."""
     _write_scores(logits_RV.float(), accepted_RW[:, 2].clamp(min=0), count, scores_RW)
 
 
 def score_prompt(model: ArModel, hidden_sD: Tensor, ids_s: Tensor, count: int, at_once: int, scores_sW: Tensor) -> None:
-    """Log-probabilities of prompt tokens, each from the hidden state before it. at_once: tokens whose logits there is room for."""
+    """Computes log-probabilities of prompt tokens, each from the hidden state before it. at_once: tokens whose logits
+    are computed together."""
     for start in range(0, hidden_sD.shape[0], at_once):
         part = slice(start, start + at_once)
         _write_scores(model.logits(hidden_sD[part]).float(), ids_s[part], count, scores_sW[part])
@@ -268,15 +273,16 @@ def predict_codes(
     block_size: int,
     code_pages: Tensor,
 ) -> None:
-    """The frame that each sampled token begins, into the page slot of that token, and its part of the next input."""
-    # The count has this step's token already, so it is one past the position that sampling drew with.
+    """Predicts the frame that each sampled token begins, and stores it in the token's page slot and its part of the
+    next input in the state."""
+    # The count includes this step's token, so it is one past the position of the draw.
     last_R, position_R = step.frame_inputs(state, rows_R)
 
     def draw_code(logits_RV: Tensor, group: int) -> Tensor:
         return draw(logits_RV, state.sampling, rows_R, position_R, group, flags)
 
     frame = model.predict_codes(hidden_RD, last_R, draw_code)
-    # Also of a row that its token has ended: whether the frame is given out is for the host.
+    # Also for a row that its token has ended: the host decides whether the frame is emitted.
     step.place_frames(state, rows_R, frame.codes_RG, frame.next_RD, block_size, code_pages)
     end = model.frame_end
     if end is not None:

@@ -9,8 +9,8 @@ from omni_ar.run.request import ArRequest
 class PrefillChunk:
     """Tokens `start` to `start + length` of a request that is not decoding yet.
 
-    first: the step sets its row up. last: the chunk reaches the newest token, so the step samples the next one.
-    replay: its tokens are generated ones of a preempted request, not prompt.
+    first: whether the step sets its row up. last: whether the chunk reaches the newest token, so that the step samples
+    the next one. replay: whether its tokens are generated tokens of a preempted request, instead of prompt tokens.
     """
 
     request: ArRequest
@@ -31,7 +31,7 @@ class NewBlock:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: rows that decode one token, then chunks, replays before prompts."""
+    """One step: rows that decode one token, then chunks, with replays before prompts."""
 
     step: int
     decodes: tuple[ArRequest, ...]
@@ -62,7 +62,7 @@ class StepPlan:
 
     @property
     def padded_shape(self) -> "PaddedShape":
-        """The smallest shape for the step."""
+        """The smallest padded shape for the step."""
         return PaddedShape(len(self.decodes), self.chunk_tokens, len(self.chunks))
 
     @property
@@ -73,8 +73,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class PaddedShape:
-    """The layout of a batch with chunks: rows that decode, then tokens of chunks, and the number of chunks. A step may need less of
-    each; the rest is padding."""
+    """The layout of a batch with chunks: number of decode rows, of tokens in chunks, and of chunks. A step may need
+    less of each; the rest is padding."""
 
     decodes: int
     tokens: int
@@ -82,5 +82,5 @@ class PaddedShape:
 
     @property
     def total(self) -> int:
-        """Tokens of the batch."""
+        """Number of tokens of the batch."""
         return self.decodes + self.tokens

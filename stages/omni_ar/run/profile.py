@@ -28,20 +28,20 @@ _EVERYTHING = SamplingParams(
     bad_words_ids=((0, 0),),
     logprobs=MAX_LOGPROBS,
 ).with_defaults(GREEDY)
-"""The parameters whose steps take the most memory."""
+"""The sampling parameters whose steps take the most memory."""
 
 _SCORED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
-    """Launches a decode of all rows at full length; then the most prompt tokens that a step may have, in the longest chunks behind
-    the longest contexts, beside such decodes; then the most that it may score.
+    """Launches three steps: a decode of all rows at full length; the maximum of prompt tokens, in the longest chunks
+    behind the longest contexts, beside such decodes; and the maximum of scored prompt tokens.
 
-    Every block is the null block, so no other page is needed. Waits for each step. The runner must not be used afterwards: the
-    rows' state is in disorder.
+    Every block is the null block, so no other page is needed. Waits for each step. Leaves the rows' state undefined:
+    the runner must not be used afterwards.
     """
     requests = [_request(row, shape, limits, _EVERYTHING) for row in range(limits.rows)]
-    # A chunk with context needs a mask, which a whole prompt does not.
+    # A chunk with context needs a mask; a whole prompt does not.
     longest = max(limits.max_model_len - 2, 1)
     decodes = list(requests)
     chunks: list[PrefillChunk] = []
@@ -67,7 +67,8 @@ def _last_chunk(request: ArRequest, length: int) -> PrefillChunk:
 
 
 def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams) -> ArRequest:
-    """A request of the greatest length that has a token left, whose hidden states are all wanted, if the model has any."""
+    """A request of the maximum length that still allows a token, with a consumer for all hidden states, if the model
+    stores them."""
     length = limits.max_model_len - 1
     everywhere = np.arange(length if shape.payload_width else 0)
     prompt = Prompt(

@@ -1,4 +1,4 @@
-"""Inputs of an autoregressive stage that other stages' tensors come with: conditioning of steps, and multimodal embeddings."""
+"""Receivers of inputs with other stages' tensors: conditioning of steps, and multimodal embeddings."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,22 +19,22 @@ from omni_ar.run.limits import Limits, step_fields
 from omni_ar.run.request import ArRequest, ReadyEmbedding, StepArrival
 
 _AT_ONCE = 1024
-"""Rows of conditioning that one tick copies, or as many as a request may have if that is more."""
+"""Maximum rows of conditioning that one tick copies, or the maximum of one request if that is more."""
 
 Failures = list[tuple[ArRequest, Exception]]
 
 
 class ConditioningReceiver:
-    """Copies conditioning into `RowState.conditioning`, in the order it came: an input without device rows waits behind one with
-    them, and both for the request's row.
+    """Copies conditioning into `RowState.conditioning`, in order of arrival: an input without device rows waits behind
+    one with them, and both wait for the request's row.
 
-    Until then an input counts against its edge's credit: its producer may be paused.
+    Until it is copied, an input counts against its edge's credit, so its producer may be paused.
     """
 
     def __init__(
         self, name: str, device: Device, stream: Stream, conditioning: Tensor, shape: ArShape, limits: Limits
     ) -> None:
-        """conditioning: `RowState.conditioning`. name: of the stage, for errors."""
+        """conditioning: `RowState.conditioning`. name: the stage's name, for errors."""
         self._name = name
         self._conditioning = conditioning
         self._shape = shape
@@ -45,18 +45,18 @@ class ConditioningReceiver:
 
     @property
     def waiting(self) -> int:
-        """Inputs that are not in their places."""
+        """Number of inputs that are not in their places yet."""
         return sum(len(request.step_arrivals) for request in list(self._waiting))
 
     def add(self, request: ArRequest, inputs: StepInputs, message: Feed) -> None:
-        """Owns the message's lease from here on. Raises InputError for inputs that do not fit the model."""
+        """Takes ownership of the message's lease. Raises InputError for inputs that do not fit the model."""
         arrival = StepArrival(message, inputs, message.payload.tensors.get("rows"))
         request.step_arrivals.append(arrival)
         self._waiting[request] = None
         inputs.check(len(self._shape.step_columns))
         self._check_rows(arrival)
         if not request.prompt_ready:
-            # Its prompt, or an embedding of it, may come from a producer that must not be paused until then.
+            # Its prompt, or an embedding, may still come from this producer, which must not be paused until then.
             message.acquire()
         if arrival.rows is None and len(request.step_arrivals) == 1:
             self._place(request, arrival, 0)
@@ -64,13 +64,13 @@ class ConditioningReceiver:
             message.release(COMPLETED)
 
     def drop(self, request: ArRequest) -> None:
-        """Releases the request's inputs. None of them was copied."""
+        """Releases the request's inputs that were not copied."""
         while request.step_arrivals:
             request.step_arrivals.popleft().message.release(COMPLETED)
         self._forget(request)
 
     def tick(self) -> tuple[list[ArRequest], Failures]:
-        """Copies inputs that have become ready. Returns the requests that got some, and those that failed."""
+        """Copies inputs that have become ready. Returns the requests that received some, and those that failed."""
         if not self._waiting or not self._receiver.ready:
             return [], []
         transfers: dict[Transfer, ArRequest] = {}
@@ -92,18 +92,18 @@ class ConditioningReceiver:
         return list({request: None for request, _ in taken}), failed
 
     def _ready(self, request: ArRequest) -> Iterator[StepArrival]:
-        """Inputs that can be placed now, each when the one before has been."""
+        """Inputs that can be placed now, each after the one before."""
         while request.row is not None and request.step_arrivals and request.step_arrivals[0].message.arrived:
             yield request.step_arrivals[0]
 
     def _needed(self, request: ArRequest, arrival: StepArrival) -> int:
-        """How many of its rows will be read: no step runs past the request's limit, so there is a place for each."""
+        """Number of its rows that will be read. No step runs past the request's limit, so each has a place."""
         if arrival.rows is None:
             return 0
         return max(0, min(arrival.count, request.max_tokens - 1 - len(request.steps)))
 
     def _place(self, request: ArRequest, arrival: StepArrival, needed: int) -> list[Transfer]:
-        """The request's oldest input becomes conditioning of its next steps, once `needed` of its rows are copied."""
+        """Makes the request's oldest input the conditioning of its next steps. Returns the copies of `needed` rows."""
         request.step_arrivals.popleft()
         request.steps.extend(self._words(arrival.inputs.columns))
         if arrival.inputs.pad is not None:
@@ -118,7 +118,7 @@ class ConditioningReceiver:
         return [Transfer(arrival.rows, self._conditioning, places_n, slice(needed))]
 
     def _words(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`[n, step_fields]`, of steps without rows."""
+        """Conditioning fields of steps without rows, `[n, step_fields]`."""
         words_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_place)
         words_nX[:, : len(columns_Sn)] = columns_Sn.T
         return words_nX
@@ -137,7 +137,7 @@ class ConditioningReceiver:
         if rows is None:
             return
         wanted = [arrival.count, width]
-        # Stages may differ in their dtype: numbers of another are converted as they are copied.
+        # Stages may differ in dtype: the copy converts floating-point numbers.
         if list(rows.shape) != wanted or not rows.dtype.is_floating_point:
             given = f"are {rows.dtype} {list(rows.shape)}"
             raise InputError(field, given, f"give {self._conditioning.dtype} {wanted}")
@@ -145,7 +145,7 @@ class ConditioningReceiver:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrival:
-    """An embedding that has come."""
+    """An embedding that has arrived."""
 
     request: ArRequest
     embedding: MultimodalEmbedding
@@ -161,10 +161,11 @@ class _Arrival:
 
 
 class EmbeddingReceiver:
-    """Brings embeddings to where the model reads them: what lies in pages, has another dtype or is in host memory is copied."""
+    """Makes embeddings readable for the model: copies tensors that are in pages, in another dtype or in host memory."""
 
     def __init__(self, stage: str, device: Device, stream: Stream, max_rows: int, dtype: torch.dtype) -> None:
-        """stage: its name, for errors. max_rows: its `max_model_len`. dtype: the stage's, for floating tensors."""
+        """stage: the stage's name, for errors. max_rows: its `max_model_len`. dtype: its dtype, for floating-point
+        tensors."""
         self._stage = stage
         self._device = device
         self._stream = stream
@@ -175,12 +176,14 @@ class EmbeddingReceiver:
 
     @property
     def waiting(self) -> int:
-        """Embeddings whose producer's work is unfinished, and those that found no room in an upload."""
+        """Number of embeddings whose producer's work is unfinished or that did not fit into an upload."""
         return len(self._waiting)
 
     def add(self, request: ArRequest, embedding: MultimodalEmbedding, message: Feed) -> None:
-        """Owns the message's lease from here on. Raises InputError for an embedding that came before or is too long."""
-        # A prompt waits for all of its embeddings, and is no longer than the model: they are the stage's own concern.
+        """Takes ownership of the message's lease. Raises InputError for a duplicate embedding and for one that is too
+        long."""
+        # A prompt waits for all of its embeddings, and its length is bounded, so they do not count against the edge's
+        # credit.
         message.acquire()
         arrival = _Arrival(request, embedding, message)
         twice = arrival.key in self._come(request)
@@ -193,19 +196,20 @@ class EmbeddingReceiver:
             raise InputError(field, problem, f"shorten the prompt or raise {self._stage}.max_model_len")
 
     def missing(self, request: ArRequest) -> str | None:
-        """An embedding that the request's prompt waits for and that has not come."""
+        """The name of an embedding that the request's prompt waits for; None if all have arrived."""
         placeholders, come = request.prompt.placeholders if request.prompt is not None else (), self._come(request)
         return next((f"{p.name}[{p.index}]" for p in placeholders if (p.name, p.index) not in come), None)
 
     def drop(self, request: ArRequest) -> None:
-        """Releases the request's embeddings that were not taken in."""
+        """Releases the request's pending embeddings."""
         for arrival in self._waiting:
             if arrival.request is request:
                 arrival.message.release(COMPLETED)
         self._waiting = [arrival for arrival in self._waiting if arrival.request is not request]
 
     def tick(self) -> tuple[list[ArRequest], Failures]:
-        """Takes in embeddings that have become ready. Returns the requests that got some, and those that failed."""
+        """Receives embeddings that have become ready. Returns the requests that received some, and those that
+        failed."""
         ready = self._ready()
         tensors: dict[_Arrival, dict[str, Tensor]] = {}
         copies: dict[Transfer, _Arrival] = {}
@@ -227,7 +231,7 @@ class EmbeddingReceiver:
             if whole or arrival in failed:
                 message.release(receipt.end)
             if arrival not in failed:
-                # The copies are on the stream that will read them, so the prompt need not wait for them.
+                # The copies run on the stream that will read them, so the prompt need not wait for them.
                 copied = receipt.end if count else COMPLETED
                 made = ReadyEmbedding(tensors[arrival], copied, None if whole else message)
                 arrival.request.embeddings[arrival.key] = made
@@ -236,7 +240,7 @@ class EmbeddingReceiver:
         return taken, [(arrival.request, error) for arrival, error in failed.items()]
 
     def _ready(self) -> list[_Arrival]:
-        """Those that can be taken in now, as many as one upload has room for."""
+        """Embeddings that can be received now, up to the size of one upload."""
         if not self._waiting or not self._receiver.ready:
             return []
         ready: list[_Arrival] = []
@@ -248,7 +252,7 @@ class EmbeddingReceiver:
         return ready
 
     def _place(self, source: Tensor | PageSlice, copies: list[Transfer]) -> Tensor:
-        """The tensor that the model reads: itself, or memory for a copy, which is added to `copies`."""
+        """The tensor that the model reads: `source` itself, or memory for a copy, which is added to `copies`."""
         dtype = self._dtype if source.dtype.is_floating_point else source.dtype
         if isinstance(source, Tensor) and (source.device.type, source.dtype) == (self._device.torch_device.type, dtype):
             return source
@@ -257,12 +261,12 @@ class EmbeddingReceiver:
         return out
 
     def _come(self, request: ArRequest) -> set[tuple[str, int]]:
-        """Embeddings of the request that have come, taken in or not."""
+        """Name and index of the request's embeddings that have arrived, received or pending."""
         return {arrival.key for arrival in self._waiting if arrival.request is request} | request.embeddings.keys()
 
 
 def _called(request: ArRequest, embedding: MultimodalEmbedding) -> str:
-    """For errors: as its placeholder is, if the prompt is here."""
+    """Its name in errors: that of its placeholder, if the prompt has arrived."""
     placeholders = request.prompt.placeholders if request.prompt is not None else ()
     names = (p.called for p in placeholders if (p.name, p.index) == (embedding.name, embedding.index))
     return next(names, f"embedding.{embedding.name}[{embedding.index}]")

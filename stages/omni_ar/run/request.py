@@ -1,4 +1,4 @@
-"""A request at an autoregressive stage, as the host knows it."""
+"""The host's record of a request at an autoregressive stage."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from omni_ar.sampling import SamplingFlags, flags_of
 
 @dataclass(frozen=True, slots=True)
 class ReadyEmbedding:
-    """An embedding's tensors, usable on the stage's stream. copied: end of the copies among them.
+    """An embedding's tensors, usable on the stage's stream. copied: end of the copies.
 
-    message: of tensors that still belong to their producer; None if all are copies.
+    message: the message of tensors that still belong to their producer; None if all are copies.
     """
 
     tensors: dict[str, Tensor]
@@ -31,14 +31,15 @@ class ReadyEmbedding:
     message: Feed | None
 
     def release(self, after: Event) -> None:
-        """after: the end of the request's last step, COMPLETED if none was launched; a step follows the copies."""
+        """Releases the message. after: the end of the request's last step; COMPLETED if no step was launched. Steps
+        follow the copies."""
         if self.message is not None:
             self.message.release(self.copied if after is COMPLETED else after)
 
 
 @dataclass(frozen=True, slots=True)
 class StepArrival:
-    """Conditioning that came. rows: its steps' device rows; None if it has none."""
+    """Conditioning that has arrived. rows: its steps' device rows; None if it has none."""
 
     message: Feed
     inputs: StepInputs
@@ -46,13 +47,13 @@ class StepArrival:
 
     @property
     def count(self) -> int:
-        """Steps."""
+        """Number of steps."""
         return int(self.inputs.columns.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A stable place in per-row device state. generation: distinguishes the row's owner from the owners before it."""
+    """A stable place in per-row device state. generation: distinguishes the row's owner from earlier owners."""
 
     index: int
     generation: int
@@ -60,7 +61,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class WithheldToken:
-    """A token that may be part of a stop string, and its messages. The next token adds this one's hidden state to them."""
+    """A token that may be part of a stop string, and its messages. The next token's arrival adds this token's hidden
+    state to them."""
 
     token: int
     messages: list[Produced]
@@ -68,19 +70,19 @@ class WithheldToken:
 
 @dataclass(slots=True, eq=False)
 class ArRequest:
-    """A request from `Open` to its end. `status` is its state; all else is data.
+    """A request from `Open` to its end. `status` is its state; all other fields are data.
 
-    Its tokens are the prompt's, then the generated ones ("outputs"). The host counts:
+    Its tokens are the prompt's tokens, then the generated ones ("outputs"). The host counts:
 
     | count | tokens |
     |---|---|
-    | `num_computed_tokens` | in the KV cache once the launched steps are over; an upper bound, since rows stop on the device |
+    | `num_computed_tokens` | in the KV cache after the launched steps; an upper bound, since rows stop on the device |
     | `outputs` | generated, and read by the host |
-    | `num_scheduled_outputs` | generated once the launched steps are over; an upper bound too |
-    | `num_outputs_in_flight` | the difference of these two |
+    | `num_scheduled_outputs` | generated after the launched steps; an upper bound too |
+    | `num_outputs_in_flight` | the difference of the last two |
 
-    A request that starts, or starts again after a preemption, prefills up to `prefill_end`, where it samples; then it decodes.
-    It starts again when none of its steps is in flight, so every token is delivered once.
+    A request that starts, or starts again after a preemption, prefills up to `prefill_end`, where it samples; then it
+    decodes. It starts again only without steps in flight, so every token is delivered once.
     """
 
     id: str
@@ -90,61 +92,63 @@ class ArRequest:
     cache_salt: str = ""
     sample_index: int = 0
     params: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Parameters of the logits processors that it uses on the device."""
+    """Parameters of the request's device-side logits processors."""
     stops: StopMatcher | None = None
     host_processors: tuple[HostLogitsProcessor, ...] = ()
     needs_first_step: bool = False
-    """Whether it waits for conditioning of its first step as for its prompt: that shows that the producer has begun."""
+    """Whether the request waits for conditioning of its first step, like for its prompt, which shows that the producer
+    has begun."""
     _status: RequestStatus = field(default=RequestStatus.WAITING_FOR_INPUTS, init=False)
     paused: bool = False
-    """A consumer is behind, so the request takes part in no step. Independent of the status, see `RequestStatus`."""
+    """Whether a consumer is behind; the request is then in no step. Independent of the status, see `RequestStatus`."""
     finish_reason: str | None = None
-    """The reason of its end, once known. A request whose host processors have ended it may still run one step: it gives no
-    token, but the hidden state of the last one."""
+    """The finish reason, once known. A request that its host processors have ended may still run one step, which gives
+    no token but the hidden state of the last one."""
     edit: LogitsEdit | None = None
-    """The host processors' edit to the logits of its next token; None until they have answered."""
+    """The host processors' edit of the next token's logits; None until it is available."""
     prompt: Prompt | None = None
     embeddings: dict[tuple[str, int], ReadyEmbedding] = field(default_factory=dict)
-    """Kept to the end: a preempted request runs its prompt again."""
+    """Kept until the request's end: a preempted request runs its prompt again."""
     steps: list[NDArray[np.int64]] = field(default_factory=list)
-    """Conditioning of each step, `step_fields` of them. Of steps with device rows, those whose rows are in their places."""
+    """Conditioning of each step, `step_fields` numbers each. Steps with device rows are listed once their rows are in
+    their places."""
     step_pad: NDArray[np.int64] | None = None
     """Conditioning of all later steps."""
     places_taken: int = 0
-    """Places for device rows that hold one."""
+    """Number of filled places for device rows."""
     step_arrivals: deque[StepArrival] = field(default_factory=deque)
-    """Conditioning that has come and is not in `steps` yet, in order."""
+    """Conditioning that has arrived and is not in `steps` yet, in order."""
     max_tokens: int = 0
     row: Row | None = None
     table: BlockTable | None = None
     keys: PrefixKeys | None = None
     published_blocks: int = 0
-    """Blocks at the table's beginning that are in the prefix cache, or were offered to it."""
+    """Number of leading blocks of the table that are in the prefix cache, or were offered to it."""
     num_computed_tokens: int = 0
     prefill_end: int = 0
     outputs: list[int] = field(default_factory=list)
     num_scheduled_outputs: int = 0
     steps_in_flight: int = 0
-    """Launched steps that the host has not read."""
+    """Number of launched steps that the host has not read."""
     last_scheduled_step: int = 0
-    """Number of the last step that it was part of."""
+    """Number of the last step with this request."""
     last_step_end: Event = COMPLETED
-    """End of the last step that reads what the request holds of other stages."""
+    """End of the last step that reads other stages' tensors that the request holds."""
     withheld: deque[WithheldToken] = field(default_factory=deque)
-    """The newest tokens, as long as they may be part of a stop string."""
+    """The newest tokens, while they may be part of a stop string."""
     num_scored_tokens: int = 0
-    """Prompt positions from the beginning whose next token's log-probability has been computed, or was not asked for."""
+    """Number of leading prompt positions whose next token's log-probability has been computed, or was not requested."""
     unread_scores: int = 0
-    """Launched steps whose log-probabilities the host has not read."""
+    """Number of launched steps whose log-probabilities the host has not read."""
     saved_codes: Tensor | None = None
-    """Of a preempted request: the frames of its generated tokens, `[num_scheduled_outputs, G]`, those in flight included."""
+    """The frames of a preempted request's generated tokens, `[num_scheduled_outputs, G]`, including those in flight."""
     prompt_hidden_sent: bool = False
     """Whether a step that emits the prompt's hidden states has been launched."""
     num_frames: int = 0
     num_cached_tokens: int | None = None
-    """Prompt tokens that the prefix cache had at the first start; None before it."""
+    """Number of prompt tokens in the prefix cache at the first start; None before it."""
     flags: SamplingFlags = field(init=False)
-    """The work of sampling it."""
+    """The request's sampling work."""
     _offsets: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -155,14 +159,14 @@ class ArRequest:
         return self._status
 
     def set_status(self, status: RequestStatus) -> None:
-        """Raises RuntimeError for a transition that `TRANSITIONS` does not have."""
+        """Changes the status. Raises RuntimeError for a transition that is not in `TRANSITIONS`."""
         if status not in TRANSITIONS[self._status]:
             raise RuntimeError(f"request {self.id} is {self._status.name} and cannot become {status.name}")
         self._status = status
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt."""
+        """Number of prompt tokens."""
         assert self.prompt is not None
         return self.prompt.length
 
@@ -173,7 +177,7 @@ class ArRequest:
 
     @property
     def held_table(self) -> BlockTable:
-        """The table of a request that runs."""
+        """The table of a running request."""
         assert self.table is not None
         return self.table
 
@@ -183,7 +187,7 @@ class ArRequest:
 
     @property
     def constrained(self) -> bool:
-        """Whether each token depends on the host processors' answer to the ones before."""
+        """Whether each token depends on the host processors' result for the tokens before."""
         return bool(self.host_processors)
 
     @property
@@ -194,7 +198,7 @@ class ArRequest:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of its prompt are still to be computed."""
+        """Whether log-probabilities of its prompt remain to be computed."""
         return self.sampling.prompt_logprobs is not None and self.num_scored_tokens < self.length - 1
 
     @property
@@ -204,18 +208,18 @@ class ArRequest:
 
     @property
     def decoding(self) -> bool:
-        """Whether its prefill is done: the next step runs the newest token."""
+        """Whether its prefill is complete, so that the next step runs the newest token."""
         return self.table is not None and self.num_computed_tokens >= self.prefill_end
 
     @property
     def prompt_ready(self) -> bool:
-        """The prompt is here, and so is every embedding it waits for."""
+        """Whether the prompt and all of its embeddings have arrived."""
         if self.prompt is None:
             return False
         return all((p.name, p.index) in self.embeddings for p in self.prompt.placeholders)
 
     def check_embeddings(self) -> None:
-        """Raises InputError for an embedding with another number of rows than its placeholder has positions."""
+        """Raises InputError for an embedding whose number of rows is not its placeholder's number of positions."""
         assert self.prompt is not None
         for placeholder in self.prompt.placeholders:
             for name, tensor in self.embeddings[placeholder.name, placeholder.index].tensors.items():
@@ -227,14 +231,15 @@ class ArRequest:
 
     @property
     def inputs_ready(self) -> bool:
-        """Whether it may be queued."""
+        """Whether all inputs for queueing the request have arrived."""
         if not self.prompt_ready:
             return False
         begun = self.knows_all_steps or any(arrival.rows is not None for arrival in self.step_arrivals)
         return begun or not self.needs_first_step
 
     def can_step(self, conditioned: bool) -> bool:
-        """Whether its next step could run: below the token limit, conditioned if the model wants that, and constrained if asked."""
+        """Whether its next step could run: it is below the token limit, and its conditioning and host processors' edit,
+        if required, are available."""
         if self.num_scheduled_outputs >= self.max_tokens:
             return False
         if self.constrained and (self.steps_in_flight or self.edit is None):
@@ -242,7 +247,7 @@ class ArRequest:
         return not conditioned or self.step_pad is not None or self.num_scheduled_outputs - 1 < len(self.steps)
 
     def step(self, index: int) -> NDArray[np.int64]:
-        """Conditioning of the step whose input is generated token `index`. Only after `can_step`."""
+        """Conditioning of the step whose input is generated token `index`. Valid only after `can_step`."""
         if index < len(self.steps):
             return self.steps[index]
         assert self.step_pad is not None
@@ -250,11 +255,12 @@ class ArRequest:
 
     @property
     def knows_all_steps(self) -> bool:
-        """Whether conditioning of every step has come, in its place or not."""
+        """Whether conditioning of every step has arrived, in its place or not."""
         return self.step_pad is not None or any(arrival.inputs.pad is not None for arrival in self.step_arrivals)
 
     def reset_for_recompute(self) -> None:
-        """The request has no blocks: it will prefill from the beginning, up to its newest token that the host has read."""
+        """Resets a request without blocks: it will prefill from the beginning, up to the newest token that the host has
+        read."""
         self.table = None
         self.num_computed_tokens = self.published_blocks = 0
         self.num_scheduled_outputs = len(self.outputs)

@@ -1,4 +1,4 @@
-"""The runner: `execute_model` up to the hidden states, `sample_tokens` from there, split at the token point."""
+"""The runner: `execute_model` launches a step up to the hidden states, `sample_tokens` launches the rest."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ from omni_ar.run.step import (
 from omni_ar.sampling import EVERYTHING, SamplingFlags, merge_flags, view_edits, view_starts
 
 SourceFactory = Callable[[Stream, RowState, StepBuffers], TokenSource]
-"""Makes a token source for the stage's stream, which fills this state."""
+"""Makes a token source for the stage's stream and state."""
 
 
 class Runner:
@@ -63,7 +63,7 @@ class Runner:
         processors: Sequence[NamedProcessor] = (),
         source: SourceFactory | None = None,
     ) -> None:
-        """processors: those that a row may use. source: makes what the tokens come from; None samples them here."""
+        """processors: the processors that a row may use. source: makes the token source; None samples locally."""
         self.device = device
         self.stream = device.stream(name, priority=priority)
         self._payload_stream = device.stream(f"{name}-payload", priority=priority)
@@ -77,9 +77,9 @@ class Runner:
         self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
         self._captured_chunks = CapturedChunks(name, device, self.stream, model, self._forward, limits, dtype)
         self.captures_chunks = backend.captures_prefills
-        """Whether the attention backend lets steps with prompts be captured."""
+        """Whether the attention backend supports capture of steps with prompts."""
         self._pages: Pages | None = None
-        # One more than steps in flight: a step that fails half-way may leave a copy behind.
+        # One more than steps in flight: a step that fails half-way may leave a copy in flight.
         self._uploader = Uploader(device, self.stream, limits.upload_words, limits.ring + 1)
         self.source: TokenSource = (
             LocalTokens(name, device, self.stream, model, self._state, self._buffers, limits, processors)
@@ -90,15 +90,15 @@ class Runner:
         self._steady: _Steady | None = None
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates KV and payload pages, the null block besides; replaces those that were there."""
-        self._pages = None  # the old ones go before the new ones come
-        self._graphs.clear()  # they are of the old ones
+        """Allocates KV and payload pages, plus the null block; replaces earlier ones."""
+        self._pages = None  # free the old pages before allocating new ones
+        self._graphs.clear()  # they refer to the old pages
         self._captured_chunks.clear()
         self._pages = Pages.allocate(self.device, self._model, num_blocks, self._limits.block_size, self.dtype)
 
     def capture(self, sizes: Iterable[int]) -> None:
-        """Captures decode steps of these numbers of rows, on the pages that there are: from then on steps of up to as many rows
-        replay them. At start, before there are requests. sizes: best the largest first."""
+        """Captures decode steps of these numbers of rows, on the current pages; steps of up to as many rows then replay
+        them. At start, before there are requests. sizes: preferably the largest first."""
         fields, launch = step_fields(self._model.shape), self.device.launch
         for size in sizes:
             inputs = LeadingInputs(*map(self._uploader.view, captured_spans(size, fields)))
@@ -110,8 +110,8 @@ class Runner:
                 self._capture("codes", size, [self._codes(inputs.rows, EVERYTHING, self.pages.codes)])
 
     def capture_chunks(self, sizes: Iterable[int]) -> None:
-        """Captures the forward of steps with prompts, of these numbers of tokens in chunks. As `capture`, and before it: these take
-        the most memory. Not for a runner whose backend does not let it (`captures_chunks`)."""
+        """Captures the forward of steps with prompts, for these numbers of tokens in chunks. As `capture`, and before
+        it, since these take the most memory. Only if the backend supports it (`captures_chunks`)."""
         for size in sizes:
             self._captured_chunks.capture(size, self.pages)
 
@@ -121,7 +121,7 @@ class Runner:
 
     @property
     def conditioning(self) -> Tensor:
-        """`RowState.conditioning`, for whoever fills them, on the stage's stream."""
+        """`RowState.conditioning`, which the receiver fills on the stage's stream."""
         return self._state.conditioning
 
     @property
@@ -133,16 +133,16 @@ class Runner:
 
     @property
     def ready(self) -> bool:
-        """Whether a step could be launched now without touching a host slot that is still in use."""
+        """Whether a step can be launched now without a host slot that is still in use."""
         return self._uploader.ready and self.source.ready
 
     @property
     def can_score(self) -> bool:
-        """Whether the step may be asked for log-probabilities."""
+        """Whether the next step may compute log-probabilities."""
         return self._scorer.ready
 
     def forget_batch(self) -> None:
-        """After a step that failed half-way: the next one takes nothing over from it."""
+        """Drops the state of a step that failed half-way, so that the next one reuses nothing of it."""
         self._steady = None
         self.source.forget()
         self._scorer.forget()
@@ -191,7 +191,7 @@ class Runner:
         )
 
     def sample_tokens(self, context: StepContext) -> SampledStep:
-        """Launches logits and sampling, hands the tokens over, then launches what may run behind the handoff."""
+        """Launches logits and sampling, hands the tokens over, then launches the work behind the handoff."""
         late = isinstance(self._model, CodecModel) and self._model.frame_end is not None
         tokens = None
         if context.rows and late:
@@ -201,7 +201,7 @@ class Runner:
             self._predict_codes(context)
         hidden = None
         if tokens is not None and context.emits and self.pages.hidden is not None:
-            # The forward wrote them before there were tokens: an event of their own would say nothing more.
+            # The forward wrote them before the tokens existed, so they need no event of their own.
             hidden = Written(self.pages.hidden, tokens.made)
         scores = self._scorer.score(context)
         end = self._end(tokens, scores)
@@ -212,12 +212,12 @@ class Runner:
     def _pack(
         self, plan: StepPlan, rows: tuple[int, ...], padded: int | None, padded_shape: PaddedShape | None
     ) -> tuple[PackedStep, SamplingFlags]:
-        """Uploads what the step needs from the host."""
+        """Uploads the step's inputs from the host."""
         edited = any(request.edit is not None for request in plan.sampled)
         changed = bool(plan.chunks or plan.new_blocks or edited or self._model.shape.conditioned)
         steady = self._steady
         if steady is not None and steady.rows == rows and not changed:
-            return steady.packed, steady.flags  # same rows as the step before: nothing to copy
+            return steady.packed, steady.flags  # same rows as in the step before: nothing to copy
         upload = self._uploader.begin()
         try:
             packed = pack_step(upload, plan, self._limits, self._model.shape, self._processors, padded, padded_shape)
@@ -231,7 +231,8 @@ class Runner:
         return packed, flags
 
     def _end(self, tokens: TokenHandoff | None, scores: ScoreHandoff | None) -> Event:
-        """The end of the step, which may have its event already: to record one is a good part of what a step costs the host."""
+        """The end of the step. Reuses an existing event if possible: recording one is a considerable part of a step's
+        host time."""
         if scores is not None:
             return scores.made
         if tokens is not None and self.pages.codes is None:
@@ -239,8 +240,7 @@ class Runner:
         return self.device.record(self.stream)
 
     def _written(self, launched: Event) -> Event:
-        """The event of frames that are there after `launched`: what consumers wait for is on a stream of its own, as is what they
-        do."""
+        """The event of frames that are complete after `launched`. Consumers wait for it on streams of their own."""
         self.device.wait(self._payload_stream, launched)
         return self.device.record(self._payload_stream)
 
@@ -281,7 +281,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class _Steady:
-    """A batch of decodes, on the device: as long as it stays the same there is nothing to upload."""
+    """A batch of decode rows on the device: while it is unchanged, a step uploads nothing."""
 
     rows: tuple[int, ...]
     packed: PackedStep

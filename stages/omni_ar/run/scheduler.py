@@ -1,4 +1,4 @@
-"""Decides the requests of each step. Host only: it knows upper bounds, never device state."""
+"""Selects the requests of each step. Runs on the host only, with upper bounds instead of device state."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,15 @@ from omni_ar.run.status import RequestStatus
 
 
 class Scheduler:
-    """Every row that can decode does; the rest of the step's token budget goes to prefill chunks, by rank.
+    """Every row that can decode does; prefill chunks take the rest of the step's token budget, by rank.
 
-    When blocks run out, a request that needs one takes them from paused requests, then from running requests of a higher rank than
-    its own. A waiting request takes them from paused requests only. So the request of the lowest rank always gets on, and all
-    others after it.
+    When blocks run out, a request that needs one takes them from paused requests, then from running requests of a
+    higher rank than its own. A waiting request takes them from paused requests only. So the request of the lowest rank
+    always progresses, and then all others.
     """
 
     def __init__(self, allocator: Allocator, limits: Limits, conditioned: bool, lag: int = 1) -> None:
-        """lag: `TokenSource.lag`, the number of steps after which a row may be in a step again."""
+        """lag: `TokenSource.lag`, the minimum distance between two steps of a row."""
         self._allocator = allocator
         self._limits = limits
         self._conditioned = conditioned
@@ -42,13 +42,14 @@ class Scheduler:
             RequestStatus.ISOLATED: self._isolated,
             RequestStatus.RUNNING_ALONE: self._running_alone,
         }
-        """The requests of each status, the lowest rank first. `_move` alone changes these lists."""
+        """The requests of each status, the lowest rank first. Only `_move` changes these lists."""
         self._ran_alone = False
-        """Whether the last step was of an isolated request."""
+        """Whether the last step ran an isolated request."""
         self._steps = 0
 
     def check(self, request: ArRequest, stage: str) -> None:
-        """Sets the request's token limit. Raises InputError if it can never run here. stage: its name, for errors."""
+        """Sets the request's token limit. Raises InputError if the request can never run here. stage: the stage's name,
+        for errors."""
         assert request.prompt is not None
         length, most = request.length, self._limits.max_model_len
         if length < 1:
@@ -73,22 +74,23 @@ class Scheduler:
         self._move(request, RequestStatus.WAITING)
 
     def unblock(self, request: ArRequest) -> None:
-        """Queues a blocked request again: one of the things that it may wait for has come."""
+        """Queues a blocked request again, after one of the inputs that it may wait for has arrived."""
         if request.status is RequestStatus.BLOCKED:
             self._move(request, RequestStatus.WAITING if request.row is None else RequestStatus.PREEMPTED)
 
     def remove(self, request: ArRequest, status: RequestStatus) -> None:
-        """The request runs no more. Its row and table stay with the caller."""
+        """Removes a request from scheduling. The caller keeps its row and table."""
         self._move(request, status)
 
     def retry(self, plan: StepPlan) -> None:
-        """The plan's step failed, and any of its requests may be at fault: each will run again in steps of its own."""
+        """Isolates the requests of a failed step, any of which may be the cause: each will run again in steps of its
+        own."""
         for request in plan.requests:
             self._move(request, RequestStatus.ISOLATING)
 
     def plan(self, can_score: bool = True) -> StepPlan | None:
-        """The next step; None if nothing can run. can_score: whether it may compute log-probabilities; else requests that want some
-        wait."""
+        """Plans the next step; None if nothing can run. can_score: whether it may compute log-probabilities; otherwise
+        requests that need some wait."""
         if can_score and not self._can_score:
             for request in [request for request in self._blocked if request.wants_scores]:
                 self.unblock(request)
@@ -98,7 +100,7 @@ class Scheduler:
                 self._move(request, self._status_after_preemption(request))
         isolated = sorted((*self._isolated, *self._running_alone), key=_rank)
         ready = [request for request in isolated if self._can_start(request)]
-        # Isolated requests and the others take turns; a request that cannot use its turn leaves it to the next.
+        # Isolated requests and the others take turns; a request that cannot use its turn passes it on.
         turns = [None, *ready] if self._ran_alone else [*ready, None]
         for alone in turns:
             plan = self._compose(alone)
@@ -130,7 +132,7 @@ class Scheduler:
         self._allocator.launched(plan)
 
     def _move(self, request: ArRequest, status: RequestStatus) -> None:
-        """Changes the request's status, and with it the list that it is in."""
+        """Changes the request's status and moves it to the list of that status."""
         before = self._requests.get(request.status)
         request.set_status(status)
         if before is not None:
@@ -142,7 +144,7 @@ class Scheduler:
         """A step of one isolated request, or of all the others."""
         running = self._runnable(alone)
         decodes, new_blocks = self._decodes([request for request in running if request.decoding])
-        # A decode may have preempted some.
+        # A decode may have preempted some of them.
         prefills = [request for request in running if request.table is not None and not request.decoding]
         budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
         chunks = list(self._chunks(prefills, alone, budget))
@@ -156,12 +158,12 @@ class Scheduler:
         decodes: list[ArRequest] = []
         new_blocks: list[NewBlock] = []
         for request in requests:
-            # One before it may have preempted it.
+            # An earlier request may have preempted this one.
             if request.table is None or not request.can_step(self._conditioned):
                 continue
             due = self._lag == 1 or self._steps + 1 >= request.last_scheduled_step + self._lag
             if not due and request.num_outputs_in_flight:
-                continue  # its newest token is not there yet
+                continue  # its newest token is not available yet
             new = self._allocator.extend(request, ())
             if new is None:
                 new = self._allocator.extend(request, self._victims(request))
@@ -174,7 +176,7 @@ class Scheduler:
         return decodes, new_blocks
 
     def _chunks(self, prefills: Sequence[ArRequest], alone: ArRequest | None, tokens: int) -> Iterator[PrefillChunk]:
-        """Chunks of at most `tokens` in all: of requests that have begun, then of those that can start."""
+        """Chunks of at most `tokens` tokens in total: of requests that have begun, then of those that can start."""
         budget = _Budget(tokens, self._limits.scored_tokens)
         for request in prefills:
             if budget.left(request):
@@ -186,7 +188,7 @@ class Scheduler:
             yield budget.take(started, first=True)
 
     def _start(self, alone: ArRequest | None) -> ArRequest | None:
-        """Gives the next request its row and blocks, if there is room."""
+        """Gives the next request its row and blocks, if available."""
         if alone is not None and alone.status is not RequestStatus.ISOLATED:
             return None
         request = self._next_waiting() if alone is None else alone
@@ -197,7 +199,7 @@ class Scheduler:
         headroom = sum(other.decoding and not other.paused for other in running)
         try:
             allocated = self._allocator.allocate(request, paused, headroom)
-        except Exception as error:  # host work on what the request brought, such as hashing it
+        except Exception as error:  # host work on the request's data, such as hashing
             self._allocator.failures.append((request.id, "planning", error))
             self._move(request, RequestStatus.FAILED)
             allocated = False
@@ -208,7 +210,7 @@ class Scheduler:
         return request
 
     def _next_waiting(self) -> ArRequest | None:
-        # Without a free row, requests that have theirs must not wait for those that have none.
+        # Without a free row, requests with a row must not wait for those without one.
         queues = (self._preempted, self._waiting) if self._allocator.rows_left else (self._preempted,)
         while heads := [queue[0] for queue in queues if queue]:
             request = min(heads, key=_rank)
@@ -218,11 +220,12 @@ class Scheduler:
         return None
 
     def _overtakes_isolated(self, request: ArRequest) -> bool:
-        """Whether an isolated request of a lower rank waits for blocks, perhaps for these."""
+        """Whether an isolated request of a lower rank waits for blocks, possibly the same ones."""
         return any(other.rank < request.rank and self._can_start(other) for other in self._isolated)
 
     def _can_start(self, request: ArRequest) -> bool:
-        # The host reads the steps in flight of a preempted request first: it starts behind them, so no token comes twice.
+        # The host first reads a preempted request's steps in flight: the request starts behind them, so no token is
+        # generated twice.
         if request.paused or request.steps_in_flight or (request.wants_scores and not self._can_score):
             return False
         return request.can_step(self._conditioned)
@@ -237,13 +240,13 @@ class Scheduler:
         return sorted((*self._running, *self._running_alone), key=_rank) if self._running_alone else self._running
 
     def _victims(self, request: ArRequest) -> list[ArRequest]:
-        """Requests that give their blocks to this one, the first first."""
+        """Requests that give their blocks to this one, in order."""
         others = [other for other in reversed(self._holders()) if other is not request]
         paused = [other for other in others if other.paused]
         return paused + [other for other in others if not other.paused and other.rank > request.rank]
 
     def _move_preempted(self) -> None:
-        """The allocator has taken the blocks of some: they run no more."""
+        """Moves the requests whose blocks the allocator has taken."""
         for request in [request for request in self._holders() if request.table is None]:
             self._move(request, self._status_after_preemption(request))
 
@@ -258,7 +261,7 @@ def _rank(request: ArRequest) -> tuple[int, ...]:
 
 
 class _Budget:
-    """Tokens that are left of a step for chunks, and those of them that may be scored."""
+    """The remaining tokens of a step for chunks, and the remaining ones that may be scored."""
 
     def __init__(self, tokens: int, scored: int) -> None:
         self._tokens = tokens
@@ -267,15 +270,16 @@ class _Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether there is nothing left for some request."""
+        """Whether the budget is used up for some request."""
         return not self._tokens or (self._scores and not self._scored)
 
     def left(self, request: ArRequest) -> int:
-        """Tokens of the request that may still join."""
+        """Number of tokens of the request that may still join the step."""
         return min(self._tokens, self._scored) if request.scores_prompt else self._tokens
 
     def take(self, request: ArRequest, *, first: bool) -> PrefillChunk:
-        """The request's next chunk. Something must be left for it. first: the step sets its row up."""
+        """Takes the request's next chunk from the budget, for which `left` is positive. first: whether the step sets
+        its row up."""
         start = request.num_computed_tokens
         replay = start >= request.length
         end = min(request.prefill_end if replay else request.length, start + self.left(request))

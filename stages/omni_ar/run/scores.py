@@ -9,13 +9,13 @@ from omni_ar.run.phases import copy_scores, score_prompt, score_tokens
 from omni_ar.run.step import ScoreHandoff, StepContext
 
 _LOGITS_AT_ONCE = 64
-"""Prompt tokens whose logits are computed together: as many rows of the vocabulary's width are in memory."""
+"""Prompt tokens whose logits are computed together, which bounds the memory for logits."""
 
 
 class Scorer:
-    """Launches the scoring behind the token point, and its copy to the host on a stream of its own.
+    """Launches the scoring after the token point, and its copy to the host on a separate stream.
 
-    A slot, on the device and of the host's ring alike, is used again once the host has read it.
+    A slot, on the device and in the host's ring, is reused once the host has read it.
     """
 
     def __init__(self, name: str, device: Device, stream: Stream, model: ArModel, buffers: StepBuffers) -> None:
@@ -30,19 +30,19 @@ class Scorer:
 
     @property
     def ready(self) -> bool:
-        """Whether the next step may be asked for log-probabilities."""
+        """Whether the next step may compute log-probabilities."""
         return self._downloads.ready
 
     def begin(self) -> None:
-        """A step begins."""
+        """Called at the beginning of a step."""
         self._downloads.begin()
 
     def forget(self) -> None:
-        """The step failed: nobody reads its log-probabilities."""
+        """Drops the log-probabilities of a failed step."""
         self._downloads.forget()
 
     def score(self, context: StepContext) -> ScoreHandoff | None:
-        """Scores what the step's requests ask for; None if they ask for nothing."""
+        """Launches the scores that the step's requests need; returns None if they need none."""
         asking = [one.request for one in context.rows if one.request.sampling.logprobs is not None]
         prompt = context.prompt_scores
         if not asking and prompt is None:

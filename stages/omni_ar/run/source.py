@@ -1,4 +1,4 @@
-"""Sources of the tokens that rows go on with."""
+"""Sources of the rows' next tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -18,36 +18,38 @@ from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
 
 
 class TokenSource(Protocol):
-    """Fills the rows' newest tokens, on the device, and hands them to the host.
+    """Writes the rows' newest tokens on the device, and hands them to the host.
 
-    The stage's own sampler is one; with pipeline parallelism the first rank's is a broadcast of the last rank's.
+    One source is the stage's own sampler; with pipeline parallelism the first rank's would be a broadcast from the last
+    rank.
     """
 
     @property
     def lag(self) -> int:
-        """The least distance between two steps of a row: 1 if its token is there at once."""
+        """The minimum distance between two steps of a row: 1 if its token is available immediately."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether a step could be launched now without touching host memory that is still in use."""
+        """Whether a step can be launched now without host memory that is still in use."""
         ...
 
     @property
     def gives_logits(self) -> bool:
-        """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's after `sample`: log-probabilities are made of them."""
+        """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's values after `sample`, for
+        log-probabilities."""
         ...
 
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
-        """Captures what `sample` launches for a batch of B rows, where it launches anything. At start, in the null row.
+        """Captures the launches of `sample`, if any, for a batch of B rows. At start, with null rows.
 
-        A step whose `StepContext.padded` is B has its rows and what they advance by in these tensors, padded with null rows.
+        A step whose `StepContext.padded` is B has its rows and their advances in these tensors, padded with null rows.
         """
         ...
 
     def begin(self, step: int) -> None:
-        """Called before the inputs of a step are launched: tokens that are due become next inputs, and so do those that the
-        host has read."""
+        """Called before the inputs of a step are launched: makes due tokens, and tokens that the host has read, next
+        inputs."""
         ...
 
     def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
@@ -59,24 +61,25 @@ class TokenSource(Protocol):
         ...
 
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
-        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands them over.
+        """Launches the sampling of the step's rows from `context.hidden_RD`, or requests their tokens, and hands the
+        tokens over.
 
-        frames: launches the work between the two, where frames can end a request.
-        A row whose generation is not that of the step stays as it is.
+        frames: launches the work between sampling and handoff, where frames can end a request. A row whose generation
+        differs from the step's is unchanged.
         """
         ...
 
     def forget(self) -> None:
-        """The newest step failed half-way: its rows start again, and its tokens that are still to come are dropped."""
+        """Drops the pending tokens of the newest step, which failed half-way; its rows start again."""
         ...
 
 
 class LocalTokens:
-    """Samples here. `accept_tokens` writes the tokens into the host's memory itself, so the token point is an event: it waits for
-    nothing that follows on the main stream, and a copy would cost the host three more calls a step.
+    """Samples locally. `accept_tokens` writes the tokens directly into host memory, so the token point is an event that
+    waits for no later work on the main stream. A copy would cost three more host calls per step.
 
-    The rows' counts, `post_update`, come before it: the token is a few microseconds later, but the host launches one graph for
-    all, and each graph costs it much, whatever is in it.
+    `post_update`, the rows' counts, precedes the token point: the token is a few microseconds later, but the host
+    launches a single graph, whose cost hardly depends on its content.
     """
 
     lag = 1
@@ -102,7 +105,7 @@ class LocalTokens:
         self._drafts = limits.step_ids - 1
         self._processors = processors
         self._graphs = CapturedGraphs[None, Graph](name)
-        # Its turns are those of `RowState.counter`, which the device counts by itself.
+        # Its turns follow `RowState.counter`, which the device counts.
         self._handoffs = SharedRing(device, stream, state.handoff)
 
     @property
@@ -113,7 +116,7 @@ class LocalTokens:
         size = rows_B.shape[0]
         sampling = self._sampling(rows_B, advance_B, EVERYTHING, None)
         self._graphs.add(None, size, self._device.capture(self._stream, f"{self._name}-sample-{size}", sampling))
-        self._set_counter()  # capturing may have run steps, or not
+        self._set_counter()  # capturing may have run steps
 
     def begin(self, step: int) -> None:
         self._handoffs.begin()
@@ -135,7 +138,7 @@ class LocalTokens:
         return TokenHandoff(host=sent.slot, ready=sent.ready, made=sent.made)
 
     def _captured(self, context: StepContext) -> Graph | None:
-        """None for a step with logits processors or edits, which few steps have."""
+        """The captured graph of the step's batch; None for a step with logits processors or edits, which are rare."""
         if context.padded is None:
             return None
         if context.edits is not None or context.flags.processors:
@@ -147,7 +150,7 @@ class LocalTokens:
     def _sampling(
         self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None
     ) -> list[Launch]:
-        """Up to the token point."""
+        """Launches up to the token point."""
         count, state, buffers = rows_R.shape[0], self._state, self._buffers
         hidden_RD, logits_RV, accepted_RW = (
             all_rows[:count] for all_rows in (buffers.hidden, buffers.logits_NV, buffers.accepted_NW)
@@ -161,8 +164,8 @@ class LocalTokens:
         ]
 
     def forget(self) -> None:
-        self._handoffs.forget()  # what it left in the rows' state their starts write over
-        self._set_counter()  # the device may have counted the step, or not
+        self._handoffs.forget()  # the starts of its rows overwrite their state
+        self._set_counter()  # the device may have counted the step
 
     def _set_counter(self) -> None:
         self._device.launch(self._stream, set_counter, self._state.counter, self._handoffs.turn)

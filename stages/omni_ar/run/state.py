@@ -1,9 +1,9 @@
-"""Allocates the device state of an autoregressive stage: the only truth about tokens, lengths and counts.
+"""Allocates the device state of an autoregressive stage: the only source of truth for tokens, lengths and counts.
 
 | buffer | written by | read by |
 |---|---|---|
 | `RowState` of a row | `start_rows`, then phases of each step | the next step's phases, same stream |
-| `StepBuffers` but for `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
+| `StepBuffers` except `scores`, `ChunkBuffers` | phases of one step | later phases of that step, same stream |
 | `RowState.handoff[turn]` | `accept_tokens`, `predict_codes` | the host, after the token event; rewritten once read |
 | `StepBuffers.scores[slot]` | `score_tokens`, `score_prompt` | their copy, on its own stream; rewritten once the host has read it |
 | `RowState.conditioning` of a row | `gather_rows`, `copy_rows`, each place once | `embed_inputs`, same stream |
@@ -25,10 +25,10 @@ from omni_ar.run.limits import Limits
 from omni_ar.sampling import SamplingState
 
 IMPOSSIBLE = -1
-"""The id of a row for which no id was possible."""
+"""The id of a row without a possible id."""
 
 SCORE_FIELDS = 1 + 2 * (1 + MAX_LOGPROBS)
-"""int64 fields of one token's log-probabilities: its rank, ids, and the bits of as many float64."""
+"""Number of int64 fields of one token's log-probabilities: its rank, the ids, and the bits of one float64 per id."""
 
 
 def allocate_rows(
@@ -74,7 +74,8 @@ def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype:
 
 @dataclass(frozen=True, slots=True)
 class ChunkBuffers:
-    """What phases hand to a captured forward of a batch with chunks, and it to them. P chunks, `tokens` the most of a batch.
+    """Buffers between the phases and a captured forward of a batch with chunks. P chunks; `tokens`: maximum tokens of a
+    batch.
 
     inputs_TD: input embeddings. rows_P4: `AttentionMetadata.prefill_rows_P4`. outputs_TD: hidden states of all tokens.
     """
@@ -95,5 +96,5 @@ class ChunkBuffers:
 
 
 def next_width(model: ArModel) -> int:
-    """Width of the codes' part of an input embedding; 0 for a model without codes."""
+    """Width of `Codes.next_RD`; 0 for a model without codes."""
     return model.next_width if isinstance(model, CodecModel) else 0

@@ -1,4 +1,4 @@
-"""The states of a request at an autoregressive stage, and the legal ways from one to the next."""
+"""The statuses of a request at an autoregressive stage, and their legal transitions."""
 
 from collections.abc import Mapping
 from enum import IntEnum, auto
@@ -21,9 +21,10 @@ class RequestStatus(IntEnum):
     | WAITING_FOR_LOGPROBS | has all its tokens; some log-probabilities are still to be read | `ArWorker.finish_request` |
     | FINISHED | has left the stage: finished, failed or aborted | `ArWorker.drop` |
 
-    `ArRequest.paused` is no status, since it is independent of all of them: a consumer that is behind may pause a request that
-    waits for its prompt, or one that is isolated, and the request is in that status when it is resumed. A paused request takes
-    part in no step. Prefill and decode are no statuses either: `ArRequest.decoding` follows from two counts.
+    `ArRequest.paused` is not a status, since it is independent of all of them: a consumer that is behind may pause a
+    request that waits for its prompt, or an isolated one, and the request has the same status when it is resumed. A
+    paused request is in no step. Prefill and decode are not statuses either: `ArRequest.decoding` follows from two
+    counts.
     """
 
     WAITING_FOR_INPUTS = auto()
@@ -40,12 +41,12 @@ class RequestStatus(IntEnum):
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether tokens of steps in flight are the request's; otherwise they are discarded."""
+        """Whether the request accepts tokens of steps in flight; otherwise they are discarded."""
         return self not in _ENDS
 
 
 _S = RequestStatus
-# A request with a row may have steps in flight whose tokens end it, whatever it waits for.
+# A request with a row may have steps in flight whose tokens end it, in every status.
 _ENDS = (_S.FAILED, _S.WAITING_FOR_LOGPROBS, _S.FINISHED)
 
 TRANSITIONS: Mapping[RequestStatus, set[RequestStatus]] = {

@@ -1,4 +1,4 @@
-"""Records of one step. Deferred work reads them, since request, row and table may have changed meanwhile."""
+"""Records of one step. Deferred work reads them, since request, row and table may have changed since the launch."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,8 @@ from omni_ar.sampling import SamplingFlags, StepEdits
 
 
 class Scheduled(msgspec.Struct, frozen=True):
-    """A request as this step saw it. emits_hidden: the hidden states of its prompt are complete with this step, and wanted."""
+    """A snapshot of a request at the launch of a step. emits_hidden: whether the step completes the hidden states of
+    its prompt, and a consumer needs them."""
 
     request: ArRequest
     row: Row
@@ -21,7 +22,7 @@ class Scheduled(msgspec.Struct, frozen=True):
 
 
 def snapshot(request: ArRequest) -> Scheduled:
-    """The request as it is when the step is launched."""
+    """A snapshot of the request for the step that is being launched."""
     row, table = request.row, request.table
     assert row is not None
     assert table is not None
@@ -30,7 +31,8 @@ def snapshot(request: ArRequest) -> Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class ScoredChunk:
-    """Prompt tokens of one request that a step scores. first: index of the first in the prompt; start: among the step's."""
+    """Prompt tokens of one request that a step scores. first: index of the first in the prompt. start: its index among
+    the step's scored tokens."""
 
     request: ArRequest
     first: int
@@ -40,7 +42,8 @@ class ScoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Inputs for scoring prompt tokens. hidden_sD: the states before them, ids_s: the tokens. count: likeliest ids each."""
+    """Inputs for scoring prompt tokens. hidden_sD: hidden states before the tokens. ids_s: the tokens. count: number of
+    likeliest ids per token."""
 
     chunks: tuple[ScoredChunk, ...]
     hidden_sD: Tensor
@@ -50,11 +53,11 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """All that `execute_model` leaves for `sample_tokens`.
+    """The result of `execute_model`, for `sample_tokens`.
 
-    rows: those that are sampled, perhaps none: the step may hold nothing but chunks that do not reach their prompt's end.
-    padded: rows of the captured batch that may stand for this one; None if there is none.
-    emits: whether it stores hidden states for consumers.
+    rows: the sampled rows; empty if the step has only chunks that do not reach the end of their prompts. padded: number
+    of rows of the captured batch that may replace this one; None if there is none. emits: whether the step stores
+    hidden states for consumers.
     """
 
     step: int
@@ -71,9 +74,9 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class TokenHandoff:
-    """The first handoff: the ids are the next step's input on the device already; `host` has them once `ready` is done.
+    """The first handoff. On the device the ids are already the next step's input; `host` has them once `ready` is done.
 
-    made: done when all that was launched for it on the stage's stream is.
+    made: done after all launches for it on the stage's stream.
     """
 
     host: HostSlot
@@ -81,7 +84,8 @@ class TokenHandoff:
     made: Event
 
     def read(self, count: int) -> list[list[int]]:
-        """Status, number of tokens and the tokens of each row. Once, after `ready` is done: it frees the slot."""
+        """Returns each row's status, number of tokens, and tokens, and frees the slot. Called once, after `ready` is
+        done."""
         results: list[list[int]] = self.host.read()[:count].tolist()
         self.host.release()
         return results
@@ -89,7 +93,7 @@ class TokenHandoff:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Pages that a step has written, complete when `ready` is done."""
+    """Pages that a step writes, complete once `ready` is done."""
 
     pages: Tensor
     ready: Event
@@ -97,7 +101,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHandoff:
-    """The second handoff: the pages of this step's hidden states and frames, for which no token waits."""
+    """The second handoff: the pages of this step's hidden states and frames. No token waits for it."""
 
     hidden: Written | None
     codes: Written | None
@@ -105,10 +109,10 @@ class PayloadHandoff:
 
 @dataclass(frozen=True, slots=True)
 class ScoreHandoff:
-    """The third handoff: log-probabilities, of `rows` sampled tokens and then of prompt tokens.
+    """The third handoff: log-probabilities of `rows` sampled tokens, then of prompt tokens.
 
-    made: as of `TokenHandoff`. count, prompt_count: likeliest ids of each of the two. requests: those that asked for any of it,
-    each once.
+    made: as in `TokenHandoff`. count, prompt_count: number of likeliest ids per sampled and per prompt token. requests:
+    the requests with log-probabilities, each once.
     """
 
     host: HostSlot
@@ -123,7 +127,7 @@ class ScoreHandoff:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A launched step. tokens: None if it sampled nothing. end: done when all of it has run."""
+    """A launched step. tokens: None if it sampled nothing. end: done after all of its work."""
 
     rows: tuple[Scheduled, ...]
     tokens: TokenHandoff | None

@@ -1,4 +1,4 @@
-"""The stage worker: takes messages, and advances scheduler, runner and output processor. Nothing in it blocks."""
+"""The stage worker: handles messages, and advances scheduler, runner and output processor. It never blocks."""
 
 import itertools
 from collections.abc import Mapping
@@ -38,7 +38,8 @@ class ArWorker(MailboxWorker[ArRequest]):
         num_blocks: int,
         processors: ProcessorRegistry | None = None,
     ) -> None:
-        """num_blocks: as many as the runner has allocated, the null block not counted. processors: None if there are none."""
+        """num_blocks: number of blocks that the runner has allocated, without the null block. processors: None if there
+        are none."""
         super().__init__(name)
         self._runner = runner
         self._shape = shape
@@ -92,9 +93,9 @@ class ArWorker(MailboxWorker[ArRequest]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """prompt_tokens: of requests at their first start; cached_tokens of them were in the prefix cache. prefill_tokens: run in
-        chunks, recomputed ones included. discarded_tokens: sampled for requests that had ended when the host read them.
-        retries: steps that failed and were run again, request by request."""
+        """prompt_tokens: prompt tokens of requests at their first start. cached_tokens: those of them that were in the
+        prefix cache. prefill_tokens: tokens run in chunks, recomputed ones included. discarded_tokens: tokens read
+        after the end of their request. retries: failed steps that were run again, request by request."""
         allocated = self._allocator.counters
         return {
             "steps": self._steps,
@@ -140,8 +141,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             params=self._processors.params(sampling.processors),
             stops=message.rules.stops,
             host_processors=(*message.rules.host_processors, *self._processors.host_processors(sampling.processors)),
-            # One of several producers may not have begun. The request must not hold a row that another one needs to get on, and
-            # with it that producer.
+            # One of several producers may not have begun. The request must not hold a row that another request, and so
+            # that producer, needs to progress.
             needs_first_step=self._shape.step_width > 0 and len(message.inputs) > 1,
         )
         if request.constrained:
@@ -211,7 +212,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._host_processors.cancel(request)
         for withheld in request.withheld:
             for message in withheld.messages:
-                message.close()  # no consumer gets it
+                message.close()  # it has no consumer
         request.withheld.clear()
         self._embeddings.drop(request)
         self._conditioning.drop(request)
@@ -236,7 +237,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         return moved
 
     def finish_request(self, request: ArRequest, reason: str) -> None:
-        """The request has all its tokens. It keeps what it holds until its log-probabilities are read."""
+        """The request has all its tokens. It keeps its resources until its log-probabilities are read."""
         request.finish_reason = reason
         if request.unread_scores:
             self._scheduler.remove(request, RequestStatus.WAITING_FOR_LOGPROBS)
@@ -276,7 +277,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             if isinstance(result, Exception):
                 self.fail_request(request, "steering its tokens", result)
             elif result.ends:
-                self._output_processor.emit_withheld(request)  # no stop string can be completed any more
+                self._output_processor.emit_withheld(request)  # no stop string can be completed now
                 self._end_constrained(request)
             else:
                 request.edit = result.edit
@@ -291,7 +292,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.finish_request(request, "stop")
 
     def _queue(self, request: ArRequest) -> None:
-        """Hands a request to the scheduler once its inputs are here."""
+        """Queues a request at the scheduler once its inputs have arrived."""
         if request.status is RequestStatus.WAITING_FOR_INPUTS and request.inputs_ready:
             request.check_embeddings()
             self._scheduler.add(request)
@@ -330,9 +331,10 @@ class ArWorker(MailboxWorker[ArRequest]):
         self._output_processor.launched(step, plan.requests)
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
-        """After a step that could not be launched: a request that was alone in it fails; of several, each runs again by itself."""
+        """Handles a step that could not be launched: a request that was alone in it fails; of several requests, each
+        runs again alone."""
         self._runner.forget_batch()
-        # What was launched before the failure still runs, and reads what these requests hold.
+        # Work launched before the failure still runs, and reads memory that these requests hold.
         end = self._runner.device.record(self._runner.stream)
         for request in plan.requests:
             request.last_step_end = end
@@ -342,12 +344,12 @@ class ArWorker(MailboxWorker[ArRequest]):
             self.fail(plan.requests[0].id, "running a step", error)
 
     def _report_failures(self) -> bool:
-        """Fails the requests that planning could not go on with, or whose payload could not be moved out of blocks."""
+        """Fails the requests for which planning failed, or whose payload could not be moved out of blocks."""
         failures, self._allocator.failures = self._allocator.failures, []
         for request_id, doing, error in failures:
             if request_id in self.requests:
                 self.fail(request_id, doing, error)
-            else:  # finished here, but its consumers would wait for its payload for ever
+            else:  # finished here, but its consumers would wait forever for its payload
                 self.outbox.append(Failed(request_id, self._known(doing, error)))
         return bool(failures)
 

@@ -1,4 +1,4 @@
-"""Edits of host processors to the logits of one step: packed on the host, applied on the device."""
+"""Host processors' edits of one step's logits: packed on the host, applied on the device."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -16,14 +16,15 @@ from omni_ar.sampling.penalties import MASKED
 Part = TypeVar("Part")
 
 MAX_EDITED_IDS = 1024
-"""Ids with a bias from a request's host processors before one token; ids that a bitmask rules out do not count."""
+"""Maximum ids with a bias from a request's host processors for one token; ids that a bitmask excludes do not count."""
 
 
 class EditParts(NamedTuple, Generic[Part]):
-    """Edits of a step, all int64; packed on the host, or viewed on the device. g rows with a mask, p pairs of row and id.
+    """The edits of a step, all int64, packed on the host or viewed on the device. g rows with a mask, p pairs of row
+    and id.
 
-    places_g: index of the row in the batch. masks_gM: bitmasks of the possible ids. pair_places_p: index of the row in the batch.
-    pair_ids_p: the id. pair_bias_p: bits of the float64 that is added.
+    places_g: batch index of the row. masks_gM: bitmasks of the possible ids. pair_places_p: batch index of the row.
+    pair_ids_p: the id. pair_bias_p: bits of the float64 bias.
     """
 
     places_g: Part
@@ -43,14 +44,15 @@ def view_edits(packed: PackedEdits, view: Callable[[Span], Tensor]) -> StepEdits
 
 
 def edit_size(vocab: int, rows: int) -> int:
-    """Maximum number of int64 that the edits of a step upload, if `rows` rows have one."""
+    """Maximum number of int64 in the uploaded edits of a step with `rows` edited rows."""
     return rows * (1 + bitmask_size(vocab) + 3 * MAX_EDITED_IDS)
 
 
 def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
-    """The edits of a request's host processors for one token as one: the ids that all of them allow, and the sum of their biases.
+    """Merges the edits of a request's host processors for one token: the ids that all of them allow, and the sum of
+    their biases.
 
-    Raises ValueError for an edit that `LogitsEdit` does not allow, or with biases of more than MAX_EDITED_IDS ids.
+    Raises ValueError for an invalid `LogitsEdit`, and for biases of more than MAX_EDITED_IDS ids.
     """
     for edit in edits:
         _check(edit, vocab)
@@ -69,7 +71,7 @@ def merge_edits(edits: Sequence[LogitsEdit], vocab: int) -> LogitsEdit:
 
 
 def _fitted(mask: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """A tokenizer may know fewer ids than the model has, or more."""
+    """Resizes a mask: a tokenizer may have fewer ids than the model, or more."""
     fitted = np.zeros(size, np.int64)
     fitted[: len(mask)] = mask[:size]
     return fitted
@@ -94,7 +96,7 @@ def _check(edit: LogitsEdit, vocab: int) -> None:
 
 
 def pack_edits(upload: Upload, edits: Sequence[tuple[int, LogitsEdit]], vocab: int) -> PackedEdits:
-    """Fills `upload`. edits: index in the batch, each at most once, and an edit as `merge_edits` returns it."""
+    """Fills `upload`. edits: pairs of a batch index, each at most once, and an edit from `merge_edits`."""
     masks = [(place, edit.allowed) for place, edit in edits if edit.allowed is not None]
     pairs = [(place, edit.ids, edit.bias) for place, edit in edits if edit.ids is not None and edit.bias is not None]
     return EditParts(
@@ -115,7 +117,7 @@ def _stacked(masks: Sequence[NDArray[np.int64]], size: int) -> NDArray[np.int64]
 
 
 def apply_edits(logits_RV: Tensor, edits: StepEdits) -> Tensor:
-    """Adds the biases of host processors and masks the ids that they do not allow."""
+    """Adds the biases and masks the ids that the edits do not allow."""
     if edits.pair_places_p.shape[0]:
         bias_p = edits.pair_bias_p.view(torch.float64).to(logits_RV.dtype)
         at_p = edits.pair_places_p * logits_RV.shape[1] + edits.pair_ids_p

@@ -5,10 +5,11 @@ from torch import Tensor
 
 
 def top_logprobs(logits_RV: Tensor, ids_R: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the rows' ids, and of the k most likely: ids int64 `[R, 1 + k]`, log-probabilities fp32 `[R, 1 + k]`, ranks int64 `[R]`.
+    """For each row's id and the k most likely: ids int64 `[R, 1 + k]`, log-probabilities fp32 `[R, 1 + k]`, ranks of
+    the rows' ids int64 `[R]`.
 
-    logits_RV: fp32, as the model gives them. ids_R: int64. The row's own id comes first, then the k most likely, best
-    first, which may include it. A rank is the number of ids that are more likely, plus 1.
+    logits_RV: fp32, the model's logits. ids_R: int64. The row's id comes first, then the k most likely in descending
+    order, which may include it. A rank is the number of more likely ids, plus 1.
     """
     logprobs_RV = logits_RV.log_softmax(-1)
     top = logprobs_RV.topk(k, dim=-1)

@@ -1,4 +1,4 @@
-"""Bits of the work that sampling takes: of a row, for the device, and of a batch, for the host."""
+"""The sampling work of a row, as bits for the device, and of a batch, as flags for the host."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -12,7 +12,7 @@ _OFF_AND_NEED = [(PARAMETERS[name].off, column.need) for name, column in _COLUMN
 
 
 def needs_of(p: SamplingParams) -> int:
-    """Bits of a row with these parameters, as `resolve_sampling` returns them."""
+    """Bits of `Need` for a row with these parameters, as `resolve_sampling` returns them."""
     needs = 0
     for value, (off, need) in zip(_values(p), _OFF_AND_NEED, strict=True):
         if value != off:

@@ -1,4 +1,4 @@
-"""Packs rows that start, on the host."""
+"""Packs the sampling state of starting rows on the host."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,9 +34,10 @@ _float_parameters = attrgetter(*FLOAT_PARAMETERS)
 class StartingRow:
     """A row to set up.
 
-    sampling: as `resolve_sampling` returns it. seen: int64, prompt ids that the repetition penalty counts, in any order. history:
-    int64, the prompt's ids in order, for bad words; may be empty. outputs: tokens generated so far, if the row was preempted.
-    sample_index: index among the request's samples. params: of the logits processors that the row uses on the device.
+    sampling: as `resolve_sampling` returns it. seen: int64, prompt ids that the repetition penalty counts, in any
+    order. history: int64, the prompt's ids in order, for bad words; may be empty. outputs: tokens generated so far, if
+    the row was preempted. sample_index: index among the request's samples. params: parameters of the row's device-side
+    logits processors.
     """
 
     row: int
@@ -49,7 +50,7 @@ class StartingRow:
 
 
 def start_size(vocab: int, max_model_len: int, processors: Sequence[NamedProcessor] = ()) -> int:
-    """Maximum number of int64 that one starting row uploads. max_model_len: maximum number of tokens that a row has generated."""
+    """Maximum number of int64 in the upload of one starting row. max_model_len: maximum number of tokens of a row."""
     settings = (
         len(INTS)
         + len(FLOAT_PARAMETERS)
@@ -66,7 +67,8 @@ def start_size(vocab: int, max_model_len: int, processors: Sequence[NamedProcess
 def pack_sampling(
     upload: Upload, rows: Sequence[StartingRow], vocab: int, processors: Sequence[NamedProcessor] = ()
 ) -> PackedSampling:
-    """Fills `upload`. rows: at least one. processors: those that the state was allocated with, in that order."""
+    """Fills `upload`. rows: at least one. processors: the processors that the state was allocated for, in that
+    order."""
     needs = [needs_of(row.sampling) for row in rows]
 
     def that(need: int) -> list[StartingRow]:
@@ -98,12 +100,12 @@ def pack_sampling(
 
 
 def _ints(row: StartingRow, needs: int) -> list[int]:
-    """As in `INTS`."""
+    """The row's values in the order of `INTS`."""
     return [row.row, needs, row.sample_index, *_int_parameters(row.sampling)]
 
 
 def _floats(row: StartingRow, processors: Sequence[NamedProcessor]) -> list[float]:
-    """As in `StartParts.floats_nF`."""
+    """The row's values in the order of `StartParts.floats_nF`."""
     values = list(_float_parameters(row.sampling))
     assert None not in values, "every number of resolved parameters is set"
     for processor in processors:
@@ -149,7 +151,7 @@ def _sequences(sampling: SamplingParams) -> list[tuple[int, ...]]:
 
 def _bad_word(word: tuple[int, ...]) -> Ids:
     """A row of `SamplingState.bad_words`."""
-    # transformers looks for a word only once there are as many tokens as the word has, not counting the next one.
+    # transformers matches a word only once there are as many tokens as the word has, not counting the next one.
     before = [SOMETHING, *word[:-1]]
     return np.array([*[ANYTHING] * (MAX_BAD_WORD_LENGTH - len(before)), *before, word[-1]], np.int64)
 

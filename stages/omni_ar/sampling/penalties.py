@@ -1,4 +1,4 @@
-"""Penalties, biases and masks of logits before a draw, by row, bit for bit as in transformers where it has them.
+"""Penalties, biases and masks of logits before a draw, by row, with the same bits as transformers where it has them.
 
 Functions return new tensors. Shape legend: R rows, V vocabulary, B biased ids, W words of L columns, S stop ids. Logits are fp32.
 """
@@ -18,7 +18,8 @@ def sanitize(logits_RV: Tensor) -> Tensor:
 
 
 def apply_penalties(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position_R: Tensor, needs: int) -> Tensor:
-    """Logits after all penalties, biases and masks of their rows, in this order. needs: at least the rows' own."""
+    """Logits after all penalties, biases and masks of their rows, in this order. needs: a superset of the rows'
+    needs."""
 
     def of(values: Tensor) -> Tensor:
         return values.index_select(0, rows_R)
@@ -66,7 +67,8 @@ def apply_suppression(logits_RV: Tensor, suppressed: Tensor) -> Tensor:
 
 
 def apply_bad_words(logits_RV: Tensor, words_RWL: Tensor, recent_RH: Tensor) -> Tensor:
-    """Masks the last token of each word whose others match the newest tokens. Both as in `SamplingState`, L = H + 1."""
+    """Masks the last token of each word whose other tokens match the newest ones. Both as in `SamplingState`, L = H +
+    1."""
     before_RWH, last_RW = words_RWL[..., :-1], words_RWL[..., -1]
     recent_R1H = recent_RH[:, None]
     matches = (before_RWH == recent_R1H) | (before_RWH == ANYTHING) | ((before_RWH == SOMETHING) & (recent_R1H >= 0))
@@ -80,6 +82,6 @@ def apply_min_tokens(logits_RV: Tensor, stop_ids_RS: Tensor, position_R: Tensor,
 
 
 def _mask(logits_RV: Tensor, ids: Tensor, when: Tensor) -> Tensor:
-    """Masks each row's ids where `when` holds; the others may be anything below V."""
+    """Masks each row's ids where `when` holds; other ids may have any value below V."""
     bias = torch.zeros_like(ids, dtype=logits_RV.dtype).masked_fill(when, MASKED)
     return logits_RV.scatter_add(1, ids.clamp(min=0), bias)

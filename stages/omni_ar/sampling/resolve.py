@@ -52,10 +52,10 @@ def _resolved(requested: SamplingParams, defaults: SamplingParams) -> SamplingPa
         sampling,
         # A greedy token makes the rest of its frame greedy.
         code_temperature=0.0 if greedy else sampling.code_temperature,
-        # A requested maximum below the stage's default minimum lowers the minimum.
+        # A requested maximum below the stage's default minimum lowers that minimum.
         min_tokens=min(least, most) if requested.min_tokens is None and most is not None else least,
-        # A request adds ids to the stage's: it cannot unsuppress an id that the stage has no sound for, and only `ignore_eos`
-        # makes the stage run past its own stop ids.
+        # A request adds ids to the stage's: it cannot allow an id for which the stage has no sound, and only
+        # `ignore_eos` makes the stage continue past its own stop ids.
         stop_token_ids=_united(() if sampling.ignore_eos else defaults.stop_token_ids, requested.stop_token_ids),
         suppress_token_ids=_united(defaults.suppress_token_ids, requested.suppress_token_ids),
     )
@@ -108,7 +108,7 @@ def _check_room(sampling: SamplingParams, field: str) -> None:
 
 
 def _check_choice(sampling: SamplingParams, field: str, vocab_size: int) -> None:
-    """Raises InputError unless some id may come first."""
+    """Raises InputError unless some id is possible as the first token."""
     allowed, suppressed = sampling.allowed_token_ids, set(sampling.suppress_token_ids or ())
     left = set(allowed) - suppressed if allowed else None
     if left == set():

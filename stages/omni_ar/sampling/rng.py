@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the same bits on every device, whatever else is in the batch.
+"""Counter-based random numbers: the same bits on every device and in every batch.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in int64 arithmetic, each 32-bit
 word in a tensor of its own. torch has no unsigned 32-bit multiplication; no product here overflows a signed word.
@@ -50,7 +50,7 @@ def gumbel(seed_R: Tensor, sample_index_R: Tensor, position_R: Tensor, group: in
     """Standard Gumbel noise, fp32 `[R, vocab]`: `argmax(logits + noise)` is a draw from `softmax(logits)`.
 
     Entry [r, v] is a function of the row's seed (int64), its sample index and position (int64 in [0, 2 ** 32)), `group`
-    and `purpose` (each in [0, 2 ** 16)) and v alone, not of the row, the batch or the device.
+    and `purpose` (each in [0, 2 ** 16)) and v only, independent of the row's place, the batch and the device.
     Raises ValueError for a group or purpose out of range. Source: Maddison et al., 2014, arXiv:1411.0030.
     """
     if not (0 <= group < _GROUP_LIMIT and 0 <= purpose < _GROUP_LIMIT):

@@ -1,4 +1,4 @@
-"""From logits to ids."""
+"""Draws ids from logits."""
 
 from collections.abc import Sequence
 
@@ -31,8 +31,8 @@ def sample(
     """Draws one id per row, int64 `[R]`; -1 where no id is possible.
 
     Greedy rows take the most likely id that is not masked; the others draw from the ids that the warpers keep.
-    logits_RV: of any float dtype, not modified. rows_R: int64, rows of `state`. position_R: int64, the number of tokens that the
-    request has generated; a draw is keyed as in `gumbel`. processors: in the order they apply.
+    logits_RV: of any float dtype, not modified. rows_R: int64, rows of `state`. position_R: int64, the number of tokens
+    that the request has generated; a draw is keyed as in `gumbel`. processors: in order of application.
     """
     if edits is None and not flags.processors and runs_kernel(logits_RV):
         return fused_sample(logits_RV, state, rows_R, position_R, group=group, purpose=purpose)
@@ -57,10 +57,11 @@ def draw(
     group: int,
     flags: SamplingFlags,
 ) -> Tensor:
-    """Draws one code of a frame after the first per row, int64 `[R]`, by the rows' `code_temperature`, `code_top_k`, `code_top_p`
-    and seeds. Penalties and masks do not apply to it.
+    """Draws one code per row, int64 `[R]`, for a group of the frame after the first, by the rows' `code_temperature`,
+    `code_top_k`, `code_top_p` and seeds. Penalties and masks do not apply.
 
-    logits_RV: of any float type. position_R: int64, index of the frame in its request. group: code group, which keys the draw too.
+    logits_RV: of any float type. position_R: int64, index of the frame in its request. group: code group, which also
+    keys the draw.
     """
     if runs_kernel(logits_RV):
         return fused_draw(logits_RV, state, rows_R, position_R, group)
@@ -88,7 +89,7 @@ def _process(
     flags: SamplingFlags,
     processors: Sequence[NamedProcessor],
 ) -> Tensor:
-    # `recent` has the prompt's tokens too, and processors see generated ones only.
+    # `recent` includes prompt tokens; processors receive generated ones only.
     newest_R = state.recent[:, -1].index_select(0, rows_R)
     newest_R = torch.where(position_R > 0, newest_R, NO_TOKEN)
     counts_NV = state.counts[:, : logits_RV.shape[1]]

@@ -1,4 +1,4 @@
-"""Setting up rows that begin, or begin again after a preemption."""
+"""Sets up the sampling state of rows that start, or start again after a preemption."""
 
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ INTS = ("row", "needs", "sample_index", *INT_PARAMETERS)
 
 
 class StartParts(NamedTuple, Generic[Part]):
-    """The state of n starting rows, all int64; packed on the host, or viewed on the device.
+    """The state of n starting rows, all int64, packed on the host or viewed on the device.
 
     ints_nC: columns as in `INTS`. floats_nF: `FLOAT_PARAMETERS`, then, for each logits processor, whether the row uses it, and
     its parameters. floats_nF, biases_b: the bits of float64. stops_nS, recent_nL: as in `SamplingState`. seen_sM, forbidden_fM:
@@ -92,6 +92,6 @@ def _start_sets(state: SamplingState, rows_n: Tensor, start: SamplingStart) -> N
         (state.forbidden, start.forbidden_f, start.forbidden_fM),
     ):
         ids_NV.index_fill_(0, rows_n, False)
-        # Few rows have either, and the sets are as wide as the vocabulary.
+        # Few rows have either set, and a set is as wide as the vocabulary.
         if rows.shape[0]:
             ids_NV[:, :vocab].index_copy_(0, rows, unpack_bitmask(masks, vocab))

@@ -1,4 +1,4 @@
-"""Warpers narrow the distribution of a draw, by row, bit for bit as in transformers where it has them.
+"""Warpers narrow the distribution of a draw, by row, with the same bits as transformers where it has them.
 
 Order: temperature, top-n-sigma, top-k, top-p, min-p. Functions return new tensors. Logits are fp32.
 
@@ -24,13 +24,13 @@ def keep_top(
     min_p_R: Tensor | None = None,
     top_n_sigma_R: Tensor | None = None,
 ) -> Tensor:
-    """Masks all ids that are more than `top_n_sigma` standard deviations below the largest logit; of the others all but the
-    row's `top_k` most likely; of these all but the fewest that reach `top_p`; and of these all that are less than `min_p` times
-    as likely as the most likely.
+    """Masks, in this order: ids more than `top_n_sigma` standard deviations below the largest logit; all but the row's
+    `top_k` most likely; all but the fewest that reach `top_p`; and ids less than `min_p` times as likely as the most
+    likely. Each filter sees only the ids that the earlier ones keep.
 
-    top_k_R: int64; ids that tie with the last one kept stay too; 0 is off. top_p_R: 1 is off; float64 gives transformers'
-    exact cut, which rounds `1 - top_p` once. min_p_R: fp32; 0 is off. top_n_sigma_R: fp32; 0 is off. None: off for every row,
-    and cheaper.
+    top_k_R: int64; ids that tie with the last one kept are kept too; 0 is off. top_p_R: 1 is off; float64 gives
+    transformers' exact cut, which rounds `1 - top_p` once. min_p_R: fp32; 0 is off. top_n_sigma_R: fp32; 0 is off. None
+    is off for every row, and cheaper.
     """
     if top_n_sigma_R is not None:
         logits_RV = logits_RV.masked_fill(_below_deviations(logits_RV, top_n_sigma_R), MASKED)
@@ -56,7 +56,7 @@ def warp(
 
 
 def warp_tokens(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: int) -> Tensor:
-    """`warp` by the rows' parameters of tokens. needs: at least the rows' own."""
+    """`warp` with the rows' parameters for tokens. needs: a superset of the rows' needs."""
     return warp(
         logits_RV,
         state.temperature.index_select(0, rows_R),
@@ -68,7 +68,8 @@ def warp_tokens(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: 
 
 
 def warp_codes(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: int) -> Tensor:
-    """`warp` by the rows' parameters of the codes of a frame after the first. needs: at least the rows' own."""
+    """`warp` with the rows' parameters for the codes of a frame after the first. needs: a superset of the rows'
+    needs."""
     return warp(
         logits_RV,
         state.code_temperature.index_select(0, rows_R),
@@ -104,8 +105,8 @@ def _kth_largest(logits_RV: Tensor, top_k_R: Tensor) -> Tensor:
 
 def _outside_nucleus(logits_RV: Tensor, top_p_R: Tensor) -> Tensor:
     """Whether an id is not among the fewest whose probabilities reach the row's `top_p`, bool `[R, V]`."""
-    # The sort decides which of several equal logits falls out: to agree with transformers it must be the same sort of the
-    # same values, neither a stable one nor the one that found the k-th largest.
+    # The sort decides which of several equal logits is dropped. To agree with transformers it must be the same sort of
+    # the same values: neither a stable sort nor the one that found the k-th largest.
     sorted_RV, id_RV = logits_RV.sort(dim=-1)
     tail_R = (1 - top_p_R.double()).float()
     removed_RV = sorted_RV.softmax(-1).cumsum(-1) <= tail_R[:, None]

@@ -1,4 +1,4 @@
-"""Modules that authors of denoisers and of what renders their latents compose."""
+"""Modules for denoisers and renderers of latents."""
 
 from omni_diffusion.layers.alias_free import AliasFree
 from omni_diffusion.layers.block_attention import BlockAttention, BlockWindow, History, Surroundings

@@ -7,27 +7,27 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
 _TAPS = 12
-"""Of the resampling filters around an activation; they halve and double the rate."""
+"""Taps of the resampling filters around an activation, which double and halve the rate."""
 _HALF = _TAPS // 4
-"""Samples at the lower rate that each of them reaches to either side."""
+"""Reach of each filter to either side, in samples at the lower rate."""
 _KAISER_BETA = 0.1102 * (2.285 * (_TAPS // 2 - 1) * math.pi * 1.2 + 7.95 - 8.7)
 
 
 class AliasFree(nn.Module):
-    """act: what is done at twice the rate, of `[B, C, 2, T]` and value by value within a channel.
+    """act: the activation at twice the rate, on `[B, C, 2, T]`, elementwise within a channel.
 
-    The two samples that one becomes are kept as two channels: doubling is then one convolution to two channels, halving one back,
-    and nothing is interleaved.
+    The two samples for one input sample are two channels: doubling is one convolution to two channels, halving is one
+    back, and no interleaving is needed.
     """
 
     REACH = 2 * _HALF - 1
-    """Samples to either side that an output depends on."""
+    """Number of samples to either side that an output depends on."""
 
     def __init__(self, act: nn.Module) -> None:
         super().__init__()
         self.act = act
         taps = _filter().flip(0)
-        # Doubling: the even sample is made of the odd taps, and the odd one of the even taps a sample later.
+        # Doubling: the even sample uses the odd taps, and the odd sample the even taps one sample later.
         up = torch.zeros(2, 1, 2 * _HALF + 1, device="cpu")
         up[0, 0, :-1], up[1, 0, 1:] = 2 * taps[0::2], 2 * taps[1::2]
         down = torch.zeros(1, 2, 2 * _HALF + 1, device="cpu")

@@ -1,20 +1,22 @@
 """Attention of blocks to themselves, and in few layers to one neighbour.
 
-Attention is within blocks of F latent frames, but for some layers that see one whole block further. Each carries what it sees a
-block on, in each of a solver's evaluations. Hence, of making a stream in windows of whole blocks:
+Attention is within blocks of F latent frames, except in some layers that also see one neighbouring block. Each of these
+layers carries information one block further in each of a solver's evaluations. Consequences for streams that are
+denoised in windows of whole blocks:
 
-- What lies before a window can be exact, at the cost of memory alone: layers that look back need the keys and values that the block
-  before had at the same evaluation, which `History` keeps. Nothing before a window is run again.
-- What lies ahead cannot, but with as many blocks as all evaluations together carry. With A blocks ahead, which are denoised along
-  and thrown away, a window of n blocks costs (n + A) / n. The error is largest in its last block, and goes on into later windows by
-  their history. Each block ahead makes it smaller by an order of magnitude or more.
-- A stream's end is exact: nothing lies ahead of it.
+- The past of a window is exact, at the cost of memory alone: layers that look back need the keys and values of the
+  block before at the same evaluation, which `History` keeps. No block before a window runs again.
+- The future is exact only with as many blocks as all evaluations together reach. With A look-ahead blocks, which are
+  denoised and discarded, the relative cost of a window of n blocks is (n + A) / n. The error is largest in its last
+  block, and propagates to later windows through their history. Each look-ahead block reduces it by an order of
+  magnitude or more.
+- A stream's end is exact: it has no future.
 
 Rotary angles are relative, so a window may begin anywhere.
 
-Shape legend: U branches (guided, unguided), B rows of a batch, R rows of state, K blocks of a row, F frames of a block, T frames of
-all blocks, one after another, D width, E evaluations, L layers that look back, J frames that are attended to, H heads, W head width
-(of angles: pairs of it), X all dimensions that follow.
+Shape legend: U branches (guided, unguided), B rows of a batch, R rows of state, K blocks of a row, F frames of a block,
+T frames of all blocks, one after another, D width, E evaluations, L layers that look back, J attended frames, H heads,
+W head width (of angles: pairs of it), X all remaining dimensions.
 """
 
 from dataclasses import dataclass
@@ -26,10 +28,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What windows keep for those that follow.
+    """Keys and values that windows keep for later windows.
 
-    kept_RELX: `[R, E, L, U, F, 2, H, W]`, keys and values of one block of a row, as it was at each evaluation. rows_B: int64.
-    read_B: bool, whether it is the block before a row's first one. last_B: int64, the block of a row that is kept now.
+    kept_RELX: `[R, E, L, U, F, 2, H, W]`, keys and values of one block of a row at each evaluation. rows_B: int64.
+    read_B: bool, whether the kept block is the one before the row's first. last_B: int64, the row's block that is to be
+    kept.
     """
 
     kept_RELX: Tensor
@@ -40,9 +43,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class BlockWindow:
-    """Blocks that are denoised together, of each row. first_B: int64, a row's first block's number in its stream.
+    """The blocks of each row that are denoised together. first_B: int64, number of a row's first block in its stream.
 
-    frames_BK: int64, how many frames of a block there are: F, or fewer in a stream's last, or none: then it pads the row.
+    frames_BK: int64, number of frames of a block: F, fewer in a stream's last block, 0 in padding.
     """
 
     first_B: Tensor
@@ -52,7 +55,7 @@ class BlockWindow:
 
 
 class Surroundings:
-    """What the layers of a step share: rotary turns, and which keys exist, as a bias of scores."""
+    """Inputs shared by the layers of a step: rotary angles, and a bias of scores that masks missing keys."""
 
     def __init__(self, window: BlockWindow, frequencies_W: Tensor) -> None:
         branches, _, _, frames, _ = window.condition_UBKFD.shape
@@ -62,20 +65,20 @@ class Surroundings:
         angles_BKFW = ((window.first_B[:, None] + block_K) * frames)[:, :, None, None] + frame_F[:, None]
         angles_BKFW = angles_BKFW * frequencies_W
         self._turns = torch.polar(torch.ones_like(angles_BKFW), angles_BKFW)[:, :, :, None, None]
-        # A block of nothing attends to itself: there is always a key.
+        # A padding block attends to itself, so that every query has a key.
         own_BKF = (frame_F < frames_BK[:, :, None]) | (frames_BK == 0)[:, :, None]
         back_BK = (block_K > 0).expand_as(frames_BK)
         if window.history is not None:
             back_BK = back_BK | window.history.read_B[:, None]
         back_BKF = back_BK[:, :, None].expand_as(own_BKF)
         ahead_BKF = frame_F < pad(frames_BK[:, 1:], (0, 1))[:, :, None]
-        # Rows of their own for all queries: kernels want them a multiple of eight values apart.
+        # A separate row for each query: kernels require a row stride that is a multiple of eight values.
         bias = torch.zeros((branches, *own_BKF.shape[:2], 1, frames, 3 * frames), dtype=dtype, device=device)
         seen_BKJ = torch.cat((back_BKF, own_BKF, ahead_BKF), 2)
         self._bias = bias.masked_fill_(~seen_BKJ[:, :, None, None], float("-inf")).flatten(0, 2)
 
     def rotate(self, heads: Tensor) -> None:
-        """Turns neighbouring pairs of queries and keys `[U, B, K, F, 2, heads, width]`, in place."""
+        """Rotates adjacent pairs of queries and keys `[U, B, K, F, 2, heads, width]`, in place."""
         pairs = heads.float().unflatten(-1, (-1, 2))
         torch.view_as_complex(pairs).mul_(self._turns)
         if heads.dtype != torch.float32:
@@ -95,7 +98,8 @@ class Surroundings:
         return torch.cat(parts, 3) if len(parts) > 1 else kv, self._bias[..., places]
 
     def _remember(self, kv: Tensor, evaluation_B: Tensor, past: int) -> Tensor:
-        """The block before the first, or anything finite; keeps another one in its place."""
+        """Returns the block before the first, or arbitrary finite values, and replaces it in the history by the block
+        to keep."""
         history = self._history
         if history is None:
             return kv[:, :, :1]
@@ -109,8 +113,8 @@ class BlockAttention(nn.Module):
     """Parameters are those of `qkv` and of `to_out`, a list of one.
 
     qkv: `[T, D]` to queries, keys and values, one after another, `[T, 3 * inner]`. out: `[T, inner]` to `[T, D]`.
-    rotary_heads: how many heads know of positions, from the first. ahead: whether a block sees the one after.
-    past: the layer's number among those that look back; None for one that does not.
+    rotary_heads: number of heads with rotary positions, from the first. ahead: whether a block sees the next one. past:
+    the layer's number among layers that look back; None for other layers.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class BlockAttention(nn.Module):
         self.to_out = nn.ModuleList([out])
 
     def forward(self, x_UBKFD: Tensor, evaluation_B: Tensor, around: Surroundings) -> Tensor:
-        """`[U, B, K, F, D]` to the same shape. evaluation_B: int64, which one each row is at."""
+        """`[U, B, K, F, D]` to the same shape. evaluation_B: int64, each row's evaluation."""
         projected = self.qkv(x_UBKFD.flatten(0, 3)).view(*x_UBKFD.shape[:4], 3, self._heads, -1)
         around.rotate(projected[..., :2, : self._rotary_heads, :])
         q = projected[..., 0, :, :].flatten(0, 2).transpose(1, 2)

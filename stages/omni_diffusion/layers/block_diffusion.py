@@ -1,4 +1,4 @@
-"""A diffusion stage's model whose latents move in blocks, and whose renderer sees no further than a fixed number of them.
+"""A diffusion stage's model that denoises in blocks, with a renderer that sees a fixed number of latent frames.
 
 Shapes as in `omni_diffusion.model` (G is code groups) and `block_attention` (U is branches); Y voices, V values of each.
 """
@@ -16,10 +16,10 @@ from omni_diffusion.model import DiffusionModel, Windows
 
 
 class BlockDenoiser(nn.Module, ABC):
-    """Says where the latents of blocks move.
+    """Computes the velocity of the latents of blocks.
 
-    width: D, of what conditions a latent frame. latent_width: M. block: F, latent frames of one. repeats: latent frames of a code
-    frame. branches: U, 2 with guidance, 1 without.
+    width: D, width of a latent frame's condition. latent_width: M. block: F, latent frames of a block. repeats: latent
+    frames of a code frame. branches: U, 2 with guidance, 1 without.
     """
 
     def __init__(self, *, width: int, latent_width: int, block: int, repeats: int, branches: int) -> None:
@@ -29,30 +29,33 @@ class BlockDenoiser(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self, times_E: Tensor) -> None:
-        """Called once, with the weights loaded. times_E: of the evaluations, float32, on the weights' device."""
+        """Called once, after the weights are loaded. times_E: times of the evaluations, float32, on the weights'
+        device."""
 
     @abstractmethod
     def history_shape(self, rows: int) -> tuple[int, ...]:
-        """Of `History.kept_RELX`. Called when it is prepared."""
+        """Shape of `History.kept_RELX`. Called after `prepare`."""
 
     @abstractmethod
     def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
-        """All of the input but the noise, `[B, U, N * repeats, D]`: the same at each evaluation. codes_BNG: int64, any number."""
+        """The part of the input that does not depend on the noise, `[B, U, N * repeats, D]`: the same at each
+        evaluation. codes_BNG: int64, any value."""
 
     @abstractmethod
     def surroundings(self, window: BlockWindow) -> Surroundings:
-        """What the evaluations of a step share."""
+        """Inputs shared by the evaluations of a step."""
 
     @abstractmethod
     def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
-        """Where blocks move, `[B, K, F, M]` in float32, guidance included. evaluation_B: int64, places in the times."""
+        """The velocity of blocks, `[B, K, F, M]` in float32, guidance included. evaluation_B: int64, indexes into the
+        times."""
 
 
 class BlockDiffusion(DiffusionModel[BlockState]):
-    """net: of the steps. renderer: takes `[B, M, T]`; it may be in another dtype.
+    """net: the denoiser. renderer: takes `[B, M, T]`; it may have another dtype.
 
-    remembers: whether a window goes on from the one before, if it has no context of its own: nothing is denoised twice, and what
-    lies before a window is exact.
+    remembers: whether a window without context continues from the window before: no block is denoised twice, and the
+    past of a window is exact.
     """
 
     def __init__(
@@ -110,8 +113,8 @@ class BlockDiffusion(DiffusionModel[BlockState]):
         return self.renderer.context
 
     def ready(self, voices_YUV: Tensor) -> None:
-        """What is the same for all requests: the times, and the voices, in their order. Once, with the weights loaded, on their
-        device and in their dtype."""
+        """Prepares the times and the voices, in order, which are the same for all requests. Called once, after the
+        weights are loaded; voices are on their device and in their dtype."""
         self._schedule = RungeKutta(self._num_steps, device=voices_YUV.device)
         self.net.prepare(self._schedule.times_E)
         self._voices_YUV = nn.Buffer(voices_YUV, persistent=False)

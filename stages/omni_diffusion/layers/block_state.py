@@ -1,4 +1,5 @@
-"""What rows hold of the windows they denoise, for models of blocks. Shapes as in `omni_diffusion.model` and `block_attention`."""
+"""State of the rows' windows, for models that denoise in blocks. Shapes as in `omni_diffusion.model` and
+`block_attention`."""
 
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from omni_diffusion.model import Windows
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """Of each row's window: what conditions it, and its first block, how many latent frames it has, whether it goes on from what
-    history holds, and which of its blocks is to be kept there. history_RELX: None if windows see nothing outside of themselves.
+    """Each row's window: its condition, and four numbers: its first block, its number of latent frames, whether it
+    continues from the history, and its block to be kept there. history_RELX: None if windows are independent.
 
     block: latent frames of a block. repeats: latent frames of a code frame.
     """
@@ -32,7 +33,7 @@ class BlockState:
         block: int,
         repeats: int,
     ) -> "BlockState":
-        """like: on its device, in its dtype."""
+        """like: a tensor with the state's device and dtype."""
         return cls(
             like.new_zeros(condition_shape),
             like.new_zeros((4, condition_shape[0]), dtype=torch.int64),
@@ -42,16 +43,16 @@ class BlockState:
         )
 
     def begin(self, condition_BUTD: Tensor, windows: Windows) -> None:
-        """Rows begin windows under these conditions. One without context goes on from the window before."""
+        """Begins windows with these conditions. A window without context continues from the window before."""
         self.condition_RUTD[windows.rows_B, :, : condition_BUTD.shape[2]] = condition_BUTD
         follows_B, block_frames = (windows.first_B > 0) & (windows.context_B == 0), self.block // self.repeats
-        # The last block that is given out: the next window follows it.
+        # The last emitted block, which the next window follows.
         last_B = (windows.context_B + windows.fresh_B - 1) // block_frames
         first_B, frames_B = windows.first_B // block_frames, windows.frames_B * self.repeats
         self.numbers_4R[:, windows.rows_B] = torch.stack((first_B, frames_B, follows_B.long(), last_B))
 
     def window(self, rows_B: Tensor, length: int) -> BlockWindow:
-        """Those of some rows, to the first `length` latent frames: whole blocks."""
+        """The windows of some rows, limited to the first `length` latent frames, which are whole blocks."""
         first_B, frames_B, follows_B, last_B = self.numbers_4R.index_select(1, rows_B)
         starts_K = torch.arange(0, length, self.block, device=rows_B.device)
         condition_UBTD = self.condition_RUTD[rows_B, :, :length].transpose(0, 1)

@@ -12,13 +12,13 @@ from omni_diffusion.layers.modulated import LAYER_PARTS, ModulatedLayer, Modulat
 
 
 class BlockTransformer(BlockDenoiser):
-    """What is left to write is its input. Parameters: `transformer_blocks`, `norm_out`, and `proj_out`, which is `last`.
+    """Subclasses implement its inputs. Parameters: `transformer_blocks`, `norm_out`, and `proj_out`, which is `last`.
 
-    Times are those that `prepare` was given. What they do to each layer is the same for all requests, so it is worked out there,
-    once, and the weights that are for nothing else are not kept.
+    `prepare` receives the times and computes their modulation of each layer once, since it is the same for all
+    requests. The weights for it are not kept.
 
-    layers: their attention has so many heads of so many values. last: `[T, D]` to `[T, M]`. guidance: how far what is told goes
-    before what is not (classifier-free guidance; Ho and Salimans, 2022); 0 for no unguided branch.
+    layers: layers whose attention has the given heads and head width. last: `[T, D]` to `[T, M]`. guidance: strength of
+    classifier-free guidance (Ho and Salimans, 2022); 0 for no unguided branch.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class BlockTransformer(BlockDenoiser):
 
     @abstractmethod
     def embed_latents(self, noisy_BKFM: Tensor) -> Tensor:
-        """What the latents, in float32, add to the condition, `[B, K, F, D]` in the weights' dtype."""
+        """The part of the input from the latents, in float32, which is added to the condition, `[B, K, F, D]` in the
+        weights' dtype."""
 
     def history_shape(self, rows: int) -> tuple[int, ...]:
         back = sum(layer.attn.past is not None for layer in self.transformer_blocks)  # type: ignore[union-attr]

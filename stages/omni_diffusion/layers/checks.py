@@ -1,10 +1,10 @@
-"""What a config must say of such nets, or they would be built and then fail whatever they are given. Fields are named as published
-configs name them. Raise CheckpointError, naming the field."""
+"""Checks of configs for such nets, which would otherwise be built and fail for every input. Fields have the names of
+published configs. The checks raise CheckpointError, naming the field."""
 
 from omni.checkpoint.checks import Section, check_rates
 
 _MOST_REACH = 256
-"""Of a kernel, and of a dilation."""
+"""Maximum of a kernel width, and of a dilation."""
 
 
 def check_block_transformer(dit: Section) -> None:
@@ -12,7 +12,7 @@ def check_block_transformer(dit: Section) -> None:
     dit.require_counts("num_embeds", most=2**22)
     dit.require_counts("num_hidden_layers", most=1024)
     dit.require_numbers("ff_mult", most=1024)
-    # Sines in one half, cosines in the other; and dimensions turn in pairs.
+    # One half of the dimensions are sines, the other half cosines; rotary dimensions are in pairs.
     for name in ("hidden_size", "head_dim"):
         dit.require_counts(name, least=2)
         dit.require(dit[name] % 2 == 0, name, f"is odd: {dit[name]}")
@@ -49,7 +49,7 @@ def check_upsampler(upsampler: Section) -> None:
     upsampler.require_counts("resblock_kernel_sizes", most=_MOST_REACH)
     upsampler.require_list("resblock_dilation_sizes", like="resblock_kernel_sizes")
     for place in range(len(upsampler["resblock_dilation_sizes"])):
-        # As a table, so that an error names the entry.
+        # A table, so that an error names the entry.
         name = f"resblock_dilation_sizes[{place}]"
         each = Section({name: upsampler["resblock_dilation_sizes"][place]}, upsampler.path)
         each.require_list(name)

@@ -1,6 +1,6 @@
-"""Layers of a diffusion transformer, whose norms time shifts, scales and gates (Peebles and Xie, 2023).
+"""Layers of a diffusion transformer with time-dependent shift, scale and gate (Peebles and Xie, 2023).
 
-Shapes as in `block_attention`; P parts: what time does to all the layers, and to the norm behind them.
+Shapes as in `block_attention`; P parts of the modulation of all layers and of the final norm.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,11 @@ from torch.nn.functional import gelu, layer_norm, silu
 from omni_diffusion.layers.block_attention import BlockAttention, Surroundings
 
 LAYER_PARTS = 6
-"""What time does to a layer: shift, scale and gate, of its attention and of its feed-forward part."""
+"""Parts of a layer's modulation: shift, scale and gate, for its attention and for its feed-forward part."""
 
 
 class Modulation(nn.Module):
-    """Parameters of what time does to a norm, and to what follows it: `parts` vectors."""
+    """Parameters of the time-dependent modulation of a norm and of the branch behind it: `parts` vectors."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Modulation(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """first: `[T, D]` to `[T, inner]`. last: and back."""
+    """first: `[T, D]` to `[T, inner]`. last: `[T, inner]` to `[T, D]`."""
 
     def __init__(self, first: nn.Module, last: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ModulatedLayer(nn.Module):
         self.ff = feed_forward
 
     def forward(self, x_UBKFD: Tensor, parts: Sequence[Tensor], evaluation_B: Tensor, around: Surroundings) -> Tensor:
-        """`[U, B, K, F, D]` to the same shape. parts: of `tabulate`, the layer's, of each row, to be broadcast."""
+        """`[U, B, K, F, D]` to the same shape. parts: the layer's parts of `tabulate` for each row, broadcastable."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = parts
         attended = self.attn(torch.addcmul(shift, plain_norm(x_UBKFD), scale), evaluation_B, around)
         x_UBKFD = torch.addcmul(x_UBKFD, gate, attended)
@@ -60,14 +60,16 @@ def plain_norm(x: Tensor) -> Tensor:
 
 
 def tabulate(time_ED: Tensor, layers: Iterable[ModulatedLayer], last: Modulation) -> Tensor:
-    """What the times do, `[E, P, D]`: six parts of each layer, then scale and shift of the last norm. Scales are ready to multiply.
+    """The modulation by the times, `[E, P, D]`: six parts of each layer, then scale and shift of the last norm. Scales
+    include the 1.
 
-    time_ED: embedded times. It is the same for all requests, so the weights it was worked out with are let go: a second call fails.
+    time_ED: embedded times. The result is the same for all requests, so the weights for it are freed: a second call
+    fails.
     """
     norms: list[Modulation] = [*(layer.attn_norm for layer in layers), last]
     flat_EX = torch.cat([norm.linear(silu(time_ED)) for norm in norms], 1)
     table_EPD: Tensor = flat_EX.unflatten(1, (-1, time_ED.shape[1]))
-    # Scales are published as what they differ from 1.
+    # Published scales are differences from 1.
     table_EPD[:, 1:-2:3] += 1
     table_EPD[:, -2] += 1
     for norm in norms:

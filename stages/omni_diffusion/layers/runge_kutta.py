@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 STAGES = 4
-"""Evaluations of a step."""
+"""Number of evaluations of a step."""
 
 
 class RungeKutta:
-    """S steps, E evaluations. times_E: when the velocity is asked for. sway: below 0, the first steps are shorter. float32."""
+    """S steps, E evaluations. times_E: float32, times at which the velocity is evaluated. sway: below 0, the first
+    steps are shorter."""
 
     def __init__(self, steps: int, sway: float = -1.0, device: torch.device | str = "cpu") -> None:
         even = torch.linspace(0, 1, steps + 1, dtype=torch.float32, device="cpu")
@@ -21,9 +22,10 @@ class RungeKutta:
         self._lengths_S = lengths_S.to(device)
 
     def advance(self, state_BX: Tensor, steps_B: Tensor, velocity: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """A step on. state_BX: float32, with any dimensions behind the first. steps_B: int64, each row's own step.
+        """Advances by one step. state_BX: float32, with any dimensions behind the first. steps_B: int64, each row's
+        step.
 
-        velocity: called four times, with states and the evaluations `[B]` that they are for.
+        velocity: called four times, with states and their evaluations `[B]`.
         """
         length_B = self._lengths_S.index_select(0, steps_B).view(-1, *[1] * (state_BX.dim() - 1))
         first_B = STAGES * steps_B

@@ -1,11 +1,12 @@
-"""A convolutional net from latent frames to samples whose activations alias less (after Lee et al., 2023), exact in pieces.
+"""A convolutional net from latent frames to samples with alias-free activations (after Lee et al., 2023), exact in
+pieces.
 
 Shape legend: B rows, M values of a latent frame, T latent frames, C channels, S samples.
 
-All of it sees as far back as ahead, and nothing else reaches from frame to frame: sample by sample, it depends on `context` frames
-on either side. A piece that is made with so many frames more, where there are any, and without their samples, is that of the whole
-waveform: exact, in pieces of any size, `context` frames late. Where the window ends as the signal does, it stays as it is: its
-edges are padded as those of the whole. So rows of a batch have one length, and short signals no pad.
+Each sample depends on `context` frames on either side and on no others. A piece that is computed with these additional
+frames, where they exist, and without their samples, equals that part of the whole waveform: pieces of any size are
+exact, `context` frames late. An edge of a piece that is an edge of the signal is padded like that of the whole. So rows
+of a batch have one length, and short signals are not padded.
 """
 
 import math
@@ -26,10 +27,11 @@ _EDGE = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpsamplerShape:
-    """Named as configs of such nets name them. inputs: M. upsample_initial_channel: of the first level; each further one has half.
+    """Fields have the names of published configs. inputs: M. upsample_initial_channel: channels of the first level;
+    each further level has half.
 
-    upsample_*: of each level's upsampling. resblock_*: of the blocks behind each, of which the mean is taken.
-    Raises ValueError, naming the field, for kernels that do not give a whole number of samples for each.
+    upsample_*: of each level's upsampling. resblock_*: of the blocks behind each level, whose outputs are averaged.
+    Raises ValueError, naming the field, for kernels that do not give a whole number of samples per input.
     """
 
     inputs: int
@@ -64,7 +66,8 @@ class UpsamplerShape:
 
     @property
     def context(self) -> int:
-        """Frames to either side of a frame that its samples depend on: what they need, first and last, from the waveform back."""
+        """Number of frames to either side of a frame that its samples depend on, computed backwards from the
+        waveform."""
         edge = _EDGE // 2
         first, last = -edge - _REACH, self.samples_per_frame - 1 + edge + _REACH
         widest = max(
@@ -78,7 +81,8 @@ class UpsamplerShape:
 
 
 def upsampler_shape(config: Section, inputs: int) -> UpsamplerShape:
-    """From the config of such a net. Raises CheckpointError for kernels that do not give a whole number of samples for each."""
+    """Reads the shape from a config. Raises CheckpointError for kernels that do not give a whole number of samples per
+    input."""
     try:
         return UpsamplerShape(
             inputs=inputs,
@@ -93,7 +97,8 @@ def upsampler_shape(config: Section, inputs: int) -> UpsamplerShape:
 
 
 class ResidualBlock(nn.Module):
-    """Dilated convolutions of one kernel width, each with an undilated one behind it, an activation before either."""
+    """Dilated convolutions of one kernel width, each followed by an undilated one, with an activation before every
+    convolution."""
 
     def __init__(
         self, channels: int, kernel: int, dilations: tuple[int, ...], activation: Callable[[int], nn.Module]
@@ -111,7 +116,7 @@ class ResidualBlock(nn.Module):
 
 
 class AliasFreeUpsampler(nn.Module):
-    """activation: makes one for so many channels."""
+    """activation: factory of an activation for a number of channels."""
 
     def __init__(self, shape: UpsamplerShape, activation: Callable[[int], nn.Module]) -> None:
         super().__init__()

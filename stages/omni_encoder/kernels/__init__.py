@@ -1,1 +1,1 @@
-"""What encoders share on a GPU, one folder per operation: made as `docs/kernels.md` says."""
+"""Operations shared by encoders, one folder each, structured as in `docs/kernels.md`."""

@@ -1,1 +1,1 @@
-"""transformers' towers as encoder models: what they compute from sizes alone is laid out on the host, before they run."""
+"""transformers' towers as encoder models: values that depend on sizes alone are computed on the host in advance."""

@@ -1,7 +1,8 @@
 """Attention within segments, for transformers' towers.
 
-The towers find out the lengths of segments on the device, or hand what they were given as `cu_seqlens` to the attention function of
-their configuration, if its name tells of flash attention. `use_segments` makes that function one that asks a `Segments`.
+The towers read the lengths of segments from the device, or pass their argument as `cu_seqlens` to the configured
+attention function, if its name contains that of flash attention. `use_segments` configures a function that uses a
+`Segments` instead.
 """
 
 from typing import Any
@@ -12,12 +13,12 @@ from transformers import AttentionInterface, PreTrainedModel
 from omni_encoder.segments import Segments
 
 NOT_ASKED = 0
-"""Longest segment: a tower that was given one does not ask the device, and `Segments` does without."""
+"""A placeholder for the longest segment: with it a tower does not read from the device, and `Segments` ignores it."""
 _NAME = "omni_segments_not_flash"
 
 
 def use_segments(tower: PreTrainedModel) -> None:
-    """From now on `tower` takes a `Segments` where it would take where segments end, and any number for `max_seqlen`."""
+    """Makes `tower` accept a `Segments` in place of the segments' ends, and any number for `max_seqlen`."""
     AttentionInterface.register(_NAME, _attend)
     # `set_attn_implementation` would look for the flash attention package.
     tower.config._attn_implementation = _NAME
@@ -34,6 +35,6 @@ def _attend(
     cu_seq_lens_q: Segments,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls it: `[1, heads, S, width]` in, `[1, S, heads, width]` out."""
+    """An attention function of transformers: maps `[1, heads, S, width]` to `[1, S, heads, width]`."""
     q_SHW, k_SHW, v_SHW = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return cu_seq_lens_q.attend(q_SHW, k_SHW, v_SHW, scaling)[None], None

@@ -1,4 +1,4 @@
-"""What a config must say of a tower of transformers, or it would be built and then fail whatever it is given."""
+"""Checks of a config for a tower of transformers, which would otherwise be built and fail for every input."""
 
 from transformers.activations import ACT2FN
 
@@ -10,7 +10,8 @@ _MOST_WINDOW = 2**16
 
 
 def check_clip_tower(config: Section, width: int, stride: int) -> None:
-    """Of a tower for sound. width: of the text model's embeddings. stride: mel frames of a token, before pooling.
+    """Checks a tower for sound. width: width of the text model's embeddings. stride: mel frames of a token, before
+    pooling.
 
     Raises CheckpointError, naming the field.
     """
@@ -19,7 +20,7 @@ def check_clip_tower(config: Section, width: int, stride: int) -> None:
     config.require_counts("num_mel_bins", most=2**12)
     config.require_counts("n_window", most=_MOST_WINDOW)
     config.require_multiple("d_model", of="encoder_attention_heads")
-    # Sines in one half, cosines in the other.
+    # One half of the dimensions are sines, the other half cosines.
     config.require(config["d_model"] % 2 == 0, "d_model", f"is odd: {config['d_model']}")
     config.require_equal({"output_dim": width})
     config.require_counts("max_source_positions", least=-(-2 * config["n_window"] // stride), most=_MOST_POSITIONS)
@@ -31,7 +32,8 @@ def check_clip_tower(config: Section, width: int, stride: int) -> None:
 
 
 def check_picture_tower(config: Section, width: int) -> None:
-    """Of a tower for pictures. width: of the text model's embeddings. Raises CheckpointError, naming the field."""
+    """Checks a tower for pictures. width: width of the text model's embeddings. Raises CheckpointError, naming the
+    field."""
     config.require_counts("hidden_size", "intermediate_size", "out_hidden_size")
     config.require_counts("depth", most=1024)
     config.require_counts("patch_size", "spatial_merge_size", "temporal_patch_size", most=1024)

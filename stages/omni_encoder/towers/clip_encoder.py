@@ -16,21 +16,21 @@ from omni_encoder.towers.clips import Chunks, cut, lay_out
 
 
 class ClipEncoder(EncoderModel):
-    """Items: `features` float32 `[mel bins, frames]`; if its chunks are not padded to full ones, `chunk` on the host, int64 scalar:
-    to how many frames they are. Outputs: `embeddings` `[n, D]`.
+    """Items: `features`, float32 `[mel bins, frames]`; if its chunks are not padded to full ones, also `chunk`, an
+    int64 scalar on the host: the number of frames that they are padded to. Outputs: `embeddings` `[n, D]`.
 
-    A tower's convolutions see the padding of a chunk, so it is part of what is encoded.
+    A tower's convolutions see the padding of a chunk, so it affects the outputs.
     """
 
     def __init__(self, tower: PreTrainedModel, chunks: Chunks) -> None:
-        """tower: of transformers, which takes chunks that are cut and the places of tokens in them. It is changed."""
+        """tower: a tower of transformers that takes cut chunks and the places of tokens in them. It is modified."""
         super().__init__()
         use_segments(tower)
         self.tower: Any = tower
         self.chunks = chunks
 
     def padded_length(self, items: Sequence[Mapping[str, Tensor]]) -> int | None:
-        """Batches of short clips, whose chunks are not padded to full ones, are as they are."""
+        """Batches of short clips, whose chunks are not padded to full ones, cannot be padded."""
         if any(self._padding(item) != self.chunks.frames for item in items):
             return None
         count = sum(self.chunks.count(item["features"].shape[1]) for item in items)

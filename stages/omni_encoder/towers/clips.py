@@ -1,7 +1,8 @@
-"""Clips of sound, cut into chunks: where frames and tokens are in a batch, all that follows from the clips' lengths.
+"""Clips of sound, cut into chunks: the places of frames and tokens in a batch, computed from the clips' lengths.
 
-A tower's convolutions see chunks of mel frames, with zeros behind the last of a clip. Each chunk gives a row of tokens, of which
-those are kept that saw a frame. Tokens attend to those of their clip that are in the same run of chunks. They may be pooled then.
+A tower's convolutions see chunks of mel frames, with zeros behind a clip's last frame. Each chunk gives a row of
+tokens, of which those that saw a frame are kept. A token attends to the tokens of its clip in the same run of chunks.
+Tokens may then be pooled.
 
 Shape legend: C chunks, F mel frames of a chunk, M mel bins, T tokens of the clips, E embeddings.
 """
@@ -17,10 +18,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """How a tower cuts clips.
+    """The parameters by which a tower cuts clips.
 
-    frames: mel frames of a full chunk. convolutions: of stride 2. run: chunks whose tokens attend to each other. pool: tokens of an
-    embedding; those left over at the end of a clip give none.
+    frames: mel frames of a full chunk. convolutions: number of convolutions of stride 2. run: number of chunks whose
+    tokens attend to each other. pool: tokens per embedding; remaining tokens at the end of a clip give none.
     """
 
     frames: int
@@ -29,35 +30,35 @@ class Chunks:
     pool: int = 1
 
     def count(self, frames: int) -> int:
-        """Chunks of a clip."""
+        """Number of chunks of a clip."""
         return -(-frames // self.frames)
 
     def row(self, frames: int) -> int:
-        """Tokens of a chunk."""
+        """Number of tokens of a chunk."""
         return -(-frames // (1 << self.convolutions))
 
     def tokens(self, frames: int) -> int:
-        """Tokens of a clip."""
+        """Number of tokens of a clip."""
         full, rest = divmod(frames, self.frames)
         return full * self.row(self.frames) + self.row(rest)
 
     def embeddings(self, frames: int) -> int:
-        """Embeddings of a clip."""
+        """Number of embeddings of a clip."""
         return self.tokens(frames) // self.pool
 
     def longest(self, embeddings: int) -> int:
-        """Frames of a clip that becomes `embeddings`, its tokens seeing as many as they can."""
+        """Maximum frames of a clip with `embeddings` embeddings."""
         full, rest = divmod(embeddings * self.pool, self.row(self.frames))
         return full * self.frames + (rest << self.convolutions)
 
 
 @dataclass(frozen=True, slots=True)
 class ClipBatch:
-    """A batch whose clips `[M, frames]` lie one behind the other.
+    """A batch whose clips `[M, frames]` are consecutive in memory.
 
-    chunks_C3: int64, of each chunk: the place of its first value; frames of its clip; its own frames. tokens_T: int64, places of
-    the tokens in all chunks' rows. firsts_E: int64, among the tokens, the first of each embedding. sizes: embeddings of each clip.
-    segments: lengths, T in all.
+    chunks_C3: int64, for each chunk: the place of its first value, the frames of its clip, and its own frames.
+    tokens_T: int64, places of the tokens in all chunks' rows. firsts_E: int64, index of each embedding's first token.
+    sizes: number of embeddings of each clip. segments: lengths of segments, T in total.
     """
 
     chunks_C3: NDArray[np.int64]
@@ -68,7 +69,8 @@ class ClipBatch:
 
 
 def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> ClipBatch:
-    """frames: of each clip. bins: mel bins. padded: frames that chunks are padded to, no more than a full one's."""
+    """frames: mel frames of each clip. bins: mel bins. padded: frames that chunks are padded to, at most those of a
+    full chunk."""
     row, most = chunks.row(padded), chunks.row(chunks.frames) * chunks.run
     table: list[tuple[int, int, int]] = []
     tokens, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -95,7 +97,8 @@ def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> Cl
 def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tensor:
     """`[C, M, F]`: the chunks of a batch, with zeros behind the frames of each.
 
-    values: `[n]`, the clips as `ClipBatch` says. chunks_C3: its own. frames_F: int64, 0, 1, ... All on one device.
+    values: `[n]`, the clips of a `ClipBatch`. chunks_C3: as in `ClipBatch`. frames_F: int64, 0, 1, ... All on one
+    device.
     """
     starts_C11, strides_C11, lengths_C11 = (column[:, None, None] for column in chunks_C3.unbind(1))
     bins_M1 = torch.arange(bins, device=values.device)[:, None]

@@ -1,6 +1,7 @@
-"""Pictures cut into patches: all that a tower computes from a picture's size.
+"""Pictures cut into patches: the values that a tower computes from a picture's size.
 
-Patches come in blocks that are merged into one embedding, row by row within a block. What is returned is shared: not to be written.
+A block of patches is merged into one embedding; patches are ordered by block, row by row within a block. Returned
+arrays are shared and must not be written.
 
 Shape legend: P patches of a frame.
 """
@@ -13,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SIZES = 8
-"""Of pictures, that are remembered: those of a request, or of one camera."""
+"""Number of cached picture sizes, such as those of a request or of one camera."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
-    """How a tower cuts pictures.
+    """The parameters by which a tower cuts pictures.
 
-    values: of a patch. side: of a patch, in pixels. merge: patches along a block's side. learned: side of the grid of position
-    embeddings that a patch's is interpolated from; None if there are no such. window: blocks along the side of a window, within
-    which some layers attend; None if all attend within whole frames.
+    values: number of values of a patch. side: side of a patch in pixels. merge: patches along a block's side. learned:
+    side of the learned grid from which position embeddings are interpolated; None without one. window: blocks along the
+    side of a window within which some layers attend; None if all layers attend within whole frames.
     """
 
     values: int
@@ -33,13 +34,13 @@ class Patches:
 
     @classmethod
     def of(cls, tower: Any, *, learned: int | None = None, window: int | None = None) -> "Patches":
-        """As a tower of transformers cuts them."""
+        """The parameters of a tower of transformers."""
         values = tower.patch_embed.proj.weight[0].numel()
         return cls(values=values, side=tower.patch_size, merge=tower.spatial_merge_size, learned=learned, window=window)
 
     @property
     def block(self) -> int:
-        """Patches of an embedding."""
+        """Number of patches of an embedding."""
         return self.merge**2
 
 
@@ -51,8 +52,9 @@ def positions(height: int, width: int, merge: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=_SIZES)
 def interpolation(height: int, width: int, merge: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """What a patch's position embedding is made of: its neighbours in a learned grid of `side` by `side`, int64 `[P, 4]`, and their
-    weights, float32 `[P, 4]`. height, width: patches of the frame, over which the grid is stretched from edge to edge."""
+    """The interpolation of patches' position embeddings: neighbours in a learned grid of `side` by `side`, int64 `[P,
+    4]`, and their weights, float32 `[P, 4]`. height, width: patches of the frame, over which the grid is stretched from
+    edge to edge."""
     rows_P, columns_P = _places(height, width, merge)
     row_taps_P2, row_weights_P2 = _stretch(rows_P, height, side)
     column_taps_P2, column_weights_P2 = _stretch(columns_P, width, side)
@@ -79,7 +81,7 @@ def _places(height: int, width: int, merge: int) -> tuple[NDArray[np.int64], NDA
 
 def _stretch(places_P: NDArray[np.int64], size: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Both neighbours in a row of `side` values that is stretched from end to end over `size` places, and their weights."""
-    # In float32 throughout: the weights are to be transformers' own.
+    # In float32 throughout, for the same weights as in transformers.
     exact_P = places_P.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
     below_P = np.floor(exact_P)
     distances_P2 = np.abs((exact_P - below_P)[:, None] - np.arange(2, dtype=np.float32))

@@ -16,18 +16,19 @@ from omni_encoder.towers.attention import NOT_ASKED, use_segments
 from omni_encoder.towers.patches import Patches, interpolation, positions, windows
 
 _Frames = Sequence[tuple[int, int]]
-"""Patches down and across, of each frame of a batch."""
+"""Numbers of patches down and across, for each frame of a batch."""
 
 
 class PictureEncoder(EncoderModel):
-    """Items: `pixels` float32 `[patches, values]`, and on the host `grid`, int64 `[3]`: frames, and patches down and across.
+    """Items: `pixels`, float32 `[patches, values]`, and on the host `grid`, int64 `[3]`: frames, and patches down and
+    across.
 
-    Outputs: `embeddings` `[n, D]`, unless a family has more (`outputs`).
+    Outputs: `embeddings` `[n, D]`, and others in families that override `outputs`.
     """
 
     def __init__(self, tower: PreTrainedModel, patches: Patches, max_pixels: int | None = None) -> None:
-        """tower: of transformers, which takes positions, neighbours and windows that are worked out. It is changed.
-        max_pixels: what the processor shrinks pictures to; None if it does not."""
+        """tower: a tower of transformers that takes precomputed positions, neighbours and windows. It is modified.
+        max_pixels: maximum pixels of the processor, which shrinks larger pictures; None without a maximum."""
         super().__init__()
         use_segments(tower)
         self.tower: Any = tower
@@ -98,7 +99,8 @@ def _interpolated(frames: _Frames, merge: int, side: int, count: int) -> dict[st
 
 
 def _windowed(frames: _Frames, side: int, block: int, count: int) -> dict[str, EncoderInput]:
-    """The order of blocks by windows, and the windows' bounds. frames: in blocks. count: patches of the batch."""
+    """The order of blocks by windows, and the windows' bounds. frames: sizes in blocks. count: number of patches of the
+    batch."""
     order, lengths, start = [], [], 0
     for height, width in frames:
         parts = windows(height, width, side)

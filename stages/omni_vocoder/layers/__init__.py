@@ -1,4 +1,5 @@
-"""Modules that authors of vocoders compose: each gives for a piece of a stream what it gives there for the whole."""
+"""Modules for vocoders. The output of each for a piece of a stream equals that part of its output for the whole
+stream."""
 
 from omni_vocoder.layers.activation import SnakeBeta
 from omni_vocoder.layers.attention import Sight, WindowAttention, WindowShape, window_shape

@@ -1,4 +1,4 @@
-"""Activations that make what is periodic easy to say."""
+"""Activations for periodic signals."""
 
 import torch
 from torch import Tensor, nn

@@ -1,6 +1,6 @@
-"""Attention of each position to itself and a fixed number before it, which a stream carries along.
+"""Attention of each position to itself and a fixed number of earlier positions, which are part of a stream's state.
 
-Shapes: B rows, T new positions, P past ones that are kept (window - 1), K = P + T, D width, H heads, E head width.
+Shapes: B rows, T new positions, P kept past positions (window - 1), K = P + T, D width, H heads, E head width.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ _MOST_WINDOW = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowShape:
-    """window: positions that one attends to, itself included. per_frame: positions of a codec frame. bias: of all projections."""
+    """window: number of positions that a position attends to, itself included. per_frame: positions of a codec frame.
+    bias: whether the projections have biases."""
 
     width: int
     heads: int
@@ -30,8 +31,8 @@ class WindowShape:
 
 
 def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
-    """Of what a config of transformers says of such layers. Raises CheckpointError for heads that do not fit each other, and
-    rotary positions that are scaled."""
+    """Reads the shape from a config of transformers. Raises CheckpointError for incompatible numbers of heads, and for
+    scaled rotary positions."""
     heads, width = config["num_attention_heads"], config["hidden_size"]
     rope = config.part("rope_parameters")
     config.require_counts("hidden_size", "intermediate_size")
@@ -59,7 +60,8 @@ def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the layers of a transformer share. cos, sin: of rotary angles, `[B, 1, T, E]`. visible: bool `[B, 1, T, K]`."""
+    """Inputs shared by the layers of a transformer. cos, sin: of rotary angles, `[B, 1, T, E]`. visible: attention
+    mask, bool `[B, 1, T, K]`."""
 
     cos: Tensor
     sin: Tensor
@@ -67,7 +69,7 @@ class Sight:
 
     @classmethod
     def of(cls, shape: WindowShape, hidden_BTD: Tensor, chunk: StreamChunk | None) -> "Sight":
-        """A query sees its own key and the P before it, none before the stream."""
+        """A query sees its own key and the P before it, except those before the start of the stream."""
         device, count = hidden_BTD.device, hidden_BTD.shape[1]
         past, before_B = 0, torch.zeros(1, dtype=torch.int64, device=device)
         if chunk is not None:
@@ -85,7 +87,7 @@ class Sight:
 
 
 class WindowAttention(nn.Module):
-    """Carries the rotated keys and the values of the last P positions."""
+    """Windowed attention. Its state is the rotated keys and the values of the last P positions."""
 
     def __init__(self, layout: StateLayout, shape: WindowShape) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class WindowAttention(nn.Module):
         self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
 
     def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
-        """`[B, T, D]` to the same shape. chunk: None if these are all the positions there are."""
+        """`[B, T, D]` to the same shape. chunk: None for a whole signal."""
         query_BHTE = sight.rotate(self._heads(self.q_proj(hidden_BTD)))
         keys = sight.rotate(self._heads(self.k_proj(hidden_BTD)))
         values = self._heads(self.v_proj(hidden_BTD))
@@ -118,7 +120,7 @@ class WindowAttention(nn.Module):
 def _rotation(shape: WindowShape, before_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[B, 1, T, E]` of the angles of RoPE (Su et al., 2021) in float32, from absolute positions.
 
-    The frequencies are computed here: as a buffer, a cast of the model would round them.
+    The frequencies are computed here: a cast of the model would round them in a buffer.
     """
     device = before_B.device
     exponent_E = torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32) / shape.head_dim

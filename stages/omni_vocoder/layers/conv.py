@@ -1,4 +1,4 @@
-"""Convolutions over time that take a signal in pieces. Parameters are those of `conv`, the convolution they are given."""
+"""Convolutions over time for signals in pieces. Parameters are those of the given convolution, `conv`."""
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -10,8 +10,8 @@ from omni_vocoder.state import StateLayout, StreamChunk
 class CausalConv(StreamLayer):
     """Convolution that sees the present and the past.
 
-    conv: without padding. pad_mode: what is before a whole signal, as `torch.nn.functional.pad` has it, and behind it, up to a full
-    stride; before a stream there are zeros. Strided ones take whole signals only.
+    conv: without padding. pad_mode: padding before a whole signal, and behind it up to a full stride, as in
+    `torch.nn.functional.pad`. Before a stream the padding is zeros. Strided convolutions support whole signals only.
     """
 
     def __init__(self, layout: StateLayout, conv: nn.Conv1d, pad_mode: str = "constant") -> None:
@@ -36,10 +36,10 @@ class CausalConv(StreamLayer):
 
 
 class CausalTransposedConv(StreamLayer):
-    """Upsampling by the stride of `conv`: what the last inputs say of the time behind them comes with the next.
+    """Upsampling by the stride of `conv`. The last inputs' contribution to later outputs is part of the state.
 
-    A convolution that pads cuts as many samples off the beginning of the whole signal, and the network was trained so: a stream is
-    short by them in its first chunk, and in step from then on. As much must be left of the kernel: padding <= kernel - stride.
+    The padding of `conv` removes that many samples from the beginning of the whole signal, as in training: a stream's
+    first chunk is shorter by them, and later chunks are full. This requires padding <= kernel - stride.
     """
 
     def __init__(self, layout: StateLayout, conv: nn.ConvTranspose1d) -> None:
@@ -48,7 +48,7 @@ class CausalTransposedConv(StreamLayer):
         self.past = layout.reserve(conv.in_channels, -(-conv.kernel_size[0] // conv.stride[0]) - 1, time=1)
 
     def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
-        """`[B, inputs, T]` to `[B, outputs, T * stride]`; at the beginning of a signal, less the padding."""
+        """`[B, inputs, T]` to `[B, outputs, T * stride]`; at the beginning of a signal, shorter by the padding."""
         count, stride, cut = signal_BCT.shape[2], self.conv.stride[0], int(self.conv.padding[0])
         joined_BCT = signal_BCT if chunk is None else chunk.extend(self.past, signal_BCT)
         if chunk is not None and chunk.first:

@@ -1,4 +1,4 @@
-"""How many samples codec frames become, and when."""
+"""Numbers of samples of codec frames, and their delay."""
 
 import math
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from itertools import count
 class UpsamplingRates:
     """Factors by which a signal is stretched, in order.
 
-    plain: without lookahead. looking_ahead: by convolutions behind these, each of which cuts `rate` samples off the beginning, as
-    `SnakeUpsampling` does: it looks one of its inputs ahead.
+    plain: factors without lookahead. looking_ahead: factors of later convolutions, each of which removes `rate` samples
+    from the beginning, like `SnakeUpsampling`: it looks ahead by one input.
     """
 
     plain: tuple[int, ...]
@@ -22,7 +22,7 @@ class UpsamplingRates:
 
     @property
     def lookahead(self) -> int:
-        """Samples at the end of n frames that frame n + 1 still decides.
+        """Number of samples at the end of n frames that depend on frame n + 1.
 
         A convolution of rate r turns L samples into (L - 1) r: a shortfall of s samples grows to (s + 1) r.
         """
@@ -33,7 +33,7 @@ class UpsamplingRates:
 
     @property
     def min_first_frames(self) -> int:
-        """Fewest frames that can start a stream: every convolution must see a sample."""
+        """Minimum frames that can start a stream: every convolution needs at least one sample."""
         return next(frames for frames in count(1) if self._reaches_the_end(frames))
 
     def _reaches_the_end(self, frames: int) -> bool:

@@ -1,4 +1,4 @@
-"""Layers that take a signal piece by piece, and how they are put together.
+"""Layers for signals in pieces, and their composition.
 
 Shapes here and in the files beside: B rows, C channels, T samples (or positions) at a layer's rate.
 """
@@ -11,15 +11,16 @@ from omni_vocoder.state import StreamChunk
 
 
 class StreamLayer(nn.Module, ABC):
-    """Gives for each piece of a stream what it would give there for the whole: its past comes from the chunk."""
+    """A layer whose output for a piece of a stream equals that part of its output for the whole. The chunk holds its
+    past inputs."""
 
     @abstractmethod
     def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
-        """`[B, inputs, T]` to `[B, outputs, T at the output's rate]`. chunk: None if the signal is a whole one."""
+        """`[B, inputs, T]` to `[B, outputs, T at the output's rate]`. chunk: None for a whole signal."""
 
 
 class Serial(nn.ModuleList):
-    """Layers one after the other, of streams or of single samples."""
+    """A sequence of stream layers and sample-wise modules."""
 
     def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:
         for layer in self:
@@ -29,7 +30,7 @@ class Serial(nn.ModuleList):
 
 
 class Residual(StreamLayer):
-    """A branch beside the signal, or beside a shortcut of it."""
+    """Adds a branch to the signal, or to a shortcut of it."""
 
     def __init__(self, block: Serial, shortcut: StreamLayer | nn.Identity) -> None:
         super().__init__()

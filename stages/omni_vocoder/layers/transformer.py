@@ -11,7 +11,7 @@ from omni_vocoder.state import StateLayout, StreamChunk
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization (Zhang and Sennrich, 2019), in float32 whatever the dtype, as in training."""
+    """Root-mean-square normalization (Zhang and Sennrich, 2019), in float32 for every dtype, as in training."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class WindowLayer(nn.Module):
 
 
 class WindowTransformer(nn.Module):
-    """norm, mlp: make those of a layer. final_norm: whether another norm follows the last layer."""
+    """norm, mlp: factories of a layer's norms and MLP. final_norm: whether another norm follows the last layer."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class WindowTransformer(nn.Module):
         self.norm = norm() if final_norm else nn.Identity()
 
     def forward(self, hidden_BTD: Tensor, chunk: StreamChunk | None) -> Tensor:
-        """`[B, T, D]` to the same shape, T a multiple of `per_frame`. chunk: None if these are all the positions there are."""
+        """`[B, T, D]` to the same shape, T a multiple of `per_frame`. chunk: None for a whole signal."""
         sight = Sight.of(self.shape, hidden_BTD, chunk)
         for layer in self.layers:
             hidden_BTD = layer(hidden_BTD, sight, chunk)

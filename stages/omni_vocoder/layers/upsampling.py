@@ -49,7 +49,7 @@ class SnakeUnit(StreamLayer):
 class SnakeUpsampling(StreamLayer):
     """Upsamples by `rate`, each output from two inputs, then `SnakeUnit`s of growing dilation.
 
-    It looks one input ahead: see `CausalTransposedConv` about the beginning of a stream.
+    It looks ahead by one input: see `CausalTransposedConv` for the beginning of a stream.
     """
 
     def __init__(self, layout: StateLayout, in_channels: int, out_channels: int, rate: int) -> None:
@@ -69,7 +69,7 @@ class SnakeUpsampling(StreamLayer):
 
 
 def convnext_upsampling(layout: StateLayout, channels: int, ratios: Sequence[int]) -> Serial:
-    """Stretches a signal by each ratio in turn, without lookahead, with a `ConvNeXtBlock` behind each."""
+    """Stretches a signal by each ratio in turn, without lookahead, each followed by a `ConvNeXtBlock`."""
     stretch = (nn.ConvTranspose1d(channels, channels, ratio, stride=ratio) for ratio in ratios)
     return Serial(Serial([CausalTransposedConv(layout, conv), ConvNeXtBlock(layout, channels)]) for conv in stretch)
 

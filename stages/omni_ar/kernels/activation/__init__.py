@@ -11,7 +11,7 @@ __all__ = ["silu_and_mul"]
 def silu_and_mul(x_TX: Tensor, *, prefetch: Tensor | None = None) -> Tensor:
     """`silu(gate) * up` of `[T, 2I]` rows that hold gate, then up. Returns `[T, I]`, contiguous, of the same dtype.
 
-    The activation is rounded to the dtype before it is multiplied. prefetch: a contiguous weight, the next product's.
+    The activation is rounded to the dtype before it is multiplied. prefetch: the next product's weight, contiguous.
     """
     if not runs_kernel(x_TX):
         return reference.silu_and_mul(x_TX)

@@ -21,11 +21,11 @@ def attend_decodes(
     arrivals: Tensor,
     out_RHD: Tensor,
 ) -> None:
-    """One token per row over the row's keys. Queries, pages and results are of one floating-point dtype, `table_RM` and `lengths_R`
-    int64.
+    """Attends one token per row to the row's keys. Queries, pages and results have one floating-point dtype; `table_RM`
+    and `lengths_R` are int64.
 
-    max_length: no row is longer, which the reference alone needs to know. arrivals: int32 zeros that no other stream uses
-    meanwhile; zeros again afterwards. With fewer than R * K, split rows take a second kernel.
+    max_length: upper bound of the rows' lengths, used by the reference only. arrivals: int32 zeros that no other stream
+    uses during the launch; zeros again afterwards. With fewer than R * K of them, split rows take a second kernel.
     """
     if runs_kernel(q_RHD):
         from omni_ar.kernels.attention import decode_kernel
@@ -45,11 +45,11 @@ def attend_prompts(
     first: int,
     out_THD: Tensor,
 ) -> None:
-    """Causal attention of the tokens from `first` on: those of the prompts, one prompt after another, then padding, which yields
-    zeros. The tokens before are left alone.
+    """Causal attention of the tokens from `first` on: prompt after prompt, then padding, which yields zeros. Tokens
+    before `first` are unchanged.
 
-    table_NM: int64 blocks of every row. rows_P4: int64 row, first token in the batch, tokens, and context of each prompt; what has
-    no tokens is none.
+    table_NM: int64, blocks of every row. rows_P4: int64, each prompt's row, first token in the batch, number of tokens
+    and context length; an entry without tokens is unused.
     """
     tokens = q_THD.shape[0] - first
     if not tokens:

@@ -13,7 +13,7 @@ from omni_ar.kernels.attention.settings import DecodeSettings, log2_scale, matri
 from omni_ar.kernels.overlap import overlaps
 
 
-# Counts of a batch vary from step to step: specialized, each would compile a kernel of its own.
+# These numbers vary from step to step: with specialization, each value would compile a kernel of its own.
 @triton.jit(do_not_specialize=["table_stride", "columns"])
 def _decode(
     q_ptr,
@@ -53,8 +53,8 @@ def _decode(
     offs_d = tl.arange(0, BLOCK_D)
     table = table_ptr + row.to(tl.int64) * table_stride
 
-    # A split takes tiles split, split + used, ...: which blocks its first one needs does not depend on the row's length, so
-    # they are asked for together.
+    # A split takes tiles split, split + used, ...: the blocks of its first tile do not depend on the row's length, so
+    # both are loaded at once.
     position = split * BLOCK_N + offs_n
     block = tl.load(table + position // BLOCK_SIZE, mask=position < columns * BLOCK_SIZE, other=0)
     length = tl.load(lengths_ptr + row).to(tl.int32)
@@ -70,7 +70,7 @@ def _decode(
         q, key_ptr, value_ptr, table, block, head, length, split, used, scale,
         KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_G, BLOCK_D, BLOCK_N,
     )  # fmt: skip
-    # A row of length 0 has no weight at all, and yields zeros.
+    # A row of length 0 has a total weight of 0, and yields zeros.
     total = tl.where(total == 0.0, 1.0, total)
     part = acc / total[:, None]
 
@@ -97,7 +97,8 @@ def _attend_split(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Weighted values, weights' sum and highest score over a split's tiles. block: of each key of the first."""
+    """Weighted values, sum of weights and highest score over a split's tiles. block: the block of each key of the first
+    tile."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
@@ -106,7 +107,7 @@ def _attend_split(
     for turn in range(tl.cdiv(tl.cdiv(length, BLOCK_N) - split, used)):
         position = (split + turn * used) * BLOCK_N + offs_n
         live_n = position < length
-        # What lies beyond the length is not loaded: zero weight times NaN would be NaN.
+        # Values beyond the length are not loaded: zero weight times NaN would be NaN.
         live_nd = live_n[:, None] & (offs_d < HEAD_DIM)[None, :]
         slot = block * BLOCK_SIZE + position % BLOCK_SIZE
         kv_at = ((slot * KV_HEADS + head) * HEAD_DIM)[:, None] + offs_d[None, :]
@@ -136,7 +137,7 @@ def _hand_in(
     SPLITS: tl.constexpr,
     FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Leaves a split's part of key head `first`, counted over all rows, where whoever adds the parts up finds it."""
+    """Stores a split's part, of key head `first` counted over all rows, for the program that adds the parts up."""
     if used > 1:
         offs_g = tl.arange(0, BLOCK_G)
         offs_d = tl.arange(0, BLOCK_D)
@@ -146,7 +147,7 @@ def _hand_in(
         tl.store(partial_ptr + part_at, part, mask=live_g[:, None] & (offs_d < HEAD_DIM)[None, :])
         tl.store(lse_ptr + at, lse, mask=live_g)
         if FUSED:
-            # All threads have stored before one of them says so.
+            # All threads have stored before one of them counts the arrival.
             tl.debug_barrier()
             arrived = tl.atomic_add(arrivals_ptr + first, 1, sem="acq_rel", scope="gpu")
             if arrived == used - 1:
@@ -169,7 +170,8 @@ def _add_up(
     SPLITS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """The result of GROUP query heads of one row from its splits, always in the same order. AT_ONCE: splits asked for together."""
+    """Adds up the splits of GROUP query heads of one row, always in the same order. AT_ONCE: splits that are loaded
+    together."""
     offs_g = tl.arange(0, SUM_G)
     offs_d = tl.arange(0, BLOCK_D)
     live_g = offs_g < GROUP
@@ -182,13 +184,13 @@ def _add_up(
             split = begin + step
             at = head_at * SPLITS + split
             there = live_g & (tl.full([SUM_G], split, tl.int32) < used)
-            # Other SMs wrote these: past this one's L1.
+            # Other SMs wrote these, so the load bypasses this SM's L1 cache.
             lse = tl.load(lse_ptr + at, mask=there, other=float("-inf"), cache_modifier=".cg")
             part_at = (at * HEAD_DIM)[:, None] + offs_d[None, :]
             live_gd = there[:, None] & (offs_d < HEAD_DIM)[None, :]
             part = tl.load(partial_ptr + part_at, mask=live_gd, other=0.0, cache_modifier=".cg")
             higher = tl.maximum(highest, lse)
-            # Padded heads have no highest, and infinity minus infinity is NaN.
+            # Padded heads have a highest score of -inf, and infinity minus infinity is NaN.
             base = tl.where(live_g, higher, 0.0)
             shrink = tl.exp2(highest - base)
             weight = tl.exp2(lse - base)
@@ -234,8 +236,8 @@ def decode_attention(
 ) -> None:
     """Launches the kernel. The last dimension of `q_RHD` is dense; key_NBKD, value_NBKD and out_RHD are contiguous.
 
-    arrivals: int32 zeros that no other stream uses meanwhile; zeros again afterwards. With fewer than R * K, or unless
-    `settings.fused`, parts of split rows are added up by a second kernel.
+    arrivals: int32 zeros that no other stream uses during the launch; zeros again afterwards. With fewer than R * K of
+    them, or without `settings.fused`, a second kernel adds up the parts of split rows.
     """
     rows, heads, head_dim = q_RHD.shape
     _, block_size, kv_heads, _ = key_NBKD.shape
@@ -282,7 +284,7 @@ def decode_attention(
 def _add_up_apart(
     out_RHD: Tensor, partial_RHSD: Tensor, lse_RHS: Tensor, lengths_R: Tensor, settings: DecodeSettings
 ) -> None:
-    """Launches the second kernel, for rows that are split."""
+    """Launches the second kernel, which adds up the parts of split rows."""
     rows, heads, head_dim = out_RHD.shape
     _reduce[(heads, rows)](
         out_RHD,

@@ -1,7 +1,7 @@
 """Causal attention of prompt chunks over paged keys: one launch for all rows of a step.
 
-A tile holds some tokens of one row and all query heads that share a key head, so that short chunks fill it too. Which row a tile
-belongs to it finds on the device: how many tiles there are follows from the number of tokens and of rows that there may be alone.
+A tile holds some tokens of one row and all query heads that share a key head, so that short chunks fill it too. A tile
+looks its row up on the device: the number of tiles follows from the maximum numbers of tokens and rows alone.
 
 Shape legend: T tokens, N blocks, B slots per block, M blocks per row, P prompt rows, H query heads, K key and value heads,
 D head width.
@@ -14,7 +14,8 @@ from torch import Tensor
 from omni_ar.kernels.attention.settings import PrefillSettings, log2_scale, matrix_block
 
 _ROWS_AT_ONCE = 64
-"""Rows among which a tile looks its own up, at least: as many for most steps, so that few kernels are compiled."""
+"""Minimum number of rows among which a tile looks its row up; it covers most steps, so that few kernels are
+compiled."""
 
 
 @triton.jit(do_not_specialize=["rows_ptr", "num_rows", "first_token", "num_tokens", "table_stride"])
@@ -52,7 +53,7 @@ def _prefill(
     ends_p = tl.cumsum(tiles_p, 0)
     used = tl.sum(tiles_p, 0)
     if tile >= used:
-        # Of no row: it clears some of the padding, if there is any left.
+        # A tile without a row clears some of the padding, if any is left.
         padding = first_token + tl.sum(queries_p, 0) + (tile - used) * BLOCK_Q
         _clear(out_ptr, padding, num_tokens, head, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M)
         return
@@ -75,7 +76,7 @@ def _prefill(
     q = tl.load(q_ptr + q_at, mask=live_md, other=0.0)
 
     seen = context + tl.minimum(first + BLOCK_Q, queries)
-    # Tiles of keys that every token of this one sees need no mask.
+    # Key tiles that every token of this tile sees need no mask.
     whole = (context + first + 1) // BLOCK_N
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -102,7 +103,7 @@ def _clear(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Zeros for as many tokens as a tile holds, `first` to `end` at most."""
+    """Writes zeros for one tile of tokens, from `first` to `end` at most."""
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
     token = first + offs_m // GROUP
@@ -122,7 +123,7 @@ def _attend(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Takes key tiles `begin` to `end` in. seen: keys that any token of the tile sees."""
+    """Accumulates key tiles `begin` to `end`. seen: number of keys that any token of the tile sees."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     for tile in range(begin, end):
@@ -130,7 +131,7 @@ def _attend(
         if MASKED:
             live_n = position_n < seen
             block = tl.load(table + position_n // BLOCK_SIZE, mask=live_n, other=0)
-            # What lies beyond is not loaded: zero weight times NaN would be NaN.
+            # Values beyond `seen` are not loaded: zero weight times NaN would be NaN.
             live_nd = live_n[:, None] & (offs_d < HEAD_DIM)[None, :]
         else:
             block = tl.load(table + position_n // BLOCK_SIZE)
@@ -172,7 +173,8 @@ def prefill_attention(
     rows = rows_P4.shape[0]
     _, block_size, kv_heads, _ = key_NBKD.shape
     block_q = settings.block_m // (heads // kv_heads)
-    # A row's last tile may be all but empty, so there may be one more for each row; what is left is enough for the padding.
+    # A row's last tile may be almost empty, so there may be one more tile per row. The remaining tiles suffice for the
+    # padding.
     tiles = -(-(tokens - first) // block_q) + rows
     _prefill[(kv_heads, tiles)](
         q_THD,

@@ -12,16 +12,16 @@ from torch.nn import functional as F
 def decode_attention(
     q_RHD: Tensor, key_NBKD: Tensor, value_NBKD: Tensor, table_RM: Tensor, lengths_R: Tensor, max_length: int
 ) -> Tensor:
-    """One token per row, all rows in one gather. max_length: no row is longer."""
+    """Attends one token per row, all rows in one gather. max_length: upper bound of the rows' lengths."""
     block_size = key_NBKD.shape[1]
     table_RM = table_RM[:, : -(-max_length // block_size)]
     lengths_R1 = lengths_R[:, None]
     position_L = torch.arange(table_RM.shape[1] * block_size, device=q_RHD.device)
     beyond_RL = position_L >= lengths_R1
     k_RKLD, v_RKLD = (_gather_rows(pages, table_RM, beyond_RL) for pages in (key_NBKD, value_NBKD))
-    # A row without keys attends to its first one, which is zeroed: kernels differ in what softmax over nothing gives.
+    # A row without keys attends to key 0, which is zeroed: the softmax over no keys differs between kernels.
     attended_RL = position_L < lengths_R1.clamp(min=1)
-    # The G query heads that share a key head stand where query tokens would: no key is repeated.
+    # The G query heads that share a key head take the place of query tokens, so that no key is repeated.
     q_RKGD = q_RHD.unflatten(1, (k_RKLD.shape[1], -1))
     y_RKGD = F.scaled_dot_product_attention(q_RKGD, k_RKLD, v_RKLD, attn_mask=attended_RL[:, None, None])
     return y_RKGD.flatten(1, 2)
@@ -30,7 +30,7 @@ def decode_attention(
 def prefill_attention(
     q_QHD: Tensor, key_NBKD: Tensor, value_NBKD: Tensor, table_M: Tensor, context_length: int
 ) -> Tensor:
-    """The Q tokens of one row, behind `context_length` keys of earlier batches."""
+    """Attends the Q tokens of one row, behind `context_length` keys of earlier batches."""
     length = context_length + q_QHD.shape[0]
     blocks_M = table_M[: -(-length // key_NBKD.shape[1])]
     k_KLD, v_KLD = (
@@ -46,9 +46,10 @@ def prefill_attention(
 def prefill_rows_attention(
     q_THD: Tensor, key_NBKD: Tensor, value_NBKD: Tensor, table_NM: Tensor, rows_P4: Tensor, first: int
 ) -> Tensor:
-    """Of P rows that only the device knows, in a batch whose tokens from `first` on are `q_THD`. Tokens of no row yield zeros.
+    """Attends P rows that only the device knows, in a batch whose tokens from `first` on are `q_THD`. Tokens without a
+    row yield zeros.
 
-    Each row takes every token along and every key that it could have, and what is not its own is dropped.
+    Each row is computed for every token and for its maximum number of keys; results of other rows' tokens are dropped.
     """
     token_T = torch.arange(first, first + q_THD.shape[0], device=q_THD.device)
     position_L = torch.arange(table_NM.shape[1] * key_NBKD.shape[1], device=q_THD.device)
@@ -58,7 +59,7 @@ def prefill_rows_attention(
         beyond_1L = (position_L >= context + queries)[None]
         table_1M = table_NM.index_select(0, row[None])
         k_1KLD, v_1KLD = (_gather_rows(pages, table_1M, beyond_1L) for pages in (key_NBKD, value_NBKD))
-        # Everybody sees a key, who is not of this row too: softmax over nothing is NaN.
+        # Other rows' tokens see a key too: a softmax over no keys is NaN.
         seen_TL = position_L <= (context + offset_T).clamp(min=0)[:, None]
         y_HTD = F.scaled_dot_product_attention(q_THD.transpose(0, 1)[None], k_1KLD, v_1KLD, seen_TL, enable_gqa=True)[0]
         mine_T = (offset_T >= 0) & (offset_T < queries)
@@ -69,7 +70,7 @@ def prefill_rows_attention(
 def _gather_rows(pages_NBKD: Tensor, table_RM: Tensor, beyond_RL: Tensor) -> Tensor:
     gathered = pages_NBKD.index_select(0, table_RM.flatten())
     pages_RLKD = gathered.view(*beyond_RL.shape, *pages_NBKD.shape[2:])
-    # A mask weighs stale entries with zero, and zero times NaN is NaN: one request's overflow would reach others.
+    # A mask gives stale entries zero weight, and zero times NaN is NaN: one request's overflow would affect others.
     return pages_RLKD.masked_fill_(beyond_RL[..., None, None], 0).transpose(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Launch settings of the attention kernels: measured ones where a table has them, and what fits elsewhere.
+"""Launch settings of the attention kernels: measured settings from the tables, else defaults.
 
 Shape legend: R rows, N blocks, B slots per block, H query heads, K key and value heads, D head width.
 """
@@ -13,14 +13,14 @@ from torch import Tensor
 from omni_ar.kernels.tuning import looked_up_once, tuned
 
 MAX_SPLITS = 64
-"""Splits of a row at most."""
+"""Maximum number of splits of a row."""
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class DecodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """block_n: keys per tile. splits: programs per row and key head at most, a power of two; a row takes one per tile if it has
-    fewer tiles. fused: whether the last split to arrive adds the parts up, or a second kernel does."""
+    """block_n: keys per tile. splits: maximum number of programs per row and key head, a power of two; a row with fewer
+    tiles takes one per tile. fused: whether the last split to arrive adds the parts up, instead of a second kernel."""
 
     block_n: int
     splits: int
@@ -30,7 +30,8 @@ class DecodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class PrefillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """block_m: query tokens times query heads of one key head, per tile; no fewer than those heads. block_n: keys per tile."""
+    """block_m: query tokens times query heads of one key head, per tile; at least the number of those heads. block_n:
+    keys per tile."""
 
     block_m: int
     block_n: int
@@ -39,12 +40,12 @@ class PrefillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def matrix_block(count: int) -> int:
-    """A power of two, and as much as a matrix instruction takes."""
+    """The block size for `count` rows: a power of two, at least the size of a matrix instruction."""
     return max(16, 1 << (count - 1).bit_length())
 
 
 def log2_scale(head_dim: int) -> float:
-    """What scores are multiplied by before exp2, the exponential that the hardware has."""
+    """Scale of the scores, for exp2, the exponential that the hardware has."""
     return 1 / (math.sqrt(head_dim) * math.log(2))
 
 
@@ -55,7 +56,7 @@ def shape_key(q_THD: Tensor, key_NBKD: Tensor) -> str:
 
 
 def decode_settings(q_RHD: Tensor, key_NBKD: Tensor) -> DecodeSettings:
-    """For a batch of R rows."""
+    """Settings for a batch of R rows."""
     rows, kv_heads = q_RHD.shape[0], key_NBKD.shape[2]
     return _decode_settings(
         q_RHD.device, shape_key(q_RHD, key_NBKD), rows, kv_heads, q_RHD.shape[2], q_RHD.element_size()
@@ -63,8 +64,8 @@ def decode_settings(q_RHD: Tensor, key_NBKD: Tensor) -> DecodeSettings:
 
 
 def prefill_settings(tokens: int, q_THD: Tensor, key_NBKD: Tensor) -> PrefillSettings:
-    """For a batch with `tokens` prompt tokens."""
-    # Rounded up, so that few sizes are kept.
+    """Settings for a batch with `tokens` prompt tokens."""
+    # Rounded up, so that few sizes are cached.
     tokens = 1 << (tokens - 1).bit_length()
     heads, head_dim = q_THD.shape[1:]
     group, itemsize = heads // key_NBKD.shape[2], q_THD.element_size()
@@ -75,7 +76,7 @@ def prefill_settings(tokens: int, q_THD: Tensor, key_NBKD: Tensor) -> PrefillSet
 def _decode_settings(
     device: torch.device, key: str, rows: int, kv_heads: int, head_dim: int, itemsize: int
 ) -> DecodeSettings:
-    # About four programs per SM hide each other's latency; with more, short rows would only be cut finer.
+    # About four programs per SM hide each other's latency; more would only cut short rows into smaller splits.
     wanted = 4 * _processors(device) // (rows * kv_heads)
     splits = min(1 << max(wanted, 1).bit_length() - 1, MAX_SPLITS)
     # A tile of keys and one of values are 32 KiB together.
@@ -90,7 +91,7 @@ def _prefill_settings(
 ) -> PrefillSettings:
     wide = matrix_block(head_dim) > 128
     if itemsize > 2:
-        # No matrix units at this precision: operands stand in registers.
+        # Without matrix units at this precision, operands are held in registers.
         default = {"block_m": matrix_block(group), "block_n": 16 if wide else 32, "num_warps": 4, "num_stages": 1}
     else:
         default = {
@@ -104,5 +105,5 @@ def _prefill_settings(
 
 @cache
 def _processors(device: torch.device) -> int:
-    # Under the interpreter there is one, and the number matters to nobody.
+    # The interpreter has one processor; the number does not matter there.
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,7 +1,7 @@
-"""Attention within a codec frame: sequences of a few tokens, each a row of its own, all of one length.
+"""Attention within a codec frame: one short sequence per row, all of one length.
 
-Shape legend: R rows, n new tokens of each, T = R * n, G positions of a frame, H query heads, K key and value heads, W head width,
-X = (H + 2K) W.
+Shape legend: R rows, n new tokens of each row, T = R * n, G positions of a frame, H query heads, K key and value heads,
+W head width, X = (H + 2K) W.
 """
 
 from torch import Tensor
@@ -23,9 +23,10 @@ def attend_frame(
     key_RGKW: Tensor,
     value_RGKW: Tensor,
 ) -> Tensor:
-    """Norms and turns queries and keys, stores keys and values at positions `start` to `start + n - 1`, and attends causally.
+    """Normalizes and rotates queries and keys, stores keys and values at positions `start` to `start + n - 1`, and
+    attends causally.
 
-    qkv_TX: queries, keys, values of each token; a row's tokens lie together. cos_GW, sin_GW: as `rotary_table` gives them for
+    qkv_TX: queries, keys, values of each token; a row's tokens are adjacent. cos_GW, sin_GW: from `rotary_table`, for
     positions 0 to G - 1. key_RGKW, value_RGKW: contiguous, of the dtype of `qkv_TX`. Returns `[T, H, W]`.
     """
     if not runs_kernel(qkv_TX):

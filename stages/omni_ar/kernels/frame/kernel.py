@@ -1,4 +1,4 @@
-"""Attention within a codec frame in one launch: a program holds one row's key head, with all its keys, in registers.
+"""Attention within a codec frame in one launch: a program holds all keys of one row's key head in registers.
 
 Shape legend: see the package; besides, h query heads of one key head, F = W / 2.
 """
@@ -12,8 +12,8 @@ from omni_ar.kernels.rope.norms import HeadNorms
 from omni_ar.kernels.rope.turned import turned
 
 _WARPS = 1
-# Of every sum a thread has several products. A single one would be fused with the first addition across lanes, and the copies of
-# the sum that lanes hold would differ by a rounding.
+# A thread has several products of every sum. The compiler would fuse a single product with the first addition across
+# lanes, and the lanes' copies of the sum would differ by a rounding.
 _LEAST_G, _LEAST_F = 16, 64
 
 
@@ -127,7 +127,7 @@ def _attend_frame(
         tl.store(out_hF, first_hF.to(y_ptr.dtype.element_ty), mask=inside_hF)
         tl.store(out_hF + HALF, second_hF.to(y_ptr.dtype.element_ty), mask=inside_hF)
         if token + 1 < COUNT:
-            # The next token reads what other threads of this program stored.
+            # The next token reads values that other threads of this program stored.
             tl.debug_barrier()
 
 
@@ -137,10 +137,10 @@ def _attended(
     HALF: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of what the heads at `x_hF` and `y_hF` attend to: keys before `position` from memory, its own key `x_1F`, `y_1F`
-    and value `v_1F`, `w_1F` as they are."""
+    """Both halves of the attention output of the heads at `x_hF` and `y_hF`. Keys before `position` are read from
+    memory; the token's own key is `x_1F`, `y_1F`, its value `v_1F`, `w_1F`."""
     place_G1 = tl.arange(0, BLOCK_G)[:, None]
-    # The token's own key and value are at hand: those before it are on their way from memory meanwhile.
+    # The token's own key and value are in registers; the loads of earlier ones overlap with their use.
     before_GF = (place_G1 < position) & inside_1F
     score_hG = _products(x_hF, tl.load(key_ptr + keys_GF, mask=before_GF, other=0.0))
     score_hG += _products(y_hF, tl.load(key_ptr + keys_GF + HALF, mask=before_GF, other=0.0))
@@ -163,7 +163,8 @@ def _attended(
 def _turned_heads(
     source_hF, weight_1F, inside_hF, inside_1F, cos_1F, sin_1F, eps, NORM: tl.constexpr, HALF: tl.constexpr
 ):
-    """Both halves of the heads at `source_hF`, normed and turned, rounded where separate operations would round."""
+    """Both halves of the heads at `source_hF`, normalized and rotated, rounded where separate operations would
+    round."""
     dtype = source_hF.dtype.element_ty
     x_hF = tl.load(source_hF, mask=inside_hF, other=0.0).to(tl.float32)
     y_hF = tl.load(source_hF + HALF, mask=inside_hF, other=0.0).to(tl.float32)

@@ -21,7 +21,7 @@ def attend_frame(
     rows, groups = key_RGKW.shape[:2]
     count = qkv_TX.shape[0] // rows
     end = start + count
-    # A row's frame is a page of its own.
+    # Each row's frame is one page.
     slots_RG = torch.arange(rows * groups, device=qkv_TX.device).view(rows, groups)
     cos_TW, sin_TW = (table_GW[start:end].repeat(rows, 1) for table_GW in (cos_GW, sin_GW))
     slots_T = slots_RG[:, start:end].flatten()

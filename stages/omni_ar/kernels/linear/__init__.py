@@ -1,7 +1,7 @@
-"""Linear maps, alone or with the norm before them and the activation behind them.
+"""Linear maps, alone or fused with the norm before and the activation after.
 
-Many rows are a matter for cuBLAS. Fewer are bound by reading the weights and by the number of launches: for the shapes that were
-measured, kernels of our own stream the weights, and norm and activate on the way.
+cuBLAS computes many rows. Few rows are bound by reading the weights and by the number of launches: for measured shapes,
+this project's kernels stream the weights and fuse the norm and the activation.
 
 Shape legend: T rows, D inputs, N outputs.
 """
@@ -27,7 +27,8 @@ def linear(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) -> Ten
 
 
 def linear_parts(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """As `linear`; where several programs share the width, what each has: `[P, T, N]` in fp32, for `add_rms_norm` to add up."""
+    """As `linear`. Where several programs share the width, returns their parts, fp32 `[P, T, N]`, which `add_rms_norm`
+    adds up."""
     chosen = settings("linear", x_TD, weight_ND) if runs_kernel(x_TD) else None
     if not isinstance(chosen, TiledSettings) or bias_N is not None or chosen.splits == 1:
         return linear(x_TD, weight_ND, bias_N)
@@ -39,9 +40,10 @@ def linear_parts(x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) 
 def gated_linear(
     x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None, *, prefetch: Tensor | None = None
 ) -> Tensor:
-    """`silu(gate) * up`, `[T, N / 2]`, of a linear map whose outputs are gate, then up. Rounded where separate operations would.
+    """`silu(gate) * up`, `[T, N / 2]`, of a linear map whose outputs are gate, then up. Rounded where separate
+    operations would round.
 
-    prefetch: a contiguous weight, the next product's.
+    prefetch: the next product's weight, contiguous.
     """
     chosen = settings("gated", x_TD, weight_ND) if runs_kernel(x_TD) else None
     if chosen is None:
@@ -64,11 +66,12 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """A residual addition, RMSNorm and a linear map: `(linear(rms_norm(sum)), sum)`.
 
-    sum: `x_TD + delta_TD`, or `x_TD` itself where `delta_TD` is None. delta_TD: may come in parts, as for `add_rms_norm`. gated:
+    sum: `x_TD + delta_TD`, or `x_TD` where `delta_TD` is None. delta_TD: may be in parts, as for `add_rms_norm`. gated:
     the outputs are gate, then up, and the result is `silu(gate) * up`, `[T, N / 2]`. prefetch: as for `gated_linear`.
 
-    Rounded where separate operations would round, but that the kernel on the matrix units scales by the norm behind the product:
-    its normed rows are not rounded, and fp16 rows above 65504 over the largest norm weight overflow.
+    Rounded where separate operations would round, with one exception: the kernel on the matrix units applies the norm's
+    scale after the product, so its normalized rows are not rounded, and fp16 rows above 65504 divided by the largest
+    norm weight overflow.
     """
     kind = "norm_gated" if gated else "norm_linear"
     in_parts = delta_TD is not None and delta_TD.ndim == 3

@@ -1,4 +1,4 @@
-"""The kernel that settings are of."""
+"""Dispatch to the kernel of the settings' type."""
 
 from torch import Tensor
 

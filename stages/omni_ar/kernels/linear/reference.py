@@ -1,4 +1,4 @@
-"""Linear maps as operations of their own: cuBLAS on a GPU."""
+"""Linear maps as separate torch operations: cuBLAS on a GPU."""
 
 from torch import Tensor
 from torch.nn import functional as F

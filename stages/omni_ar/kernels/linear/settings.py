@@ -1,4 +1,4 @@
-"""Which kernel computes a linear map, and with which settings: what was measured to be faster than cuBLAS."""
+"""The kernel and settings of a linear map, where measurements show it to be faster than cuBLAS."""
 
 import msgspec
 import torch
@@ -12,7 +12,8 @@ MOST_ROWS = 64
 class StreamedSettings(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kernel", tag="streamed"
 ):
-    """Of the kernel that keeps weights in registers. block_n: outputs of a program. block_d: inputs of a step."""
+    """Settings of the kernel that keeps weights in registers. block_n: outputs of a program. block_d: inputs of a
+    step."""
 
     block_n: int
     block_d: int
@@ -28,11 +29,12 @@ class TiledSettings(
     tag_field="kernel",
     tag="tiled",
 ):
-    """Of the kernel on the matrix units. tile_n: outputs of a program. tile_d: inputs of a step, of which its warps take `slices`.
-    rows_left: the rows are the left operand, and not the weights.
+    """Settings of the kernel on the matrix units. tile_n: outputs of a program. tile_d: inputs of a step, which its
+    warps split into `slices`. rows_left: whether the left operand is the rows, instead of the weights.
 
-    splits: programs that share the width, in whole tiles, and whose parts another kernel adds up; 1 with a norm or an activation.
-    fetch, held: while the kernel before still runs, a program asks for its weights to come to the L2 cache; to itself, all at once.
+    splits: programs that share the width, in whole tiles; another kernel adds their parts up. 1 with a norm or an
+    activation. fetch, held: while the previous kernel still runs, a program loads its weights into the L2 cache
+    (fetch), or all of them into registers (held).
     """
 
     tile_n: int
@@ -50,7 +52,8 @@ LinearSettings = StreamedSettings | TiledSettings
 
 
 def settings(kind: str, x_TD: Tensor, weight_ND: Tensor) -> LinearSettings | None:
-    """None where cuBLAS is faster or nobody measured, for kinds with a norm also where the norm is better a kernel of its own.
+    """Returns None where cuBLAS is faster or no measurement exists; for kinds with a norm, also where a separate norm
+    is faster.
 
     kind: `linear`, `gated`, `norm_linear` or `norm_gated`.
     """
@@ -69,6 +72,6 @@ def key(kind: str, weight_ND: Tensor) -> str:
 @looked_up_once
 def _settings(device: torch.device, key: str, rows: int) -> LinearSettings | None:
     measured = tuned("linear", device, key, rows, {})
-    # What cuBLAS computes faster has no settings.
+    # Shapes that cuBLAS computes faster have no settings.
     found: LinearSettings | None = msgspec.convert(measured, LinearSettings) if measured else None
     return found

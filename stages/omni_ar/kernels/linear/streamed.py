@@ -1,6 +1,6 @@
-"""Linear maps of a few rows: a program streams the weights of a few outputs, and has all of them in flight at once.
+"""Linear maps of a few rows: a program streams the weights of a few outputs, with all of its loads in flight at once.
 
-Every program norms the rows for itself: they are few, and lie in the L2 cache.
+Every program normalizes the rows itself, since they are few and in the L2 cache.
 
 Shape legend: R rows, D inputs, N outputs; besides, d inputs and n outputs of one tile.
 """
@@ -67,7 +67,7 @@ def _launch(
         eps,
         OUTPUTS=outputs,
         WIDTH=width,
-        # A power of two: a stage meets few of them, and none for the first time while it serves.
+        # A power of two: few kernels exist, and all are compiled before the stage serves.
         ROWS=triton.next_power_of_2(rows),
         NORM=norm_D is not None,
         ADD=delta_RD is not None,
@@ -112,7 +112,7 @@ def _few_rows(
     output_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column_d = tl.arange(0, BLOCK_D)
     row_R1 = tl.arange(0, ROWS)[:, None]
-    # In flight while the kernel before ends, and while the rows are normed.
+    # In flight while the previous kernel ends and while the rows are normalized.
     weight_nd = _tile(weight_ptr, output_n, column_d, OUTPUTS, WIDTH)
     up_nd = weight_nd
     if GATED:
@@ -166,7 +166,7 @@ def _scales(
     ADD: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """What the norm multiplies each row by; the first program stores the rows' sums on the way."""
+    """The norm's scale of each row. The first program also stores the rows' sums."""
     row_R1 = tl.arange(0, ROWS)[:, None]
     square_R1 = tl.zeros([ROWS, 1], tl.float32)
     if NORM:
@@ -193,7 +193,7 @@ def _finished(
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Outputs of the sums, with the bias and activated; `gated_Rn` are those of the ups."""
+    """Adds the bias to the sums and applies the activation. gated_Rn: the sums of the up outputs."""
     if BIAS:
         y_Rn += tl.load(bias_ptr + output_1n, mask=output_1n < OUTPUTS, other=0.0).to(tl.float32)
         if GATED:
@@ -208,13 +208,13 @@ def _finished(
 def _tile(weight_ptr, output_n, column_d, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr):
     inside_nd = (output_n < OUTPUTS)[:, None] & (column_d < WIDTH)[None, :]
     place_nd = output_n.to(tl.int64)[:, None] * WIDTH + column_d[None, :]
-    # Weights pass by once a step; what rows and pages leave in the L2 cache is worth more.
+    # Weights are read once per step; rows and pages in the L2 cache are worth more.
     return tl.load(weight_ptr + place_nd, mask=inside_nd, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
 def _residual(x_ptr, delta_ptr, row, column, x_stride, delta_stride, inside, ADD: tl.constexpr):
-    """Rows of the residual stream in fp32, rounded as a stored sum is."""
+    """Rows of the residual stream in fp32, rounded like the stored sum."""
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
     total = x.to(tl.float32)
     if ADD:

@@ -1,8 +1,10 @@
-"""Linear maps of some tens of rows: tiles on the matrix units, whose weights are on their way before their inputs are there.
+"""Linear maps of some tens of rows: tiles on the matrix units, whose weights are loaded before their inputs are
+complete.
 
-Narrow tiles fill the device, and their warps share the width: each multiplies a slice of it, and the products are added. Wide ones,
-for many outputs, are multiplied by all warps together. A norm before the product scales what comes out, not what goes in: only its
-weight is multiplied in, the mean square of a row is summed up on the way, and no program reads the rows twice.
+Narrow tiles fill the device, and their warps share the width: each multiplies a slice of it, and the products are
+added. All warps together multiply a wide tile, for many outputs. A norm before the product is applied to the outputs:
+the inputs are multiplied by its weight only, the mean square of a row is accumulated during the product, and no program
+reads the rows twice.
 
 Shape legend: R rows, D inputs, N outputs; besides, d inputs and n outputs of one tile, S slices, m the tile's weight rows: its
 outputs, or gates and ups in turn.
@@ -16,9 +18,9 @@ from omni_ar.kernels.linear.settings import TiledSettings
 from omni_ar.kernels.linear.tiled_kernel import add_parts, some_rows
 from omni_ar.kernels.overlap import overlaps
 
-# The left operand's rows that the matrix units take at a time, and the right one's columns.
+# Rows of the left operand, and columns of the right one, of one matrix instruction.
 _LEFT, _RIGHT = 16, 8
-# Outputs of which a program adds the parts up.
+# Outputs whose parts one program adds up.
 _ADDED = 512
 
 
@@ -45,7 +47,8 @@ def linear(x_RD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, settings: Til
 
 
 def linear_parts(x_RD: Tensor, weight_ND: Tensor, settings: TiledSettings, bias_N: Tensor | None = None) -> Tensor:
-    """`[P, R, N]`: what each split has, in fp32 and without the bias; without splits the whole, in the dtype of the rows."""
+    """Returns `[P, R, N]`: the part of each split, in fp32 without the bias; without splits the result, in the dtype of
+    the rows."""
     part_PRN, _ = _launch(x_RD, None, None, 0.0, weight_ND, bias_N, False, settings, settings.splits)
     return part_PRN
 
@@ -65,7 +68,8 @@ def norm_linear(
     gated: bool,
     settings: TiledSettings,
 ) -> tuple[Tensor, Tensor]:
-    """Not for fp16 activations above 65504 over the largest norm weight: what is multiplied is not yet scaled down."""
+    """Overflows for fp16 activations above 65504 divided by the largest norm weight: the norm scales after the
+    product."""
     y_1RN, sum_RD = _launch(x_RD, delta_RD, norm_D, eps, weight_ND, bias_N, gated, settings)
     return y_1RN[0], sum_RD
 

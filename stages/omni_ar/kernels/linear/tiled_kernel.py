@@ -10,7 +10,8 @@ from omni_ar.kernels.prefetch import prefetch_l2
 
 
 class Inputs(NamedTuple):
-    """Pointers to rows, and to what is added to and multiplied into them; the sum goes to `total`."""
+    """Pointers to the rows, the residual `delta` that is added to them, the norm weight, and `total`, which receives
+    the sum."""
 
     x: tl.tensor
     delta: tl.tensor
@@ -55,7 +56,7 @@ def some_rows(
     PROGRAMS: tl.constexpr = (OUTPUTS + TILE_N - 1) // TILE_N
     SHARE: tl.constexpr = WIDTH // SPLITS
     half_m = tl.arange(0, HALVES * TILE_N)
-    # Gate and up in turn; outputs past the last are computed twice and not stored.
+    # Gate and up alternate. Outputs past the last are computed twice and not stored.
     weight_m = tl.minimum(first + half_m // HALVES, OUTPUTS - 1).to(tl.int64) + half_m % HALVES * OUTPUTS
     share = tl.program_id(1) * SHARE
     weight_Smd = weight_ptr + _upright(weight_m, SLICES) * WIDTH + share + _across(TILE_D, SLICES)
@@ -107,7 +108,7 @@ def _fetch(
     PREFETCH_BYTES: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """A program's weights, but for the last program: there they may end before a whole tile does."""
+    """Prefetches a program's weights, except in the last program, whose weights may end within a tile."""
     if first + TILE_N <= OUTPUTS:
         prefetch_l2(weight_ptr + first.to(tl.int64) * WIDTH, tl.program_id(1), SPLITS, PREFETCH_BYTES)
         if GATED:
@@ -116,7 +117,7 @@ def _fetch(
 
 @triton.jit
 def _all_weights(weight_Smd, SHARE: tl.constexpr, TILE_D: tl.constexpr, SLICES: tl.constexpr):
-    """Of every step of the program's share."""
+    """The weights of every step of the program's share."""
     held = ()
     for start in tl.static_range(0, SHARE, TILE_D):
         held += (_weights(weight_Smd, start, SHARE, TILE_D, SLICES),)  # type: ignore[assignment]
@@ -140,7 +141,7 @@ def _times_held(
     SLICES: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
-    """The product with what `_all_weights` gave: all activations are asked for before the first are multiplied."""
+    """The product with the result of `_all_weights`: all activations are loaded before the first product."""
     activations = ()
     for start in tl.static_range(0, SHARE, TILE_D):
         x_SRd, square_SR = _activations(
@@ -174,16 +175,16 @@ def _activations(
     SLICES: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
-    """What is multiplied of the rows, and their squares so far."""
+    """The rows' factors of the product, and their sums of squares so far."""
     row_SR1 = _upright(tl.arange(0, ROWS), SLICES)
     place_S1d = start + _across(TILE_D, SLICES)
     inside_SRd = row_SR1 < inputs.rows if WIDTH % TILE_D == 0 else (row_SR1 < inputs.rows) & (place_S1d < WIDTH)
     x_SRd = tl.load(inputs.x + row_SR1 * inputs.x_stride + place_S1d, mask=inside_SRd, other=0.0)
     if ADD:
         delta_SRd = tl.load(inputs.delta + row_SR1 * inputs.delta_stride + place_S1d, mask=inside_SRd, other=0.0)
-        # Rounded as it is stored: what is normed is what the next layer adds to.
+        # Rounded as it is stored: the norm applies to the sum that the next layer adds to.
         x_SRd = (x_SRd.to(tl.float32) + delta_SRd.to(tl.float32)).to(x_SRd.dtype)
-        # Every program has the whole sum, and each stores its share.
+        # Every program has the whole sum and stores a share of it.
         storing_SR1 = row_SR1 * 0 + start // TILE_D % PROGRAMS == tl.program_id(0)
         tl.store(inputs.total + row_SR1 * WIDTH + place_S1d, x_SRd, mask=inside_SRd & storing_SR1)
     if NORM:
@@ -222,7 +223,7 @@ def _finished(
     ROWS_LEFT: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Outputs `[ROWS, TILE_N]` of the sums: scaled by the norm, with the bias, and activated."""
+    """Outputs `[ROWS, TILE_N]`: the sums, scaled by the norm, with bias and activation."""
     y_Rm = y if ROWS_LEFT else tl.trans(y)
     if NORM:
         y_Rm *= tl.rsqrt(square_R / WIDTH + eps)[:, None]

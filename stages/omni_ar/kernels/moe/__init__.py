@@ -1,6 +1,6 @@
-"""A mixture of experts: which experts a token takes and what they make of it, together with the norm before them.
+"""A mixture of experts: routing and experts, together with the norm before them.
 
-`route`, the first of it alone, is plain torch on every device: for those who watch, and for comparisons.
+`route`, the routing alone, is plain torch on every device, for observation and comparisons.
 
 Shape legend: T tokens, D width, E experts, K experts per token, I intermediate width, S = T * K (token, expert) pairs.
 """
@@ -14,10 +14,10 @@ from omni_ar.kernels.moe.reference import route
 
 
 def mix_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts) -> tuple[Tensor, Tensor]:
-    """Residual addition, RMSNorm, router and experts: what a mixture makes of a residual stream, and the stream.
+    """Residual addition, RMSNorm, router and experts: returns the mixture's output and the residual stream.
 
-    x_TD: `[T, D]`, T at least 1, in the experts' dtype. delta_TD: what is still to be added to it, which may come in parts
-    (`add_rms_norm`); None for nothing. norm: None where the experts take x as it is, and then delta_TD is None.
+    x_TD: `[T, D]`, T at least 1, in the experts' dtype. delta_TD: a pending addition to it, possibly in parts
+    (`add_rms_norm`), or None. norm: None where the experts take x unchanged; delta_TD is then None.
     Returns the experts' weighted sum, the shared expert's part included, and `x + delta`: both `[T, D]`.
     """
     if runs_kernel(x_TD):

@@ -1,4 +1,4 @@
-"""The sum over each token's experts, and the expert that all tokens share: a program per token, or per part of one."""
+"""The sum over each token's experts and the shared expert: a program per token, or per part of one."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from omni_ar.kernels.overlap import overlap_options, wait_for_previous
 
-# With fewer tokens a row is cut into parts, or most multiprocessors would have nothing to do.
+# With fewer tokens a row is cut into parts; otherwise most multiprocessors would be idle.
 _WHOLE_FROM, _PART = 128, 512
 # Eight columns a thread: 16 bytes of a half-precision row, with a token's rows side by side in its registers.
 _WARP_COLUMNS = 256
@@ -51,8 +51,8 @@ def combine(
 ) -> Tensor:
     """The weighted sum over each token's experts, in their order: `[T, D]`.
 
-    shared: the result of an expert that every token takes, contiguous, the experts' input, and its gate: all `[T, D]`, but the
-    gate, which is `[1, D]`.
+    shared: the result of the shared expert, contiguous, the experts' input, and its gate: `[T, D]`, `[T, D]` and `[1,
+    D]`.
     """
     (tokens, top_k), width = weight_TK.shape, y_SD.shape[1]
     y_TD = torch.empty(tokens, width, dtype=y_SD.dtype, device=y_SD.device)

@@ -1,4 +1,4 @@
-"""What a mixture of experts is made of: the arguments that its operations share."""
+"""The weights of a mixture of experts, as arguments of its operations."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class SharedExpert(NamedTuple):
-    """An expert that every token takes, scaled by `sigmoid(x @ gate.T)`.
+    """An expert for every token, scaled by `sigmoid(x @ gate.T)`.
 
     gate_up_XD: `[2 * its intermediate width, D]`, gate rows first. down_DI: `[D, its intermediate width]`. gate_1D: `[1, D]`.
     """

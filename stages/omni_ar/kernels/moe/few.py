@@ -1,8 +1,9 @@
-"""Few rows: every (token, expert) pair on its own, by vector products, with nothing sorted and the routing done on the way.
+"""Few rows: vector products for each (token, expert) pair, without sorting, and with the routing inside.
 
-Memory bound: a program asks for its whole tile of weights before it needs the first of them, and there are several programs to
-each multiprocessor. Tokens that share an expert find its rows in L2, because programs of the same rows run side by side. Each
-program finds its token's experts for itself: that takes less time than waiting for a kernel that does it.
+The kernels are memory bound: a program loads its whole tile of weights before it needs the first of them, and each
+multiprocessor runs several programs. Tokens that share an expert find its rows in L2, because programs of the same rows
+run side by side. Each program computes its token's experts itself, which takes less time than waiting for a kernel that
+does it.
 
 A token's slots are its K experts, then parts of the shared expert, each as wide as a routed one.
 """
@@ -37,7 +38,7 @@ def _few_gate_up(
     BLOCK_D: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """hidden = silu(gate(x)) * up(x) of one slot and BLOCK_I rows of its expert. SHARED: the shared expert's width."""
+    """hidden = silu(gate(x)) * up(x) for one slot and BLOCK_I rows of its expert. SHARED: the shared expert's width."""
     wait_for_previous(OVERLAP)
     SLOTS: tl.constexpr = K + (SHARED + I - 1) // I
     token = (tl.program_id(0) // SLOTS).to(tl.int64)
@@ -68,7 +69,7 @@ def _few_gate_up(
 
 @triton.jit
 def _expert_of_slot(logits_ptr, logits_stride, token, slot, E: tl.constexpr, E_PAD: tl.constexpr):
-    """The expert that `token` takes after `slot` others."""
+    """The expert of `token` with rank `slot`."""
     e = tl.arange(0, E_PAD)
     keys = ranking_keys(tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0), e, E)
     best = tl.max(keys, axis=0)
@@ -79,7 +80,7 @@ def _expert_of_slot(logits_ptr, logits_stride, token, slot, E: tl.constexpr, E_P
 
 @triton.jit
 def _gate_and_up(gate_ptrs, up_ptrs, x_ptrs, d, D: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Products of weights and inputs, summed over steps of BLOCK_D: what is left to be summed is a tile."""
+    """Products of weights and inputs, summed over steps of BLOCK_D; the result is a tile that is still to be summed."""
     gate_ID = tl.zeros([BLOCK_I, BLOCK_D], tl.float32)
     up_ID = tl.zeros([BLOCK_I, BLOCK_D], tl.float32)
     for start in tl.static_range(0, D, BLOCK_D):
@@ -118,11 +119,11 @@ def _few_down(
     BLOCK_I: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """y_TD: BLOCK_D outputs of one token, summed over its slots, which lie one after another in a tile's rows."""
+    """y_TD: BLOCK_D outputs of one token, summed over its slots, which are consecutive in a tile's rows."""
     SLOTS: tl.constexpr = K + (SHARED + I - 1) // I
     token = tl.program_id(0).to(tl.int64)
-    # The router's logits are complete: `_few_gate_up` waits for them before it lets this kernel come. So the first weights can
-    # be asked for before the hidden values are there.
+    # The router's logits are complete, since `_few_gate_up` waits for them before it lets this kernel start. So the
+    # first weights can be loaded before the hidden values are complete.
     slot_R, expert_R, weight_R = _experts_of_slots(
         logits_ptr, logits_stride, token, E, K, NORM, E_PAD, SLOTS_PAD, BLOCK_D
     )
@@ -135,7 +136,7 @@ def _few_down(
         weight_R = tl.where(slot_R < K, weight_R, 1 / (1 + tl.exp(-gate)))
         weights_R = tl.where(slot_R < K, weights_R, shared_ptr + row_R * SHARED + tl.maximum(slot_R - K, 0) * I)
     if I % 16 == 0 and SHARED % 16 == 0:
-        weights_R = tl.multiple_of(weights_R, 16)  # which a choice between two matrices hides from the compiler
+        weights_R = tl.multiple_of(weights_R, 16)  # the compiler cannot derive it from a choice between two matrices
     i = tl.arange(0, BLOCK_I)
     down_ptrs = weights_R[:, None] + i[None, :]
     hidden_ptrs = hidden_ptr + (token * SLOTS + slot_R)[:, None] * I + i[None, :]
@@ -167,7 +168,8 @@ def _experts_of_slots(
     SLOTS_PAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The slot of each row of a tile, and the expert and weight of `token` in it, those of the first past slot K."""
+    """For each row of a tile: its slot, and the expert and weight of `token` in that slot; past slot K, those of slot
+    0."""
     e = tl.arange(0, E_PAD)
     logits = tl.load(logits_ptr + token * logits_stride + e, mask=e < E, other=0.0)
     keys = ranking_keys(logits, e, E)
@@ -190,7 +192,7 @@ def _experts_of_slots(
 
 @triton.jit
 def _inside(slot_R, i, I: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr, SLOTS: tl.constexpr):  # noqa: E741
-    """Which columns of which slots there are. A mask that hangs on the slot and the column apart leaves loads wide."""
+    """The mask of existing columns of slots. Separate conditions for slot and column keep the loads wide."""
     inside = (slot_R < SLOTS)[:, None] & (i < I)[None, :]
     if SHARED % I:
         inside = inside & ((slot_R < K)[:, None] | ((slot_R - K)[:, None] * I + i[None, :] < SHARED))
@@ -204,7 +206,7 @@ def multiply_gate_up_few(routed: Routed, experts: Experts, settings: FewProduct)
     shared = 0 if experts.shared is None else experts.shared.down_DI.shape[1]
     slots = experts.top_k + triton.cdiv(shared, intermediate)
     hidden_SI = routed.normed_TD.new_empty(tokens * slots, intermediate)
-    # Slots first: tokens that share an expert's rows read them within microseconds of one another.
+    # Slots vary first: tokens that share an expert's rows read them within microseconds of one another.
     _few_gate_up[(tokens * slots, triton.cdiv(intermediate, settings.i))](
         routed.normed_TD,
         routed.logits_TN,

@@ -1,7 +1,7 @@
 """Rows grouped by expert: two grouped matrix products that read each expert's weights once for each block of rows.
 
-For few rows an expert the products are bound by memory, and the weights are best the left operand: tensor cores take 64 rows of
-weights at a time, against 16 tokens. For many, tokens are on the left.
+With few rows per expert the products are memory bound, and the weights are the left operand: tensor cores take 64 rows
+of weights at a time, against 16 tokens. With many rows the tokens are the left operand.
 """
 
 import torch
@@ -57,8 +57,8 @@ def _product(
 ):
     """[BLOCK_M, MATRICES * BLOCK_N] = rows @ weights.T over WIDTH, accumulated in float32.
 
-    row_ptrs: the start of each row. weights: matrices `[COLUMNS, WIDTH]` one after another, a pointer or a descriptor; those from
-    `matrix` on are multiplied with, BLOCK_N rows of each from `column` on, as one operand.
+    row_ptrs: the start of each row. weights: consecutive matrices `[COLUMNS, WIDTH]`, a pointer or a descriptor. The
+    operand is BLOCK_N rows, from `column` on, of each of the MATRICES matrices from `matrix` on.
     """
     WEIGHT_ROWS: tl.constexpr = MATRICES * BLOCK_N
     k = tl.arange(0, BLOCK_K)
@@ -197,7 +197,7 @@ def _grouped_gate_up(
     """hidden_SI, in sorted order, = silu(gate(x)) * up(x): BLOCK_N columns of one block of rows."""
     wait_for_previous(OVERLAP)
     columns: tl.constexpr = (I + BLOCK_N - 1) // BLOCK_N
-    # Columns first: programs that run side by side read one expert's weights in order.
+    # Columns vary first: programs that run side by side read one expert's weights in order.
     block = tl.program_id(0) // columns
     column = tl.program_id(0) % columns * BLOCK_N
     expert = tl.load(block_ptr + block)
@@ -270,7 +270,8 @@ def _grouped_down(
 
 
 def _operand(weights: Tensor, matrices: int, settings: GroupedProduct) -> Tensor | TensorDescriptor:
-    """What a kernel reads weights through: of each expert, so many matrices one after another."""
+    """The kernel argument for weights with `matrices` consecutive matrices per expert: a tensor, or a descriptor for
+    TMA."""
     if not settings.tma:
         return weights
     experts, rows, columns = weights.shape
@@ -281,8 +282,8 @@ def _operand(weights: Tensor, matrices: int, settings: GroupedProduct) -> Tensor
 def multiply_gate_up(
     x_TD: Tensor, gate_up_EXD: Tensor, groups: Groups, top_k: int, settings: GroupedProduct, overlap: bool = False
 ) -> Tensor:
-    """`silu(gate(x)) * up(x)` of each pair, `[S, I]` in sorted order. overlap: whether the kernel comes while the one before it
-    still runs."""
+    """`silu(gate(x)) * up(x)` of each pair, `[S, I]` in sorted order. overlap: whether the kernel starts while the
+    previous one still runs."""
     intermediate = gate_up_EXD.shape[1] // 2
     hidden_SI = torch.empty(groups.pair_S.shape[0], intermediate, dtype=x_TD.dtype, device=x_TD.device)
     blocks = groups.block_3B.shape[1]
@@ -321,7 +322,7 @@ def multiply_down(
 
 
 def _launch_options(settings: GroupedProduct, block_m: int, overlap: bool) -> dict[str, int]:
-    """What both kernels take by name."""
+    """Keyword arguments of both kernels."""
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": settings.n,

@@ -1,7 +1,8 @@
-"""Sorts (token, expert) pairs by expert and cuts each expert's into blocks of rows, without telling the host how many there are.
+"""Sorts (token, expert) pairs by expert and cuts each expert's pairs into blocks of rows. The host never reads their
+number.
 
-Which experts tokens take is a matrix that holds ranks. Sums over its columns count an expert's pairs, and running sums place them:
-a program takes some tokens, and for a decode step of few rows one program does everything.
+A matrix of tokens and experts holds the ranks. Sums over its columns count an expert's pairs, and running sums place
+them. A program takes some tokens; for a decode step of few rows one program takes all.
 
 Shape legend: B blocks of rows, C chunks of tokens; T here are the tokens of one chunk.
 """
@@ -16,19 +17,19 @@ from torch import Tensor
 from omni_ar.kernels.moe.ranking import logit_of, lowest_of, ranking_keys
 from omni_ar.kernels.overlap import overlap_options, overlaps, wait_for_previous
 
-# Up to so many tokens one program does all, beyond it each takes so many. Choosing experts is one maximum after another over a
-# chunk's tokens: short chunks, side by side, are through sooner, though counting them takes a launch more.
+# Maximum number of tokens for a single program, and tokens of each program beyond it. Choosing experts is a sequence of
+# maxima over a chunk's tokens: short chunks in parallel finish sooner, although counting them takes another launch.
 _ALONE, _CHUNK = 16, 8
 _COUNTS = 32
-"""Chunks whose counts are read at a time."""
+"""Number of chunks whose counts are read at once."""
 
 
 class Groups(NamedTuple):
-    """Pairs in expert order, in blocks of at most `block_m` of one expert.
+    """Pairs in expert order, in blocks of at most `block_m` pairs of one expert.
 
-    pair_S: int32; the pair (token * K + which of its experts) at each sorted position. block_3B: int32; each block's expert, first
-    sorted position and the position after its expert's last; the expert is -1 from the first unused block on. B bounds what any
-    routing can need.
+    pair_S: int32, the pair (token * K + rank of the expert) at each sorted position. block_3B: int32, each block's
+    expert, first sorted position, and the position after its expert's last; the expert is -1 from the first unused
+    block on. B is an upper bound for every routing.
     """
 
     pair_S: Tensor
@@ -50,8 +51,8 @@ def _ranks(
     ROUTE: tl.constexpr,
     E_PAD: tl.constexpr,
 ):
-    """Which of a token's experts each expert is, -1 for none. ROUTE: by the logits, and weights and experts are stored; else by the
-    experts that were."""
+    """The rank of each expert among a token's experts, -1 for none. ROUTE: computes ranks from the logits and stores
+    weights and experts; otherwise reads the stored experts."""
     e_1E = tl.arange(0, E_PAD)[None, :]
     inside_T1 = token_T1 < tokens
     rank_TE = tl.zeros_like(token_T1 + e_1E) - 1
@@ -93,7 +94,7 @@ def _count_kernel(
     BLOCK_T: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Routes the tokens of a chunk. count_CE: how many of them take each expert."""
+    """Routes the tokens of a chunk. count_CE: number of the chunk's tokens per expert."""
     wait_for_previous(OVERLAP)
     chunk = tl.program_id(0)
     token_T1 = (chunk * BLOCK_T + tl.arange(0, BLOCK_T))[:, None]
@@ -123,7 +124,8 @@ def _place_kernel(
     BLOCK_M: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A chunk's pairs, each where it belongs, and the first program all blocks. COUNTED: `_count_kernel` has routed the tokens."""
+    """Stores a chunk's pairs at their sorted positions; the first program stores all blocks. COUNTED: `_count_kernel`
+    has routed the tokens."""
     wait_for_previous(OVERLAP)
     mine = tl.program_id(0)
     token_T1 = (mine * BLOCK_T + tl.arange(0, BLOCK_T))[:, None]
@@ -161,9 +163,10 @@ def _place_kernel(
 
 
 def route_and_group(logits_TE: Tensor, top_k: int, norm_topk: bool, block_m: int) -> tuple[Tensor, Tensor, Groups]:
-    """Each token's `top_k` experts, as `route`: weights `[T, K]`, float32, experts `[T, K]`, int32; and their pairs by expert.
+    """Each token's `top_k` experts, as `route` returns them: weights `[T, K]`, float32, experts `[T, K]`, int32; and
+    the pairs by expert.
 
-    logits_TE: `[T, E]`, any floating dtype. Of equal logits the first expert's is taken, and NaN is below all others.
+    logits_TE: `[T, E]`, any floating dtype. Of equal logits, that of the first expert wins; NaN is below all others.
     """
     (tokens, experts), device = logits_TE.shape, logits_TE.device
     weight_TK = torch.empty(tokens, top_k, dtype=torch.float32, device=device)

@@ -1,4 +1,4 @@
-"""A mixture on a GPU: few rows each on their own, or rows grouped by expert."""
+"""A mixture on a GPU: few rows separately, many rows grouped by expert."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from omni_ar.kernels.moe.settings import FewSettings, settings
 
 
 def mix_experts(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts) -> tuple[Tensor, Tensor]:
-    """As the package's function of that name."""
+    """See `mix_experts` of the package."""
     chosen = settings(x_TD, experts.down_EDI, experts.top_k)
     if isinstance(chosen, FewSettings):
         return mix_few(x_TD, delta_TD, norm, experts, chosen)

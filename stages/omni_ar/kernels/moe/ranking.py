@@ -1,13 +1,13 @@
-"""Logits as integers that order like them and carry their expert along: one maximum finds both, and no two are equal.
+"""Logits as integers with the same order that include their expert: one maximum finds both, and no two are equal.
 
-What is carried is the expert's complement, so that of equal logits the first expert's is the largest.
+The key includes the expert's complement, so that of equal logits the first expert's key is the largest.
 """
 
 import triton
 import triton.language as tl
 
 _EXPERT_BITS = tl.constexpr(8191)
-"""Experts fit below the bits that a half-precision logit has in float32, bf16's and fp16's alike."""
+"""Bits for the expert: float32 bits below those of a bf16 or fp16 logit."""
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -19,8 +19,8 @@ def lowest_of(keys):
 
 @triton.jit
 def ranking_keys(logits, e, E: tl.constexpr):
-    """Keys of the logits of experts `e`; past expert E - 1 they lie below all others."""
-    # NaN compares with nothing, and -0 equals +0.
+    """Keys of the logits of experts `e`; keys past expert E - 1 are below all others."""
+    # NaN becomes -inf, and -0 becomes +0.
     value = tl.where(logits == logits, logits.to(tl.float32), float("-inf")) + 0.0
     bits = value.to(tl.int32, bitcast=True)
     order = bits ^ ((bits >> 31) & _MAGNITUDE)

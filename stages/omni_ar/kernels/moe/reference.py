@@ -39,24 +39,24 @@ def route(logits_TE: Tensor, top_k: int, norm_topk: bool) -> tuple[Tensor, Tenso
 
 
 def run_experts(x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Tensor:
-    """The weighted sum of what each token's experts make of it: `down(silu(gate(x)) * up(x))`, `[T, D]` of x's dtype.
+    """The weighted sum of the outputs `down(silu(gate(x)) * up(x))` of each token's experts, `[T, D]` in x's dtype.
 
-    weight_TK, expert_TK: as `route` gives them.
+    weight_TK, expert_TK: as `route` returns them.
     """
     run = run_grouped if grouped_mm_takes(x_TD, gate_up_EXD, down_EDI) else run_every_expert
     return run(x_TD, gate_up_EXD, down_EDI, weight_TK, expert_TK)
 
 
 def run_grouped(x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Tensor:
-    """Pairs sorted by expert, each expert's together through its matrices."""
+    """Sorts the pairs by expert, and multiplies each expert's pairs together."""
     expert_S, order_S = expert_TK.flatten().sort(stable=True)
     experts_E = torch.arange(down_EDI.shape[0], device=x_TD.device)
-    # Where each expert's pairs end. A histogram would have to tell the host how long it is.
+    # The end of each expert's pairs. A histogram would synchronize with the host for its length.
     ends_E = torch.searchsorted(expert_S, experts_E, right=True, out_int32=True)
     x_SD = x_TD.index_select(0, order_S // expert_TK.shape[1])
     gate_SI, up_SI = F.grouped_mm(x_SD, gate_up_EXD.mT, offs=ends_E).chunk(2, dim=-1)
     y_SD = F.grouped_mm(F.silu(gate_SI) * up_SI, down_EDI.mT, offs=ends_E)
-    # Back in token order before the sum: atomic adds would give other bits from run to run.
+    # Back in token order before the sum: atomic adds would change the bits from run to run.
     y_TKD = torch.empty_like(y_SD).index_copy_(0, order_S, y_SD).unflatten(0, expert_TK.shape)
     y_TD: Tensor = (y_TKD * weight_TK[..., None]).sum(1)
     return y_TD.to(x_TD.dtype)
@@ -65,14 +65,14 @@ def run_grouped(x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: 
 def run_every_expert(
     x_TD: Tensor, gate_up_EXD: Tensor, down_EDI: Tensor, weight_TK: Tensor, expert_TK: Tensor
 ) -> Tensor:
-    """Every token through every expert: wasteful, but which experts are idle is not known without asking the device."""
+    """Computes every expert for every token: wasteful, but finding idle experts would synchronize with the device."""
     y_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for expert in range(down_EDI.shape[0]):
         gate_TI, up_TI = F.linear(x_TD, gate_up_EXD[expert]).chunk(2, dim=-1)
         expert_TD = F.linear(F.silu(gate_TI) * up_TI, down_EDI[expert])
         chosen_TK = expert_TK == expert
         weight_T1 = weight_TK.masked_fill(~chosen_TK, 0).sum(1, keepdim=True)
-        # Not merely times zero: what an expert makes of a token it was not meant for may overflow.
+        # Masked, not multiplied by zero: an unchosen expert's output may overflow.
         y_TD += (expert_TD * weight_T1).masked_fill(~chosen_TK.any(1, keepdim=True), 0)
     return y_TD.to(x_TD.dtype)
 

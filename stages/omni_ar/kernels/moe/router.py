@@ -1,4 +1,5 @@
-"""The router of a few rows: residual addition, norm and logits in one kernel, a program per few experts and token."""
+"""The router of a few rows: residual addition, norm and logits in one kernel. A program computes a few experts of one
+token."""
 
 from typing import NamedTuple
 
@@ -14,9 +15,10 @@ _BLOCK_N = 2
 
 
 class Routed(NamedTuple):
-    """What the experts of a few rows start from.
+    """Inputs of the experts of a few rows.
 
-    normed_TD: their input. sum_TD: the residual stream. logits_TN: the router's E logits, and the shared expert's behind them.
+    normed_TD: the experts' input. sum_TD: the residual stream. logits_TN: the router's E logits, then the shared
+    expert's.
     """
 
     normed_TD: Tensor
@@ -54,7 +56,7 @@ def _router_kernel(
     token = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     inside = d < D
-    # In flight while the kernel before ends.
+    # In flight while the previous kernel ends.
     weights = tl.load(router_ptr + n[:, None] * D + d[None, :], mask=(n < E)[:, None] & inside[None, :], other=0.0)
     weights = weights.to(tl.float32)
     if SHARED:
@@ -64,7 +66,7 @@ def _router_kernel(
         scale = tl.load(norm_ptr + d, mask=inside, other=0.0).to(tl.float32)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    # One program of each token leaves behind what all of them compute.
+    # All programs of a token compute the sum and the normalized row; the first stores them.
     first = tl.program_id(0) == 0
     x = tl.load(x_ptr + token * x_stride + d, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 0:
@@ -72,7 +74,7 @@ def _router_kernel(
         delta = tl.load(delta_ptr, mask=inside, other=0.0)
         for part in tl.static_range(1, PARTS):
             delta += tl.load(delta_ptr + part * part_stride, mask=inside, other=0.0)
-        # Rounded where the product it comes from would have been, and as the sum is stored.
+        # Rounded where a separate product would be rounded, and as the sum is stored.
         x = (x + delta.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         if first:
             tl.store(sum_ptr + token * D + d, x.to(dtype), mask=inside)
@@ -85,7 +87,7 @@ def _router_kernel(
 
 
 def route_few(x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None, experts: Experts) -> Routed:
-    """x_TD: the residual stream but for `delta_TD`, which may come in parts. norm: None where x is normed, or needs no norm."""
+    """x_TD: the residual stream without `delta_TD`, which may be in parts. norm: None where x needs no norm."""
     (tokens, width), count = x_TD.shape, experts.router_ED.shape[0]
     shared = int(experts.shared is not None)
     new = torch.empty_like(x_TD, memory_format=torch.contiguous_format)

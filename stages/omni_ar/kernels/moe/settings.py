@@ -1,4 +1,4 @@
-"""Which path a number of rows takes, and with which tiles."""
+"""The path and tiles for a number of rows."""
 
 import msgspec
 import torch
@@ -11,7 +11,7 @@ _FEW = 4
 
 
 class FewProduct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tile of `i` by `d`, intermediate width and width, of which a program of `warps` computes the outer size."""
+    """A tile of `i` (intermediate width) by `d` (width); a program of `warps` warps computes the outer size."""
 
     i: int
     d: int
@@ -19,17 +19,18 @@ class FewProduct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class FewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rows", tag="few"):
-    """Of the path that sorts nothing: a program computes `gate.i` hidden values of a slot, then `down.d` outputs of all slots."""
+    """Settings of the path without sorting: a program computes `gate.i` hidden values of a slot, then `down.d` outputs
+    of all slots."""
 
     gate: FewProduct
     down: FewProduct
 
 
 class GroupedProduct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tile of `n` outputs, of each of two matrices for the gate, and `k` inputs.
+    """A tile of `n` outputs (of each of two matrices, for the gate) and `k` inputs.
 
-    left: weights are the left operand. tma: the copy engine brings the weights, whose rows must be multiples of 16 bytes. halves:
-    blocks that are at most half full take half a tile.
+    left: whether weights are the left operand. tma: whether the copy engine loads the weights, whose rows must be
+    multiples of 16 bytes. halves: whether blocks that are at most half full take half a tile.
     """
 
     n: int
@@ -44,8 +45,8 @@ class GroupedProduct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class GroupedSettings(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="rows", tag="grouped"
 ):
-    """Of rows grouped by expert. block_m: rows of a block. overlap: whether products and sum come while the kernel before each
-    still runs, where kernels do."""
+    """Settings of rows grouped by expert. block_m: rows of a block. overlap: whether products and sum start while the
+    previous kernel still runs, on devices that support it."""
 
     block_m: int
     overlap: bool
@@ -57,7 +58,7 @@ MoeSettings = FewSettings | GroupedSettings
 
 
 def settings(x_TD: Tensor, down_EDI: Tensor, top_k: int) -> MoeSettings:
-    """Measured settings, or a guess for a shape that nobody has measured."""
+    """Measured settings, or an estimate for a shape without measurements."""
     experts, width, intermediate = down_EDI.shape
     return _settings(x_TD.device, x_TD.shape[0], experts, top_k, width, intermediate, x_TD.dtype)
 
@@ -70,12 +71,13 @@ def shape_key(experts: int, top_k: int, width: int, intermediate: int, dtype: to
 def default_settings(
     tokens: int, experts: int, top_k: int, width: int, intermediate: int, dtype: torch.dtype
 ) -> MoeSettings:
-    """A guess: few rows each on their own; blocks as high as an expert has rows on average, so that most experts need one."""
+    """An estimate: few rows separately; blocks as high as an expert's average number of rows, so that most experts need
+    one block."""
     if tokens <= _FEW:
         gate_d, down_i = (min(limit, triton.next_power_of_2(n)) for limit, n in ((2048, width), (1024, intermediate)))
         return FewSettings(gate=FewProduct(i=2, d=gate_d, warps=4), down=FewProduct(d=1, i=down_i, warps=1))
     rows = tokens * top_k / experts
-    if dtype == torch.float32:  # without tensor cores: products of registers, so small tiles
+    if dtype == torch.float32:  # without tensor cores, products are in registers, so tiles are small
         return _grouped(16, (16, 32, 2, 4, False), (32, 32, 2, 4, False))
     if rows <= 8:
         return _grouped(16, (32, 128, 4, 4, True), (64, 128, 4, 4, True))

@@ -9,10 +9,10 @@ __all__ = ["add_rms_norm", "residual_sum", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float, *, prefetch: Tensor | None = None) -> Tensor:
-    """Scales every `x[..., :]` to a root mean square of 1, in fp32, and by `weight_D`.
+    """Scales every `x[..., :]` to a root mean square of 1, in fp32, then by `weight_D`.
 
     x: `[..., D]`, any float dtype, its last dimension contiguous. Returns the same shape and dtype, contiguous.
-    prefetch: a contiguous weight, the next product's.
+    prefetch: the next product's weight, contiguous.
     """
     if not runs_kernel(x):
         return reference.rms_norm(x, weight_D, eps)
@@ -26,8 +26,8 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """A residual addition and the norm that follows it: `(rms_norm(sum), sum)`, both `[T, D]`.
 
-    sum: `x_TD + delta_TD`, rounded to the dtype of `x_TD` before it is normed. delta_TD: of the same dtype, or in fp32 parts
-    `[P, T, D]`, whose sum is rounded first. prefetch: as for `rms_norm`.
+    sum: `x_TD + delta_TD`, rounded to the dtype of `x_TD` before the norm. delta_TD: in the same dtype, or in fp32
+    parts `[P, T, D]`, whose sum is rounded first. prefetch: as for `rms_norm`.
     """
     if not runs_kernel(x_TD):
         return reference.add_rms_norm(x_TD, delta_TD, weight_D, eps)

@@ -11,7 +11,7 @@ from torch import Tensor
 from omni_ar.kernels.overlap import overlaps
 from omni_ar.kernels.prefetch import prefetch_bytes, prefetch_l2
 
-# Elements that one program holds at least, so that narrow rows share one.
+# Minimum number of elements of one program, so that narrow rows share a program.
 _PROGRAM = 1024
 
 
@@ -111,9 +111,9 @@ def _rms_norm(
         delta_TD = tl.load(delta_ptr, mask=inside_TD, other=0.0)
         for part in tl.static_range(1, PARTS):
             delta_TD += tl.load(delta_ptr + part * part_stride, mask=inside_TD, other=0.0)
-        # Rounded where the product it comes from would have been.
+        # Rounded where a separate product would be rounded.
         delta_TD = delta_TD.to(sum_ptr.dtype.element_ty)
-        # What is normed is what the next layer will add to: the sum as it is stored, not as it was computed.
+        # The norm applies to the sum as it is stored, which the next layer adds to, not as it was computed.
         stored_TD = (x_TD + delta_TD.to(tl.float32)).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + dense_TD, stored_TD, mask=inside_TD)
         x_TD = stored_TD.to(tl.float32)

@@ -1,4 +1,4 @@
-"""Rotary positions: the table of a batch, and what a layer does to its queries, keys and values before attention.
+"""Rotary positions: the table of a batch, and a layer's operations on queries, keys and values before attention.
 
 Shape legend: T tokens, P position axes, W head width, F = W / 2 frequencies, H query heads, K key and value heads, X = (H + 2K) W,
 N blocks of B slots.
@@ -17,7 +17,8 @@ __all__ = ["HeadNorms", "qk_norm_rope_write", "rotary_table"]
 def rotary_table(
     positions_PT: Tensor, frequency_F: Tensor, axis_F: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of `position * frequency`, angles in fp32: `[T, W]` each of `dtype`, both halves of a row alike.
+    """Cosines and sines of `position * frequency`, with angles in fp32: each `[T, W]` in `dtype`, the two halves of a
+    row equal.
 
     positions_PT: int64. frequency_F: fp32. axis_F: int64, the axis whose position turns each frequency; None for axis 0.
     """
@@ -40,11 +41,13 @@ def qk_norm_rope_write(
     *,
     prefetch: Tensor | None = None,
 ) -> Tensor:
-    """Norms and turns the queries and keys of `qkv_TX` (queries, keys, values) and stores keys and values in their slots.
+    """Normalizes and rotates the queries and keys of `qkv_TX` (queries, keys, values), and stores keys and values in
+    their slots.
 
-    norms: None leaves heads unscaled. cos_TW, sin_TW: as `rotary_table` gives them. key_NBKW, value_NBKW: one layer's contiguous
-    pages, of the dtype of `qkv_TX`; slots_T: int64, slot s is offset s % B of block s // B; null slots may repeat.
-    prefetch: a contiguous weight, the next product's. Returns the queries, `[T, H, W]`, contiguous.
+    norms: None for models without head norms. cos_TW, sin_TW: as `rotary_table` returns them. key_NBKW, value_NBKW: one
+    layer's contiguous pages, in the dtype of `qkv_TX`. slots_T: int64, slot s is offset s % B of block s // B; slots of
+    the null block may repeat. prefetch: the next product's weight, contiguous. Returns the queries, `[T, H, W]`,
+    contiguous.
     """
     if not runs_kernel(qkv_TX):
         return reference.qk_norm_rope_write(qkv_TX, norms, cos_TW, sin_TW, num_heads, key_NBKW, value_NBKW, slots_T)

@@ -118,7 +118,7 @@ def qk_norm_rope_write(
             BLOCK_H=_HEADS,
             BLOCK_F=triton.next_power_of_2(head_dim // 2),
             num_warps=2,
-            # Contracted, a product and a sum would be rounded once where separate operations round twice.
+            # A fused multiply-add would round once where separate operations round twice.
             enable_fp_fusion=False,
             launch_pdl=overlaps(qkv_TX),
         )
@@ -169,12 +169,12 @@ def _qk_norm_rope_write(
     is_value_hF = (head_h1 >= HEADS + KV_HEADS) & inside_hF
     slot = tl.load(slots_ptr + token)
     page_hF = slot * (KV_HEADS * 2 * HALF) + place_hF
-    # Values go as they came.
+    # Values are copied unchanged.
     value_hF = page_hF - (HEADS + KV_HEADS) * 2 * HALF
     tl.store(value_ptr + value_hF, first_hF, mask=is_value_hF)
     tl.store(value_ptr + value_hF + HALF, second_hF, mask=is_value_hF)
 
-    # Rounded wherever separate operations would leave a tensor in memory: the norm, and each of the four products.
+    # Rounded wherever separate operations would store a tensor: after the norm, and after each of the four products.
     dtype = q_ptr.dtype.element_ty
     x_hF, y_hF = first_hF.to(tl.float32), second_hF.to(tl.float32)
     if NORM:
@@ -206,7 +206,7 @@ def _normed(
     dtype: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Both halves of the heads, normed and rounded."""
+    """Both halves of the heads, normalized and rounded."""
     mean_h1 = tl.sum(x_hF * x_hF + y_hF * y_hF, axis=1, keep_dims=True) / (2 * HALF)
     scale_h1 = tl.rsqrt(mean_h1 + eps)
     x_weight_hF = _head_weight(query_ptr, key_ptr, is_key_h1, pair_1F, inside_1F)

@@ -1,4 +1,4 @@
-"""The norms that heads get before they are turned. Shape legend: see the package."""
+"""The norms of heads before their rotation. Shape legend: see the package."""
 
 from typing import NamedTuple
 

@@ -17,7 +17,7 @@ def rotary_table(
 
 
 def apply_rotary(x_THW: Tensor, cos_TW: Tensor, sin_TW: Tensor) -> Tensor:
-    """Turns the pairs (x[i], x[i + W/2]) of every head by the token's angles. `[T, H, W]` to `[T, H, W]`."""
+    """Rotates the pairs (x[i], x[i + W/2]) of every head by the token's angles. Returns `[T, H, W]`."""
     first, second = x_THW.chunk(2, dim=-1)
     turned_THW = torch.cat((-second, first), -1)
     return x_THW * cos_TW[:, None] + turned_THW * sin_TW[:, None]

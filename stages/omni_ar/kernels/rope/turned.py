@@ -1,4 +1,4 @@
-"""The rotation itself, for kernels that rotate."""
+"""The rotation, for kernels that rotate."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,8 @@ import triton.language as tl
 
 @triton.jit
 def turned(x_hF, y_hF, cos_1F, sin_1F, dtype: tl.constexpr):
-    """Pairs of fp32 halves of heads, turned by fp32 tables and rounded to `dtype` where separate operations would round."""
+    """Rotates pairs of fp32 halves of heads by fp32 tables, rounding to `dtype` where separate operations would
+    round."""
     turned_x_hF = (x_hF * cos_1F).to(dtype).to(tl.float32) - (y_hF * sin_1F).to(dtype).to(tl.float32)
     turned_y_hF = (y_hF * cos_1F).to(dtype).to(tl.float32) + (x_hF * sin_1F).to(dtype).to(tl.float32)
     return turned_x_hF.to(dtype), turned_y_hF.to(dtype)

@@ -1,7 +1,7 @@
 """Sampling in one launch for a narrow vocabulary, and two for a wide one.
 
-Kernels read what a row needs from its state (`SamplingState.needs`), so one launch fits any rows, and a captured one too. The
-reference is `omni_ar.sampling`, which calls these functions where kernels run.
+Kernels read the work of a row from its state (`SamplingState.needs`), so one launch, captured or not, serves any rows.
+The reference is `omni_ar.sampling`, which calls these functions where kernels run.
 
 Shape legend: R rows of the batch, N rows of the state, V vocabulary.
 """
@@ -27,8 +27,9 @@ def fused_sample(
 ) -> Tensor:
     """`omni_ar.sampling.sample` without edits and processors, int64 `[R]`; -1 where no id is possible.
 
-    logits_RV: of any float type, each row contiguous. position: int64 `[R]`, or `[N]` if `by_row`. out_R: the output. Of several
-    equal values that `top_p` ends at, all stay. A draw differs where two ids are within rounding of each other.
+    logits_RV: of any float type, each row contiguous. position: int64 `[R]`, or `[N]` if `by_row`. out_R: the output.
+    `top_p` keeps all values that equal the last one it keeps. A draw may differ from the reference where two ids are
+    within rounding of each other.
     """
     from omni_ar.kernels.sampling import kernel  # imports triton
 

@@ -1,4 +1,4 @@
-"""Constants of `omni_ar.kernels.sampling.state`, as kernels read them."""
+"""Constants of `omni_ar.kernels.sampling.state` as `tl.constexpr`."""
 
 import triton.language as tl
 

@@ -1,4 +1,5 @@
-"""Part two for a wide vocabulary: one program per row gathers the values that may be kept, and draws; or takes the blocks' best."""
+"""Part two for a wide vocabulary: one program per row gathers the values that may be kept and draws from them, or takes
+the best of the blocks' best ids."""
 
 import triton
 import triton.language as tl
@@ -39,7 +40,8 @@ def finish(
     ROOM: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """parameters: as `Pointers`. chosen: room for a row's segments. Both spare ones: for ROOM values of a row, and FEW."""
+    """parameters: as `Pointers`. chosen: memory for a row's segments. spare_x, spare_ids: memory for ROOM + FEW values
+    and ids of a row."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     needs = tl.load(parameters.needs + row).to(tl.int32)

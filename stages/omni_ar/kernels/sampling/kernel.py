@@ -17,9 +17,9 @@ from omni_ar.kernels.sampling.settings import RowSettings, WideSettings, row_set
 from omni_ar.kernels.sampling.single import draw_row, sample_row
 from omni_ar.kernels.sampling.state import SamplingState
 
-# Values that one program holds: a row of a narrow vocabulary, or the gathered values of a wide one's.
+# Values that one program holds: a row of a narrow vocabulary, or the gathered values of a row of a wide one.
 _ROOM: Final = 4096
-# Values of which all pairs are compared.
+# Maximum number of values for which all pairs are compared.
 _FEW: Final = 128
 
 _COLUMNS = [
@@ -28,11 +28,12 @@ _COLUMNS = [
     if field.name not in ("params", "uses") and not field.name.startswith("code_")
 ]
 Pointers: Any = namedtuple("Pointers", _COLUMNS)  # type: ignore[misc]
-"""The rows of a state that sampling tokens reads: fields of `SamplingState`, bools as bytes."""
+"""Fields of `SamplingState` that sampling tokens reads, bools as bytes."""
 
 
 class CodePointers(NamedTuple):
-    """The rows of a state that drawing the codes of a frame after the first reads: fields that begin with `code_`."""
+    """Fields of `SamplingState` that drawing the codes of a frame after the first reads: those that begin with `code_`,
+    and seeds."""
 
     needs: Tensor
     temperature: Tensor
@@ -79,7 +80,7 @@ def draw(
     use: int,
     settings: RowSettings | None = None,
 ) -> Tensor:
-    """settings: None for those that were measured."""
+    """settings: None for the measured ones."""
     rows, vocab = logits_RV.shape
     block = triton.next_power_of_2(vocab)
     settings = settings or row_settings(logits_RV.device, "draw", block)
@@ -151,7 +152,7 @@ def sample_wide(
     blocks = triton.cdiv(vocab, settings.block)
     segments = blocks * (settings.block // settings.segment)
     drawn_of = (rows_R, position, position.stride(0), _pointers(state))
-    # From the first kernel to the second.
+    # Buffers from the first kernel to the second.
     left = (
         _work(logits_RV),
         torch.empty(rows, segments, device=device),
@@ -195,7 +196,7 @@ def sample_wide(
 
 
 def _block(vocab: int) -> int:
-    """Values that a program has room for, of a narrow vocabulary."""
+    """Block size of a program for a narrow vocabulary."""
     return max(int(triton.next_power_of_2(vocab)), 16)
 
 
@@ -204,6 +205,6 @@ def _work(logits_RV: Tensor) -> Tensor:
 
 
 def _spare(logits_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Values and ids of each row."""
+    """Spare memory for `width` values and ids of each row."""
     shape, device = (logits_RV.shape[0], width), logits_RV.device
     return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int32, device=device)

@@ -1,4 +1,5 @@
-"""The Gumbel noise of `omni_ar.sampling.rng`, from the same bits: Philox4x32-10, whose words are those of four ids."""
+"""The Gumbel noise of `omni_ar.sampling.rng`, from the same bits: Philox4x32-10, whose four output words serve four
+ids."""
 
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ _HALF_STEP = tl.constexpr(2.0**-33)
 
 
 class Draw(NamedTuple):
-    """The key of a row's draw, next to the id: the last three words of the counter, uint32, and the key's two, uint64 below
-    2 ** 32."""
+    """The Philox inputs of a row's draw besides the id: the last three words of the counter, uint32, and the two words
+    of the key, uint64 below 2 ** 32."""
 
     position: Tensor
     sample: Tensor
@@ -37,7 +38,7 @@ def _philox(c0, draw):
     """draw: as `Draw`. c0: uint32."""
     c1, c2, c3, k0, k1 = draw
     for _ in tl.static_range(10):
-        # One wide multiplication gives both halves of a product.
+        # One wide multiplication computes both halves of a product.
         first = c0.to(tl.uint64) * 0xD2511F53
         second = c2.to(tl.uint64) * 0xCD9E8D57
         c0 = (second >> 32).to(tl.uint32) ^ c1 ^ k0.to(tl.uint32)
@@ -52,7 +53,7 @@ def _philox(c0, draw):
 @triton.jit
 def _gumbel(word):
     u = tl.minimum(word.to(tl.float32) * _STEP + _HALF_STEP, _LARGEST)
-    # -log1p(-u): the logarithm of the rounded 1 - u, times what rounding did to u.
+    # -log1p(-u): the logarithm of the rounded 1 - u, times the correction for that rounding.
     rest = 1.0 - u
     taken = tl.where(rest == 1.0, 1.0, 1.0 - rest)
     return -tl.log(tl.where(rest == 1.0, u, -tl.log(rest) * (u / taken)))
@@ -60,7 +61,7 @@ def _gumbel(word):
 
 @triton.jit
 def noise_of(ids, draw):
-    """Noise of any ids. Four times the work of `noise_of_all`."""
+    """Noise of any ids, at four times the cost of `noise_of_all`."""
     a, b, c, d = _philox((ids >> 2).to(tl.uint32), draw)
     place = ids & 3
     return _gumbel(tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d))))
@@ -68,7 +69,7 @@ def noise_of(ids, draw):
 
 @triton.jit
 def noise_of_all(start, draw, COUNT: tl.constexpr):
-    """Noise of COUNT ids from `start` on, a multiple of 4."""
+    """Noise of COUNT ids from `start` on. start, COUNT: multiples of 4."""
     quad = (start // 4 + tl.arange(0, COUNT // 4)).to(tl.uint32)
     a, b, c, d = _philox(quad, draw)
     return _gumbel(tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [COUNT]))

@@ -7,12 +7,12 @@ LOWEST = tl.constexpr(-2139095041)
 """The key of minus infinity."""
 
 NOTHING = tl.constexpr(-(2**63))
-"""Less than every rank."""
+"""A value below every rank."""
 
 
 @triton.jit
 def key_of(x):
-    """int32 of the order of fp32. Both zeros are one: they are equal, and the lower id wins."""
+    """int32 keys with the order of fp32. Both zeros have the same key: they are equal, and the lower id wins."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -24,11 +24,11 @@ def value_of(key):
 
 @triton.jit
 def rank_of(x, ids):
-    """int64 whose maximum is the largest value; of equal ones, the lowest id's."""
+    """int64 ranks, whose maximum belongs to the largest value; of equal values, to the lowest id."""
     return (key_of(x).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
 
 
 @triton.jit
 def id_of(rank):
-    """The id; -1 if its value is minus infinity, or the rank is `NOTHING`."""
+    """The id of a rank; -1 if its value is minus infinity, or the rank is `NOTHING`."""
     return tl.where((rank >> 32) <= LOWEST, -1, 0x7FFFFFFF - (rank & 0x7FFFFFFF))

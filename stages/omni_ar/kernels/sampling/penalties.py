@@ -1,4 +1,4 @@
-"""Penalties, biases and masks of a row, in the order of `omni_ar.sampling.penalties`, and bit for bit as there."""
+"""Penalties, biases and masks of a row, in the order and with the bits of `omni_ar.sampling.penalties`."""
 
 import triton
 import triton.language as tl
@@ -32,8 +32,8 @@ def sanitized(x):
 
 @triton.jit
 def penalized(x, start, row, needs, position, work_ptr, parameters, vocab, BLOCK: tl.constexpr):
-    """x: logits of ids from `start` on. parameters: as `Pointers`. work_ptr: fp32 of the row for each id; written for
-    penalties that name ids."""
+    """x: logits of ids from `start` on. parameters: as `Pointers`. work_ptr: fp32, one value per id of the row; written
+    for penalties that name ids."""
     ids = start + tl.arange(0, BLOCK)
     inside = ids < vocab
     if (needs & REPETITION) != 0:
@@ -48,7 +48,8 @@ def penalized(x, start, row, needs, position, work_ptr, parameters, vocab, BLOCK
         forbidden = tl.load(parameters.forbidden + row * vocab + ids, mask=inside, other=0)
         x = tl.where(forbidden != 0, float("-inf"), x)
     if (needs & SOME_IDS) != 0:
-        # These name ids, and a register has no address: through memory. A bias after a mask leaves it masked.
+        # These name ids, and registers are not addressable, so the values pass through memory. A masked id stays masked
+        # after a bias.
         tl.store(work_ptr + ids, x, mask=inside)
         tl.debug_barrier()
         if (needs & BIAS) != 0:
@@ -68,7 +69,7 @@ def _add_biases(work_ptr, start, row, parameters, BLOCK: tl.constexpr):
     at = row * BIASED_IDS + tl.arange(0, BIASED_IDS)
     ids = tl.load(parameters.bias_ids + at)
     bias = tl.load(parameters.biases + at)
-    # Padding is id 0 with no bias: without it each id comes once, and no other lane writes its place.
+    # Padding is id 0 with bias 0. Without padding each id occurs once, so no two lanes write the same place.
     here = (ids >= start) & (ids < start + BLOCK) & (bias != 0)
     tl.store(work_ptr + ids, tl.load(work_ptr + ids, mask=here, other=0.0) + bias, mask=here)
 

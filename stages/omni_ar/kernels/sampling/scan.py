@@ -1,8 +1,8 @@
 """Part one for a wide vocabulary: a row's penalized logits, by blocks of ids.
 
-Of a row that is greedy, or random without top-k, top-p and min-p, each block leaves its best. Of others it leaves the values, and
-the maximum of each segment of them: few segments hold the ids that are kept. Blocks are the same for any number of rows, as
-sums are.
+For a row that is greedy, or random without top-k, top-p and min-p, each block stores its best id. For other rows it
+stores the values and the maximum of each segment: few segments hold the ids that are kept. Blocks, and so sums, are the
+same for any number of rows.
 """
 
 import triton
@@ -34,10 +34,10 @@ def scan(
 ):
     """One program per block and row of the batch. parameters: as `Pointers`.
 
-    work: fp32 `[R, vocab]`, a row's values after penalties and temperature. segments: fp32 `[R, blocks * BLOCK / SEGMENT]`,
-    the maximum of each segment. weight: fp32 `[R, blocks]`, the weight of a block's values, relative to its own maximum.
-    best: int64 `[R, blocks]`, `rank_of` its best. Of a row, the first three are made or the last one is; penalties that name
-    ids write to `work` besides.
+    work: fp32 `[R, vocab]`, values after penalties and temperature. segments: fp32 `[R, blocks * BLOCK / SEGMENT]`, the
+    maximum of each segment. weight: fp32 `[R, blocks]`, the weight of a block's values, relative to its own maximum.
+    best: int64 `[R, blocks]`, `rank_of` its best. For a row, either the first three are written or `best` is; penalties
+    that name ids also write to `work`.
     """
     block, place = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows_ptr + place)

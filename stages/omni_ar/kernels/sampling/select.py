@@ -1,6 +1,7 @@
-"""The ids of a row that top-n-sigma, top-k, top-p and min-p keep, and the draw among them: the largest value with its noise.
+"""Selection of the ids of a row that top-n-sigma, top-k, top-p and min-p keep, and the draw: the largest sum of value
+and noise.
 
-Top-p cuts by value: of equal values at its end all stay, where a sort would drop some.
+Top-p cuts by value: it keeps all values equal to the last one it keeps, where a sort would drop some.
 """
 
 from typing import NamedTuple
@@ -20,7 +21,7 @@ _TOP_N_SIGMA = tl.constexpr(Need.TOP_N_SIGMA)
 
 
 class Selection(NamedTuple):
-    """What one row keeps. tail: the probability that top-p may leave out."""
+    """Selection parameters of one row. tail: the probability that top-p may leave out."""
 
     needs: Tensor
     k: Tensor
@@ -30,7 +31,7 @@ class Selection(NamedTuple):
 
 
 class Spare(NamedTuple):
-    """Pointers to room for values and their ids, fp32 and int32."""
+    """Pointers to spare memory for values and their ids, fp32 and int32."""
 
     x: Tensor
     ids: Tensor
@@ -54,7 +55,8 @@ def code_selection_of(parameters, row, needs, vocab):
 
 @triton.jit
 def draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW: tl.constexpr):
-    """The rank of the id that is drawn from a row that one program holds. spare: room for FEW values and ids of each row."""
+    """The rank of the id that is drawn from a row that one program holds. spare: memory for FEW values and ids of each
+    row."""
     most = tl.max(x)
     most = tl.where(most == float("-inf"), 0.0, most)
     floor = tl.full([], LOWEST + 1, tl.int32)
@@ -87,8 +89,8 @@ def draw_from_segments(
     ROOM: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """The rank of the id that is drawn from a row in memory: from the values that were gathered if they are enough, else by
-    passes over the row. Pointers: a row's."""
+    """The rank of the id that is drawn from a row in memory: from the gathered values if they suffice, else by passes
+    over the row. All pointers are to the row's own data."""
     segment = tl.arange(0, PADDED_SEGMENTS)
     largest = tl.load(segments_ptr + segment, mask=segment < blocks * PER_BLOCK, other=float("-inf"))
     most = tl.max(largest)
@@ -120,8 +122,8 @@ def draw_from_segments(
 def _least(largest, most, floor, selection, NUCLEUS: tl.constexpr):
     """A key to gather values from, at or above `floor`. largest: keys of the segments' maxima."""
     if ((selection.needs & TOP_K) != 0) | ((selection.needs & (TOP_P | _TOP_N_SIGMA)) == TOP_P):
-        # As many segments have a maximum from the k-th largest maximum on, so that at least k values are from there on. How many
-        # make top-p is not known before they are weighed.
+        # k segments have a maximum at or above the k-th largest maximum, so at least k values are. The number of values
+        # in top-p is known only from their weights.
         count = tl.where((selection.needs & TOP_K) != 0, selection.k, NUCLEUS)
         if tl.sum((largest >= floor).to(tl.int32)) > count:
             floor = kth_largest(largest, most, count)
@@ -132,7 +134,8 @@ def _least(largest, most, floor, selection, NUCLEUS: tl.constexpr):
 
 @triton.jit
 def _sigma_floor(most, deviation, selection):
-    """The least key within `top_n_sigma` standard deviations of the largest value; of any value if the model overflowed."""
+    """The least key within `top_n_sigma` standard deviations of the largest value; the least key of all if the model
+    overflowed."""
     threshold = most - selection.top_n_sigma * deviation
     return tl.where(threshold > float("-inf"), key_of(threshold), LOWEST + 1)
 
@@ -172,8 +175,8 @@ def _gather(
     PADDED_SEGMENTS: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Values from `floor` on and their ids, in order, as many as there is room for; gives their number, above ROOM if some
-    did not fit."""
+    """Gathers values from `floor` on and their ids, in order, up to ROOM. Returns their number, which exceeds ROOM if
+    some did not fit."""
     order = tl.cumsum(is_chosen.to(tl.int32), 0) - 1
     tl.store(chosen_ptr + order, tl.arange(0, PADDED_SEGMENTS), mask=is_chosen)
     number = tl.sum(is_chosen.to(tl.int32)) * SEGMENT
@@ -195,28 +198,28 @@ def _gather(
 
 @triton.jit
 def _total(weight_ptr, most, segments_ptr, blocks, PER_BLOCK: tl.constexpr, PADDED_BLOCKS: tl.constexpr):
-    """Total weight of a row. weight: of each block, relative to the block's own maximum."""
+    """Total weight of a row. weight: the weight of each block, relative to the block's maximum."""
     block = tl.arange(0, PADDED_BLOCKS)
     weight = tl.load(weight_ptr + block, mask=block < blocks, other=0.0)
     largest = tl.full(weight.shape, float("-inf"), tl.float32)
     for segment in range(PER_BLOCK):
         at = segments_ptr + block * PER_BLOCK + segment
         largest = tl.maximum(largest, tl.load(at, mask=block < blocks, other=float("-inf")))
-    # `where` rounds the product before it is added, for every thread alike: they branch on the sum.
+    # `where` makes every thread round the product before the addition: threads branch on the sum and must agree.
     return tl.sum(tl.where(block < blocks, weight * tl.exp(largest - most), 0.0))
 
 
 @triton.jit
 def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.constexpr):
-    """The rank of the id that is drawn from `x`, fp32, minus infinity where there is none. most: the largest, finite.
+    """The rank of the id that is drawn from `x`, fp32, with minus infinity as padding. most: the largest value, finite.
     floor: the least key that may be kept.
 
-    outside: total weight of the row's other values, none of which top-k keeps or top-p needs; a value's weight is exp(value -
-    most). spare: for FEW values.
+    outside: total weight of the row's other values, none of which top-k keeps or top-p needs; a value's weight is
+    exp(value - most). spare: memory for FEW values.
     """
     key = key_of(x)
     threshold = floor
-    if (selection.needs & TOP_K) != 0:  # noqa: SIM102 - else nothing is counted
+    if (selection.needs & TOP_K) != 0:  # noqa: SIM102 - else values are not counted
         if tl.sum((key >= threshold).to(tl.int32)) > selection.k:
             threshold = kth_largest(key, most, selection.k)
     keep = key >= threshold
@@ -245,7 +248,7 @@ def _choose(x, ids, most, floor, outside, selection, draw, spare, FEW: tl.conste
 
 @triton.jit
 def _of_few(x, ids, most, outside, selection, draw):
-    """`_choose` of values that are few enough to compare all pairs."""
+    """`_choose` for values that are few enough to compare all pairs."""
     weight = tl.exp(x - most)
     keep = weight >= 0
     if (selection.needs & TOP_P) != 0:
@@ -260,7 +263,7 @@ def _of_few(x, ids, most, outside, selection, draw):
 
 @triton.jit
 def _draw_from_row(x_ptr, most, floor, selection, draw, vocab, TILE: tl.constexpr):
-    """`_choose` of a row of any width in memory, by passes over it."""
+    """`_choose` for a row of any width in memory, by passes over it."""
     threshold = floor
     if (selection.needs & TOP_K) != 0:
         threshold = _kth_largest(x_ptr, most, threshold, selection.k, vocab, TILE)
@@ -280,8 +283,8 @@ def _draw_from_row(x_ptr, most, floor, selection, draw, vocab, TILE: tl.constexp
 
 @triton.jit
 def _measured(x_ptr, most, low, middle, vocab, TILE: tl.constexpr):
-    """The number of values from `middle` on; the weight of those from `low` to below it; the first key from `middle` on; the
-    first key after the last one below it."""
+    """The number of values from `middle` on; the weight of those from `low` to below `middle`; the first key from
+    `middle` on; the first key after the last one below `middle`."""
     counts = tl.zeros([TILE], tl.int32)
     weights = tl.zeros([TILE], tl.float32)
     above = tl.full([TILE], _ABOVE_ALL, tl.int32)
@@ -317,7 +320,7 @@ def _nucleus(x_ptr, most, low, tail, vocab, TILE: tl.constexpr):
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
     _count, total, _above, _below = _measured(x_ptr, most, low, high, vocab, TILE)
-    # The weight that is known to be left out.
+    # Lower bound of the weight that is left out.
     left_out = tl.full([], 0.0, tl.float32)
     while low + 1 < high:
         middle = between(low, high, step)

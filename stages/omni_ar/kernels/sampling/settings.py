@@ -1,5 +1,5 @@
-"""Launch settings of the sampling kernels. The same for any number of rows: else sums would round differently, and a row's tokens
-would depend on its neighbours."""
+"""Launch settings of the sampling kernels. They are the same for any number of rows; otherwise sums would round
+differently, and a row's tokens would depend on its neighbours."""
 
 import msgspec
 import torch
@@ -8,14 +8,15 @@ from omni_ar.kernels.tuning import looked_up_once, tuned
 
 
 class RowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a program that holds a row."""
+    """Settings of a program that holds a row."""
 
     warps: int
 
 
 class WideSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a wide vocabulary. block, segment: ids of a program and of a segment. nucleus: segments that are searched first for
-    the ids that top-p keeps. scan_registers: of a thread at most; 0 leaves it to the compiler."""
+    """Settings for a wide vocabulary. block, segment: ids of a program and of a segment. nucleus: segments that are
+    searched first for the ids that top-p keeps. scan_registers: maximum registers of a thread; 0 leaves them to the
+    compiler."""
 
     block: int
     segment: int
@@ -30,7 +31,7 @@ _WIDE = WideSettings(block=2048, segment=128, nucleus=256, scan_warps=4, scan_re
 
 @looked_up_once
 def row_settings(device: torch.device, operation: str, block: int) -> RowSettings:
-    """operation: `sample` or `draw`. block: values that a program has room for."""
+    """operation: `sample` or `draw`. block: block size of a program."""
     measured = tuned("sampling", device, f"{operation}-{block}", 1, {})
     return msgspec.convert(measured, RowSettings) if measured else RowSettings(warps=min(max(block // 512, 1), 8))
 

@@ -10,7 +10,7 @@ from omni_ar.kernels.sampling.penalties import penalized, sanitized
 from omni_ar.kernels.sampling.select import code_selection_of, draw_from_values, selection_of
 
 
-# Where rows come from changes from step to step, and with it their alignment: no reason to compile again.
+# Addresses and strides vary from step to step, and with them the alignment; they must not cause a compilation.
 @triton.jit(
     do_not_specialize=["use", "position_stride", "out_stride"],
     do_not_specialize_on_alignment=["rows_ptr", "position_ptr", "out_ptr"],
@@ -88,5 +88,5 @@ def draw_row(
         best = draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW)
     else:
         best = tl.max(rank_of(x, ids))
-    # A code is looked up in a table next: where none is possible, any code does.
+    # The code is an index into a table next, so a row without a possible code gets code 0.
     tl.store(out_ptr + place, tl.maximum(id_of(best), 0))

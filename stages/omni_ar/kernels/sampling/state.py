@@ -1,6 +1,6 @@
-"""State of each row, on the device, and the bits that say which of it sampling reads.
+"""Sampling state of each row, on the device, and the bits for the parts that sampling reads.
 
-N rows, V vocabulary. Parameters are written by `start_sampling`, history by `observe` too.
+N rows, V vocabulary. `start_sampling` writes parameters and history; `observe` updates the history.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,32 +11,33 @@ import torch
 from torch import Tensor
 
 MAX_STOP_IDS = 16
-"""Stop ids of a row, the stage's own included. A request with more than these maxima is refused."""
+"""Maximum stop ids of a row, the stage's own included. A request that exceeds one of these maxima is refused."""
 
 MAX_BIASED_IDS = 1024
-"""Ids with a logit bias."""
+"""Maximum ids with a logit bias."""
 
 MAX_BAD_WORDS = 256
-"""Bad words, each of one token or of several. A text is often two: with a space before it, and without."""
+"""Maximum bad words, of one or several tokens. A text often gives two: with and without a leading space."""
 
 MAX_BAD_WORD_LENGTH = 16
-"""Tokens of a bad word."""
+"""Maximum tokens of a bad word."""
 
 MAX_LOGIT = 1e30
-"""Larger logits are clamped to it."""
+"""Larger logits are clamped to this value."""
 
 NO_TOKEN = -1
-"""Stands in `recent` where there was no token yet."""
+"""Padding of `recent` before the first token."""
 
 ANYTHING, SOMETHING, NEVER = -2, -3, -4
-"""Stand in `bad_words`. ANYTHING matches any token, or none; SOMETHING any token; NEVER never matches."""
+"""Special values in `bad_words`. ANYTHING matches any token and the absence of one; SOMETHING matches any token; NEVER
+never matches."""
 
 
 class Need:
-    """Bits of `SamplingState.needs`, the work that a row's parameters take: one load shows a kernel what it may skip.
+    """Bits of `SamplingState.needs`: the work that a row's parameters require. One load lets a kernel skip the rest.
 
-    SELECTS: some ids are left out of the draw. COUNTS: generated tokens are counted. RECALLS: the newest tokens are kept.
-    ENDLESS: no frame ends the row. CODES: shift of the bits of a frame's codes after the first.
+    SELECTS: some ids are excluded from the draw. COUNTS: generated tokens are counted. RECALLS: the newest tokens are
+    kept. ENDLESS: no frame ends the row. CODES: shift of the bits for a frame's codes after the first.
     """
 
     RANDOM, TOP_K, TOP_P, MIN_P, TOP_N_SIGMA = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 4
@@ -50,7 +51,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """The work of a row, or of a batch: of at least one of its rows. A needless bit costs time, a missing one changes tokens.
+    """The sampling work of a row, or of all rows of a batch. A needless bit costs time; a missing bit changes tokens.
 
     needs: bits of `Need`. processors: names of logits processors.
     """
@@ -60,12 +61,13 @@ class SamplingFlags:
 
 
 EVERYTHING = SamplingFlags(Need.ALL)
-"""All work but logits processors: of a step that is captured before there are rows."""
+"""All work except logits processors, for a step that is captured before any row exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of `SamplingState` with one number per row, `[N]`. need: bits of a row whose parameter of this name is not off."""
+    """A field of `SamplingState` with one number per row, `[N]`. need: bits that a row needs unless the parameter of
+    this name is off."""
 
     dtype: torch.dtype
     need: int = 0
@@ -73,17 +75,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class SamplingState:
-    """Fields with a `Column` are numbers; those that are named as a parameter hold it.
+    """Fields with a `Column` hold one number per row; a field with a parameter's name holds that parameter.
 
     top_p: float64, so that `1 - top_p` rounds as in transformers.
-    stop_ids: int64 `[N, MAX_STOP_IDS + 1]`, padded with -1: at least one, so that the id -1 of a row without a choice stops it too.
-    forbidden: bool `[N, V]`, ids never to draw. bias_ids, biases: int64, fp32 `[N, MAX_BIASED_IDS]`, padded with id 0, bias 0.
-    bad_words: int64 `[N, MAX_BAD_WORDS, 1 + MAX_BAD_WORD_LENGTH]`; the last column is the token that must not come, if the others
-        match the newest tokens (see `NEVER`).
-    seen: bool `[N, V + 1]`, ids in the prompt and generated; counts: int32 `[N, V + 1]`, how often generated. The last column of
-        both is for tokens that did not count.
-    recent: int64 `[N, MAX_BAD_WORD_LENGTH]`, newest last, prompt and generated.
-    params, uses: of each logits processor, fp32 `[N, width]` and bool `[N]`.
+    stop_ids: int64 `[N, MAX_STOP_IDS + 1]`, padded with at least one -1, so that the id -1 of a row without a possible
+        id stops it. forbidden: bool `[N, V]`, ids that are never drawn. bias_ids, biases: int64, fp32 `[N,
+        MAX_BIASED_IDS]`, padded with id 0, bias 0. bad_words: int64 `[N, MAX_BAD_WORDS, 1 + MAX_BAD_WORD_LENGTH]`; the
+        last column is the token that is masked if the others match the newest tokens (see `NEVER`).
+    seen: bool `[N, V + 1]`, ids in the prompt or generated. counts: int32 `[N, V + 1]`, number of times each id was
+        generated. The last column of both is for tokens that do not count.
+    recent: int64 `[N, MAX_BAD_WORD_LENGTH]`, newest tokens of prompt and output, newest last.
+    params, uses: for each logits processor its parameters, fp32 `[N, width]`, and whether a row uses it, bool `[N]`.
     """
 
     needs: Annotated[Tensor, Column(torch.int64)]
@@ -120,8 +122,8 @@ class SamplingState:
         vocab: int,
         processor_widths: Mapping[str, int] | None = None,
     ) -> "SamplingState":
-        """zeros: allocates zeroed device memory (`Device.zeros`). processor_widths: parameters of each logits processor, by
-        name."""
+        """zeros: allocates zeroed device memory (`Device.zeros`). processor_widths: number of parameters of each logits
+        processor, by name."""
         widths = processor_widths or {}
         return cls(
             **{name: zeros((rows,), column.dtype) for name, column in COLUMNS.items()},
@@ -147,4 +149,4 @@ COLUMNS: Mapping[str, Column] = {
     for name, hint in get_type_hints(SamplingState, include_extras=True).items()
     if get_origin(hint) is Annotated
 }
-"""Numbers of a row, in the order of their declaration."""
+"""Names of the fields with a `Column`, in the order of declaration."""

@@ -1,7 +1,7 @@
 """Thresholds by bisection over the keys of values: exact, without a sort.
 
-Values are held by one program. Keys are as `key_of` makes them; `most` is the largest value. After some steps the ends are moved to
-keys that there are: where many values are equal, bisection would go on to the last bit.
+One program holds the values. Keys are from `key_of`; `most` is the largest value. After some steps the ends move to
+existing keys: with many equal values, bisection would otherwise continue to the last bit.
 """
 
 import triton
@@ -9,7 +9,8 @@ import triton.language as tl
 
 from omni_ar.kernels.sampling.order import LOWEST, key_of, value_of
 
-# Logits end within so much of the largest, mostly; and where they do, averaging values converges sooner than averaging keys does.
+# Most logits are within this distance of the largest; among them, averaging values converges sooner than averaging
+# keys.
 _REACH = tl.constexpr(32.0)
 _BY_VALUE = tl.constexpr(20)
 _PLAIN = tl.constexpr(11)
@@ -18,7 +19,7 @@ _ABOVE_ALL = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def between(low, high, step):
-    """A key between two keys that are at least 2 apart, to bisect at next."""
+    """The next key to bisect at, between two keys that are at least 2 apart."""
     average = tl.where(step == 0, value_of(high) - _REACH, 0.5 * value_of(low) + 0.5 * value_of(high))
     middle = tl.where(step < _BY_VALUE, key_of(average), (low & high) + ((low ^ high) >> 1))
     return tl.minimum(tl.maximum(middle, low + 1), high - 1)
@@ -26,7 +27,8 @@ def between(low, high, step):
 
 @triton.jit
 def kth_largest(key, most, k):
-    """A key that the k largest reach, with those that tie with the last of them, and no others do. More than k are possible."""
+    """A key that exactly the k largest values, and those that tie with the last of them, reach. More than k values are
+    possible."""
     low = tl.full([], LOWEST + 1, tl.int32)
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
@@ -44,7 +46,8 @@ def kth_largest(key, most, k):
 
 @triton.jit
 def nucleus(key, weight, low, most, outside, allowed):
-    """The largest key below which there is at most `allowed`: `outside`, and the weight of those from `low` on."""
+    """The largest key below which the weight is at most `allowed`: the sum of `outside` and the weight of values from
+    `low` on."""
     high = key_of(most) + 1
     step = tl.full([], 0, tl.int32)
     while low + 1 < high:
@@ -60,9 +63,10 @@ def nucleus(key, weight, low, most, outside, allowed):
 
 @triton.jit
 def _nearest(key, middle, up):
-    """Up: the first key from `middle` on. Down: the first after the last one below it. The same values are on each side of it."""
+    """With `up`, the first key from `middle` on; else the first key after the last one below it. The values on each
+    side stay the same."""
     nearest = middle
-    if up:  # noqa: SIM108 - a branch, not a choice of two values that are both made
+    if up:  # noqa: SIM108 - a branch: only one of the values is computed
         nearest = tl.min(tl.where(key >= middle, key, _ABOVE_ALL))
     else:
         nearest = tl.max(tl.where(key < middle, key, LOWEST)) + 1

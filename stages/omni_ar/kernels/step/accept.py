@@ -1,4 +1,4 @@
-"""Takes a step's tokens into the rows' state."""
+"""Accepts a step's tokens into the rows' state."""
 
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ def accept_rows(
     RING: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """One program for all rows, since it advances the counter that all of them read."""
+    """One program for all rows, since it advances the counter that all rows read."""
     turn = tl.load(counter_ptr)
     slot_ptr = handoff_ptr + (turn % RING) * handoff_stride
     stop = tl.arange(0, _STOPS)[None, :]
@@ -38,7 +38,7 @@ def accept_rows(
         active = tl.load(row_ptr + ACTIVE, mask=inside, other=0)
         outputs = tl.load(row_ptr + OUTPUTS, mask=inside, other=0) + active
         limit = tl.load(row_ptr + LIMIT, mask=inside, other=0)
-        # Stop ids are padded with -1: a row for which nothing was possible stops too.
+        # Stop ids are padded with -1, so a row without a possible id stops too.
         stops = tl.load(
             stop_ids_ptr + row[:, None] * STOP_IDS + stop, mask=inside[:, None] & (stop < STOP_IDS), other=_NO_STOP
         )
@@ -71,7 +71,8 @@ def update_row(
     recent_ptr,
     SEEN: tl.constexpr,
 ):
-    """Length and history. A row that counted nothing stays as it is, so one may be there several times if it is over."""
+    """Updates length and history. A row without a counted token is unchanged, so a finished row may be in the batch
+    several times."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     count = tl.load(accepted_ptr + place * accepted_stride + 1)

@@ -1,4 +1,4 @@
-"""The fields and the statuses of a row as constants of kernels."""
+"""Fields and statuses of a row as constants of kernels."""
 
 import triton.language as tl
 

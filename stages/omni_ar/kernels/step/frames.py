@@ -20,7 +20,7 @@ from omni_ar.kernels.step.columns import (
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["rows_ptr"])
 def read_rows(rows_ptr, fields_ptr, last_ptr, position_ptr, rows, BLOCK_R: tl.constexpr):
-    """Each row's newest token, and the number of the frame that it begins. One program takes BLOCK_R rows."""
+    """Each row's newest token, and the number of the frame that it begins. One program handles BLOCK_R rows."""
     place = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = place < rows
     row_ptr = fields_ptr + tl.load(rows_ptr + place, mask=inside, other=0) * COLUMNS
@@ -52,7 +52,7 @@ def place_frame(
     row = tl.load(rows_ptr + place)
     at = tl.load(fields_ptr + row * COLUMNS + LENGTH)
     counted = tl.load(fields_ptr + row * COLUMNS + COUNTED)
-    # Of a row that was over before, this is where its last frame is, or behind the table.
+    # For a row that finished earlier, this is the place of its last frame, or past the table.
     block = tl.load(table_ptr + row * TABLE + at // BLOCK_SIZE, mask=at // BLOCK_SIZE < TABLE, other=0)
     slot = (block * BLOCK_SIZE + at % BLOCK_SIZE) * counted
     group = tl.arange(0, BLOCK_G)
@@ -82,12 +82,12 @@ def end_row(
     GROUPS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """One program per row. What waits to be handed over is in the slot of the turn before the counter's: one word of a row is read
-    back from the host's memory."""
+    """One program per row. The pending handoff is in the slot before the counter's: one field of a row is read back
+    from host memory."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     row_ptr = fields_ptr + row * COLUMNS
-    # The counter may be 0, and a remainder has the sign of what is divided.
+    # The counter may be 0, and a remainder has the sign of the dividend.
     turn = (tl.load(counter_ptr) + RING - 1) % RING
     told_ptr = handoff_ptr + turn * handoff_stride + place * handoff_row_stride
     status, counted = tl.load(told_ptr), tl.load(row_ptr + COUNTED) != 0

@@ -1,4 +1,4 @@
-"""The small phases of a step: launches of their kernels."""
+"""Kernel launches of a step's small phases."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from omni_ar.kernels.step.frames import end_row, place_frame, read_rows
 from omni_ar.kernels.step.prepare import prepare_row
 from omni_ar.kernels.step.state import RowState, StepBuffers
 
-# Rows that one program takes at once, where one program takes all.
+# Rows per iteration, where one program handles all rows.
 _ROWS = 64
 
 
@@ -58,7 +58,7 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor) -> None:
 
 def post_update(state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor) -> None:
     sampling = state.sampling
-    # One warp, which is in step with itself: it shifts `recent` in place.
+    # One warp, whose threads run in step: it shifts `recent` in place.
     update_row[(rows_R.shape[0],)](
         rows_R,
         state.fields,

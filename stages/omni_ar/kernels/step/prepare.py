@@ -28,8 +28,9 @@ def prepare_row(
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Writes the inputs of row `rows[place]` to `place` of `ids`, `lengths`, `slots`, each axis of `positions`, `out_table` and
-    `out_codes`. next_codes: `[rows, WIDTH]`, the codes' part of the next input; WIDTH 0 for none. max_blocks: of a table.
+    """Writes the inputs of row `rows[place]` to `place` of `ids`, `lengths`, `slots`, each axis of `positions`,
+    `out_table` and `out_codes`. next_codes: `[rows, WIDTH]`, the codes' part of the next input; WIDTH 0 for none.
+    max_blocks: blocks of a table.
     """
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
@@ -37,7 +38,7 @@ def prepare_row(
     kept, active = tl.load(row_ptr + LENGTH), tl.load(row_ptr + ACTIVE)
     tl.store(ids_ptr + place, tl.load(row_ptr + LAST))
     tl.store(lengths_ptr + place, kept + active)
-    # A row that is over may be as long as its table; it writes to the null block.
+    # A finished row may be as long as its table; it writes to the null block.
     block = tl.load(table_ptr + row * TABLE + kept // BLOCK_SIZE, mask=kept // BLOCK_SIZE < TABLE, other=0)
     tl.store(slots_ptr + place, (block * BLOCK_SIZE + kept % BLOCK_SIZE) * active)
     position = kept + tl.load(row_ptr + DELTA)

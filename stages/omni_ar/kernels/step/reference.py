@@ -1,4 +1,5 @@
-"""The small phases of a step in plain torch. Shape legend: R rows, K ids of a row, W handoff fields, G code groups, D width."""
+"""A step's small phases in plain torch. Shape legend: R rows, K ids of a row, W handoff fields, G code groups, D
+width."""
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepB
     if state.next_codes.shape[1]:
         torch.index_select(state.next_codes, 0, rows_R, out=out.codes_ND[:count])
     out.ids_N[:count].copy_(row.last)
-    # A stopped row writes to the null block's slots, and attends to what it has.
+    # A stopped row writes to the null block's slots, and attends to its own keys.
     torch.add(row.length, row.active, out=out.lengths_N[:count])
     torch.mul(block * block_size + row.length % block_size, row.active, out=out.slots_T[:count])
     out.table_NM[:count, :max_blocks].copy_(table[:, :max_blocks])
@@ -36,7 +37,7 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Te
         torch.mul(_accepted(row.outputs, row.limit, stop_RS, out_RW[:, 2:], offered_R), row.active, out=count_R)
         row.last.copy_(out_RW[:, 2:].gather(1, (count_R[:, None] - 1).clamp(min=0)).squeeze(1))
     row.outputs.add_(count_R)
-    # Stop ids are padded with -1: a row for which nothing was possible stops too.
+    # Stop ids are padded with -1, so a row without a possible id stops too.
     stopped_R = (stop_RS == row.last[:, None]).any(1)
     status_R.copy_(torch.where(stopped_R, RowStatus.STOPPED, (row.outputs >= row.limit) * RowStatus.FULL))
     row.active.mul_(status_R == RowStatus.RUNNING)
@@ -49,12 +50,12 @@ def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Te
 
 
 def _accepted(outputs_R: Tensor, limit_R: Tensor, stop_RS: Tensor, ids_RK: Tensor, offered_R: Tensor | None) -> Tensor:
-    """How many ids of each row count: up to the first that is a stop id, or the last that the row has room for."""
+    """Number of accepted ids of each row: up to the first stop id, or the last id within the row's limit."""
     place_K = torch.arange(1, ids_RK.shape[1] + 1, device=ids_RK.device)
     over_RK = (ids_RK[:, :, None] == stop_RS[:, None]).any(2) | (outputs_R[:, None] + place_K >= limit_R[:, None])
     if offered_R is not None:
         over_RK = over_RK | (place_K >= offered_R[:, None])
-    # The first place at which the row is over; the last one if it never is.
+    # The first place at which the row ends; the last place if it does not.
     return torch.where(over_RK, place_K, ids_RK.shape[1]).amin(1)
 
 
@@ -72,7 +73,7 @@ def post_update(
 
 
 def observe(state: SamplingState, rows_R: Tensor, ids_RK: Tensor, count_R: Tensor, flags: SamplingFlags) -> None:
-    """Records the first `count_R` of each row's K ids as generated; nothing changes for a row that counts 0. A phase.
+    """Records the first `count_R` of each row's K ids as generated; a row with count 0 is unchanged. A phase.
 
     rows_R: int64, each row once. ids_RK, count_R: int64. flags: at least those of the rows.
     """
@@ -83,7 +84,7 @@ def observe(state: SamplingState, rows_R: Tensor, ids_RK: Tensor, count_R: Tenso
     if needs & (Need.REPETITION | Need.COUNTS):
         place_K = torch.arange(ids_RK.shape[1], device=ids_RK.device)
         width = state.seen.shape[1]
-        # Ids that do not count become -1 and go to the last column, so that no row and no id has to be left out.
+        # Ids that do not count become -1 and go to the last column, so that all rows and ids are processed alike.
         counted_RK = torch.where(place_K < count_R[:, None], ids_RK, -1).remainder(width)
         at = torch.add(counted_RK, rows_R[:, None], alpha=width).view(-1)
         if needs & Need.REPETITION:

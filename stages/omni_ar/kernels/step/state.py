@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class RowFields(NamedTuple, Generic[T]):
-    """One row of `RowState.fields`, or a column of each: this order is the order of the columns.
+    """One row of `RowState.fields`, or one column per field. The order is that of the columns.
 
-    last: the newest token. length: tokens in the KV cache. delta: rotary position minus length. outputs: generated tokens.
-    limit: the most of them. active: whether the row still runs. generation: `Row.generation` of its owner. counted: whether its
-    newest step gave it a token.
+    last: the newest token. length: tokens in the KV cache. delta: rotary position minus length. outputs: number of
+    generated tokens. limit: its maximum. active: whether the row still runs. generation: `Row.generation` of its owner.
+    counted: whether its newest step gave it a token.
     """
 
     last: T
@@ -36,16 +36,18 @@ FIELD_INDEX = RowFields(*range(ROW_FIELDS))
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """Per-row state; the first dimension is the row, N in all, the null row last. K ids of a row, E width of step rows.
+    """Per-row state. The first dimension is the row: N rows, the null row last. K ids of a row, E width of step rows.
 
-    fields: int64 `[N, F]`, the `RowFields` of each row, so that a phase gathers all it needs of its rows at once. columns: views
-    `[N]` of them, one for each field.
+    fields: int64 `[N, F]`, the `RowFields` of each row, so that a phase gathers all fields of its rows at once.
+    columns: views `[N]` of `fields`, one for each field.
     next_codes: the codes' part of the next input embedding.
-    conditioning: `[places, E]`, the device rows that condition each row's steps, `Limits.step_places` for a row; the last is
-    zeros, for steps that none conditions. They are a request's own to its end: run again, it finds them here.
-    handoff: int64 `[ring, N, 2 + K]`: `RowStatus`, how many tokens, and as many of the ids, of the steps in flight. In the host's
-    memory: what a step says there needs no copy.
-    counter: int64 `[1]`, steps that have sampled: it picks the handoff's slot, so that a captured graph need not be told.
+    conditioning: `[places, E]`, the device rows that condition each row's steps, `Limits.step_places` per row; the last
+    place holds zeros, for steps without a device row. A request's places are unchanged until its end, so a preempted
+    request reads them again.
+    handoff: int64 `[ring, N, 2 + K]`, for each step in flight: `RowStatus`, number of tokens, and the ids. It is in
+    host memory, so that a step's results need no copy.
+    counter: int64 `[1]`, number of steps that have sampled. It selects the handoff slot, so that a captured graph has
+    no such argument.
     """
 
     fields: Tensor
@@ -63,11 +65,12 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """What phases of one step hand to each other. N rows, K ids of a row, P rotary axes, `tokens` the most that one step may have.
+    """Buffers between the phases of one step. N rows, K ids of a row, P rotary axes; `tokens`: maximum tokens of a
+    step.
 
-    places_AT: int64 `[P + 2, tokens]`: each token's positions, its KV slot and its payload slot, so that one copy places it.
-    accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, of the sampled
-    rows. scored_TD: of prompt tokens to be scored.
+    places_AT: int64 `[P + 2, tokens]`: each token's positions, KV slot and payload slot, so that one copy fills them.
+    accepted_NW: status, count and ids of sampled tokens, as in one slot of `RowState.handoff`. hidden: `[N, D]`, hidden
+    states of the sampled rows. scored_TD: hidden states of prompt tokens to be scored.
     scores: int64 `[ring, N + scored tokens, SCORE_FIELDS]`.
     """
 

@@ -4,10 +4,12 @@ from enum import IntEnum
 
 
 class RowStatus(IntEnum):
-    """Whether a row goes on, the reason if not, and whether its last token has a frame. Meaningless for a row without a token.
+    """Whether a row continues, its finish reason if not, and whether its last token has a frame. Undefined for a row
+    without a token.
 
-    STOPPED: by a stop id, or by a frame that is dropped. FULL: at its token limit. STOPPED_WITH_FRAME: by a frame that is kept.
-    FULL_WITH_FRAME: at its limit, in a model whose frames come before the handoff (`CodecModel.frame_end`).
+    STOPPED: stopped by a stop id, or by a frame that is dropped. FULL: reached its token limit. STOPPED_WITH_FRAME:
+    stopped by a frame that is kept. FULL_WITH_FRAME: reached its limit, in a model whose frames precede the handoff
+    (`CodecModel.frame_end`).
     """
 
     RUNNING = 0
@@ -22,10 +24,10 @@ class RowStatus(IntEnum):
 
     @property
     def reason(self) -> str:
-        """The finish reason of a row that is over."""
+        """The finish reason of a row that has ended."""
         return "length" if self in (RowStatus.FULL, RowStatus.FULL_WITH_FRAME) else "stop"
 
     @property
     def has_frame(self) -> bool:
-        """Whether the row's last token has a frame, of a model that makes frames."""
+        """Whether the row's last token has a frame, in a model with frames."""
         return self not in (RowStatus.STOPPED, RowStatus.FULL)

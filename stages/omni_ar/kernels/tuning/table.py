@@ -1,10 +1,12 @@
-"""Looks launch settings up.
+"""Looks up launch settings.
 
 `<device>/<operation>.json` beside this file maps a shape's key to a map from a size (rows, tokens) to settings:
-`{"H32-K8-D128-B16-bf16": {"1": {"block_n": 64, "splits": 32, ...}, "8": {...}}}`. The `settings` of an operation convert them to
-the struct that its kernels take. Written by the scripts in `benchmarks/tune`, which time an operation by itself.
+`{"H32-K8-D128-B16-bf16": {"1": {"block_n": 64, "splits": 32, ...}, "8": {...}}}`. The `settings` function of an
+operation converts them to the struct that its kernels take. The scripts in `benchmarks/tune`, which time an operation
+by itself, write the files.
 
-`<device>/in_steps.json` maps operations to such maps. What stands there was measured in the steps of a model and goes before.
+`<device>/in_steps.json` maps operations to such maps. Its settings were measured in the steps of a model and take
+precedence.
 """
 
 import json
@@ -27,28 +29,28 @@ _replaced: dict[tuple[str, str], Sizes] = {}
 
 
 def looked_up_once(look_up: Callable[P, R]) -> Callable[P, R]:
-    """Keeps what a function makes of the tables: an operation's settings are asked for in every launch that is not captured."""
+    """Caches the results of a function of the tables: every launch that is not captured looks its settings up."""
     kept = lru_cache(maxsize=4096)(look_up)
     _caches.append(kept.cache_clear)
-    return kept  # type: ignore[return-value]  # of what can be hashed, as sizes and devices can
+    return kept  # type: ignore[return-value]  # all arguments (sizes, devices) are hashable
 
 
 def tuned(operation: str, device: torch.device, key: str, size: int, default: Config) -> Config:
-    """Settings for `size` rows: those measured for the nearest size not below it, else the largest; `default` for shapes and
-    devices that nobody has measured. device: where the operation runs."""
+    """Settings for `size` rows: those of the nearest measured size not below it, else of the largest; `default` for
+    shapes and devices without measurements. device: the device of the operation."""
     measured = _measured(operation, device, key, size)
     return default if measured is None else measured
 
 
 def shipped(operation: str, device: torch.device, key: str) -> Sizes:
-    """All settings of a shape, by size; none if nobody has measured it."""
+    """All settings of a shape, by size; empty for a shape without measurements."""
     folder = _folder(device)
     return _table(folder, operation).get(key, {}) | _in_steps(folder).get(operation, {}).get(key, {})
 
 
 def replace(operation: str, key: str, sizes: Sizes | None) -> None:
-    """From now on a shape has these settings, on every device; None: those that are shipped. For measurements, while nothing is
-    captured with others."""
+    """Replaces a shape's settings on every device; None restores the shipped ones. For measurements, while no graph is
+    captured with other settings."""
     if sizes is None:
         _replaced.pop((operation, key), None)
     else:

@@ -1,4 +1,4 @@
-"""The stage's paged memory: blocks, the prefixes they hold, and payload in them that consumers still need."""
+"""The stage's paged memory: blocks, the cached prefixes in them, and their payload that consumers still need."""
 
 from omni_ar.run.blocks.pool import NULL_BLOCK, BlockPool, BlockTable
 from omni_ar.run.blocks.prefix import PrefixKeys

@@ -1,4 +1,4 @@
-"""The stage's blocks: their users, the known prefixes in them, and the table of each request."""
+"""The stage's blocks: reference counts, cached prefixes, and the table of each request."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from omni.stage import Produced
 
 NULL_BLOCK = 0
-"""Never handed out: it absorbs the writes of rows that have stopped."""
+"""Never allocated: it absorbs the writes of stopped rows."""
 
 BlockKey = bytes
-"""Says everything that the content of a full block depends on; see `prefix.PrefixKeys`."""
+"""Covers all inputs that the content of a full block depends on; see `prefix.PrefixKeys`."""
 
 
 class BlockPool:
@@ -21,10 +21,10 @@ class BlockPool:
 
     | a block is | when | may be written by |
     |---|---|---|
-    | free | nobody uses it, its content is unknown | nobody |
-    | used | its reference count is above 0 | who allocated it, until it is published |
-    | cached | published under a key, with or without users | nobody |
-    | idle | cached, no users: kept until space is wanted, the least recently used evicted first | nobody |
+    | free | without users, its content undefined | none |
+    | used | its reference count is above 0 | the request that allocated it, until it is published |
+    | cached | published under a key, with or without users | none |
+    | idle | cached, without users: kept until space is needed, the least recently used evicted first | none |
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -39,12 +39,12 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` could give."""
+        """Number of blocks that `allocate` could return."""
         return len(self._free) + len(self._idle)
 
     @property
     def blank(self) -> int:
-        """Blocks that nobody uses and that hold nothing worth keeping."""
+        """Number of blocks without users and without cached content."""
         return len(self._free)
 
     @property
@@ -56,16 +56,16 @@ class BlockPool:
         return len(self._key_of)
 
     def users(self, block: int) -> int:
-        """How many requests use the block."""
+        """Number of requests that use the block."""
         return self._users[block]
 
     def sole(self, tables: Iterable[NDArray[np.int64]]) -> int:
-        """How many blocks would become available if all these tables were released: those that nobody else uses."""
+        """Number of blocks that would become available if all these tables were released: those without other users."""
         uses = Counter(block for table in tables for block in table.tolist())
         return sum(self._users[block] == count for block, count in uses.items())
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks of unknown content for one writer. The caller has checked `available`."""
+        """Returns `count` blocks of undefined content for one writer. The caller has checked `available`."""
         if count > self.available:
             raise RuntimeError(f"{count} blocks wanted, {self.available} free")
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
@@ -75,7 +75,8 @@ class BlockPool:
         return blocks
 
     def match(self, keys: Sequence[BlockKey], needed: Sequence[int]) -> list[int]:
-        """Takes the longest cached prefix into use. needed: for each key, the offsets (as bits) whose payload must be there."""
+        """Takes the longest cached prefix into use. needed: for each key, the offsets (as bits) whose payload must be
+        stored."""
         blocks: list[int] = []
         for key, offsets in zip(keys, needed, strict=True):
             block = self._block_of.get(key)
@@ -88,12 +89,12 @@ class BlockPool:
         return blocks
 
     def store(self, block: int, offsets: int) -> None:
-        """Payload was written at these offsets (as bits) of a block in use."""
+        """Records that payload was written at these offsets (as bits) of a block in use."""
         self._stored[block] |= offsets
 
     def cache(self, block: int, key: BlockKey) -> None:
-        """A block in use is full and will not be written again: others may share it. Of two blocks with one key, the one that
-        holds more payload stays."""
+        """Publishes a block in use that is full and will not be written again, so that other requests may share it. Of
+        two blocks with the same key, the one with more payload stays."""
         known = self._block_of.get(key)
         if block in self._key_of or (known is not None and not self._stored[block] & ~self._stored[known]):
             return
@@ -105,7 +106,7 @@ class BlockPool:
         self._key_of[block], self._block_of[key] = key, block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One user lets go. The end of a prefix is evicted before its beginning, without which it is of no use."""
+        """Removes one user of each block. The end of a prefix is evicted before its beginning, which it depends on."""
         for block in reversed(blocks):
             if not self._users[block]:
                 raise RuntimeError(f"block {block} was released more often than it was taken")
@@ -129,10 +130,10 @@ class BlockPool:
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """A request's blocks in order. A preempted request leaves its table behind and gets a new one.
+    """A request's blocks in order. A preempted request gets a new table.
 
-    owner: the request's id. unread: launched steps whose tokens, and so whose payload, the host has not given out.
-    produced: payload in the blocks that consumers may still read, each with one page slice.
+    owner: the request's id. unread: launched steps whose tokens and payload the host has not emitted. produced:
+    payloads in the blocks that consumers may still read, each with one page slice.
     """
 
     owner: str
@@ -157,8 +158,8 @@ class BlockTable:
         self.count += 1
 
     def add(self, produced: Produced) -> None:
-        """A payload in the blocks is given out."""
-        # Consumers read payloads in order, so those that are free are at the front.
+        """Adds an emitted payload in the blocks."""
+        # Consumers read payloads in order, so the free ones are at the front.
         while self.produced and self.produced[0].free:
             self.produced.popleft()
         self.produced.append(produced)

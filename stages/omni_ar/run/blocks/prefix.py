@@ -1,4 +1,4 @@
-"""What a block's content depends on, as a key: equal keys, equal keys and values, equal hidden states."""
+"""Keys of block content: blocks with equal content keys have equal keys and values, and equal hidden states."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,14 +12,16 @@ _BYTES = 16
 
 
 class PrefixKeys:
-    """The keys of one request's full blocks, in order, made as they are asked for.
+    """The keys of one request's full blocks, in order, computed on demand.
 
-    A key covers the salt, all that stands before the block, and in it the id columns, the rotary positions, and of each placeholder
-    its content key and which of its positions. A placeholder without a content key ends the chain before it.
+    A key covers the cache salt, all content before the block, and the block's id columns, rotary positions, and
+    placeholders (content key, and positions within the placeholder). A placeholder without a content key ends the chain
+    before it.
     """
 
     def __init__(self, prompt: Prompt, salt: str, block_size: int, *, outputs: bool) -> None:
-        """outputs: whether generated ids say all about their positions (false for a model that is conditioned step by step)."""
+        """outputs: whether generated ids determine their positions' content (false for a model with conditioned
+        steps)."""
         self._prompt = prompt
         self._size = block_size
         self._outputs = outputs and len(prompt.columns) == 1
@@ -29,7 +31,7 @@ class PrefixKeys:
         self._end = _keyed_end(prompt)
 
     def first(self, count: int, ids: Sequence[int]) -> list[bytes]:
-        """Keys of the first `count` blocks, fewer where the chain ends. ids: the request's generated ids so far."""
+        """Keys of the first `count` blocks; fewer if the chain ends. ids: the request's generated ids so far."""
         length = self._prompt.length
         known = length + len(ids) if self._outputs and self._end == length else self._end
         while len(self._keys) < min(count, known // self._size):
@@ -52,7 +54,7 @@ class PrefixKeys:
         return self._last
 
     def _generated(self, ids: Sequence[int], start: int, end: int) -> NDArray[np.int64]:
-        """Rows of generated tokens as they would stand in the prompt of a later turn."""
+        """The content of generated tokens, equal to that of the same tokens in the prompt of a later turn."""
         rows = np.empty((end - start, self._tokens.shape[1]), np.int64)
         rows[:, 0] = ids[start:end]
         rows[:, 1:] = np.arange(start, end)[:, None] + self._prompt.next_position
@@ -60,6 +62,6 @@ class PrefixKeys:
 
 
 def _keyed_end(prompt: Prompt) -> int:
-    """Prompt tokens before the first one whose embedding no key describes."""
+    """Number of prompt tokens before the first placeholder without a content key."""
     ends = [int(each.positions[0]) for each in prompt.placeholders if each.key is None and each.positions.size]
     return min(ends, default=prompt.length)

@@ -1,4 +1,4 @@
-"""Frees blocks once nothing can touch them any more, and moves payload out of those that are wanted."""
+"""Frees blocks after their last access, and moves payload out of blocks that are needed."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -16,21 +16,23 @@ from omni_ar.run.blocks.pool import BlockPool, BlockTable
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A slice that was spilled. reader: the end of gathers from the old place."""
+    """A spilled slice. reader: the end of gathers from its old place."""
 
     part: PageSlice
     reader: Event
 
 
 class Spiller:
-    """Copies page rows into memory of their own, on the stage's stream: the next writer of the pages there follows the copy.
+    """Copies page rows into separate memory, on the stage's stream: the next writer of the pages follows the copy on
+    that stream.
 
-    Spilled rows live as long as the payload whose slice refers to them, saved rows as long as the tensor, in stream order.
+    The lifetime of spilled rows is that of the payload whose slice refers to them; that of saved rows is the tensor's,
+    in stream order.
     """
 
     def __init__(self, device: Device, stream: Stream, max_rows: int) -> None:
         self.rows = 0
-        """Rows spilled since start."""
+        """Number of rows spilled since start."""
         self._device = device
         self._stream = stream
         self._max_rows = max_rows
@@ -42,11 +44,11 @@ class Spiller:
         return self._receiver.ready
 
     def save(self, pages: Tensor, slots: NDArray[np.int64]) -> Tensor:
-        """The rows at `slots` (int64 `[n]`, at most `max_rows` of them), copied: `[n, width]`."""
+        """Returns a copy, `[n, width]`, of the rows at `slots` (int64 `[n]`, n at most `max_rows`)."""
         return self._copy(pages, slots)[0]
 
     def spill(self, slices: Iterable[PageSlice]) -> list[_Moved]:
-        """Gives slices of one buffer a new place, as many as one copy takes. Returns those."""
+        """Moves slices of one buffer, as many as fit one copy. Returns the moved ones."""
         taken: list[PageSlice] = []
         count = 0
         for part in slices:
@@ -67,9 +69,9 @@ class Spiller:
         return spilled
 
     def _copy(self, pages: Tensor, slots: NDArray[np.int64]) -> tuple[Tensor, Event]:
-        """The rows, and the end of the copy."""
+        """Returns the copied rows and the end of the copy."""
         out = self._device.empty((slots.size, pages.shape[-1]), pages.dtype, self._stream)
-        # A slice of its own: later writes of the pages follow this copy on the stream, so no reader is to be waited for.
+        # A separate slice: later writes of the pages follow this copy on the stream, so they wait for no reader.
         receipt = self._receiver.receive([Transfer(PageSlice(pages, slots), out)])
         receipt.check()
         return out, receipt.end
@@ -77,14 +79,14 @@ class Spiller:
 
 @dataclass(slots=True, eq=False)
 class _Leaving:
-    """A table that its request does not need any more. moved: of payload that was spilled, gathers from the old place."""
+    """A table that its request no longer needs. moved: gathers of spilled payload from its old place."""
 
     table: BlockTable
     moved: list[Event]
 
     @property
     def free(self) -> bool:
-        # A long answer has thousands of payloads: each is asked until it is free, and not again.
+        # A long answer has thousands of payloads: each is checked until it is free, and not again.
         produced = self.table.produced
         while produced and produced[-1].free:
             produced.pop()
@@ -93,10 +95,10 @@ class _Leaving:
 
 
 class Reclaimer:
-    """Blocks are free after the last reader of their payload pages. The payload of steps in flight is given out with their tokens.
-    The steps themselves are no reason to wait: the next owner of the blocks writes them on the same stream, later.
+    """Blocks are free after the last reader of their payload pages. The payload of steps in flight is emitted with
+    their tokens. The steps themselves need no wait: the next owner of the blocks writes them later on the same stream.
 
-    Payload that a consumer is slow to read is spilled where its blocks are wanted.
+    Payload that a consumer has not read is spilled when its blocks are needed.
     """
 
     def __init__(self, pool: BlockPool, spiller: Spiller) -> None:
@@ -104,11 +106,11 @@ class Reclaimer:
         self._spiller = spiller
         self._leaving: list[_Leaving] = []
         self._spilled: list[Produced] = []
-        """Payload outside of the pages: each keeps its memory by its page slice."""
+        """Spilled payloads; the page slice of each keeps its memory alive."""
 
     @property
     def waiting(self) -> int:
-        """Tables that are not free yet."""
+        """Number of tables that are not free yet."""
         return len(self._leaving)
 
     @property
@@ -118,23 +120,23 @@ class Reclaimer:
 
     @property
     def spilled(self) -> int:
-        """Spilled payloads that somebody may still read."""
+        """Number of spilled payloads that consumers may still read."""
         return len(self._spilled)
 
     @property
     def progressing(self) -> bool:
-        """Whether blocks will become free without anybody's help: nothing but launched work holds them."""
+        """Whether blocks will become free by themselves, because only launched work holds them."""
         return any(all(each.released for each in leaving.table.produced) for leaving in self._leaving)
 
     def add_table(self, table: BlockTable) -> None:
-        """Owns the table from here on."""
+        """Takes ownership of the table."""
         self._leaving.append(_Leaving(table, []))
         self.tick()
 
     def relieve(self) -> tuple[bool, list[tuple[str, Exception]]]:
         """Spills payload in leaving tables that a consumer has not released.
 
-        Returns whether blocks came free, or will by themselves, and the requests whose payload could not be moved.
+        Returns whether blocks became free, or will by themselves, and the requests whose payload could not be moved.
         """
         failures: list[tuple[str, Exception]] = []
         for leaving in self._leaving:
@@ -145,7 +147,7 @@ class Reclaimer:
         return self.tick() or self.progressing, failures
 
     def tick(self) -> bool:
-        """Returns whether anything became free."""
+        """Frees tables without readers. Returns whether any became free."""
         self._spilled = [produced for produced in self._spilled if not produced.free]
         free = [item for item in self._leaving if item.free]
         for leaving in free:
@@ -154,7 +156,7 @@ class Reclaimer:
         return bool(free)
 
     def clear(self) -> None:
-        """Forgets everything: the device is idle and the stage is closing."""
+        """Drops all state: the device is idle and the stage is closing."""
         self._leaving.clear()
         self._spilled.clear()
 

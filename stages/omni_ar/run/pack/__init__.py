@@ -1,4 +1,4 @@
-"""From a plan to packed host arrays: everything that a step's phases need from the host, in one copy."""
+"""Packs a plan into host arrays: all host inputs of a step's phases, in one copy."""
 
 from omni_ar.run.pack.chunks import PackedChunks, PackedEmbedding, placeholders_in, scored_positions
 from omni_ar.run.pack.starts import PackedStarts

@@ -1,4 +1,4 @@
-"""Tokens of requests that are not decoding yet."""
+"""Packs the tokens of requests that are not decoding yet."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from omni_ar.run.request import ArRequest, ReadyEmbedding
 
 @dataclass(frozen=True, slots=True)
 class PackedEmbedding:
-    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. rows: which of the embedding's."""
+    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. rows: range of the embedding's
+    rows."""
 
     name: str
     tokens: Span
@@ -26,12 +27,13 @@ class PackedEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class PackedChunks:
-    """The chunks of a step: `replayed` generated tokens, then prompt tokens, then padding, as there is room.
+    """The chunks of a step: `replayed` generated tokens, then prompt tokens, then padding.
 
-    decodes: rows that decode, null rows behind them. rows: int64 `[P, 4]`, row, first token in the batch, length and context of
-    each chunk. places: what `StepBuffers.places_AT` says of their tokens. payload: whether hidden states of any are needed
-    elsewhere. ids, steps: of replays. columns, embeddings: of prompts. last: last token of each sampled row.
-    scored_tokens, scored_ids: batch index of prompt tokens, and the prompt token after each, whose probability is asked for.
+    decodes: decode rows, then null rows. rows: int64 `[P, 4]`, row, first token in the batch, length and context length
+    of each chunk. places: `StepBuffers.places_AT` of their tokens. payload: whether a consumer needs hidden states of
+    any token. ids, steps: ids and conditioning of replays. columns, embeddings: of prompts. last: last token of each
+    sampled row. scored_tokens, scored_ids: batch indexes of prompt tokens, and the prompt token after each, which is
+    scored.
     """
 
     replayed: int
@@ -53,7 +55,7 @@ def pack_chunks(
 ) -> PackedChunks:
     chunks, prompts = plan.chunks, plan.prompts
     replays = [(chunk.request, index) for chunk in plan.replays for index in _outputs(chunk)]
-    # Where each chunk begins in the batch.
+    # The start of each chunk in the batch.
     starts = padded_shape.decodes + np.cumsum([0, *(chunk.length for chunk in chunks)])
     ends = [int(end) for chunk, end in zip(chunks, starts[1:], strict=True) if chunk.last]
     scored = [(chunk, scored_positions(chunk), start) for chunk, start in zip(chunks, starts[:-1], strict=True)]
@@ -63,7 +65,7 @@ def pack_chunks(
     rows[: len(chunks)] = [
         (c.request.row_index, start, c.length, c.start) for c, start in zip(chunks, starts[:-1], strict=True)
     ]
-    # Padding is at position 0, and writes to the null block.
+    # Padding has position 0 and writes to the null block.
     places = np.zeros((shape.position_axes + 2, padded_shape.tokens), np.int64)
     for chunk, start in zip(chunks, starts[:-1] - padded_shape.decodes, strict=True):
         _place(places[:, start : start + chunk.length], chunk, shape.emits_tokens, limits.block_size)
@@ -84,7 +86,7 @@ def pack_chunks(
 
 
 def scored_positions(chunk: PrefillChunk) -> NDArray[np.int64]:
-    """Positions of the chunk whose next token is of the prompt too, and to be scored."""
+    """Positions of the chunk whose next token is a prompt token to be scored."""
     request = chunk.request
     if chunk.replay or request.sampling.prompt_logprobs is None:
         return np.empty(0, np.int64)
@@ -95,7 +97,8 @@ def scored_positions(chunk: PrefillChunk) -> NDArray[np.int64]:
 def pack_steps(
     inputs: Sequence[tuple[ArRequest, int]], shape: ArShape, limits: Limits, width: int
 ) -> NDArray[np.int64]:
-    """What conditions the steps whose inputs are these generated tokens, `[X, width]`; zeros behind them, and no rows."""
+    """Conditioning of the steps whose inputs are these generated tokens, `[X, width]`, padded with zeros and null
+    places."""
     words = np.zeros((step_fields(shape), width), np.int64)
     if shape.step_width:
         words[-1, len(inputs) :] = limits.null_place
@@ -116,7 +119,7 @@ def _pack_embeddings(upload: Upload, prompts: Sequence[PrefillChunk]) -> Iterato
 
 
 def placeholders_in(chunk: PrefillChunk) -> Iterator[tuple[Placeholder, slice]]:
-    """Placeholders with positions in a prompt's chunk, each with the range of those that are."""
+    """Placeholders with positions in a prompt's chunk, each with the range of these positions."""
     for placeholder in _prompt(chunk).placeholders:
         first, last = np.searchsorted(placeholder.positions, (chunk.start, chunk.start + chunk.length)).tolist()
         if first < last:
@@ -133,7 +136,7 @@ def _place(places_AT: NDArray[np.int64], chunk: PrefillChunk, emits_tokens: bool
 
 
 def _outputs(chunk: PrefillChunk) -> range:
-    """Which generated tokens a replay runs."""
+    """Indexes of the generated tokens that a replay runs."""
     first = chunk.start - chunk.request.length
     return range(first, first + chunk.length)
 

@@ -1,4 +1,4 @@
-"""Rows that a step sets up."""
+"""Packs the rows that a step sets up."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class PackedStarts:
-    """rows: their indexes. fields: their `RowState.fields`. table: their blocks."""
+    """rows: indexes of the rows. fields: their `RowState.fields`. table: their blocks."""
 
     rows: Span
     fields: Span
@@ -37,7 +37,7 @@ def pack_starts(
 
 
 def _fields(request: ArRequest) -> RowFields[int]:
-    """Nothing sampled, nothing cached."""
+    """The fields of a row without sampled or cached tokens."""
     assert request.prompt is not None
     assert request.row is not None
     return RowFields(
@@ -55,7 +55,7 @@ def _fields(request: ArRequest) -> RowFields[int]:
 def _starting(request: ArRequest, shape: ArShape) -> StartingRow:
     prompt = request.prompt
     assert prompt is not None
-    # A prompt of several columns is no text that bad words could look back on.
+    # A prompt of several columns is not a text that bad words can match.
     history = prompt.columns[0] if len(shape.prompt_columns) == 1 else _NO_IDS
     return StartingRow(
         row=request.row_index,

@@ -1,4 +1,4 @@
-"""All of a step."""
+"""Packs the host inputs of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ T = TypeVar("T")
 class PackedStep:
     """rows, advance, steps: as in `LeadingInputs`, without padding rows.
 
-    new_blocks: of blocks added to tables, place in the flattened block table and block, `[2, k]`; None if there are none.
-    edits: what host processors do to the logits; None if no row is constrained.
+    new_blocks: `[2, k]`, places in the flattened block table and blocks that are added there; None if there are none.
+    edits: host processors' edits of the logits; None if no row is constrained.
     """
 
     rows: Span
@@ -38,15 +38,16 @@ class PackedStep:
     edits: PackedEdits | None
 
     def repeated(self) -> "PackedStep":
-        """What a batch of decodes uses again if it stays the same: its rows. Blocks that were added and edits were for once."""
+        """The inputs that an unchanged batch of decode rows reuses: without new blocks and edits, which apply once."""
         return replace(self, new_blocks=None, edits=None)
 
 
 class LeadingInputs(NamedTuple, Generic[T]):
     """The arrays at the beginning of each upload, in this order, so that a captured graph finds them there.
 
-    rows: row of each request that is sampled. advance: tokens that the step runs of it. steps: conditioning of those that decode,
-    `step_fields` each, `[X, R]`; of a step with chunks, which replays no captured decode, it has another length.
+    rows: row of each sampled request. advance: number of tokens that the step runs for it. steps: `[X, R]`,
+    conditioning of the decode rows, `step_fields` each. In a step with chunks, which replays no captured decode, its
+    length differs.
     """
 
     rows: T
@@ -55,7 +56,7 @@ class LeadingInputs(NamedTuple, Generic[T]):
 
 
 def captured_spans(rows: int, fields: int) -> LeadingInputs[Span]:
-    """Where a captured graph for so many rows finds its inputs. fields: `step_fields`."""
+    """Places of the inputs of a captured graph for `rows` rows. fields: `step_fields`."""
     shapes = LeadingInputs[tuple[int, ...]](rows=(rows,), advance=(rows,), steps=(fields, rows))
     starts = accumulate((prod(shape) for shape in shapes), initial=0)
     return LeadingInputs(*(Span(start, shape) for start, shape in zip(starts, shapes, strict=False)))
@@ -70,8 +71,8 @@ def pack_step(
     padded: int | None = None,
     padded_shape: PaddedShape | None = None,
 ) -> PackedStep:
-    """Fills `upload`. processors: those that the stage has. padded: rows of the batch, null rows included; None for no padding.
-    padded_shape: of a batch with chunks; None for as much as it needs."""
+    """Fills `upload`. processors: the stage's processors. padded: rows of the batch, null rows included; None for no
+    padding. padded_shape: shape of a batch with chunks; None for the smallest."""
     padded_shape = padded_shape or plan.padded_shape
     sampled = plan.sampled
     size = len(sampled) if padded is None else padded

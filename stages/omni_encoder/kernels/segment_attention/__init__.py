@@ -19,12 +19,13 @@ def attend_segments(
     lengths: tuple[int, ...] | None,
     scale: float,
 ) -> Tensor:
-    """Attention of every position to those of its segment: contiguous, `[S, H, W]`.
+    """Attention of every position to those of its segment. Returns `[S, H, W]`, contiguous.
 
-    q_SHW, k_SHW, v_SHW: float32, float16 or bfloat16, all of one; dense along W. Kernels are compiled for the strides of H and S,
-    which should not follow from S. bounds_S2: int32, where each position's segment begins and where the next one does; segments
-    lie one behind the other. Zeros from where padding begins: it attends to nothing, and gets zeros. lengths: of the segments,
-    where the host knows them and there is no padding; else None. scale: of scores, before the softmax.
+    q_SHW, k_SHW, v_SHW: float32, float16 or bfloat16, all of one dtype; dense along W. Kernels are compiled for the
+    strides of H and S, which should not depend on S. bounds_S2: int32, start of each position's segment and of the next
+    one; segments are consecutive. Zeros mark padding, which attends to nothing and yields zeros. lengths: lengths of
+    the segments, if the host knows them and there is no padding; else None. scale: factor of scores, before the
+    softmax.
     """
     if not runs_kernel(q_SHW):
         return reference.attend_segments(q_SHW, k_SHW, v_SHW, bounds_S2, lengths, scale)

@@ -1,12 +1,13 @@
-"""Attention within segments: a tile holds some positions of one head, and takes the segments that it touches one by one.
+"""Attention within segments: a tile holds some positions of one head, and processes its segments one by one.
 
-Keys are read from where their segment begins, not from a multiple of a tile, and nothing of another segment is. So a result is the
-same to the bit wherever in a batch its segment lies, and a NaN stays in its segment. A tile that touches several segments computes
-all of its positions with each of them, and keeps those that belong to it.
+Keys are read from the start of their segment, not from a multiple of the tile size, and only within the segment. So a
+result has the same bits wherever its segment is in a batch, and a NaN stays in its segment. A tile with several
+segments computes all of its positions for each segment, and keeps those of that segment.
 
-Heads whose width is no power of two may be taken in two parts, A and B: the next power of two of 72 is 128, its parts 64 and 16.
+Heads whose width is not a power of two may be split into two parts, A and B: 72 is split into 64 and 16, instead of
+padded to 128.
 
-Shape legend: see the package; besides, M positions of a tile, N keys taken at once.
+Shape legend: see the package; besides, M positions of a tile, N keys of a key tile.
 """
 
 import math
@@ -19,7 +20,8 @@ from torch import Tensor
 
 
 class Settings(NamedTuple):
-    """block_m: positions per tile. block_n: keys taken at once. split: whether heads are taken in two parts where that is less."""
+    """block_m: positions per tile. block_n: keys per key tile. split: whether heads are split into two parts where that
+    saves work."""
 
     block_m: int
     block_n: int
@@ -29,16 +31,18 @@ class Settings(NamedTuple):
 
 
 def choose_settings(dtype: torch.dtype) -> Settings:
-    """For queries of `dtype`, on every device."""
+    """Settings for queries of `dtype`, on every device."""
     if dtype.itemsize > 2:
-        # No matrix units at this precision: operands stand in registers.
+        # Without matrix units at this precision, operands are held in registers.
         return Settings(block_m=16, block_n=32, num_warps=4, num_stages=1)
-    # Up to a width of 96, three programs fit an SM's registers: one's softmax runs beside another's products.
+    # Up to a width of 96, three programs fit into an SM's registers: the softmax of one overlaps with the products of
+    # another.
     return Settings(block_m=64, block_n=64, num_warps=4, num_stages=3)
 
 
 def head_parts(head_dim: int, split: bool) -> tuple[int, int]:
-    """Columns of both parts, powers of two, as many as a matrix instruction takes; 0 of the second where one holds all."""
+    """Columns of both parts: powers of two, at least the size of a matrix instruction; 0 for the second if one part
+    suffices."""
     whole = max(16, triton.next_power_of_2(head_dim))
     first = whole // 2
     rest = max(16, triton.next_power_of_2(head_dim - first))
@@ -48,7 +52,7 @@ def head_parts(head_dim: int, split: bool) -> tuple[int, int]:
 def attend_segments(
     q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, bounds_S2: Tensor, scale: float, settings: Settings
 ) -> Tensor:
-    """Launches the kernel. Arguments as of the package's function, which chooses settings."""
+    """Launches the kernel. Arguments as for the package's function, which chooses the settings."""
     positions, heads, head_dim = q_SHW.shape
     out_SHW = q_SHW.new_empty(positions, heads, head_dim)
     first, rest = head_parts(head_dim, settings.split)
@@ -129,7 +133,7 @@ def _attend(
             highest, total, a, b, qa, qb, k_ptr, v_ptr, whole, end, end, scale,
             K_STRIDE_S, V_STRIDE_S, WIDTH, BLOCK_N, BLOCK_A, BLOCK_B, True,
         )  # fmt: skip
-        # Padding has no end, saw no keys, and goes on to the end of the batch.
+        # Padding has end 0 and no keys, and extends to the end of the batch.
         after = tl.where(end > first, tl.minimum(end, last), last)
         share_m = 1 / tl.where(end > first, total, 1.0)
         own_m = (place_m >= first) & (place_m < after)
@@ -150,11 +154,12 @@ def _take_keys(
     BLOCK_B: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Takes keys and values from `begin` to `stop` in. MASKED: whether the last tile goes beyond `end`, where the segment ends."""
+    """Accumulates keys and values from `begin` to `stop`. MASKED: whether the last tile extends beyond `end`, the end
+    of the segment."""
     offs_n = tl.arange(0, BLOCK_N)
     k_ptr += begin.to(tl.int64) * K_STRIDE_S
     v_ptr += begin.to(tl.int64) * V_STRIDE_S
-    # Offsets from there on are the same in every turn but for a scalar, and 32 bits wide: it takes fewer registers.
+    # Offsets from there differ only by a scalar in each iteration, and have 32 bits, which saves registers.
     for tile in range(0, stop - begin, BLOCK_N):
         live_n = tile + offs_n < end - begin
         k_n = k_ptr + tile * K_STRIDE_S + offs_n * K_STRIDE_S
@@ -181,7 +186,7 @@ def _take_keys(
 
 @triton.jit
 def _load(row_ptr, live, FIRST: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """Columns from `FIRST` on of the rows; zeros beyond `WIDTH`, and in rows that are not live if they are `MASKED`."""
+    """Columns of the rows from `FIRST` on; zeros beyond `WIDTH` and, if `MASKED`, in rows that are not live."""
     column = FIRST + tl.arange(0, COUNT)
     at = row_ptr[:, None] + column[None, :]
     if FIRST + COUNT > WIDTH:

@@ -15,14 +15,15 @@ def attend_segments(
     lengths: tuple[int, ...] | None,
     scale: float,
 ) -> Tensor:
-    """Segment by segment where the host knows them, else behind a mask, which is the same work whatever they are."""
+    """Computes segment by segment if the host knows the lengths, else with a mask, whose work is independent of the
+    segments."""
     if lengths is None:
         return _masked(q_SHW, k_SHW, v_SHW, bounds_S2, scale)
     return _split(q_SHW, k_SHW, v_SHW, lengths, scale)
 
 
 def _split(q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
-    """Neighbours of one length are attended to at once."""
+    """Adjacent segments of equal length are computed together."""
     parts, start = [], 0
     for length, run in groupby(lengths):
         count = len(list(run))
@@ -37,7 +38,7 @@ def _masked(q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, bounds_S2: Tensor, scal
     place_S = torch.arange(bounds_S2.shape[0], device=bounds_S2.device)
     start_S1, end_S1 = bounds_S2[:, :1], bounds_S2[:, 1:]
     padding_S1 = end_S1 == 0
-    # Attention to nothing is not defined: padding attends to all, and is cleared.
+    # Attention to no keys is undefined: padding attends to all keys, and its result is cleared.
     seen_SS = ((place_S >= start_S1) & (place_S < end_S1)) | padding_S1
     q, k, v = (t.transpose(0, 1)[None] for t in (q_SHW, k_SHW, v_SHW))
     attended = scaled_dot_product_attention(q, k, v, attn_mask=seen_SS, scale=scale)
