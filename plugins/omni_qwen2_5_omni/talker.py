@@ -20,8 +20,7 @@ _TEXTS = "thinker.model.embed_tokens.weight"
 
 
 class Talker(ArModel):
-    """Prompt columns: text and code of each position, or `NONE`, whose embeddings are added. Text embeddings are the
-    thinker's.
+    """Prompt columns: text and code of each position, or `NONE`, added as embeddings. Texts use the thinker's.
 
     Multimodal embeddings `hidden`: the thinker's hidden states `[n, thinker width]`, which are added too. A step is
     conditioned by a hidden state, or by the text id in the step's column. num_texts: 2 plus the number of voices.

@@ -12,8 +12,7 @@ from omni_qwen2_5_omni.config import OmniConfig, read_config
 class Thinker(TextModel):
     """Multimodal embeddings: `audio` and `image`, tensor `embeddings` `[n, D]`.
 
-    Payload: each token's part of the talker's input, the final hidden state plus, except for media, the input
-    embedding.
+    Payload: each token's part of the talker's input, the final hidden state plus, except for media, its embedding.
     """
 
     def __init__(self, config: OmniConfig, *, device: torch.device, dtype: torch.dtype) -> None:

@@ -23,8 +23,7 @@ from omni_vocoder.streaming import StreamingVocoder
 
 
 class Code2Wav(StreamingVocoder):
-    """Parameters have the published names below `code2wav.`. config: that of config.json. window: window of its
-    attention layers.
+    """Parameters have the published names below `code2wav.`. config: of config.json. window: of attention.
 
     As released, a frame has 1920 samples (12.5 frames per second), and the last 555 depend on the next frame.
     """

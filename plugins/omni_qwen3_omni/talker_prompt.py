@@ -62,13 +62,12 @@ def talker_args(config: OmniConfig, chat: EncodedChat, voice: str) -> TalkerPlan
         per_second=config.position_id_per_seconds,
     )
     places = np.flatnonzero(media)
+    hidden = Placeholder(name="hidden", index=0, positions=places, key=chat.prefix_key())
     prompt = Prompt(
         columns=np.stack([text, codec]).astype(np.int64),
         positions=positions,
         next_position=next_position,
-        placeholders=(Placeholder(name="hidden", index=0, positions=places, key=chat.prefix_key()),)
-        if places.size
-        else (),
+        placeholders=(hidden,) if places.size else (),
     )
     args = TextConditioningArgs(prompt=prompt, lead=tuple(lead.tolist()), eos=config.tts_eos, pad=config.tts_pad)
     return TalkerPlan(args, kept[media])

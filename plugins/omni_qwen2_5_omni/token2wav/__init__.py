@@ -1,5 +1,4 @@
-"""Codec codes to sound: a diffusion transformer generates a mel spectrogram in blocks, and BigVGAN turns it into a
-waveform."""
+"""Codec codes to sound: a diffusion transformer generates a mel spectrogram in blocks, BigVGAN a waveform."""
 
 from omni_qwen2_5_omni.token2wav.model import Token2Wav, build
 

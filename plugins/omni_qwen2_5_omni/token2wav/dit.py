@@ -35,8 +35,7 @@ class _InputEmbedding(nn.Module):
 class DiT(BlockTransformer):
     """Parameters are named as published. config: transformers' `Qwen2_5OmniDiTConfig`.
 
-    As released, its history takes 27 MiB per row in float32, and four tenths of the weights depend on times alone and
-    are not kept.
+    As released, its history takes 27 MiB per row in float32. Weights that depend on times alone are not kept.
     """
 
     def __init__(self, config: Any, guidance: float = 0.5) -> None:
@@ -69,8 +68,7 @@ class DiT(BlockTransformer):
         return linear(noisy_BKFM.to(weight.dtype), weight[:, : self.latent_width])
 
     def voice(self, speaker_V: Tensor, reference_TM: Tensor) -> Tensor:
-        """The condition of the branches, `[U, enc_dim + enc_emb_dim]`, from a voice's embedding and its reference mel
-        spectrogram."""
+        """The condition of the branches, `[U, enc_dim + enc_emb_dim]`, from a voice's embedding and reference mel."""
         references = torch.stack((reference_TM, torch.zeros_like(reference_TM)))[: self.branches]
         speakers = torch.stack((speaker_V, torch.zeros_like(speaker_V)))[: self.branches]
         voice_UV: Tensor = torch.cat((self.input_embed.spk_encoder(references), speakers), 1)

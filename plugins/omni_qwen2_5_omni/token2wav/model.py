@@ -38,8 +38,7 @@ class Token2Wav(BlockDiffusion):
 
 
 def build(context: StageContext) -> Token2Wav:
-    """The checkpoint's model on the context's device. BigVGAN is in float32: it is little work, and its rounding is
-    audible."""
+    """The checkpoint's model on the context's device. BigVGAN is in float32: its rounding is audible."""
     options = context.options
     assert isinstance(options, DiffusionOptions)
     with torch.device(context.device.torch_device):
