@@ -42,8 +42,8 @@ from omni import Omni, SamplingParams
 from omni.utils.quiet import quiet
 from omni_qwen3_omni.tiny import write_tiny
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from support.reference import load_processor
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.support.reference import load_processor
 
 MODELS: dict[str, dict[str, Any]] = {"tiny": {"stop_gain": 0.0, "codec_stop_gain": 0.0}, "large": SHAPE}
 _TEXT = "the blue voice said a red circle was here and what you see now is it your first green square"

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
 
-from support.entry_points import REPOSITORY
-from support.patience import PATIENCE_SECONDS
+from tests.support.entry_points import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
 
 HEALED = """
 import pytest
 from omni.device.cpu import CpuDevice
-from support.faults import FaultyDevice
-from support.frame_bench import random_codes
-from support.wavemaker import Bench
+from tests.support.faults import FaultyDevice
+from tests.support.frame_bench import random_codes
+from tests.support.wavemaker import Bench
 
 def heal():
     device = FaultyDevice()
@@ -69,7 +69,7 @@ def test_what_is_run_again_fails_the_test_unless_it_plants_faults(tmp_path: Path
     shutil.copy(REPOSITORY / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_inner.py").write_text(HEALED)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n    plants_faults\n")
-    roots = [REPOSITORY, *(REPOSITORY / root for root in ("plugins", "connectors", "stages", "tests"))]
+    roots = [REPOSITORY, *(REPOSITORY / root for root in ("plugins", "connectors", "stages"))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots)), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-rA", "--tb=line", "-p", "no:randomly", "-p", "no:cacheprovider"]
     command += ["--import-mode=importlib", "test_inner.py"]

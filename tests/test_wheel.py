@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from support.entry_points import REPOSITORY
-from support.patience import PATIENCE_SECONDS
+from tests.support.entry_points import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOTS = ("omni", "plugins", "connectors", "stages")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.painter import paint_plugins
-from support.tiers import SLOW, few
 from tests.benchmarks.benchmark_script import BENCHMARKS, run_script
+from tests.support.painter import paint_plugins
+from tests.support.tiers import SLOW, few
 
 
 def test_encoders_measures_both_towers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from omni.frontend.base import Chat, Message, TextPart
 from omni.plugin import locate
 from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import SamplingParams
-from support.entry_points import REPOSITORY, entry_points_of, own_entry_points
-from support.omni_engine import Result
+from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from tests.support.omni_engine import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ TOLERANCE = 1e-4
 @cache
 def plugins() -> Plugins:
     """omni's stage kinds, the family as its pyproject names it, and a tap for codes."""
-    tap = EntryPoint("tap", "support.tap", "omni")
+    tap = EntryPoint("tap", "tests.support.tap", "omni")
     loaded = load_plugins([*own_entry_points("ar", "vocoder", "local"), *entry_points_of(HOME / "pyproject.toml"), tap])
     assert not [record.error for record in loaded.records if record.error]
     return loaded

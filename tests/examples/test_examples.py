@@ -10,9 +10,9 @@ import pytest
 import soundfile
 
 from omni import Omni
-from support.entry_points import REPOSITORY, own_entry_points
-from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, engine_threads, tiny_plugins
+from tests.support.entry_points import REPOSITORY, own_entry_points
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, engine_threads, tiny_plugins
 
 EXAMPLES = REPOSITORY / "examples"
 Run = Callable[..., str]

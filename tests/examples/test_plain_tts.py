@@ -16,8 +16,8 @@ from omni import AsyncOmni, CheckpointError, InputError, Omni, SamplingParams
 from omni.checkpoint import Checkpoint
 from omni.engine import RequestFinished, StageOutput
 from omni.tiny import write_json
-from support.entry_points import REPOSITORY
 from tests.examples.plain_speech import HOME, MOST, TEXTS, TOLERANCE, PlainSpeech, greedy, plugins, write_tiny
+from tests.support.entry_points import REPOSITORY
 
 LIMIT = 300
 """Lines of the whole family, whatever they hold."""

@@ -8,10 +8,10 @@ import torch
 
 from omni.device import SyncCheck, open_device, sync_guard
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
-from support.devices import full_float32
-from support.omni_engine import OmniEngine, Result
-from support.tiers import SLOW, few
 from tests.examples.plain_speech import MOST, TEXTS, PlainSpeech, Speech, assert_said, plugins, say, write_tiny
+from tests.support.devices import full_float32
+from tests.support.omni_engine import OmniEngine, Result
+from tests.support.tiers import SLOW, few
 
 SETTINGS: dict[str, dict[str, object]] = {
     "as shipped": {},

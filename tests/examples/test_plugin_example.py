@@ -12,7 +12,7 @@ import pytest
 from omni import InputError, Omni, SamplingParams
 from omni.plugin import locate
 from omni.plugin.manager import Plugins, load_plugins
-from support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 
 HOME = REPOSITORY / "examples" / "plugin"
 TUTORIAL = (REPOSITORY / "docs" / "plugins.md").read_text()

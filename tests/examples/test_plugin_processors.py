@@ -13,7 +13,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 from omni import InputError, Omni, SamplingParams
 from omni.plugin import locate
 from omni.plugin.manager import Plugins, load_plugins
-from support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
 
 HOME = REPOSITORY / "examples" / "plugin"
 PROMPT = "wai"

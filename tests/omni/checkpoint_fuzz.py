@@ -31,11 +31,11 @@ from transformers import AutoConfig
 
 from omni import CheckpointError, ConfigError, Omni, SamplingParams
 from omni.utils.quiet import quiet
-from support.csm_reference import tiny_csm
-from support.reference import tiny_checkpoint
-from support.tiny_omni import audio_of, picture, sound, text_of, tiny_plugins, user
-from support.tiny_qwen2_5_omni import tiny_folder
-from support.tiny_text import write_chat_model
+from tests.support.csm_reference import tiny_csm
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import audio_of, picture, sound, text_of, tiny_plugins, user
+from tests.support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_text import write_chat_model
 
 GONE = object()
 """The place is not there at all."""

@@ -7,10 +7,10 @@ from functools import cache
 
 from omni.errors import StageError
 from omni.frontend.base import Chat
-from support.faults import FaultyDevice, FaultyStirredDevice, Place, PlantedError
-from support.omni_engine import OmniEngine, Result, differences
-from support.pressure import NO_CACHE, Overrides, few_blocks, overrides
-from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from tests.support.faults import FaultyDevice, FaultyStirredDevice, Place, PlantedError
+from tests.support.omni_engine import OmniEngine, Result, differences
+from tests.support.pressure import NO_CACHE, Overrides, few_blocks, overrides
+from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 
 AR = ("thinker", "talker")
 STAGES = ("audio_encoder", "vision_encoder", *AR, "code2wav")

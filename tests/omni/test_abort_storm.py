@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from omni import AsyncOmni, Result
-from support.pressure import few_blocks, overrides
-from support.reference import tiny_checkpoint
-from support.resources import open_files, records, threads
-from support.tiers import SLOW, few
-from support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
+from tests.support.pressure import few_blocks, overrides
+from tests.support.reference import tiny_checkpoint
+from tests.support.resources import open_files, records, threads
+from tests.support.tiers import SLOW, few
+from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
 
 pytestmark = pytest.mark.thorough
 

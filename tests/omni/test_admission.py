@@ -11,7 +11,7 @@ import torch
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, OverloadedError
 from omni.payload import Payload
-from support.fake_graph import FakeGraph, FakeWorker, Note, Recorder, host
+from tests.support.fake_graph import FakeGraph, FakeWorker, Note, Recorder, host
 
 GIVEN_UP = OmniError("the client went away")
 

@@ -15,7 +15,7 @@ import torch
 
 from omni import Omni, Output, SamplingParams
 from omni.errors import InputError, OmniError, StageError
-from support.echo_family import BREAK, GATES, RATE, SAMPLES, echo_model, echo_plugins, eventually, pitch
+from tests.support.echo_family import BREAK, GATES, RATE, SAMPLES, echo_model, echo_plugins, eventually, pitch
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 

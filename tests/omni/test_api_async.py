@@ -9,8 +9,8 @@ import pytest
 
 from omni import AsyncOmni, SamplingParams
 from omni.errors import InputError, StageError
-from support.echo_family import BREAK, GATES, echo_model, echo_plugins
-from support.patience import PATIENCE_SECONDS
+from tests.support.echo_family import BREAK, GATES, echo_model, echo_plugins
+from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 Test = Callable[[AsyncOmni], Coroutine[Any, Any, None]]

@@ -12,9 +12,9 @@ import pytest
 
 from omni import Omni, Output, SamplingParams
 from omni.errors import CheckpointError, ConfigError, StageError
-from support.echo_family import EXPLODE, GATES, echo_model, echo_plugins, eventually
-from support.entry_points import REPOSITORY
-from support.patience import PATIENCE_SECONDS
+from tests.support.echo_family import EXPLODE, GATES, echo_model, echo_plugins, eventually
+from tests.support.entry_points import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.thorough
 
@@ -112,9 +112,9 @@ def test_a_stream_keeps_its_model(model: Path) -> None:
 def test_an_open_model_does_not_hang_the_interpreter(model: Path) -> None:
     program = f"""
 import sys
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
+sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
 from omni import Omni, Output, SamplingParams
-from support.echo_family import echo_plugins
+from tests.support.echo_family import echo_plugins
 omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
 stream = omni.generate("abc", sampling=SamplingParams(max_tokens=10**9))
 print(next(stream).index)

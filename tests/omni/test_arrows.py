@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.entry_points import REPOSITORY, own_entry_points
-from support.patience import PATIENCE_SECONDS
+from tests.support.entry_points import REPOSITORY, own_entry_points
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOTS = {"omni": REPOSITORY / "omni"} | {name: REPOSITORY / name for name in ("stages", "connectors", "plugins")}
 OFFERED = {

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omni import CheckpointError, ConfigError, Omni
-from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, Bystander, tiny_plugins
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, Bystander, tiny_plugins
 
 SHARD = "model-00002-of-00003.safetensors"
 INDEX = "model.safetensors.index.json"

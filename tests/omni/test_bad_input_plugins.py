@@ -8,9 +8,9 @@ from textwrap import dedent
 import pytest
 
 from omni import CheckpointError, ConfigError, Omni, OmniError, PluginError
-from support.entry_points import own_entry_points
-from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, lengths
+from tests.support.entry_points import own_entry_points
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, lengths
 
 QWEN = ("ar", "encoder", "vocoder", "local", "qwen3_omni")
 BROKEN = "raise RuntimeError('no licence')"

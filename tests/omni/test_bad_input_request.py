@@ -12,8 +12,8 @@ import soundfile
 from PIL import Image
 
 from omni import InputError, Omni, SamplingParams
-from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, Bystander, assert_freed, lengths, picture, tiny_plugins, user
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, Bystander, assert_freed, lengths, picture, tiny_plugins, user
 
 THREE_HOURS = 3 * 3600
 AUDIO, IMAGE = "messages[0].content[0].input_audio", "messages[0].content[0].image_url"

@@ -8,7 +8,7 @@ import pytest
 from omni.device import Graph, Launch, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.tiny_text import TextEngine, write_text_model
 
 
 class Refusing(CpuDevice):

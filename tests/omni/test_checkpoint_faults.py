@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from omni import CheckpointError, ConfigError, Omni
-from support.tiny_omni import tiny_plugins
 from tests.omni.checkpoint_fuzz import FAMILIES, VALUES, Fault, faults, spoil, verdict
+from tests.support.tiny_omni import tiny_plugins
 
 pytestmark = pytest.mark.thorough
 

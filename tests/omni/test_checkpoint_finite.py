@@ -12,8 +12,8 @@ from omni import Omni
 from omni.checkpoint import Checkpoint, Destination, StackedWeights, load_module
 from omni.checkpoint.finite import check_finite
 from omni.errors import CheckpointError
-from support.tiny_omni import tiny_plugins
-from support.tiny_text import write_chat_model
+from tests.support.tiny_omni import tiny_plugins
+from tests.support.tiny_text import write_chat_model
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -12,11 +12,11 @@ from omni.checkpoint import Checkpoint
 from omni.checkpoint.limits import check_counts
 from omni.engine import resolve_pipeline
 from omni.errors import CheckpointError
-from support.csm_reference import tiny_csm
-from support.reference import tiny_checkpoint
-from support.tiny_omni import tiny_plugins
-from support.tiny_qwen2_5_omni import tiny_folder
-from support.tiny_text import write_text_model
+from tests.support.csm_reference import tiny_csm
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import tiny_plugins
+from tests.support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_text import write_text_model
 
 ABSURD = 2**40
 

@@ -13,7 +13,7 @@ from omni.checkpoint import stream
 from omni.checkpoint.spans import WeightSpan
 from omni.device.cpu import CpuDevice
 from omni.errors import CheckpointError
-from support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.thorough
 

@@ -18,13 +18,13 @@ from typer.testing import CliRunner, Result
 import omni
 from omni.cli import app
 from omni.errors import InputError
-from support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPLES, echo_model
-from support.echo_plugin import POINT
-from support.entry_points import REPOSITORY, own_entry_points
-from support.patience import PATIENCE_SECONDS
-from support.resources import no_file_over
+from tests.support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPLES, echo_model
+from tests.support.echo_plugin import POINT
+from tests.support.entry_points import REPOSITORY, own_entry_points
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.resources import no_file_over
 
-ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]
+ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +238,7 @@ def test_plugins_as_json() -> None:
     records = {record["name"]: record for record in json.loads(call("plugins", "--json").stdout)}
     assert records["local"]["registered"] == ["connector local"]
     assert records["local"]["error"] is None
-    assert records["echo"]["module"] == "support.echo_plugin"
+    assert records["echo"]["module"] == "tests.support.echo_plugin"
     assert records["broken"]["error"].startswith("Traceback")
 
 
@@ -247,7 +247,7 @@ def test_plugins_needs_no_torch() -> None:
 import sys
 sys.path[:0] = {ROOTS}
 from omni.plugin import manager
-from support.entry_points import own_entry_points
+from tests.support.entry_points import own_entry_points
 manager.entry_points = lambda group: own_entry_points()
 from omni.cli import app
 app(["plugins"], standalone_mode=False)
@@ -349,8 +349,8 @@ def test_on_a_terminal_the_audio_is_counted_after_the_text(model: str, tmp_path:
 import sys
 sys.path[:0] = {ROOTS}
 from omni.plugin import manager
-from support.echo_plugin import POINT
-from support.entry_points import own_entry_points
+from tests.support.echo_plugin import POINT
+from tests.support.entry_points import own_entry_points
 manager.entry_points = lambda group: [POINT, *own_entry_points("local")]
 from omni.cli import app
 app(["run", {model!r}, "he\\nllo", "--out", {str(out)!r}, "--device", "cpu"])
@@ -376,8 +376,8 @@ def test_a_reader_that_goes_away_is_no_error(model: str) -> None:
 import os, sys
 sys.path[:0] = {ROOTS}
 from omni.plugin import manager
-from support.echo_plugin import POINT
-from support.entry_points import own_entry_points
+from tests.support.echo_plugin import POINT
+from tests.support.entry_points import own_entry_points
 manager.entry_points = lambda group: [POINT, *own_entry_points("local")]
 from omni.cli import app
 app(["run", {model!r}, "hello", "--max-tokens", "1000000000", "--device", "cpu"])

@@ -14,9 +14,9 @@ from omni.cli import app
 from omni.config import Layer, read_config
 from omni.engine import EngineOptions, engine_options
 from omni.errors import OverloadedError
-from support.echo_family import echo_model, echo_plugins
-from support.echo_plugin import POINT
-from support.entry_points import own_entry_points
+from tests.support.echo_family import echo_model, echo_plugins
+from tests.support.echo_plugin import POINT
+from tests.support.entry_points import own_entry_points
 
 
 @pytest.fixture(autouse=True)

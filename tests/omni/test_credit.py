@@ -5,7 +5,16 @@ from omni.device import COMPLETED, Stream
 from omni.engine.route import Credit
 from omni.pipeline import Edge
 from omni.stage import Feed, Pause, Resume
-from support.fake_graph import CountingConnector, FakeGraph, FakeWorker, Scripted, always, fake_pipeline, host, lent
+from tests.support.fake_graph import (
+    CountingConnector,
+    FakeGraph,
+    FakeWorker,
+    Scripted,
+    always,
+    fake_pipeline,
+    host,
+    lent,
+)
 
 EDGE = "writer->speaker"
 BOTH = ("text", "audio")

@@ -22,7 +22,7 @@ from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_local.connector import LocalConnector
-from support.fake_graph import fake_stage
+from tests.support.fake_graph import fake_stage
 
 # Stage workers that do what a test decides, and an engine of them in which every payload can be followed.
 

@@ -7,7 +7,7 @@ import torch
 from omni.device import COMPLETED, Device, HostRing, Launch, SharedRing, open_device
 from omni.device.cpu import CpuDevice
 from omni.errors import ConfigError
-from support.devices import QueuedDevice
+from tests.support.devices import QueuedDevice
 
 
 def add_one(rows: torch.Tensor) -> None:

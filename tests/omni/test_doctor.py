@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from omni.cli import app
 from omni_encoder.options import EncoderOptions
 from omni_qwen3_omni.tiny import write_tiny
-from support.entry_points import own_entry_points
-from support.tiny_text import write_text_model
+from tests.support.entry_points import own_entry_points
+from tests.support.tiny_text import write_text_model
 
 INDEX = "model.safetensors.index.json"
 

@@ -10,9 +10,9 @@ import pytest
 
 from omni.cli.doctor.model import check_model
 from omni.cli.options import Choices
-from support.tiers import chosen
-from support.tiny_omni import tiny_plugins
 from tests.omni.checkpoint_fuzz import chat_folder
+from tests.support.tiers import chosen
+from tests.support.tiny_omni import tiny_plugins
 
 INDEX = "model.safetensors.index.json"
 

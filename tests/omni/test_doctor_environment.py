@@ -16,8 +16,8 @@ from packaging.version import Version
 from omni.cli.doctor import devices, environment, versions
 from omni.cli.doctor.check import Check
 from omni.version import __version__
-from support.entry_points import REPOSITORY
-from support.patience import PATIENCE_SECONDS
+from tests.support.entry_points import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
 
 NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda numbers: ".".join(map(str, numbers)))
 

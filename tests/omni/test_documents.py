@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 DOCUMENTS = [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]

@@ -4,8 +4,8 @@ import threading
 
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.errors import OmniError
-from support.fake_graph import FakeGraph, Recorder, host, lent
-from support.patience import PATIENCE_SECONDS
+from tests.support.fake_graph import FakeGraph, Recorder, host, lent
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Waiting(Recorder):

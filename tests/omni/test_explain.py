@@ -23,9 +23,9 @@ from omni.frontend.options import FrontendOptions
 from omni.media.options import MediaOptions
 from omni.plugin.manager import load_plugins
 from omni_qwen3_omni.tiny import write_tiny
-from support.echo_family import EchoKind, echo_model
-from support.echo_plugin import POINT
-from support.entry_points import own_entry_points
+from tests.support.echo_family import EchoKind, echo_model
+from tests.support.echo_plugin import POINT
+from tests.support.entry_points import own_entry_points
 
 pytestmark = pytest.mark.thorough
 

@@ -8,10 +8,10 @@ import pytest
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
-from support.faults import PlantedError
-from support.resources import records
-from support.tiers import few
 from tests.omni.fault_bench import AR, CHATS, STAGES, FaultBench, assert_named, bench, failures
+from tests.support.faults import PlantedError
+from tests.support.resources import records
+from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
 

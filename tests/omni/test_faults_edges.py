@@ -13,12 +13,12 @@ from omni.engine import EngineOutput, Plan
 from omni.payload import Payload
 from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni_local.connector import LocalConnector, LocalPending
-from support.faults import Faults, planted
-from support.omni_engine import GIVEN_UP, OmniEngine, Result
-from support.pressure import overrides
-from support.reference import tiny_checkpoint
-from support.tiers import few
 from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
+from tests.support.faults import Faults, planted
+from tests.support.omni_engine import GIVEN_UP, OmniEngine, Result
+from tests.support.pressure import overrides
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
 

@@ -8,9 +8,9 @@ import pytest
 from omni import Omni, Result
 from omni.frontend.text import IncrementalDecoder
 from omni_qwen3_omni.frontend import OmniFrontend
-from support.faults import Faults, planted
-from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
+from tests.support.faults import Faults, planted
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, tiny_plugins, user
 
 pytestmark = pytest.mark.thorough
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni.utils.files import filling, is_special, replacing, why_not
-from support.resources import no_file_over
+from tests.support.resources import no_file_over
 
 
 def tree(folder: Path) -> dict[str, bytes]:

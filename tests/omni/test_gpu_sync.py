@@ -11,13 +11,13 @@ from omni.device import Device, SyncCheck, open_device, sync_guard
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.payload import Payload
 from omni.sampling import SamplingParams
-from support.ar_driver import plain_prompt
-from support.csm_reference import speak, tiny_csm, turn
-from support.devices import no_synchronization
-from support.omni_engine import CHATS, SHAPES, OmniEngine
-from support.patience import PATIENCE_SECONDS
-from support.reference import tiny_checkpoint
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.ar_driver import plain_prompt
+from tests.support.csm_reference import speak, tiny_csm, turn
+from tests.support.devices import no_synchronization
+from tests.support.omni_engine import CHATS, SHAPES, OmniEngine
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_text import TextEngine, write_text_model
 
 pytestmark = pytest.mark.thorough
 

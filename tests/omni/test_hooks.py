@@ -14,7 +14,7 @@ import pytest
 from omni import hookspecs
 from omni.plugin import ConnectorEntry, LogitsProcessorEntry, ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins, load_plugins
-from support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY
 
 SPEC = f"{hookspecs.GROUP}_spec"
 """The attribute that pluggy's marker leaves on a specification."""

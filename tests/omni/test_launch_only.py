@@ -9,7 +9,7 @@ import torch
 from omni.device import Event, Stream
 from omni.device.cpu import CpuDevice
 from omni.testing.launch_guard import LaunchGuard
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.tiny_text import TextEngine, write_text_model
 
 SAMPLINGS: tuple[dict[str, object], ...] = (
     {},

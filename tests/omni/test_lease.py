@@ -12,7 +12,7 @@ from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
 from omni.stage import Feed, Lease, Produced
 from omni_local.connector import LocalConnector
-from support.fake_graph import CountingConnector, FakeGraph, Note, lent
+from tests.support.fake_graph import CountingConnector, FakeGraph, Note, lent
 
 PAGES = torch.zeros(2, 4, 3)
 EDGE = "writer->speaker"

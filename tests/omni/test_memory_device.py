@@ -10,7 +10,7 @@ from omni.device import AllocationCount, Device, open_device
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
 from omni.stage import module_bytes
-from support.devices import QueuedDevice
+from tests.support.devices import QueuedDevice
 
 KIB = 1024
 

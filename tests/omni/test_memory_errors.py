@@ -13,10 +13,10 @@ from omni.device.cpu import CpuDevice, CpuStream
 from omni.engine import load_stages, resolve_pipeline
 from omni.errors import ConfigError
 from omni.stage import memory_errors
-from support.reference import tiny_checkpoint
-from support.tiny_omni import tiny_plugins
-from support.tiny_qwen2_5_omni import tiny_folder
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import tiny_plugins
+from tests.support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_text import TextEngine, write_text_model
 
 MEMORY = 10**9
 LARGER = "or take a device with more memory free"

@@ -16,9 +16,9 @@ from omni_qwen3_omni.encoders import build_audio, build_vision
 from omni_qwen3_omni.tiny import write_tiny
 from omni_vocoder.loaded import LoadedVocoder
 from omni_vocoder.options import VocoderOptions
-from support.fake_graph import FakeWorker
-from support.tower import Tower, encode
-from support.wavemaker import WaveMaker
+from tests.support.fake_graph import FakeWorker
+from tests.support.tower import Tower, encode
+from tests.support.wavemaker import WaveMaker
 
 
 @pytest.fixture(scope="module")

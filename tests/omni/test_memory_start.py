@@ -17,9 +17,9 @@ from omni.errors import ConfigError
 from omni.stage import LoadedStage
 from omni_ar.loaded import LoadedAr
 from omni_qwen3_omni.tiny import write_tiny
-from support.omni_engine import OmniEngine, in_tree_plugins
-from support.reference import chat, picture, sound
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.omni_engine import OmniEngine, in_tree_plugins
+from tests.support.reference import chat, picture, sound
+from tests.support.tiny_text import TextEngine, write_text_model
 
 pytestmark = pytest.mark.thorough
 

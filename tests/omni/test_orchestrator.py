@@ -8,7 +8,7 @@ from omni.device import Event, Stream
 from omni.engine import EngineRequest, RequestFinished
 from omni.errors import OmniError, StageError
 from omni.payload import Payload
-from support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent
+from tests.support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent
 
 BOTH = ("text", "audio")
 GIVEN_UP = OmniError("the client went away")

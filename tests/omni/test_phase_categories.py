@@ -13,7 +13,7 @@ import omni_encoder.kind
 import omni_vocoder.kind
 from omni.device import PhaseCategory, category_of, declare_categories
 from omni_ar.categories import HAND_OVER
-from support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY
 
 DECLARED = {
     "stages/omni_ar": omni_ar.kind.CATEGORIES,

@@ -12,8 +12,8 @@ from omni.errors import ConfigError, PluginError
 from omni.pipeline import Edge, Output, Pipeline, Stage, validate
 from omni.plugin.manager import load_plugins
 from omni_ar.options import ArOptions
-from support.entry_points import own_entry_points
-from support.fake_graph import Note
+from tests.support.entry_points import own_entry_points
+from tests.support.fake_graph import Note
 
 OMNI = [("audio", "thinker"), ("vision", "thinker"), ("thinker", "talker"), ("talker", "voice")]
 TEXT_AND_AUDIO = {"text": "thinker", "audio": "voice"}

@@ -12,7 +12,7 @@ from omni.checkpoint import Checkpoint
 from omni.engine import resolve_pipeline
 from omni.errors import CheckpointError, PluginError
 from omni.plugin.manager import Plugins, load_plugins
-from support.entry_points import own_entry_points
+from tests.support.entry_points import own_entry_points
 
 HEAD = """
 from omni.hookspecs import hookimpl

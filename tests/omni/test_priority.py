@@ -6,8 +6,8 @@ import pytest
 
 from omni.api import Omni
 from omni.errors import InputError
-from support.echo_family import echo_model, echo_plugins
-from support.fake_graph import FakeGraph
+from tests.support.echo_family import echo_model, echo_plugins
+from tests.support.fake_graph import FakeGraph
 
 
 def test_the_lowest_priority_is_admitted_first_then_the_oldest() -> None:

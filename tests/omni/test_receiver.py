@@ -12,8 +12,8 @@ from torch import Tensor
 from omni.device import COMPLETED, Event, PhaseCategory, category_of
 from omni.payload import PageSlice
 from omni.stage import PayloadReceiver, Transfer, as_matrix
-from support.devices import QueuedDevice
-from support.faults import LateFaultyDevice, write_over
+from tests.support.devices import QueuedDevice
+from tests.support.faults import LateFaultyDevice, write_over
 
 WIDTH, BLOCKS, BLOCK = 6, 4, 5
 WORDS = 4000

@@ -11,7 +11,7 @@ from omni.engine import RequestFinished
 from omni.errors import InputError
 from omni.payload import Payload
 from omni.stage import Ended
-from support.fake_graph import FakeGraph, Scripted, always, host, lent
+from tests.support.fake_graph import FakeGraph, Scripted, always, host, lent
 
 EDGE = "writer->speaker"
 BOTH = ("text", "audio")

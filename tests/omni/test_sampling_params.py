@@ -13,7 +13,7 @@ from omni.config import Layer, overlay
 from omni.errors import InputError
 from omni.sampling import GREEDY, PARAMETERS, SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
-from support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY
 
 AS_READ = SamplingParams(stop=("a",), bad_words=("x",), top_k=0, code_top_k=0)
 AS_WRITTEN: dict[str, Any] = {"stop": "a", "bad_words": "x", "top_k": -1, "code_top_k": -1}

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from omni import AsyncOmni, Output, StageError
-from support.pressure import few_blocks, overrides
-from support.reference import tiny_checkpoint
-from support.resources import open_files, records, resident_bytes, threads
-from support.tiny_omni import SHAPE, assert_freed, lengths, picture, sound, tiny_plugins, user
+from tests.support.pressure import few_blocks, overrides
+from tests.support.reference import tiny_checkpoint
+from tests.support.resources import open_files, records, resident_bytes, threads
+from tests.support.tiny_omni import SHAPE, assert_freed, lengths, picture, sound, tiny_plugins, user
 
 pytestmark = pytest.mark.thorough
 

@@ -7,7 +7,7 @@ import torch
 from omni.device import SyncCheck
 from omni.device.meta import MetaDevice
 from omni.device.sync import SyncError, sync_guard
-from support.devices import QueuedDevice
+from tests.support.devices import QueuedDevice
 
 
 def test_a_peak_may_be_waited_for_and_is_that_of_work_that_is_over():

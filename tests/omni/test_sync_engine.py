@@ -14,9 +14,9 @@ from omni.errors import ConfigError, SyncError
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni_ar.layers.text_model import TextModel
-from support.ar_driver import plain_prompt
-from support.patience import PATIENCE_SECONDS
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.ar_driver import plain_prompt
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiny_text import TextEngine, write_text_model
 
 SAMPLINGS: tuple[dict[str, object], ...] = (
     {},

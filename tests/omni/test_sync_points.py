@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni.device import SyncPoint
-from support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY
 
 ROOTS = ("omni", "stages", "connectors", "plugins", "examples/plugin")
 LIST = REPOSITORY / "omni" / "device" / "sync_points.py"

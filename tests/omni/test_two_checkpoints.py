@@ -13,10 +13,10 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from omni import InputError, Omni, Result, SamplingParams, StageError
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
-from support.echo_family import eventually
-from support.reference import tiny_checkpoint
-from support.tiers import SLOW, few
-from support.tiny_omni import (
+from tests.support.echo_family import eventually
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiers import SLOW, few
+from tests.support.tiny_omni import (
     SHAPE,
     assert_freed,
     assert_like,

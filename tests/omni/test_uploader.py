@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.device import Uploader
-from support.devices import QueuedDevice
+from tests.support.devices import QueuedDevice
 
 
 @given(st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=6), min_size=1, max_size=5))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY
 
 LIMIT = 900
 """Lines of a family's own code, whatever they hold."""

@@ -15,9 +15,9 @@ from omni.frontend.messages import parse_messages
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
 from omni_encoder.inputs import MediaItem
-from support.csm_reference import tiny_csm
-from support.reference import tiny_checkpoint
-from support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.csm_reference import tiny_csm
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 SOUND = {"type": "input_audio", "input_audio": np.zeros(8000, np.float32)}
 PICTURE = {"type": "image_url", "image_url": {"url": np.zeros((56, 84, 3), np.uint8)}}

@@ -13,9 +13,9 @@ from omni_ar.options import ArOptions
 from omni_csm.pipeline import pipeline as csm
 from omni_qwen2_5_omni.pipeline import pipeline as qwen2_5_omni
 from omni_qwen3_omni.pipeline import pipeline as qwen3_omni
-from support.csm_reference import tiny_csm
-from support.reference import tiny_checkpoint
-from support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.csm_reference import tiny_csm
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from mutants.record import Record
 from mutants.report import print_report, read_equivalent
 from mutants.verdicts import Verdict, Verdicts, is_settled
 
-from support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 CODE = '''

@@ -22,7 +22,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.runner import Runner, SourceFactory
 from omni_ar.run.worker import ArWorker
-from support.stage_driver import SOURCE, StageDriver
+from tests.support.stage_driver import SOURCE, StageDriver
 
 TEXT = "text"
 """The edge that conditioning of a codec model comes over."""

@@ -28,10 +28,10 @@ from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from omni_frames import CodeFrames
 from omni_vocoder.options import VocoderOptions
-from support.entry_points import own_entry_points
-from support.small_codec import GROUPS, SmallCodec
-from support.tap import CodesChunk
-from support.wavemaker import WaveMaker
+from tests.support.entry_points import own_entry_points
+from tests.support.small_codec import GROUPS, SmallCodec
+from tests.support.tap import CodesChunk
+from tests.support.wavemaker import WaveMaker
 
 # Stage kind `"frame_clerk"`: reads code frames in host memory, one of each request in a tick. It touches no device.
 
@@ -119,7 +119,7 @@ class FrameClerkKind:
 SPEAKER, VOICE, ECHO, CLERK = "speaker", "voice", "echo", "clerk"
 _WHOLE = 64
 """Frames, more than a request has. Stages that keep rows to the end need credit for all of it, or each waits for the other."""
-_HERE = "support.codec_family"
+_HERE = "tests.support.codec_family"
 
 
 def write_checkpoint(folder: Path, credit: int = 8) -> Path:
@@ -205,4 +205,4 @@ def omni_model_families() -> Sequence[ModelFamily]:
 
 @hookimpl
 def omni_stage_kinds() -> Sequence[StageKindEntry]:
-    return [StageKindEntry(name="frame_clerk", kind="support.codec_family:FrameClerkKind")]
+    return [StageKindEntry(name="frame_clerk", kind="tests.support.codec_family:FrameClerkKind")]

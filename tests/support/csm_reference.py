@@ -33,7 +33,7 @@ from omni.sampling import SamplingParams
 from omni.utils.quiet import quiet
 from omni_ar.sampling import gumbel
 from omni_csm.tiny import write_tiny
-from support.reference import sound
+from tests.support.reference import sound
 
 _RATE = 24000
 SPEECH = frozenset({"audio"})

@@ -26,9 +26,9 @@ from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
-from support.echo_plugin import POINT
-from support.entry_points import own_entry_points
-from support.patience import PATIENCE_SECONDS
+from tests.support.echo_plugin import POINT
+from tests.support.entry_points import own_entry_points
+from tests.support.patience import PATIENCE_SECONDS
 
 BREAK = "\x18"
 """The writer fails for a request that comes to this character."""
@@ -72,15 +72,15 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 def pipeline(checkpoint: Checkpoint) -> Pipeline:
     speaks = checkpoint.config["speaks"]
-    writer = Stage(name="writer", kind="echo", model="support.echo_family:Prompt", options=EchoOptions())
-    singer = Stage(name="singer", kind="tone", model="support.echo_family:Prompt", options=EchoOptions())
+    writer = Stage(name="writer", kind="echo", model="tests.support.echo_family:Prompt", options=EchoOptions())
+    singer = Stage(name="singer", kind="tone", model="tests.support.echo_family:Prompt", options=EchoOptions())
     text, audio = Output(modality="text", stage="writer"), Output(modality="audio", stage="singer")
     return Pipeline(
         family="echo",
         stages=(writer, singer) if speaks else (writer,),
         edges=(Edge(producer="writer", consumer="singer"),) if speaks else (),
         outputs=(text, audio) if speaks else (text,),
-        frontend="support.echo_family:EchoFrontend",
+        frontend="tests.support.echo_family:EchoFrontend",
     )
 
 

@@ -6,8 +6,8 @@ from importlib.metadata import EntryPoint
 from omni.hookspecs import hookimpl
 from omni.plugin.entries import ModelFamily, StageKindEntry
 
-POINT = EntryPoint("echo", "support.echo_plugin", "omni")
-_REST = "support.echo_family"
+POINT = EntryPoint("echo", "tests.support.echo_plugin", "omni")
+_REST = "tests.support.echo_family"
 
 
 @hookimpl

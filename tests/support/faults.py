@@ -17,8 +17,8 @@ from omni.payload import PageSlice
 from omni.stage import Failed, StageWorker
 from omni.testing import SimulatedDevice, Simulation
 from omni.testing.simulation import SimulatedStream
-from support.devices import StirredDevice
-from support.frame_bench import PAGE, POISON, FrameBench, frames
+from tests.support.devices import StirredDevice
+from tests.support.frame_bench import PAGE, POISON, FrameBench, frames
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
 from omni.stage import Done, StageWorker
 from omni_frames import CodeFrames, FrameModel
-from support.devices import QueuedDevice
-from support.stage_driver import StageDriver
+from tests.support.devices import QueuedDevice
+from tests.support.stage_driver import StageDriver
 
 POISON = 999
 """A code that models of tests cannot stand. Pages hold it where nothing was written."""

@@ -17,7 +17,7 @@ from omni_ar.layers import DecoderConfig
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt
+from tests.support.ar_driver import ArDriver, plain_prompt
 
 # Log-probabilities that a model gives known tokens, in prefill and in decode steps.
 

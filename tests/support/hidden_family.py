@@ -19,13 +19,13 @@ from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins, load_plugins
 from omni.stage import StageContext
 from omni_ar.options import ArOptions
-from support.entry_points import own_entry_points
-from support.hidden_model import HiddenText, ReadOut
-from support.hidden_reader import ClerkOptions, ReaderOptions
+from tests.support.entry_points import own_entry_points
+from tests.support.hidden_model import HiddenText, ReadOut
+from tests.support.hidden_reader import ClerkOptions, ReaderOptions
 
 WRITER, READER, CLERK = "writer", "reader", "clerk"
 MODALITIES = {READER: "read", CLERK: "filed"}
-_HERE = "support.hidden_family"
+_HERE = "tests.support.hidden_family"
 
 
 def write_checkpoint(
@@ -75,7 +75,9 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
 
 def _edge(reader: str, credit: int) -> Edge:
     memory: Memory = "host" if reader == CLERK else "device"
-    return Edge(producer=WRITER, consumer=reader, adapter="support.hidden_model:ToReader", credit=credit, memory=memory)
+    return Edge(
+        producer=WRITER, consumer=reader, adapter="tests.support.hidden_model:ToReader", credit=credit, memory=memory
+    )
 
 
 def model_of(checkpoint: Checkpoint) -> HiddenText:
@@ -112,6 +114,6 @@ def omni_model_families() -> Sequence[ModelFamily]:
 @hookimpl
 def omni_stage_kinds() -> Sequence[StageKindEntry]:
     return [
-        StageKindEntry(name="hidden_reader", kind="support.hidden_reader:ReaderKind"),
-        StageKindEntry(name="hidden_clerk", kind="support.hidden_reader:ClerkKind"),
+        StageKindEntry(name="hidden_reader", kind="tests.support.hidden_reader:ReaderKind"),
+        StageKindEntry(name="hidden_clerk", kind="tests.support.hidden_reader:ClerkKind"),
     ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from omni.payload import Payload
 from omni_ar.inputs import PromptHidden, TokenHidden
 from omni_ar.model import ArShape, Batch
-from support.small_text import WIDTH, SmallText, random_matrix
+from tests.support.small_text import WIDTH, SmallText, random_matrix
 
 # A small text model that emits a hidden state of any width for every token, and the same states computed the long way.
 #

@@ -31,7 +31,7 @@ from omni.stage import (
     StageUsage,
     build_model,
 )
-from support.hidden_model import NUMBERS, HiddenRows, Reading, ReadOut
+from tests.support.hidden_model import NUMBERS, HiddenRows, Reading, ReadOut
 
 _MAX_IN_FLIGHT = 2
 

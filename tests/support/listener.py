@@ -28,11 +28,11 @@ from omni.stage import StageContext
 from omni_ar.inputs import Prompt, StepInputs, TokenHidden
 from omni_ar.model import ArShape, NextTokens
 from omni_ar.options import ArOptions
-from support.ar_driver import plain_prompt
-from support.entry_points import own_entry_points
-from support.hidden_model import HiddenText, Reading
-from support.small_text import WIDTH, SmallText, random_matrix
-from support.tap import CodesChunk
+from tests.support.ar_driver import plain_prompt
+from tests.support.entry_points import own_entry_points
+from tests.support.hidden_model import HiddenText, Reading
+from tests.support.small_text import WIDTH, SmallText, random_matrix
+from tests.support.tap import CodesChunk
 
 TEXTS = 23
 
@@ -100,7 +100,7 @@ WRITER, LISTENER = "writer", "listener"
 TEXT, ANSWER = "text", "answer"
 PAD = 2
 _WIDTH = 40
-_HERE = "support.listener"
+_HERE = "tests.support.listener"
 
 
 class ListenArgs(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
 from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
-from support.hidden_model import Reading
-from support.tap import CodesChunk
+from tests.support.hidden_model import Reading
+from tests.support.tap import CodesChunk
 
 BLOCK = 2
 """Tokens of a block: so few that every row soon wants another."""

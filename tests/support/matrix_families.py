@@ -26,13 +26,13 @@ from omni_ar.options import ArOptions
 from omni_ar.processors import HistoryProcessor
 from omni_ar.text_conditioning import TextConditioningArgs
 from omni_text.frontend import build as build_text_frontend
-from support.ar_driver import plain_prompt
-from support.entry_points import own_entry_points
-from support.matrix import GREEDY, SAMPLED, Family, blocks_for_one
-from support.matrix_run import arguments
-from support.reference import Answer, chat, picture, reference_of, sound, tiny_checkpoint
-from support.tap import with_tap
-from support.tiny_text import write_chat_model
+from tests.support.ar_driver import plain_prompt
+from tests.support.entry_points import own_entry_points
+from tests.support.matrix import GREEDY, SAMPLED, Family, blocks_for_one
+from tests.support.matrix_run import arguments
+from tests.support.reference import Answer, chat, picture, reference_of, sound, tiny_checkpoint
+from tests.support.tap import with_tap
+from tests.support.tiny_text import write_chat_model
 
 
 class Unrepeated:
@@ -63,7 +63,7 @@ class NoRepeat(HistoryProcessor):
 
 @hookimpl
 def omni_logits_processors() -> Sequence[LogitsProcessorEntry]:
-    return [LogitsProcessorEntry(name="no_repeat", processor="support.matrix_families:NoRepeat")]
+    return [LogitsProcessorEntry(name="no_repeat", processor="tests.support.matrix_families:NoRepeat")]
 
 
 # The text family in the matrix: a tiny Qwen3 with a tokenizer.
@@ -79,7 +79,7 @@ _QUESTIONS = (
 
 def matrix_plugins(*points: EntryPoint) -> Plugins:
     """The plugins at `points` and the matrix's own processors."""
-    plugins = load_plugins([*points, EntryPoint("matrix", "support.matrix_families", "omni")])
+    plugins = load_plugins([*points, EntryPoint("matrix", "tests.support.matrix_families", "omni")])
     for record in plugins.records:
         assert record.error is None, record.error
     return plugins
@@ -151,7 +151,7 @@ class OmniFamily(Family):
         self.folder = folder
         self._checkpoint = Checkpoint(folder)
         own = own_entry_points("ar", "encoder", "local", *kinds)
-        self._plugins = matrix_plugins(*own, EntryPoint("tap", "support.tap", "omni"))
+        self._plugins = matrix_plugins(*own, EntryPoint("tap", "tests.support.tap", "omni"))
         self.pipeline = resolve_pipeline(self._checkpoint, self._plugins).pipeline
         frontend = build_frontend(self.pipeline, self._checkpoint)
         vocabulary = frontend.vocabulary()

@@ -24,8 +24,8 @@ from omni.sampling import HostLogitsProcessor, SamplingParams
 from omni.testing import SimulatedDevice
 from omni.testing.simulation import SimulatedStream
 from omni_ar.sampling import gumbel
-from support.matrix import GREEDY, LEFT, SEEDED, Cell, Family, Told
-from support.sampler_bench import reference_logits, reference_warp
+from tests.support.matrix import GREEDY, LEFT, SEEDED, Cell, Family, Told
+from tests.support.sampler_bench import reference_logits, reference_warp
 
 _SLOW = 3e-4
 """Mean seconds of a phase: the host launches dozens meanwhile."""

@@ -28,18 +28,18 @@ from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice, Simulation
 from omni_ar.inputs import StepInputs
-from support.ar_driver import plain_prompt
-from support.codec_family import SPEAKER, codec_plugins
-from support.codec_family import write_checkpoint as write_codec
-from support.hidden_family import CLERK, READER, WRITER, hidden_plugins
-from support.hidden_family import write_checkpoint as write_hidden
-from support.listener import LISTENER, Heard, listener_plugins
-from support.listener import ask as ask_listener
-from support.listener import write_checkpoint as write_listener
-from support.omni_engine import OmniEngine
-from support.reference import chat, picture, sizes, sound, tiny_checkpoint
-from support.small_codec import codec_prompt
-from support.small_text import NothingTwice, TwoInARow
+from tests.support.ar_driver import plain_prompt
+from tests.support.codec_family import SPEAKER, codec_plugins
+from tests.support.codec_family import write_checkpoint as write_codec
+from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins
+from tests.support.hidden_family import write_checkpoint as write_hidden
+from tests.support.listener import LISTENER, Heard, listener_plugins
+from tests.support.listener import ask as ask_listener
+from tests.support.listener import write_checkpoint as write_listener
+from tests.support.omni_engine import OmniEngine
+from tests.support.reference import chat, picture, sizes, sound, tiny_checkpoint
+from tests.support.small_codec import codec_prompt
+from tests.support.small_text import NothingTwice, TwoInARow
 
 # Pipelines under mixed traffic: what can be asked of each, and which settings make it hard.
 

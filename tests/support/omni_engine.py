@@ -36,10 +36,10 @@ from omni.frontend.base import Chat
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import SamplingParams
-from support.close_calls import Choice, Comparison, WatchedCpu
-from support.patience import PATIENCE_SECONDS
-from support.reference import Answer, chat, picture, says, sizes, sound, tiny_checkpoint
-from support.tap import CodesChunk, with_tap
+from tests.support.close_calls import Choice, Comparison, WatchedCpu
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.reference import Answer, chat, picture, says, sizes, sound, tiny_checkpoint
+from tests.support.tap import CodesChunk, with_tap
 
 # Tiny Qwen3-Omnis of different sizes, and requests of every kind, for tests that compare devices.
 
@@ -84,7 +84,7 @@ _MODULES = {
     "qwen2_5_omni": "omni_qwen2_5_omni.plugin",
     "qwen3_omni": "omni_qwen3_omni.plugin",
     "local": "omni_local.plugin",
-    "tap": "support.tap",
+    "tap": "tests.support.tap",
 }
 
 GIVEN_UP = StageError("request", "being tested", "it was given up")

@@ -27,7 +27,7 @@ from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import Window
 from omni_diffusion.worker import DiffusionWorker
-from support.frame_bench import POISON, FrameBench
+from tests.support.frame_bench import POISON, FrameBench
 
 BLOCK, REPEATS, WIDTH, RATE, STEPS, VOICES = 3, 2, 2, 3, 3, 4
 OWN, BACK, AHEAD = 0.5, 0.25, 0.125
@@ -230,7 +230,7 @@ def drawn(seed: int, count: int, sample_index: int = 0) -> NDArray[np.float32]:
 # A family of one diffusion stage, fed by the front end, of a model small enough to check by hand.
 
 PAINT = "paint"
-_HERE = "support.painter"
+_HERE = "tests.support.painter"
 OPTIONS = DiffusionOptions(max_num_seqs=3, first_chunk_blocks=1, chunk_blocks=2, blocks_before=1, blocks_after=1)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from support.omni_engine import OmniEngine
+from tests.support.omni_engine import OmniEngine
 
 Overrides = Mapping[str, object]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from omni_ar.inputs import Prompt
 from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
-from support.small_text import HEAD, KV_HEADS, LAYERS, WIDTH, SmallLayers, random_matrix
+from tests.support.small_text import HEAD, KV_HEADS, LAYERS, WIDTH, SmallLayers, random_matrix
 
 GROUPS = 3
 

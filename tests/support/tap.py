@@ -134,7 +134,7 @@ class TapKind:
 
 @hookimpl
 def omni_stage_kinds() -> list[StageKindEntry]:
-    return [StageKindEntry(name="tap", kind="support.tap:TapKind")]
+    return [StageKindEntry(name="tap", kind="tests.support.tap:TapKind")]
 
 
 def with_tap(pipeline: Pipeline) -> Pipeline:
@@ -143,7 +143,10 @@ def with_tap(pipeline: Pipeline) -> Pipeline:
     (edge,) = (edge for edge in pipeline.edges if edge.consumer == vocoder)
     return msgspec.structs.replace(
         pipeline,
-        stages=(*pipeline.stages, Stage(name="tap", kind="tap", model="support.tap:TapWorker", options=TapOptions())),
+        stages=(
+            *pipeline.stages,
+            Stage(name="tap", kind="tap", model="tests.support.tap:TapWorker", options=TapOptions()),
+        ),
         edges=(*pipeline.edges, msgspec.structs.replace(edge, consumer="tap")),
         outputs=(*pipeline.outputs, Output(modality="codes", stage="tap")),
     )

@@ -12,9 +12,9 @@ import torch
 
 from omni import Omni, Output, SamplingParams
 from omni.plugin.manager import Plugins, load_plugins
-from support.echo_family import eventually
-from support.entry_points import REPOSITORY, own_entry_points
-from support.patience import PATIENCE_SECONDS
+from tests.support.echo_family import eventually
+from tests.support.entry_points import REPOSITORY, own_entry_points
+from tests.support.patience import PATIENCE_SECONDS
 
 ASSETS = REPOSITORY / "examples" / "assets"
 SHAPE = {"stop_gain": 0.0, "codec_stop_gain": 0.0}

@@ -27,8 +27,8 @@ from omni.payload import GeneratedTokens, Payload
 from omni.plugin.manager import load_plugins
 from omni.sampling import SamplingParams
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
-from support.ar_driver import plain_prompt
-from support.entry_points import own_entry_points
+from tests.support.ar_driver import plain_prompt
+from tests.support.entry_points import own_entry_points
 
 VOCAB = 211
 LEFT = StageError("request", "being tested", "it was given up")

@@ -21,7 +21,7 @@ from omni_frames import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderWorker
-from support.frame_bench import POISON, FrameBench
+from tests.support.frame_bench import POISON, FrameBench
 
 DECAY = 0.5
 
@@ -161,7 +161,7 @@ def build_nothing(context: StageContext) -> object:
 
 
 def voice_pipeline(coder: str = "build_coder", wavemaker: str = "build_wavemaker") -> Pipeline:
-    here = "support.wavemaker"
+    here = "tests.support.wavemaker"
     vocoder = VocoderOptions(max_num_seqs=2, first_chunk_frames=2, chunk_frames=3)
     return Pipeline(
         family="voice",

@@ -14,7 +14,7 @@ from omni.api.request import CheckedArguments, GenerateArguments, check_argument
 from omni.checkpoint import Checkpoint
 from omni.errors import QUOTED, InputError
 from omni.pipeline import Pipeline
-from support.echo_family import echo_model, echo_plugins, eventually, pipeline
+from tests.support.echo_family import echo_model, echo_plugins, eventually, pipeline
 
 pytestmark = pytest.mark.thorough
 

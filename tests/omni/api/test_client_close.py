@@ -8,7 +8,7 @@ from omni import Omni
 from omni.api import session as clients
 from omni.api.session import Client
 from omni.errors import StageError
-from support.echo_family import echo_model, echo_plugins
+from tests.support.echo_family import echo_model, echo_plugins
 
 
 class Panic(BaseException):

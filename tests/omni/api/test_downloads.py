@@ -17,9 +17,9 @@ from PIL import Image
 from omni import Omni
 from omni.api.request_queue import THREADS
 from omni.errors import InputError, OverloadedError, StageError
-from support.echo_family import echo_model, echo_plugins, eventually
-from support.entry_points import REPOSITORY
-from support.patience import PATIENCE_SECONDS
+from tests.support.echo_family import echo_model, echo_plugins, eventually
+from tests.support.entry_points import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.thorough
 
@@ -187,10 +187,10 @@ def test_the_interpreter_ends_beside_what_hangs(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         program = f"""
 import sys, threading, time
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
+sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
 from omni import Omni
-from support.echo_family import echo_plugins, eventually
-from support.echo_family import EchoFrontend
+from tests.support.echo_family import echo_plugins, eventually
+from tests.support.echo_family import EchoFrontend
 real = EchoFrontend.prepare
 taken = []
 def prepare(self, chat):

@@ -17,9 +17,9 @@ import torch
 from omni import AsyncOmni, Omni, SamplingParams
 from omni.api.owner import adapt_to_fork
 from omni.errors import ForkError
-from support.echo_family import echo_model, echo_plugins, eventually
-from support.entry_points import REPOSITORY
-from support.patience import PATIENCE_SECONDS
+from tests.support.echo_family import echo_model, echo_plugins, eventually
+from tests.support.entry_points import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 pytestmark = [
@@ -153,9 +153,9 @@ def test_a_child_that_ends_as_programs_do(model: Path) -> None:
     """With its atexit functions: the parent's model is not closed, and its timeline not written, by the child."""
     program = f"""
 import os, sys
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
+sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
 from omni import Omni
-from support.echo_family import echo_plugins
+from tests.support.echo_family import echo_plugins
 omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
 stream = omni.generate("hello")
 child = os.fork()
@@ -178,9 +178,9 @@ def test_another_model_in_the_child_of_a_parent_whose_torch_has_threads(model: P
     """OpenMP's threads stay with the parent: torch would wait for them for ever."""
     program = f"""
 import os, sys, torch
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]}
+sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
 from omni import Omni
-from support.echo_family import echo_plugins
+from tests.support.echo_family import echo_plugins
 torch.set_num_threads(2)
 assert torch.ones(10_000_000).mul(2).sum() == 20_000_000
 child = os.fork()

@@ -10,7 +10,7 @@ from omni import Omni
 from omni.checkpoint import Checkpoint
 from omni.errors import ConfigError, InputError
 from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder
-from support.echo_family import EchoFrontend, echo_model, echo_plugins
+from tests.support.echo_family import EchoFrontend, echo_model, echo_plugins
 
 
 class NoBase:
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _with(frontend: type, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Omni:
-    monkeypatch.setattr("support.echo_family.EchoFrontend", frontend)
+    monkeypatch.setattr("tests.support.echo_family.EchoFrontend", frontend)
     return Omni(folder, device="cpu", plugins=echo_plugins())
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from omni import Omni, SamplingParams
 from omni.errors import StageError
-from support.echo_family import GATES, echo_model, echo_plugins, eventually
-from support.fake_graph import FakeGraph
-from support.interrupts import Interrupter, everywhere
-from support.patience import PATIENCE_SECONDS
+from tests.support.echo_family import GATES, echo_model, echo_plugins, eventually
+from tests.support.fake_graph import FakeGraph
+from tests.support.interrupts import Interrupter, everywhere
+from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 PLACES = ("/omni/api/", "/omni/engine/engine.py")

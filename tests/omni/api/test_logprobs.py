@@ -10,7 +10,7 @@ from omni.api.request_output import RequestOutput
 from omni.api.results import TokenLogprob
 from omni.engine import StageFinished, StageOutput
 from omni.payload import GeneratedTokens, TokenLogprobs
-from support.echo_family import CharacterDecoder, echo_model, echo_plugins
+from tests.support.echo_family import CharacterDecoder, echo_model, echo_plugins
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from omni import AsyncOmni, Omni, Output, SamplingParams
 from omni.api import AsyncOutputStream, OutputStream
 from omni.errors import StageError
-from support.echo_family import BREAK, GATES, echo_model, echo_plugins, eventually
+from tests.support.echo_family import BREAK, GATES, echo_model, echo_plugins, eventually
 
 pytestmark = pytest.mark.thorough
 

@@ -17,8 +17,8 @@ from omni.api.request_queue import THREADS, PreparingThread
 from omni.errors import OmniError, OverloadedError, StageError
 from omni.frontend.base import Chat, ImagePart, Prepared
 from omni.payload import Payload
-from support.echo_family import EchoFrontend, echo_model, echo_plugins, eventually
-from support.patience import PATIENCE_SECONDS
+from tests.support.echo_family import EchoFrontend, echo_model, echo_plugins, eventually
+from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 PICTURE = np.zeros((4, 5, 3), np.uint8)
@@ -42,7 +42,7 @@ class Slow(EchoFrontend):
 
 @pytest.fixture(autouse=True)
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("support.echo_family.EchoFrontend", Slow)
+    monkeypatch.setattr("tests.support.echo_family.EchoFrontend", Slow)
     PREPARED.clear()
     OPEN.clear()
     STUCK.clear()
@@ -250,7 +250,7 @@ class Heavy(Slow):
 def test_preparing_pauses_where_memory_is_full_and_all_are_answered(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("support.echo_family.EchoFrontend", Heavy)
+    monkeypatch.setattr("tests.support.echo_family.EchoFrontend", Heavy)
     with opened(model, max_active_requests=1, max_waiting_bytes=3_000_000) as omni:
         first = omni.generate("first", sampling=ENDLESS)
         next(first)

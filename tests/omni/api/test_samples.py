@@ -9,8 +9,8 @@ import pytest
 
 from omni import AsyncOmni, InputError, Omni, SamplingParams
 from omni.errors import StageError
-from support import echo_family
-from support.echo_family import BREAK_OTHERS, OPENED, SAMPLE, echo_model, echo_plugins, eventually
+from tests.support import echo_family
+from tests.support.echo_family import BREAK_OTHERS, OPENED, SAMPLE, echo_model, echo_plugins, eventually
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from omni import AsyncOmni, InputError, Omni, SamplingParams
 from omni.errors import ConfigError
 from omni.sampling import StructuredOutput
-from support.echo_family import echo_model, echo_plugins
+from tests.support.echo_family import echo_model, echo_plugins
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omni import Omni, SamplingParams
-from support.echo_family import echo_model, echo_plugins
+from tests.support.echo_family import echo_model, echo_plugins
 
 TEXT = "One. Two: ENd END of it"
 

@@ -6,15 +6,15 @@ import sys
 import time
 from pathlib import Path
 
-from support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY
 
-ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]
+ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]
 _PROGRAM = f"""
 import sys
 sys.path[:0] = {ROOTS}
 from importlib import metadata
-from support.entry_points import own_entry_points
-points = [metadata.EntryPoint("echo", "support.echo_plugin", "omni"), *own_entry_points()]
+from tests.support.entry_points import own_entry_points
+points = [metadata.EntryPoint("echo", "tests.support.echo_plugin", "omni"), *own_entry_points()]
 found = metadata.entry_points
 metadata.entry_points = lambda **chosen: points if chosen.get("group") == "omni" else found(**chosen)
 """

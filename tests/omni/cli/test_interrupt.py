@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from omni.cli import app
-from support.echo_family import echo_model
-from support.patience import PATIENCE_SECONDS
-from support.tiers import SLOW, few
 from tests.omni.cli.echo_program import environment, program, wait_for_handlers
+from tests.support.echo_family import echo_model
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 
@@ -89,7 +89,7 @@ def test_at_any_moment(start: Start, tmp_path: Path, model: str, delay: float) -
     "module",
     [
         *("omni.cli.interrupt", "omni.cli.streams", "omni.cli.process", "typer", "numpy", "torch"),
-        *("support.echo_plugin", "support.echo_family"),
+        *("tests.support.echo_plugin", "tests.support.echo_family"),
     ],
 )
 def test_while_a_module_is_imported(start: Start, model: str, module: str) -> None:

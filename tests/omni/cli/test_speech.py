@@ -13,12 +13,12 @@ import soundfile
 from typer.testing import CliRunner, Result
 
 from omni.cli import app
-from support.echo_family import RATE, SAMPLES, echo_model
-from support.echo_plugin import POINT
-from support.entry_points import own_entry_points
-from support.patience import PATIENCE_SECONDS
-from support.resources import no_file_over
 from tests.omni.cli.echo_program import environment, program
+from tests.support.echo_family import RATE, SAMPLES, echo_model
+from tests.support.echo_plugin import POINT
+from tests.support.entry_points import own_entry_points
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.resources import no_file_over
 
 pytestmark = pytest.mark.thorough
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from support.echo_family import RATE, SAMPLES, echo_model
-from support.patience import PATIENCE_SECONDS
-from support.tiers import SLOW, few
 from tests.omni.cli.echo_program import environment, program
+from tests.support.echo_family import RATE, SAMPLES, echo_model
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 

@@ -29,10 +29,10 @@ from omni.errors import OmniError, StageError
 from omni.payload import GeneratedTokens, Payload
 from omni.sampling import SamplingParams
 from omni.testing.simulation import SimulatedDevice, Simulation
-from support.ar_driver import plain_prompt
-from support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of
-from support.hidden_model import Reading, ReadOut
-from support.small_text import greedy
+from tests.support.ar_driver import plain_prompt
+from tests.support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of
+from tests.support.hidden_model import Reading, ReadOut
+from tests.support.small_text import greedy
 
 LEFT = StageError("request", "being tested", "it was given up")
 """The error of requests that a test gave up."""

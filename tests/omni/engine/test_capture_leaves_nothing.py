@@ -17,13 +17,13 @@ from omni_ar.kernels.step.state import RowState
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support.frame_bench import random_codes
-from support.listener import Heard
-from support.mixed_traffic import World, alone, make_world
-from support.painter import Bench
-from support.stage_driver import StageDriver
-from support.tiers import SLOW, few
-from support.tower import Tower
+from tests.support.frame_bench import random_codes
+from tests.support.listener import Heard
+from tests.support.mixed_traffic import World, alone, make_world
+from tests.support.painter import Bench
+from tests.support.stage_driver import StageDriver
+from tests.support.tiers import SLOW, few
+from tests.support.tower import Tower
 
 pytestmark = pytest.mark.thorough
 

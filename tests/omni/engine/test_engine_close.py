@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.fake_graph import FakeGraph, FakeWorker
+from tests.support.fake_graph import FakeGraph, FakeWorker
 
 
 class Panic(BaseException):

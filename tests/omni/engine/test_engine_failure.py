@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from omni.engine import EngineOptions, EngineRequest, RequestFailed
-from support.fake_graph import FakeGraph, FakeWorker, Recorder, host
+from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, host
 
 PATIENCE = 30.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from omni.testing.simulation import SimulatedDevice
-from support.hidden_family import CLERK, READER, WRITER, write_checkpoint
 from tests.omni.engine.hidden_engine import HiddenEngine, HiddenResult
+from tests.support.hidden_family import CLERK, READER, WRITER, write_checkpoint
 
 pytestmark = pytest.mark.thorough
 

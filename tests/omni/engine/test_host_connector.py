@@ -17,8 +17,8 @@ from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
 from omni.testing.connectors import Gate
 from omni_local.connector import LocalConnector
-from support.devices import QueuedDevice
-from support.host_bench import BLOCK, HostBench, Numbered, expect_late, play
+from tests.support.devices import QueuedDevice
+from tests.support.host_bench import BLOCK, HostBench, Numbered, expect_late, play
 
 HOST, WRITER = "writer->clerk-host", "writer"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

@@ -17,10 +17,10 @@ from omni.pipeline import Edge, Pipeline, validate
 from omni.testing import LaunchGuard
 from omni.testing.simulation import SimulatedDevice
 from omni_local.connector import LocalConnector
-from support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint
-from support.resources import records
-from support.tiers import SLOW, few
 from tests.omni.engine.hidden_engine import LEFT, HiddenEngine, HiddenResult
+from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint
+from tests.support.resources import records
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 

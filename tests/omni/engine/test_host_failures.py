@@ -7,8 +7,8 @@ from torch import Tensor
 
 from omni.device import COMPLETED
 from omni.payload import PageSlice
-from support.faults import LateFaultyDevice, write_over
-from support.host_bench import HostBench, Sent
+from tests.support.faults import LateFaultyDevice, write_over
+from tests.support.host_bench import HostBench, Sent
 
 SIZES = {"in a slot": {"slots": 2, "slot_bytes": 512}, "in pieces": {"slots": 0, "slot_bytes": 256, "piece_bytes": 64}}
 sizes = pytest.mark.parametrize("way", SIZES)

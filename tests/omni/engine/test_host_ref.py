@@ -6,7 +6,7 @@ from omni.device.cpu import CpuDevice
 from omni.engine.host import HostConnector
 from omni.engine.host.connector import HostRef
 from omni_local.connector import LocalConnector
-from support.fake_graph import lent
+from tests.support.fake_graph import lent
 
 
 class Told(LocalConnector):

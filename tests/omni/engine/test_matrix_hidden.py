@@ -23,11 +23,11 @@ from omni.frontend.compile import CompiledSampling
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.sampling import NO_RULES
-from support.ar_driver import plain_prompt
-from support.entry_points import own_entry_points
-from support.hidden_family import CLERK, READER, WRITER, model_of, write_checkpoint
-from support.hidden_model import ReadOut
-from support.matrix import (
+from tests.support.ar_driver import plain_prompt
+from tests.support.entry_points import own_entry_points
+from tests.support.hidden_family import CLERK, READER, WRITER, model_of, write_checkpoint
+from tests.support.hidden_model import ReadOut
+from tests.support.matrix import (
     AGAINST,
     GREEDY,
     NEAR,
@@ -40,9 +40,9 @@ from support.matrix import (
     covering,
     product,
 )
-from support.matrix_families import matrix_plugins
-from support.matrix_run import AsAsked, cut, run_cell
-from support.tiers import chosen
+from tests.support.matrix_families import matrix_plugins
+from tests.support.matrix_run import AsAsked, cut, run_cell
+from tests.support.tiers import chosen
 
 pytestmark = pytest.mark.thorough
 
@@ -63,7 +63,7 @@ class HiddenFamily(Family):
     def __init__(self, folder: Path) -> None:
         self._checkpoint = Checkpoint(write_checkpoint(folder, readers=(READER, CLERK), credit=4))
         self._plugins = matrix_plugins(
-            *own_entry_points("ar", "local"), EntryPoint("hidden", "support.hidden_family", "omni")
+            *own_entry_points("ar", "local"), EntryPoint("hidden", "tests.support.hidden_family", "omni")
         )
         self.pipeline = resolve_pipeline(self._checkpoint, self._plugins).pipeline
         self.ids: Sequence[Sequence[int]] = [

@@ -6,9 +6,9 @@ import pytest
 
 from omni import Omni, Result
 from omni_qwen3_omni.tiny import write_tiny
-from support.tiers import SLOW, few
-from support.tiny_omni import SHAPE, assert_freed, lengths, picture, sound, tiny_plugins, user
-from support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiers import SLOW, few
+from tests.support.tiny_omni import SHAPE, assert_freed, lengths, picture, sound, tiny_plugins, user
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 pytestmark = pytest.mark.thorough
 

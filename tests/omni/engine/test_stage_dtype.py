@@ -14,7 +14,7 @@ from omni.engine.configure import configure
 from omni.errors import ConfigError
 from omni.plugin.manager import load_plugins
 from omni_qwen3_omni.tiny import write_tiny
-from support.entry_points import own_entry_points
+from tests.support.entry_points import own_entry_points
 
 PLUGINS = load_plugins(own_entry_points())
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from omni.testing.simulation import SimulatedDevice
-from support.hidden_family import CLERK, MODALITIES, READER, WRITER, write_checkpoint
-from support.tiers import SLOW, few
 from tests.omni.engine.hidden_engine import HiddenEngine
+from tests.support.hidden_family import CLERK, MODALITIES, READER, WRITER, write_checkpoint
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 

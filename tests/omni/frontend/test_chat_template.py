@@ -15,9 +15,9 @@ from omni_csm.frontend import build as csm
 from omni_qwen2_5_omni.frontend import build as qwen2_5_omni
 from omni_qwen3_omni.frontend import build as qwen3_omni
 from omni_text.frontend import build as text
-from support.csm_reference import tiny_csm
-from support.reference import tiny_checkpoint
-from support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.csm_reference import tiny_csm
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 WHOLE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")

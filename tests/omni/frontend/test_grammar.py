@@ -22,10 +22,10 @@ from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.vocabulary import Vocabulary
 from omni.sampling import StructuredOutput
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
-from support.interrupts import everywhere
-from support.patience import PATIENCE_SECONDS
 from tests.omni.frontend.tokenizer_makes import MAKES
 from tests.omni.frontend.tokenizer_makes import vocabulary as vocabulary_of
+from tests.support.interrupts import everywhere
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.thorough
 

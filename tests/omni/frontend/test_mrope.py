@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from omni.frontend.mrope import Grid, mrope_positions
 from omni_qwen3_omni.audio_plan import encoded_frames
-from support.reference import reference_of, tiny_checkpoint
+from tests.support.reference import reference_of, tiny_checkpoint
 
 TEXT = st.integers(1, 9)
 IMAGE = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)).map(lambda g: (g[0], 2 * g[1], 2 * g[2]))

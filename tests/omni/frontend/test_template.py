@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 from omni.errors import QUOTED, CheckpointError, InputError
 from omni.frontend.probe import blamed_on
 from omni.frontend.template import MAX_SOURCE, SECONDS, ChatTemplate, effort
-from support.csm_reference import tiny_csm
-from support.reference import tiny_checkpoint
-from support.tiny_qwen2_5_omni import tiny_folder
-from support.tiny_text import write_chat_model
+from tests.support.csm_reference import tiny_csm
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_text import write_chat_model
 
 CHAT = [
     {"role": "system", "content": "be brief"},

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from omni.errors import InputError
 from omni.media import MediaOptions, load_audio, save_wav
-from support.resources import no_file_over
+from tests.support.resources import no_file_over
 
 RATE = 16000
 

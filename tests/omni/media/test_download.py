@@ -16,8 +16,8 @@ import pytest
 from omni.errors import InputError, OmniError, StageError
 from omni.media import Downloads, MediaOptions
 from omni.media import http as media_http
-from support.patience import PATIENCE_SECONDS
 from tests.omni.media.web import CERTIFICATE, OK, Page, Visit, Web, content, redirect, serve
+from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.thorough
 

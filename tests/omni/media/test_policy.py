@@ -18,7 +18,7 @@ from omni.frontend.options import frontend_options
 from omni.media import MediaOptions, check_audio, check_image, load_audio, load_image
 from omni.media.address import is_public
 from omni.media.url import check_url
-from support.entry_points import REPOSITORY
+from tests.support.entry_points import REPOSITORY
 
 URL = "https://media.example.com/a.png"
 STRICT = MediaOptions(strict=True)

@@ -10,11 +10,11 @@ from typing import Literal
 import pytest
 
 from omni.testing import SimulatedDevice, find_waits
-from support import host_bench
-from support.entry_points import REPOSITORY
-from support.mixed_traffic import World, make_world, run_seed
-from support.tiers import few
 from tests.omni.testing import two_readers
+from tests.support import host_bench
+from tests.support.entry_points import REPOSITORY
+from tests.support.mixed_traffic import World, make_world, run_seed
+from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from omni.testing import SimulatedDevice
-from support.mixed_traffic import HAPPENS, World, make_world, run_seed, scenario
-from support.tiers import SLOW, few
+from tests.support.mixed_traffic import HAPPENS, World, make_world, run_seed, scenario
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 

@@ -17,13 +17,13 @@ from omni_ar.run.step import StepContext
 from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support import painter, wavemaker
-from support.ar_driver import ArDriver
-from support.faults import FaultyDevice
-from support.frame_bench import random_codes
-from support.small_text import SmallText, greedy
-from support.stage_driver import StageDriver
-from support.tower import Tower
+from tests.support import painter, wavemaker
+from tests.support.ar_driver import ArDriver
+from tests.support.faults import FaultyDevice
+from tests.support.frame_bench import random_codes
+from tests.support.small_text import SmallText, greedy
+from tests.support.stage_driver import StageDriver
+from tests.support.tower import Tower
 
 PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(9)] for index in range(3)]
 TOKENS = [4, 8, 12]

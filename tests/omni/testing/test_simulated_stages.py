@@ -10,13 +10,13 @@ import torch
 from omni.stage import Done
 from omni.testing import SimulatedDevice, Simulation, find_waits
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver
-from support.frame_bench import random_codes
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
-from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import SmallText, greedy
-from support.wavemaker import Bench
+from tests.support.ar_driver import ArDriver
+from tests.support.frame_bench import random_codes
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.small_text import SmallText, greedy
+from tests.support.wavemaker import Bench
 
 pytestmark = pytest.mark.thorough
 

@@ -10,8 +10,8 @@ from omni.payload import PageSlice
 from omni.stage import Outbound, Produced
 from omni.testing import SimulatedDevice
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt, take_rows
-from support.small_text import SmallText, greedy
+from tests.support.ar_driver import ArDriver, plain_prompt, take_rows
+from tests.support.small_text import SmallText, greedy
 
 _MODEL = SmallText(payload=True)
 _LENT = [(7 * place * place) % 61 for place in range(26)]

@@ -18,10 +18,10 @@ from omni.plugin.manager import load_plugins
 from omni.sampling import SamplingParams
 from omni.timeline import read_trace, write_trace
 from omni.timeline.report import make_report
-from support.ar_driver import plain_prompt
-from support.entry_points import own_entry_points
-from support.tiny_text import EngineRequest, TextRecorder, write_text_model
 from tests.omni.timeline.made_trace import made_trace
+from tests.support.ar_driver import plain_prompt
+from tests.support.entry_points import own_entry_points
+from tests.support.tiny_text import EngineRequest, TextRecorder, write_text_model
 
 
 @pytest.fixture(scope="module")

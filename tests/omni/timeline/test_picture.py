@@ -13,8 +13,8 @@ from omni.timeline import HostSpan, Trace
 from omni.timeline.picture import draw, palette, window_of
 from omni.timeline.picture.draw import scene_of
 from omni.timeline.picture.scene import Box, Scene, Shape, Text
-from support.resources import no_file_over
 from tests.omni.timeline.made_trace import STEP, made_trace
+from tests.support.resources import no_file_over
 
 GAPS = (5_000, 90_000, 5_000, 5_000)
 

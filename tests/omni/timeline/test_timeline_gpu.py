@@ -11,8 +11,8 @@ from omni.device.cuda import CudaStream
 from omni.timeline import Timeline, Trace
 from omni.timeline.report import make_report
 from omni.timeline.steps import steps_of
-from support.devices import no_synchronization
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.devices import no_synchronization
+from tests.support.tiny_text import TextEngine, write_text_model
 
 pytestmark = pytest.mark.gpu
 

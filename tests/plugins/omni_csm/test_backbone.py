@@ -13,7 +13,7 @@ from omni.device import open_device
 from omni.stage import StageContext
 from omni_csm.backbone import Backbone, build
 from omni_csm.pipeline import pipeline
-from support.csm_reference import CsmReference, csm_reference_of, tiny_csm
+from tests.support.csm_reference import CsmReference, csm_reference_of, tiny_csm
 
 ROWS = 5
 DEPTH_TABLE = "depth_decoder.model.embed_tokens.weight"

@@ -13,7 +13,7 @@ from omni.errors import CheckpointError
 from omni.utils.quiet import quiet
 from omni_csm.config import read_config
 from omni_csm.pipeline import pipeline
-from support.csm_reference import tiny_csm
+from tests.support.csm_reference import tiny_csm
 
 
 def _checkpoint(folder: Path, config: dict[str, Any]) -> Checkpoint:

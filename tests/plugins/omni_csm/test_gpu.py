@@ -11,9 +11,9 @@ from omni.stage import StageContext
 from omni_csm.mimi.encoder import build as build_encoder
 from omni_csm.mimi.vocoder import build as build_vocoder
 from omni_csm.pipeline import pipeline
-from support.csm_reference import csm_reference_of, speak, tiny_csm, turn
-from support.devices import full_float32, no_synchronization
-from support.omni_engine import OmniEngine
+from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
+from tests.support.devices import full_float32, no_synchronization
+from tests.support.omni_engine import OmniEngine
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 1e-4

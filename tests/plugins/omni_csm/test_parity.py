@@ -10,8 +10,8 @@ import torch
 
 from omni.frontend.base import AudioPart, Chat
 from omni_csm.mimi.encoder import AudioEncoder
-from support.csm_reference import Spoken, csm_reference_of, speak, tiny_csm, turn
-from support.omni_engine import OmniEngine, Result
+from tests.support.csm_reference import Spoken, csm_reference_of, speak, tiny_csm, turn
+from tests.support.omni_engine import OmniEngine, Result
 
 TOLERANCE = 1e-4
 CASES: dict[str, Chat] = {

@@ -13,9 +13,9 @@ from omni_ar.model import Codes, PlacedEmbedding, PromptTokens
 from omni_csm.backbone import Backbone
 from omni_csm.config import CsmConfig
 from omni_csm.depth import DepthDecoder, FrameEmbedding
-from support.csm_reference import csm_reference_of, speak, tiny_csm, turn, with_frames
-from support.omni_engine import OmniEngine
-from support.tiers import few
+from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn, with_frames
+from tests.support.omni_engine import OmniEngine
+from tests.support.tiers import few
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

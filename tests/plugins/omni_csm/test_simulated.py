@@ -7,9 +7,9 @@ from omni.device import open_device
 from omni.frontend.base import Chat
 from omni.testing.launch_guard import LaunchGuard
 from omni.testing.simulation import SimulatedDevice, Simulation
-from support.csm_reference import csm_reference_of, speak, tiny_csm, turn
-from support.omni_engine import OmniEngine, Result
-from support.tiers import SLOW, few
+from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
+from tests.support.omni_engine import OmniEngine, Result
+from tests.support.tiers import SLOW, few
 
 ASKED: list[Chat] = [
     speak("hello", frames=7),

@@ -9,9 +9,9 @@ import torch
 
 from omni.frontend.base import Chat
 from omni.testing.simulation import SimulatedDevice, Simulation
-from support.csm_reference import csm_reference_of, speak, tiny_csm, turn, with_frames
-from support.omni_engine import OmniEngine, Result
-from support.tiers import SLOW, chosen, few
+from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn, with_frames
+from tests.support.omni_engine import OmniEngine, Result
+from tests.support.tiers import SLOW, chosen, few
 
 SHAPE: dict[str, Any] = {"stop_gain": 3.0, "sampled": True, "groups": 2, "codebook_size": 32}
 THREE: dict[str, Any] = {"stop_gain": 6.0, "sampled": True, "groups": 3, "codebook_size": 32}

@@ -17,9 +17,9 @@ from omni.errors import ConfigError, InputError
 from omni.plugin.manager import load_plugins
 from omni.utils.quiet import quiet
 from omni_csm.tiny import write_tiny
-from support.csm_reference import csm_reference_of, speak, tiny_csm, turn
-from support.entry_points import own_entry_points
-from support.reference import sound
+from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
+from tests.support.entry_points import own_entry_points
+from tests.support.reference import sound
 
 
 def test_transformers_reads_every_weight_and_wants_no_other() -> None:

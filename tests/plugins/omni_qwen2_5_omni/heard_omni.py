@@ -15,10 +15,10 @@ from omni.engine import EngineRequest
 from omni.frontend.base import Chat
 from omni.payload import Payload
 from omni.sampling import SamplingParams
-from support.close_calls import WatchedCpu
-from support.omni_engine import Expected, OmniEngine, assert_same
-from support.reference import Answer, chat, picture, says, sound
-from support.tiny_qwen2_5_omni import given, reference_model, sound_of, speak, tiny_folder
+from tests.support.close_calls import WatchedCpu
+from tests.support.omni_engine import Expected, OmniEngine, assert_same
+from tests.support.reference import Answer, chat, picture, says, sound
+from tests.support.tiny_qwen2_5_omni import given, reference_model, sound_of, speak, tiny_folder
 
 Settings = Mapping[str, object]
 

@@ -9,8 +9,8 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 
 from omni.errors import CheckpointError
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
-from support.tiers import few
-from support.tiny_qwen2_5_omni import bigvgan_pair, random_mel
+from tests.support.tiers import few
+from tests.support.tiny_qwen2_5_omni import bigvgan_pair, random_mel
 
 TOLERANCE = 1e-5
 """Of the peak: a tenth of what is asked for."""

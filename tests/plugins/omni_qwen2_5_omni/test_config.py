@@ -10,7 +10,7 @@ import pytest
 from omni.checkpoint import Checkpoint
 from omni.errors import CheckpointError
 from omni_qwen2_5_omni.config import read_config
-from support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 
 @pytest.fixture

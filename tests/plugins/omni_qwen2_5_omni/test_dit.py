@@ -16,8 +16,8 @@ from omni_diffusion.layers import RungeKutta
 from omni_diffusion.model import Windows
 from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.dit import DiT
-from support.tiers import few
-from support.tiny_qwen2_5_omni import SMALL_BIGVGAN, SMALL_DIT, Denoised, DiTPair, Rows
+from tests.support.tiers import few
+from tests.support.tiny_qwen2_5_omni import SMALL_BIGVGAN, SMALL_DIT, Denoised, DiTPair, Rows
 
 TOLERANCE = 1e-5
 OTHERS: list[dict[str, Any]] = [

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from omni_encoder.model import EncoderModel
 from omni_qwen2_5_omni.encoders import AudioEncoder, VisionEncoder, build_audio, build_vision, embedded_frames
-from support.tiny_qwen2_5_omni import stage_context, tiny_folder
-from support.tower import encode
+from tests.support.tiny_qwen2_5_omni import stage_context, tiny_folder
+from tests.support.tower import encode
 
 TOLERANCE = 1e-5
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from omni_diffusion.model import Windows
-from support.devices import full_float32, no_synchronization
-from support.tiny_qwen2_5_omni import Denoised, DiTPair, Rows, bigvgan_pair, random_mel
+from tests.support.devices import full_float32, no_synchronization
+from tests.support.tiny_qwen2_5_omni import Denoised, DiTPair, Rows, bigvgan_pair, random_mel
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 1e-4

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from omni_ar.layers import DecoderConfig
-from support.devices import full_float32
-from support.half_precision import LENGTHS, Case, assert_near, text
+from tests.support.devices import full_float32
+from tests.support.half_precision import LENGTHS, Case, assert_near, text
 
 
 def decoder(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from support.close_calls import Comparison
-from support.devices import full_float32
-from support.omni_engine import assert_all_same
-from support.tiny_qwen2_5_omni import tiny_folder
 from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
+from tests.support.close_calls import Comparison
+from tests.support.devices import full_float32
+from tests.support.omni_engine import assert_all_same
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 Settings = Mapping[str, object]
 

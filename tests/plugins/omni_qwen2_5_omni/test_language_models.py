@@ -16,9 +16,9 @@ from omni_qwen2_5_omni.config import read_config
 from omni_qwen2_5_omni.talker import EOS, FIRST_VOICE, NONE, PAD, Talker
 from omni_qwen2_5_omni.thinker import Thinker
 from omni_qwen2_5_omni.voices import read_voices
-from support.one_row import OneRow
-from support.tiers import few
-from support.tiny_qwen2_5_omni import (
+from tests.support.one_row import OneRow
+from tests.support.tiers import few
+from tests.support.tiny_qwen2_5_omni import (
     Spoken,
     picture,
     prompt_ids,

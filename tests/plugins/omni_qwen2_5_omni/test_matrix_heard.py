@@ -14,13 +14,13 @@ from omni.engine import Engine, EngineRequest
 from omni.frontend.compile import CompiledSampling
 from omni.payload import Payload
 from omni.sampling import SamplingParams
-from support.matrix import TOKENS, Cell, covering
-from support.matrix_families import SPOKEN, TALKER_SETS, OmniFamily
-from support.matrix_run import run_cell, small_party
-from support.reference import Answer, chat, picture, sound
-from support.tiers import chosen
-from support.tiny_qwen2_5_omni import tiny_folder
 from tests.plugins.omni_qwen2_5_omni.heard_omni import NOISE_TM, SHAPES, answer
+from tests.support.matrix import TOKENS, Cell, covering
+from tests.support.matrix_families import SPOKEN, TALKER_SETS, OmniFamily
+from tests.support.matrix_run import run_cell, small_party
+from tests.support.reference import Answer, chat, picture, sound
+from tests.support.tiers import chosen
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 # The Qwen2.5-Omni family in the matrix: a tiny one whose talker hears the thinker, and whose speech is denoised.
 

@@ -13,8 +13,8 @@ from omni.engine import resolve_pipeline
 from omni.errors import CheckpointError
 from omni.utils.quiet import quiet
 from omni_ar.options import ArOptions
-from support.tiny_omni import tiny_plugins
-from support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_omni import tiny_plugins
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 
 @pytest.mark.parametrize("talker", [True, False])

@@ -9,9 +9,9 @@ import torch
 
 from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
-from support.reference import chat, picture, sampled_with, sound
-from support.tiny_qwen2_5_omni import given, reference_model, speak, tiny_folder
 from tests.plugins.omni_qwen2_5_omni.heard_omni import SHAPES, WHOLE, HeardEngine
+from tests.support.reference import chat, picture, sampled_with, sound
+from tests.support.tiny_qwen2_5_omni import given, reference_model, speak, tiny_folder
 
 PUBLISHED = SamplingParams(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
 """What the family says where a request does not."""

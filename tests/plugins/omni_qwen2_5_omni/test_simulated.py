@@ -5,12 +5,12 @@ import torch
 
 from omni.device import open_device
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
-from support.close_calls import Comparison
-from support.matrix_run import LateDevice
-from support.omni_engine import Result, assert_all_same
-from support.tiers import SLOW, few
-from support.tiny_qwen2_5_omni import tiny_folder
 from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
+from tests.support.close_calls import Comparison
+from tests.support.matrix_run import LateDevice
+from tests.support.omni_engine import Result, assert_all_same
+from tests.support.tiers import SLOW, few
+from tests.support.tiny_qwen2_5_omni import tiny_folder
 
 FEW_ROWS = {
     "thinker.max_num_seqs": 3,

@@ -15,9 +15,9 @@ from omni import Omni, SamplingParams, StructuredOutput
 from omni.frontend.base import Chat, Prepared
 from omni.payload import Payload
 from omni_qwen2_5_omni.frontend import OmniFrontend
-from support.tiers import SLOW, few
-from support.tiny_omni import assert_freed, audio_of, picture, sound, tiny_plugins, user
-from support.tiny_qwen2_5_omni import as_transformers, reference_model, sound_of, speak, tiny_folder
+from tests.support.tiers import SLOW, few
+from tests.support.tiny_omni import assert_freed, audio_of, picture, sound, tiny_plugins, user
+from tests.support.tiny_qwen2_5_omni import as_transformers, reference_model, sound_of, speak, tiny_folder
 
 TOLERANCE = 1e-4
 """Of the peak."""

@@ -8,8 +8,8 @@ import torch
 from transformers import Qwen2Tokenizer
 
 from omni import Omni, SamplingParams
-from support.tiny_omni import assert_freed, picture, sound, tiny_plugins, user
-from support.tiny_qwen2_5_omni import as_transformers, reference_model, tiny_folder
+from tests.support.tiny_omni import assert_freed, picture, sound, tiny_plugins, user
+from tests.support.tiny_qwen2_5_omni import as_transformers, reference_model, tiny_folder
 
 TOKENS = 12
 CHATS: list[list[dict[str, Any]]] = [

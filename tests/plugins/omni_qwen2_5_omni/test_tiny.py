@@ -12,7 +12,7 @@ from transformers import Qwen2Tokenizer, Qwen2VLImageProcessorPil, WhisperFeatur
 
 from omni.errors import ConfigError
 from omni_qwen2_5_omni.tiny import TinyShape, write_tiny
-from support.tiny_qwen2_5_omni import reference_model, tiny_folder
+from tests.support.tiny_qwen2_5_omni import reference_model, tiny_folder
 
 
 def test_transformers_reads_every_weight(tmp_path: Path) -> None:

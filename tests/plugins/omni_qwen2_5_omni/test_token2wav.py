@@ -14,7 +14,7 @@ from omni.stage import StageContext
 from omni_diffusion.model import Windows
 from omni_diffusion.options import DiffusionOptions
 from omni_qwen2_5_omni.token2wav import Token2Wav, build
-from support.tiny_qwen2_5_omni import Spoken, prompt_ids, speak, tiny_folder
+from tests.support.tiny_qwen2_5_omni import Spoken, prompt_ids, speak, tiny_folder
 
 TOLERANCE = 1e-4
 """Of the peak."""

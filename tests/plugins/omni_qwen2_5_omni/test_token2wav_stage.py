@@ -11,8 +11,8 @@ from torch import Tensor
 
 from omni.device.cpu import CpuDevice
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
-from support.painter import Bench
-from support.tiny_qwen2_5_omni import DiTPair
+from tests.support.painter import Bench
+from tests.support.tiny_qwen2_5_omni import DiTPair
 
 TOLERANCE = 1e-4
 """Of the peak."""

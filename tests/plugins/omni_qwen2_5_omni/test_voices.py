@@ -13,7 +13,7 @@ from omni.errors import CheckpointError
 from omni_diffusion.options import DiffusionOptions
 from omni_qwen2_5_omni.token2wav import build
 from omni_qwen2_5_omni.voices import read_voices
-from support.tiny_qwen2_5_omni import stage_context, tiny_folder
+from tests.support.tiny_qwen2_5_omni import stage_context, tiny_folder
 
 FILE = "spk_dict.pt"
 

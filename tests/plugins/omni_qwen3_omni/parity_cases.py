@@ -1,7 +1,7 @@
 """Requests that the parity tests compare with transformers, alone and under pressure."""
 
 from omni.frontend.base import Chat
-from support.reference import chat, picture, says, sound
+from tests.support.reference import chat, picture, says, sound
 
 VOICES = ("ethan", "chelsie", "aiden", "serena")
 

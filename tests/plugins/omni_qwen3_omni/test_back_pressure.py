@@ -11,12 +11,12 @@ from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
 from omni_vocoder.request import VocoderRequest
 from omni_vocoder.worker import VocoderWorker
-from support import omni_engine
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import reference_of, tiny_checkpoint
-from support.tap import with_tap
-from support.tiers import SLOW, few
 from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
+from tests.support import omni_engine
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import reference_of, tiny_checkpoint
+from tests.support.tap import with_tap
+from tests.support.tiers import SLOW, few
 
 SPEAKERS = [chat for chat in MIXED if "audio" in chat.modalities]
 ONE_ROW = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 1, "code2wav.chunk_frames": 1}

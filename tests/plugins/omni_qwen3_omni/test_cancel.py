@@ -16,9 +16,9 @@ from omni_ar.layers.deepstack import DeepstackModel
 from omni_encoder.towers.picture_encoder import PictureEncoder
 from omni_qwen3_omni.frontend import OmniFrontend
 from omni_vocoder.streaming import StreamingVocoder
-from support.patience import PATIENCE_SECONDS
-from support.reference import tiny_checkpoint
-from support.tiny_omni import (
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import (
     SHAPE,
     Bystander,
     assert_freed,

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from omni.errors import StageError
-from support.omni_engine import OmniEngine, Result
-from support.reference import chat, picture, sound, tiny_checkpoint
-from support.tiny_omni import SHAPE, TOLERANCE
+from tests.support.omni_engine import OmniEngine, Result
+from tests.support.reference import chat, picture, sound, tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, TOLERANCE
 
 GIVEN_UP = StageError("request", "being tested", "it was given up")
 VICTIM = chat("what is it", sound(0.4, seed=1), picture(56, 84, seed=1), max_text=7, max_codes=14)

@@ -13,17 +13,17 @@ from typer.testing import CliRunner, Result
 
 from omni import Omni, SamplingParams
 from omni.cli import app
-from support.entry_points import REPOSITORY, own_entry_points
-from support.patience import PATIENCE_SECONDS
-from support.reference import tiny_checkpoint
-from support.tiny_omni import ASSETS, SHAPE, tiny_plugins, user
+from tests.support.entry_points import REPOSITORY, own_entry_points
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import ASSETS, SHAPE, tiny_plugins, user
 
 PICTURE, RECORDING = str(ASSETS / "shapes.png"), str(ASSETS / "question.wav")
 SHORT = ("--max-tokens", "12", "--set", "talker.sampling.max_tokens=21", "--seed", "5", "--device", "cpu")
-ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages", "tests")]
+ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]
 PROGRAM = """
 from omni.plugin import manager
-from support.entry_points import own_entry_points
+from tests.support.entry_points import own_entry_points
 manager.entry_points = lambda group: own_entry_points()
 from omni.cli import main
 main()

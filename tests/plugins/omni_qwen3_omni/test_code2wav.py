@@ -21,8 +21,8 @@ from omni.checkpoint.checks import Section
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_vocoder.layers import window_shape
 from omni_vocoder.state import StreamState
-from support.devices import no_synchronization
-from support.tiers import SLOW, few
+from tests.support.devices import no_synchronization
+from tests.support.tiers import SLOW, few
 
 RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 SMALL: dict[str, object] = {"codebook_size": 32, "num_quantizers": 4, "hidden_size": 24, "intermediate_size": 40}

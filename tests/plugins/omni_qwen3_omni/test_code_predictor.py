@@ -11,7 +11,7 @@ from omni.stage import StageContext
 from omni_ar.sampling import gumbel, warp
 from omni_qwen3_omni.pipeline import pipeline
 from omni_qwen3_omni.talker import Talker, build
-from support.reference import GroupNoise, Reference, reference_of, tiny_checkpoint
+from tests.support.reference import GroupNoise, Reference, reference_of, tiny_checkpoint
 
 ROWS = 6
 SHAPES = [

@@ -17,7 +17,7 @@ from omni.errors import CheckpointError
 from omni_qwen3_omni.code2wav import Code2Wav
 from omni_qwen3_omni.config import OmniConfig, read_config
 from omni_vocoder.layers import window_shape
-from support.reference import tiny_checkpoint
+from tests.support.reference import tiny_checkpoint
 
 RELEASED = {
     "codebook_dim": 512,

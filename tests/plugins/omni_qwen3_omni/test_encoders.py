@@ -14,8 +14,8 @@ from omni.stage import StageContext
 from omni_encoder.model import EncoderModel
 from omni_qwen3_omni.encoders import AudioEncoder, VisionEncoder, build_audio, build_vision
 from omni_qwen3_omni.pipeline import pipeline
-from support.reference import sizes, tiny_checkpoint
-from support.tower import encode
+from tests.support.reference import sizes, tiny_checkpoint
+from tests.support.tower import encode
 
 SHAPE = sizes(seed=81, deepstack=(0, 1))
 TOLERANCE = 1e-5

@@ -11,8 +11,8 @@ import soundfile
 import torch
 
 from omni import Metrics, Omni, Output, Result, SamplingParams
-from support.reference import chat, reference_of, says, tiny_checkpoint
-from support.tiny_omni import (
+from tests.support.reference import chat, reference_of, says, tiny_checkpoint
+from tests.support.tiny_omni import (
     ASSETS,
     SHAPE,
     assert_freed,

@@ -19,7 +19,7 @@ from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.text_conditioning import TextConditioningArgs
 from omni_encoder.inputs import MediaItem
 from omni_qwen3_omni.frontend import OmniFrontend, build
-from support.reference import Reference, chat, picture, reference_of, says, sound, tiny_checkpoint, with_tokens
+from tests.support.reference import Reference, chat, picture, reference_of, says, sound, tiny_checkpoint, with_tokens
 
 MEDIA_EVERYWHERE = chat(
     says("system", "look at", picture(64, 64, 1), "and hear", sound(0.3, 1)),

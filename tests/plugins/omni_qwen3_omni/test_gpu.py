@@ -16,9 +16,9 @@ from omni_encoder.plan import EncodePlan
 from omni_qwen3_omni import encoders
 from omni_qwen3_omni.frontend import build as build_frontend
 from omni_qwen3_omni.pipeline import pipeline
-from support.devices import full_float32
-from support.omni_engine import CHATS, SHAPES, TOLERANCE, OmniEngine
-from support.reference import chat, picture, sound, tiny_checkpoint
+from tests.support.devices import full_float32
+from tests.support.omni_engine import CHATS, SHAPES, TOLERANCE, OmniEngine
+from tests.support.reference import chat, picture, sound, tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,8 @@ import torch
 from omni_ar.layers import DecoderConfig
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_ar.model import ArModel
-from support.devices import full_float32
-from support.half_precision import LENGTHS, Case, assert_near, text
+from tests.support.devices import full_float32
+from tests.support.half_precision import LENGTHS, Case, assert_near, text
 
 QWEN3_06B = DecoderConfig(
     width=1024, num_layers=4, num_heads=16, num_kv_heads=8, head_dim=128, mlp_width=3072,

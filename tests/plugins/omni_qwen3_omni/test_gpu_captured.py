@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from support.close_calls import Comparison
-from support.devices import full_float32
-from support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
-from support.reference import tiny_checkpoint
+from tests.support.close_calls import Comparison
+from tests.support.devices import full_float32
+from tests.support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
+from tests.support.reference import tiny_checkpoint
 
 Settings = Mapping[str, object]
 

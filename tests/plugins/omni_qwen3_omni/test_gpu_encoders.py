@@ -14,10 +14,10 @@ from omni_encoder.cache import Outputs
 from omni_qwen3_omni.encoders import build_audio, build_vision
 from omni_qwen3_omni.frontend import build as build_frontend
 from omni_qwen3_omni.pipeline import pipeline
-from support.devices import full_float32
-from support.omni_engine import SHAPES
-from support.reference import chat, picture, sound, tiny_checkpoint
-from support.tower import encode
+from tests.support.devices import full_float32
+from tests.support.omni_engine import SHAPES
+from tests.support.reference import chat, picture, sound, tiny_checkpoint
+from tests.support.tower import encode
 
 pytestmark = pytest.mark.gpu
 

@@ -10,10 +10,10 @@ from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from omni_vocoder.decoder import Decoder, PreparedStep
 from omni_vocoder.request import VocoderRequest
-from support.close_calls import Comparison
-from support.devices import full_float32
-from support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
-from support.reference import tiny_checkpoint
+from tests.support.close_calls import Comparison
+from tests.support.devices import full_float32
+from tests.support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
+from tests.support.reference import tiny_checkpoint
 
 NAN, HUGE = float("nan"), 3e38
 ROWS = 7

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_qwen3_omni.talker import Talker
-from support.close_calls import Comparison
-from support.devices import full_float32
-from support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
-from support.reference import tiny_checkpoint
+from tests.support.close_calls import Comparison
+from tests.support.devices import full_float32
+from tests.support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
+from tests.support.reference import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,18 @@ from omni_ar.layers.deepstack import DeepstackModel
 from omni_ar.text_conditioning import TextConditioning, TextConditioningArgs
 from omni_qwen3_omni.encoders import AudioEncoder, VisionEncoder
 from omni_qwen3_omni.frontend import build as build_frontend
-from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, assert_freed, assert_like, lengths, picture, sound, text_of, tiny_plugins, user
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import (
+    SHAPE,
+    assert_freed,
+    assert_like,
+    lengths,
+    picture,
+    sound,
+    text_of,
+    tiny_plugins,
+    user,
+)
 
 LENGTHS = lengths(8, 12)
 SILENCE = {"type": "input_audio", "input_audio": np.zeros(8000, np.float32)}

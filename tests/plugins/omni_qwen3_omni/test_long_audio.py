@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from support.omni_engine import TOLERANCE, OmniEngine, Result, assert_same
-from support.reference import chat, reference_of, sizes, sound, tiny_checkpoint
-from support.tiers import SLOW, few
+from tests.support.omni_engine import TOLERANCE, OmniEngine, Result, assert_same
+from tests.support.reference import chat, reference_of, sizes, sound, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 SHAPE = sizes(stop_gain=0.0, codec_stop_gain=0.0, groups=3, predictor_layers=1, talker_layers=1, vocoder_window=9)
 CHUNKS: list[dict[str, object]] = [

@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS, Cell, Told, covering, product
-from support.matrix_families import TALKER_SETS, OmniFamily
-from support.matrix_run import Ask, LateDevice, cut, play, run_cell, small_party
-from support.tiers import SLOW, chosen, few
+from tests.support.matrix import AGAINST, GREEDY, PLAYED, SAYS_THE_SAME, SETS, Cell, Told, covering, product
+from tests.support.matrix_families import TALKER_SETS, OmniFamily
+from tests.support.matrix_run import Ask, LateDevice, cut, play, run_cell, small_party
+from tests.support.tiers import SLOW, chosen, few
 
 PROMPTS = OmniFamily.prompts
 EVERY = (*SETS, *TALKER_SETS)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
 
 from omni_qwen3_omni.audio_plan import encoded_frames
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
 
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 # Around one chunk of the tower (100 frames, 1 s), several, and past its attention window (800 frames).

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from omni.device import SyncCheck, open_device, sync_guard
 from omni.testing.launch_guard import LaunchGuard
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import Reference, chat, picture, reference_of, says, sound, tiny_checkpoint
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import Reference, chat, picture, reference_of, says, sound, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from support.devices import StirredDevice
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
-from support.tiers import SLOW, few
 from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
+from tests.support.devices import StirredDevice
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 FEW_ROWS = {"thinker.max_num_seqs": 3, "talker.max_num_seqs": 2, "code2wav.max_num_seqs": 2}
 SETTINGS: dict[str, dict[str, object]] = {

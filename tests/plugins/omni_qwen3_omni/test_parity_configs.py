@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
-from support.tiers import SLOW, few
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 SHAPES: dict[str, dict[str, Any]] = {
     "embeddings accepted, one group pair": sizes(

@@ -21,9 +21,9 @@ from omni_qwen3_omni import config as config_module
 from omni_qwen3_omni import talker_prompt, thinker
 from omni_qwen3_omni.config import OmniConfig
 from omni_qwen3_omni.talker import Talker
-from support.omni_engine import OmniEngine, differences
-from support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint, with_sampling
-from support.tiers import few
+from tests.support.omni_engine import OmniEngine, differences
+from tests.support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint, with_sampling
+from tests.support.tiers import few
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

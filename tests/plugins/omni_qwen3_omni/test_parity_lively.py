@@ -9,8 +9,8 @@ from omni.frontend.base import Chat
 from omni.payload import Payload
 from omni_ar.inputs import Prompt, StepInputs
 from omni_ar.text_conditioning import TextConditioning
-from support.omni_engine import OmniEngine, Result
-from support.reference import chat, picture, says, sound, tiny_checkpoint
+from tests.support.omni_engine import OmniEngine, Result
+from tests.support.reference import chat, picture, says, sound, tiny_checkpoint
 
 OTHER = 300
 """A text id that the tests put in place of another."""

@@ -7,8 +7,8 @@ import pytest
 
 from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import Reference, chat, picture, reference_of, sound, tiny_checkpoint, with_sampling
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import Reference, chat, picture, reference_of, sound, tiny_checkpoint, with_sampling
 
 THINKER = {
     "temperature alone": SamplingParams(temperature=0.7, seed=1),

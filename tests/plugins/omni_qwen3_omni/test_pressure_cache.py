@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from omni.frontend.base import Chat, Message, TextPart
-from support.omni_engine import OmniEngine, Result, assert_same
-from support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
-from support.reference import Reference, chat, picture, reference_of, says, sound, text_only, tiny_checkpoint
-from support.tiers import SLOW, few
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
+from tests.support.omni_engine import OmniEngine, Result, assert_same
+from tests.support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
+from tests.support.reference import Reference, chat, picture, reference_of, says, sound, text_only, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 AR = ("thinker", "talker")
 SIZE = 4

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from support.devices import StirredDevice
-from support.omni_engine import GIVEN_UP, OmniEngine, Result, assert_same
-from support.pressure import NO_CACHE, SMALL_BUDGET, counted, few_blocks, overrides
-from support.reference import Answer, reference_of, tiny_checkpoint
-from support.tiers import SLOW, few
 from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
+from tests.support.devices import StirredDevice
+from tests.support.omni_engine import GIVEN_UP, OmniEngine, Result, assert_same
+from tests.support.pressure import NO_CACHE, SMALL_BUDGET, counted, few_blocks, overrides
+from tests.support.reference import Answer, reference_of, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 FEW_ROWS = {"thinker.max_num_seqs": 8, "talker.max_num_seqs": 6, "code2wav.max_num_seqs": 2}
 REQUESTS = 30

@@ -10,11 +10,11 @@ import pytest
 
 from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
-from support.omni_engine import OmniEngine, assert_same
-from support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
-from support.reference import chat, picture, reference_of, sound, tiny_checkpoint
-from support.tiers import chosen
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
+from tests.support.reference import chat, picture, reference_of, sound, tiny_checkpoint
+from tests.support.tiers import chosen
 
 PRODUCT = {
     f"{budget}, {cache}, {pool}"

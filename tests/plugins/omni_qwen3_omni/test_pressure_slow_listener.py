@@ -6,11 +6,11 @@ import pytest
 
 from omni_ar.run.request import ArRequest
 from omni_ar.run.worker import ArWorker
-from support.devices import StirredDevice
-from support.omni_engine import OmniEngine, assert_same
-from support.pressure import SMALL_BUDGET, Overrides, counted, few_blocks, overrides
-from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
-from support.tiers import SLOW, few
+from tests.support.devices import StirredDevice
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.pressure import SMALL_BUDGET, Overrides, counted, few_blocks, overrides
+from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 ONE_LISTENER: Overrides = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, WhisperFeature
 
 from omni.errors import CheckpointError, InputError
 from omni_qwen3_omni.tiny import write_tiny
-from support.reference import load_processor
+from tests.support.reference import load_processor
 
 MESSAGES = [
     {"role": "system", "content": "you are here"},

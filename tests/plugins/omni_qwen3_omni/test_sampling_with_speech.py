@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from omni import InputError, Omni, Result, SamplingParams, StructuredOutput
-from support.reference import tiny_checkpoint
-from support.tiny_omni import SHAPE, assert_freed, assert_like, tiny_plugins, user
+from tests.support.reference import tiny_checkpoint
+from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, tiny_plugins, user
 
 QUESTION = user("what do you see in the picture")
 TALKER = SamplingParams(seed=5, max_tokens=24)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from omni.testing.simulation import SimulatedDevice, Simulation
-from support.omni_engine import OmniEngine, Result, assert_same
-from support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from tests.support.omni_engine import OmniEngine, Result, assert_same
+from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 
 SECONDS = 5.0
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)

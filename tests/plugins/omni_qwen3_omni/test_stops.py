@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import Reference, chat, reference_of, sound, tiny_checkpoint, with_sampling
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import Reference, chat, reference_of, sound, tiny_checkpoint, with_sampling
 
 PROMPTS = [
     "hello", "what is it", "tell me more", "how are you", "find the number", "who said so", "a red square",

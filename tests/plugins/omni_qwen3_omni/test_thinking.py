@@ -7,8 +7,8 @@ from omni.engine import EngineRequest
 from omni.errors import InputError, OmniError
 from omni.payload import Payload
 from omni_ar.inputs import Prompt
-from support.omni_engine import OmniEngine, assert_same
-from support.reference import chat, picture, reference_of, says, sound, tiny_checkpoint
+from tests.support.omni_engine import OmniEngine, assert_same
+from tests.support.reference import chat, picture, reference_of, says, sound, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

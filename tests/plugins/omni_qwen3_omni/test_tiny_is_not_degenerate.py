@@ -11,8 +11,8 @@ from PIL import Image
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
 from omni_qwen3_omni.tiny import write_tiny
-from support.reference import load_processor
-from support.tiers import SLOW, few
+from tests.support.reference import load_processor
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.filterwarnings("ignore:Passing `repetition_penalty` with `inputs_embeds`:UserWarning")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from omni.device import open_device
-from support.close_calls import Choice, Comparison, WatchedCpu
-from support.devices import full_float32
-from support.tiny_text import VOCAB, TextEngine, write_text_model
+from tests.support.close_calls import Choice, Comparison, WatchedCpu
+from tests.support.devices import full_float32
+from tests.support.tiny_text import VOCAB, TextEngine, write_text_model
 
 KINDS = ("tied", "untied", "moe")
 TOKENS = 24

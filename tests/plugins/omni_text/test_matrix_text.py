@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from omni.sampling import NO_RULES
-from support.matrix import (
+from tests.support.matrix import (
     AGAINST,
     GREEDY,
     NEAR,
@@ -25,9 +25,9 @@ from support.matrix import (
     pairs,
     product,
 )
-from support.matrix_families import TextFamily
-from support.matrix_run import Ask, LateDevice, arguments, cut, generated, play, run_cell
-from support.tiers import chosen
+from tests.support.matrix_families import TextFamily
+from tests.support.matrix_run import Ask, LateDevice, arguments, cut, generated, play, run_cell
+from tests.support.tiers import chosen
 
 CHOSEN = covering(PLAYED)
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from support.tiers import SLOW, chosen, few
-from support.tiny_text import PENALTY, PROMPTS, TOKENS, TextEngine, TextRecorder, TextReference
+from tests.support.tiers import SLOW, chosen, few
+from tests.support.tiny_text import PENALTY, PROMPTS, TOKENS, TextEngine, TextRecorder, TextReference
 
 SIZE = 4
 BUDGETS = {

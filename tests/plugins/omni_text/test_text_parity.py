@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.tiny_text import PENALTY, PROMPTS, TOKENS, VOCAB, TextEngine, TextReference
+from tests.support.tiny_text import PENALTY, PROMPTS, TOKENS, VOCAB, TextEngine, TextReference
 
 
 @pytest.fixture(scope="module", params=["tied", "untied", "moe"])

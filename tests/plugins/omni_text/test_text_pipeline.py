@@ -11,7 +11,7 @@ from omni.pipeline import validate
 from omni_ar.options import ArOptions
 from omni_text.frontend import build
 from omni_text.pipeline import pipeline
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.tiny_text import TextEngine, write_text_model
 
 
 def change_config(folder: Path, **changes: object) -> None:

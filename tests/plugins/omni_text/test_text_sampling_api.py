@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from omni import InputError, Omni, SamplingParams
 from omni.sampling import StructuredOutput
-from support.tiny_text import END, write_chat_model
+from tests.support.tiny_text import END, write_chat_model
 
 QUESTIONS = ["What is a circle?", "The blue square and the green one", "Hello there, hello world, how are you?"]
 FREE = SamplingParams(seed=11, max_tokens=40)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from support.tiny_text import PROMPTS, TOKENS, VOCAB, TextEngine, write_text_model
+from tests.support.tiny_text import PROMPTS, TOKENS, VOCAB, TextEngine, write_text_model
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 

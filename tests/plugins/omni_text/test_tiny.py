@@ -19,10 +19,10 @@ from omni.plugin.manager import load_plugins
 from omni.timeline import read_trace
 from omni.utils.quiet import quiet
 from omni_text.tiny import write_tiny
-from support.entry_points import own_entry_points
-from support.patience import PATIENCE_SECONDS
-from support.resources import no_file_over
 from tests.omni.cli.echo_program import environment, program
+from tests.support.entry_points import own_entry_points
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.resources import no_file_over
 
 QUESTIONS = ["hello world", "what is a circle?", "The blue square, and the green one.", "who are you, and how many?"]
 TOKENS = 40

@@ -24,7 +24,7 @@ from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.status import RequestStatus
 from omni_ar.run.step import PayloadHandoff, SampledStep, Written, snapshot
 from omni_ar.run.worker import ArWorker
-from support.ar_driver import ArWorkerDriver
+from tests.support.ar_driver import ArWorkerDriver
 
 VOCAB = 50
 STOP = 7

@@ -16,8 +16,8 @@ from omni.payload import PageSlice, Payload
 from omni.sampling import SamplingParams
 from omni.stage import Feed, Lease, Open
 from omni_ar.inputs import StepInputs
-from support.ar_driver import TEXT, ArDriver, plain_prompt
-from support.listener import Condition
+from tests.support.ar_driver import TEXT, ArDriver, plain_prompt
+from tests.support.listener import Condition
 
 PAD = 2
 

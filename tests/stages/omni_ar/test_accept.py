@@ -21,7 +21,7 @@ from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, post_update
 from omni_ar.run.state import allocate_rows
 from omni_ar.sampling import flags_of, merge_flags
-from support.small_text import SmallText
+from tests.support.small_text import SmallText
 
 DRAFTS = 3
 VOCAB = 13

@@ -17,12 +17,12 @@ from omni_ar.inputs import MultimodalEmbedding, Placeholder, TokenHidden
 from omni_ar.model import ArShape, Batch, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import CountingDevice, StirredDevice
-from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import WIDTH, SmallText, greedy
-from support.tiers import SLOW, few
-from support.tiny_text import TextEngine, write_text_model
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import CountingDevice, StirredDevice
+from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.small_text import WIDTH, SmallText, greedy
+from tests.support.tiers import SLOW, few
+from tests.support.tiny_text import TextEngine, write_text_model
 
 pytestmark = pytest.mark.thorough
 

@@ -5,10 +5,10 @@ import torch
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from support.ar_driver import ArDriver
-from support.close_calls import CLOSE, Choice, Comparison, WatchedCpu
-from support.small_codec import SmallCodec, codec_prompt
-from support.small_text import SmallText, greedy
+from tests.support.ar_driver import ArDriver
+from tests.support.close_calls import CLOSE, Choice, Comparison, WatchedCpu
+from tests.support.small_codec import SmallCodec, codec_prompt
+from tests.support.small_text import SmallText, greedy
 
 PROMPT = [5, 9, 2]
 STAGE = "ar"

@@ -14,8 +14,8 @@ from omni.engine import Engine, EngineOptions, build_engine, resolve_pipeline
 from omni.errors import StageError
 from omni.sampling import HostRules, SamplingParams
 from omni.testing import SimulatedDevice, Simulation
-from support.devices import full_float32, no_synchronization
-from support.listener import (
+from tests.support.devices import full_float32, no_synchronization
+from tests.support.listener import (
     ANSWER,
     LISTENER,
     TEXT,
@@ -26,7 +26,7 @@ from support.listener import (
     listener_plugins,
     write_checkpoint,
 )
-from support.small_text import TwoInARow
+from tests.support.small_text import TwoInARow
 
 WRITTEN = [[(5 * place + 3 * index) % 61 for place in range(1 + 3 * index)] for index in range(4)]
 HEARD = [[(7 * place + index) % 53 for place in range(6 - index)] for index in range(4)]

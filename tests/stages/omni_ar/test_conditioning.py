@@ -13,12 +13,12 @@ from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.profile import run_largest_steps
-from support.ar_driver import TEXT, ArDriver, plain_prompt
-from support.devices import CountingDevice, StirredDevice
-from support.listener import Listener, WordlessListener, answered
-from support.small_codec import SmallCodec, codec_prompt
-from support.stage_driver import SOURCE
 from tests.stages.omni_ar.row_feeder import PAD, Late, RowFeeder, random_pages
+from tests.support.ar_driver import TEXT, ArDriver, plain_prompt
+from tests.support.devices import CountingDevice, StirredDevice
+from tests.support.listener import Listener, WordlessListener, answered
+from tests.support.small_codec import SmallCodec, codec_prompt
+from tests.support.stage_driver import SOURCE
 
 WIDTH = 8
 MODEL = Listener(WIDTH)

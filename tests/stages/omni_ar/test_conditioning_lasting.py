@@ -6,10 +6,10 @@ from torch import Tensor
 
 from omni_ar.model import NextTokens
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver
-from support.devices import QueuedDevice
-from support.listener import Condition, Listener, WordlessListener, answered
 from tests.stages.omni_ar.row_feeder import PAD, Late, RowFeeder, random_pages
+from tests.support.ar_driver import ArDriver
+from tests.support.devices import QueuedDevice
+from tests.support.listener import Condition, Listener, WordlessListener, answered
 
 WIDTH = 8
 MODEL = Listener(WIDTH)

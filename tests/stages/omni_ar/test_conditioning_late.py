@@ -7,11 +7,11 @@ import torch
 
 from omni.stage import Failed
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver
-from support.faults import LateFaultyDevice, Owner, idle, simulate
-from support.listener import Listener, answered
-from support.tiers import few
 from tests.stages.omni_ar.row_feeder import PAD, RowFeeder, random_pages
+from tests.support.ar_driver import ArDriver
+from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
+from tests.support.listener import Listener, answered
+from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
 

@@ -16,7 +16,7 @@ from omni_ar.inputs import MultimodalEmbedding, Placeholder, Prompt
 from omni_ar.run.receivers import EmbeddingReceiver
 from omni_ar.run.request import ArRequest
 from omni_local.connector import LocalConnector
-from support.devices import QueuedDevice
+from tests.support.devices import QueuedDevice
 
 PAGES = torch.randn(5, 4, 3)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from omni_ar.layers import DecoderConfig, DecoderLayers, FrameLayers, FrequencyScaling, first_pass
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
-from support.one_row import OneRow
+from tests.support.one_row import OneRow
 
 ROWS, GROUPS, CODES = 3, 6, 11
 SCALED = FrequencyScaling(factor=8.0, slow_turns=0.5, fast_turns=2.0, trained_positions=32)

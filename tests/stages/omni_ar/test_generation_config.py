@@ -12,8 +12,8 @@ from transformers import GenerationConfig
 from omni.errors import CheckpointError, ConfigError
 from omni.sampling import GREEDY, SamplingParams
 from omni_ar.generation_config import code_sampling_defaults, sampling_defaults
-from support.sampler_bench import reference_warp
-from support.tiny_text import PROMPTS, TOKENS, VOCAB, TextEngine, TextReference
+from tests.support.sampler_bench import reference_warp
+from tests.support.tiny_text import PROMPTS, TOKENS, VOCAB, TextEngine, TextReference
 
 SAMPLED = {"do_sample": True}
 

@@ -12,8 +12,8 @@ import torch
 from omni.device import open_device
 from omni_ar.attention.flashinfer import FlashInferAttention
 from omni_ar.options import MAX_IN_FLIGHT
-from support.devices import no_synchronization
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, mixed_batch
+from tests.support.devices import no_synchronization
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,11 +12,11 @@ from omni_ar.attention import TorchPagedAttention, TritonPagedAttention
 from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
 from omni_ar.run.step import SampledStep
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import CountingCuda
-from support.patience import PATIENCE_SECONDS
-from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import SmallText, greedy
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import CountingCuda
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.small_text import SmallText, greedy
 
 pytestmark = pytest.mark.gpu
 

@@ -11,10 +11,10 @@ from omni.device import open_device
 from omni.payload import TokenLogprobs
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import full_float32
-from support.small_codec import SmallCodec, codec_prompt
-from support.small_text import SmallText
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import full_float32
+from tests.support.small_codec import SmallCodec, codec_prompt
+from tests.support.small_text import SmallText
 
 pytestmark = pytest.mark.gpu
 

@@ -14,11 +14,11 @@ from omni.stage import Open
 from omni_ar.categories import HAND_OVER
 from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import CountingDevice
-from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import NothingTwice, SmallText, greedy
-from support.stage_driver import SOURCE
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import CountingDevice
+from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.small_text import NothingTwice, SmallText, greedy
+from tests.support.stage_driver import SOURCE
 
 MODEL = SmallText(payload=True, emits_tokens=True)
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(2 + 3 * index)] for index in range(5)]

@@ -12,9 +12,9 @@ from omni_ar.run.limits import Limits
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.profile import run_largest_steps
 from omni_ar.run.step import StepContext
-from support.ar_driver import ArDriver
-from support.small_codec import SmallCodec
-from support.small_text import SmallText
+from tests.support.ar_driver import ArDriver
+from tests.support.small_codec import SmallCodec
+from tests.support.small_text import SmallText
 
 
 def measured(model: ArModel, options: ArOptions, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:

@@ -18,7 +18,7 @@ from omni_ar.sampling import (
     top_logprobs,
 )
 from omni_ar.sampling.edits import EditParts
-from support.devices import no_synchronization
+from tests.support.devices import no_synchronization
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, ROWS, BLOCK = 32, 4, 2, 16, 50, 3, 4
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)

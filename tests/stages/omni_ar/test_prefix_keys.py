@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from omni_ar.inputs import Placeholder, Prompt
 from omni_ar.run.blocks import PrefixKeys
-from support.ar_driver import plain_prompt
+from tests.support.ar_driver import plain_prompt
 
 AXES = 2
 LENGTH = 12

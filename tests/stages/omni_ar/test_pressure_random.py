@@ -17,9 +17,9 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni_ar.options import ArOptions
-from support.ar_driver import plain_prompt
-from support.devices import QueuedDevice, StirredDevice
 from tests.stages.omni_ar.paper_runner import STOP, PaperDriver, answer, check_statuses, marks
+from tests.support.ar_driver import plain_prompt
+from tests.support.devices import QueuedDevice, StirredDevice
 
 pytestmark = [pytest.mark.thorough, pytest.mark.plants_faults]
 """Each fault has a request fail or a batch run again, and nothing else does: that is counted here."""

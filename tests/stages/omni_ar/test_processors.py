@@ -11,7 +11,7 @@ import pytest
 from omni.errors import ConfigError, InputError, PluginError
 from omni.plugin.manager import Plugins, load_plugins
 from omni_ar.processors import ProcessorRegistry
-from support.entry_points import own_entry_points
+from tests.support.entry_points import own_entry_points
 
 MODULE = "processors_under_test"
 SOURCE = """

@@ -12,10 +12,10 @@ from omni.errors import StageError
 from omni.stage import Failed
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt
-from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import SmallText, greedy
-from support.tiers import MUTATION, chosen
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.small_text import SmallText, greedy
+from tests.support.tiers import MUTATION, chosen
 
 PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(2 + 3 * index)] for index in range(4)]
 TOKENS = 10

@@ -25,12 +25,12 @@ from omni_ar.options import ArOptions
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
-from support.ar_driver import ArDriver, plain_prompt
-from support.faults import LateFaultyDevice, Owner, idle, simulate
-from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import WIDTH, SmallText
-from support.stage_driver import SOURCE
-from support.tiers import MUTATION, chosen, few
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
+from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.small_text import WIDTH, SmallText
+from tests.support.stage_driver import SOURCE
+from tests.support.tiers import MUTATION, chosen, few
 
 TOKENS = 6
 NAMES = [str(index) for index in range(3)]

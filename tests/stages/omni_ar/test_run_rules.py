@@ -20,11 +20,11 @@ from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import QueuedDevice
-from support.sampler_bench import resolved
-from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.small_text import SmallText, greedy
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import QueuedDevice
+from tests.support.sampler_bench import resolved
+from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.small_text import SmallText, greedy
 
 TEXT = SmallText()
 LONG = [(7 * place * place + 3) % 61 for place in range(14)]

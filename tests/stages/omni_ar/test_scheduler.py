@@ -17,8 +17,8 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.status import RequestStatus
-from support.ar_driver import plain_prompt
 from tests.stages.omni_ar.paper_runner import check_statuses, paper_shape
+from tests.support.ar_driver import plain_prompt
 
 SIZE, MODEL_LEN = 4, 40
 

@@ -17,11 +17,11 @@ from omni_ar.options import ArOptions
 from omni_ar.run import receivers
 from omni_ar.run.limits import Limits
 from omni_ar.run.source import LocalTokens, TokenSource
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import CountingDevice, QueuedDevice
-from support.listener import Listener, answered
-from support.small_text import SmallText, greedy
 from tests.stages.omni_ar.row_feeder import PAD, RowFeeder, random_pages
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import CountingDevice, QueuedDevice
+from tests.support.listener import Listener, answered
+from tests.support.small_text import SmallText, greedy
 
 PROMPT = [5, 9, 2, 44, 17, 3]
 

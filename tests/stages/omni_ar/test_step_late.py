@@ -7,10 +7,10 @@ from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage import Open
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import QueuedDevice
-from support.small_text import SmallText, greedy
-from support.stage_driver import SOURCE
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import QueuedDevice
+from tests.support.small_text import SmallText, greedy
+from tests.support.stage_driver import SOURCE
 
 PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33]]
 

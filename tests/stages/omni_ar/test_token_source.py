@@ -12,10 +12,10 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.scores import Scorer
 from omni_ar.run.step import StepContext
-from support.ar_driver import ArDriver
-from support.patience import PATIENCE_SECONDS
-from support.small_text import SmallText, greedy
 from tests.stages.omni_ar.two_ranks import GlooTokens, Ranks, second_rank
+from tests.support.ar_driver import ArDriver
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.small_text import SmallText, greedy
 
 pytestmark = pytest.mark.thorough
 

@@ -30,7 +30,7 @@ from omni_ar.sampling import (
     pack_sampling,
     start_size,
 )
-from support.sampler_bench import resolved
+from tests.support.sampler_bench import resolved
 
 VOCAB = 2000
 LENGTH = 96

@@ -11,9 +11,9 @@ from omni.payload import PageSlice
 from omni_ar.inputs import PromptHidden
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import QueuedDevice
-from support.small_text import SmallText, greedy
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import QueuedDevice
+from tests.support.small_text import SmallText, greedy
 
 MODEL = SmallText()
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]

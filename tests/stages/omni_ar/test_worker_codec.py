@@ -8,10 +8,10 @@ import torch
 from omni.device.cpu import CpuDevice
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver
-from support.devices import QueuedDevice, StirredDevice
-from support.small_codec import SmallCodec, codec_prompt, spoken
-from support.tiers import SLOW, few
+from tests.support.ar_driver import ArDriver
+from tests.support.devices import QueuedDevice, StirredDevice
+from tests.support.small_codec import SmallCodec, codec_prompt, spoken
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 

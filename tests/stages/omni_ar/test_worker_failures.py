@@ -11,8 +11,8 @@ from omni.errors import InputError, StageError
 from omni.payload import Payload
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt
-from support.small_text import SmallText, greedy
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.small_text import SmallText, greedy
 
 PROMPT = [5, 17, 3, 44, 8]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import QueuedDevice, StirredDevice
-from support.small_text import SmallText, greedy
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import QueuedDevice, StirredDevice
+from tests.support.small_text import SmallText, greedy
 
 pytestmark = pytest.mark.thorough
 

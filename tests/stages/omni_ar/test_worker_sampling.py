@@ -15,11 +15,11 @@ from omni.sampling import HostRules, LogitsEdit, SamplingParams, StopVerdict
 from omni.stage import Done, Open
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver, plain_prompt
-from support.devices import QueuedDevice, StirredDevice
-from support.small_text import SmallText, greedy
-from support.stage_driver import SOURCE
-from support.tiers import SLOW, few
+from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.devices import QueuedDevice, StirredDevice
+from tests.support.small_text import SmallText, greedy
+from tests.support.stage_driver import SOURCE
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from omni_ar.model import Batch, PromptTokens
 from omni_ar.options import ArOptions
-from support.ar_driver import ArDriver
-from support.small_text import SmallText, greedy
+from tests.support.ar_driver import ArDriver
+from tests.support.small_text import SmallText, greedy
 
 PROMPT = [1, 2, 3, 4, 5]
 

@@ -28,8 +28,8 @@ from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import SamplingFlags, SamplingStart
 from omni_ar.sampling.edits import EditParts
 from omni_ar.sampling.start import StartParts
-from support.patience import PATIENCE_SECONDS
-from support.small_text import SmallText
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.small_text import SmallText
 
 _PATIENCE = timedelta(seconds=PATIENCE_SECONDS)
 """A rank that waits longer for the other gives up."""

@@ -7,8 +7,8 @@ import torch
 from omni_diffusion.alone import denoise_alone, render_alone
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import Window, WindowSizes
-from support.frame_bench import random_codes
-from support.painter import BLOCK, REPEATS, Painter, Span, drawn, heard, painted, spans
+from tests.support.frame_bench import random_codes
+from tests.support.painter import BLOCK, REPEATS, Painter, Span, drawn, heard, painted, spans
 
 OPTIONS = DiffusionOptions(first_chunk_blocks=2, chunk_blocks=1, blocks_before=1, blocks_after=2)
 

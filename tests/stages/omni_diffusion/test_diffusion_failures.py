@@ -3,10 +3,10 @@
 import pytest
 
 from omni.stage import Failed
-from support.faults import LateFaultyDevice, LateFrames
-from support.frame_bench import random_codes
-from support.painter import Bench, Painter, noise_of
-from support.tiers import MUTATION, chosen
+from tests.support.faults import LateFaultyDevice, LateFrames
+from tests.support.frame_bench import random_codes
+from tests.support.painter import Bench, Painter, noise_of
+from tests.support.tiers import MUTATION, chosen
 
 pytestmark = pytest.mark.thorough
 

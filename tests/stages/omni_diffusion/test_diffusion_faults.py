@@ -3,9 +3,9 @@
 import pytest
 
 from omni.stage import Failed
-from support.faults import FaultyDevice
-from support.frame_bench import random_codes
-from support.painter import Bench
+from tests.support.faults import FaultyDevice
+from tests.support.frame_bench import random_codes
+from tests.support.painter import Bench
 
 OPTIONS = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 CODES = {name: random_codes(11, seed) for seed, name in enumerate("ab")}

@@ -7,8 +7,8 @@ import pytest
 
 from omni.device import Graph, Launch, Stream
 from omni.device.cpu import CpuDevice
-from support.frame_bench import random_codes
-from support.painter import BLOCK, Bench, Painter
+from tests.support.frame_bench import random_codes
+from tests.support.painter import BLOCK, Bench, Painter
 
 OPTIONS = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1, "max_num_seqs": 8}
 

@@ -12,9 +12,9 @@ from omni_diffusion.inputs import Voice
 from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import Window
-from support.frame_bench import random_codes
-from support.painter import BLOCK, REPEATS, WIDTH, Bench, drawn
-from support.stage_driver import SOURCE
+from tests.support.frame_bench import random_codes
+from tests.support.painter import BLOCK, REPEATS, WIDTH, Bench, drawn
+from tests.support.stage_driver import SOURCE
 
 
 def ask(bench: Bench, name: str, count: int, sampling: SamplingParams, sample_index: int = 0) -> None:

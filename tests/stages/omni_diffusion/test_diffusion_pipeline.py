@@ -18,9 +18,9 @@ from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.loaded import LoadedDiffusion
 from omni_frames import CodeFrames
-from support.devices import QueuedDevice
-from support.frame_bench import Listener, random_codes
-from support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans
+from tests.support.devices import QueuedDevice
+from tests.support.frame_bench import Listener, random_codes
+from tests.support.painter import OPTIONS, PAINT, Painter, drawn, heard, paint_pipeline, paint_plugins, painted, spans
 
 
 class Speaker(Listener):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from omni.testing import SimulatedDevice, Simulation, find_waits
-from support.frame_bench import random_codes
-from support.painter import Bench, Painter, noise_of
+from tests.support.frame_bench import random_codes
+from tests.support.painter import Bench, Painter, noise_of
 
 OPTIONS = {"max_num_seqs": 2, "first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 1, "blocks_after": 1}
 CODES = {name: random_codes(6 + 7 * number, number) for number, name in enumerate("abc")}

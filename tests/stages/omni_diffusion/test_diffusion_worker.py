@@ -12,9 +12,9 @@ from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_diffusion.inputs import Voice
 from omni_frames import CodeFrames
-from support.devices import QueuedDevice
-from support.frame_bench import POISON, feed_at_random, frames, random_codes
-from support.painter import BLOCK, REPEATS, STEPS, VOICES, Bench, Painter, Span, noise_of, spans
+from tests.support.devices import QueuedDevice
+from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes
+from tests.support.painter import BLOCK, REPEATS, STEPS, VOICES, Bench, Painter, Span, noise_of, spans
 
 pytestmark = pytest.mark.thorough
 

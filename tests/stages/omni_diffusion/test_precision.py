@@ -6,8 +6,8 @@ from torch import Tensor
 
 from omni.device.cpu import CpuDevice
 from omni_diffusion.model import Windows
-from support.frame_bench import random_codes
-from support.painter import Bench, Canvas, Painter
+from tests.support.frame_bench import random_codes
+from tests.support.painter import Bench, Canvas, Painter
 
 
 def precision() -> tuple[bool, bool]:

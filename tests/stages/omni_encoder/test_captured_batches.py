@@ -16,10 +16,10 @@ from omni_encoder.loaded import LoadedEncoder
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support.devices import QueuedDevice
-from support.stage_driver import StageDriver
-from support.tower import Tower, encode
-from support.wavemaker import Coder
+from tests.support.devices import QueuedDevice
+from tests.support.stage_driver import StageDriver
+from tests.support.tower import Tower, encode
+from tests.support.wavemaker import Coder
 
 
 class Bench(StageDriver):

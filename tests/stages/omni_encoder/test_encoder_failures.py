@@ -15,9 +15,9 @@ from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan
 from omni_encoder.upload import PieceUploader, Transfer, copy_features
 from omni_encoder.worker import EncoderWorker
-from support.faults import LateFaultyDevice, Owner, idle, simulate
-from support.stage_driver import StageDriver
-from support.tower import Tower
+from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
+from tests.support.stage_driver import StageDriver
+from tests.support.tower import Tower
 
 pytestmark = pytest.mark.plants_faults
 

@@ -11,9 +11,9 @@ from omni.stage import Done, Failed, Outbound, Produced
 from omni_encoder.inputs import Encoded, MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from support.devices import QueuedDevice
-from support.stage_driver import StageDriver
-from support.tower import POISON, Tower
+from tests.support.devices import QueuedDevice
+from tests.support.stage_driver import StageDriver
+from tests.support.tower import POISON, Tower
 
 
 class Bench(StageDriver):

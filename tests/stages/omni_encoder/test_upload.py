@@ -14,9 +14,9 @@ from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan, EncoderInput
 from omni_encoder.upload import PieceUploader
 from omni_encoder.worker import EncoderWorker
-from support.devices import QueuedDevice
-from support.stage_driver import StageDriver
-from support.tower import Tower
+from tests.support.devices import QueuedDevice
+from tests.support.stage_driver import StageDriver
+from tests.support.tower import Tower
 
 _DTYPES = (torch.int32, torch.int64, torch.float32)
 

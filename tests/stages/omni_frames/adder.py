@@ -10,7 +10,7 @@ from torch import Tensor
 from omni.device import Device, Uploader
 from omni.stage import Open, together
 from omni_frames import FrameRequest, FrameWorker
-from support.frame_bench import POISON, FrameBench
+from tests.support.frame_bench import POISON, FrameBench
 
 CHUNK = 2
 CAPACITY = 8

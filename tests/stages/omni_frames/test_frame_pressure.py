@@ -10,9 +10,9 @@ from omni.device import Event
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice
 from omni.stage import Done
-from support.devices import QueuedDevice
-from support.frame_bench import POISON, frames, random_codes
 from tests.stages.omni_frames.adder import Bench
+from tests.support.devices import QueuedDevice
+from tests.support.frame_bench import POISON, frames, random_codes
 
 
 def test_a_free_row_goes_to_the_lowest_rank_of_those_who_wait() -> None:

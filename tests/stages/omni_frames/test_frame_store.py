@@ -8,8 +8,8 @@ from omni.stage import Feed
 from omni_frames.inputs import Arrival
 from omni_frames.request import FrameRequest
 from omni_frames.store import FrameStore
-from support.devices import QueuedDevice
-from support.frame_bench import frames
+from tests.support.devices import QueuedDevice
+from tests.support.frame_bench import frames
 
 RING = 4
 """Uploads that may be under way."""

@@ -9,10 +9,10 @@ from omni.payload import AudioChunk, PageSlice, Payload
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_frames import CodeFrames
-from support.devices import QueuedDevice
-from support.faults import FaultyDevice
-from support.frame_bench import POISON, frames, random_codes
 from tests.stages.omni_frames.adder import Bench
+from tests.support.devices import QueuedDevice
+from tests.support.faults import FaultyDevice
+from tests.support.frame_bench import POISON, frames, random_codes
 
 
 def test_device_memory_is_touched_in_phases_only() -> None:

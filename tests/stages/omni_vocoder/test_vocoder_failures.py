@@ -4,10 +4,10 @@ import pytest
 
 from omni.errors import StageError
 from omni.stage import Failed
-from support.faults import LateFaultyDevice, LateFrames
-from support.frame_bench import random_codes
-from support.tiers import MUTATION, chosen
-from support.wavemaker import Bench
+from tests.support.faults import LateFaultyDevice, LateFrames
+from tests.support.frame_bench import random_codes
+from tests.support.tiers import MUTATION, chosen
+from tests.support.wavemaker import Bench
 
 CODES = {name: random_codes(9 + 3 * number, number) for number, name in enumerate("abcd")}
 SEEDS = range(4)

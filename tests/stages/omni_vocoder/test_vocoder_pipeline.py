@@ -16,9 +16,9 @@ from omni.errors import ConfigError, OmniError
 from omni.payload import Payload
 from omni.pipeline import Pipeline
 from omni_encoder.inputs import MediaItem
-from support.devices import QueuedDevice
-from support.frame_bench import Listener
-from support.wavemaker import WaveMaker, builtin_plugins, voice_pipeline, whole_wave
+from tests.support.devices import QueuedDevice
+from tests.support.frame_bench import Listener
+from tests.support.wavemaker import WaveMaker, builtin_plugins, voice_pipeline, whole_wave
 
 
 class Speaker(Listener):

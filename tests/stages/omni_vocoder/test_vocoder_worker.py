@@ -12,10 +12,10 @@ from omni.device.cpu import CpuDevice
 from omni.stage import Done, Failed
 from omni.testing import LaunchGuard
 from omni_vocoder.options import VocoderOptions
-from support.devices import QueuedDevice
-from support.faults import FaultyDevice
-from support.frame_bench import POISON, feed_at_random, frames, random_codes
-from support.wavemaker import Bench, WaveMaker, whole_wave
+from tests.support.devices import QueuedDevice
+from tests.support.faults import FaultyDevice
+from tests.support.frame_bench import POISON, feed_at_random, frames, random_codes
+from tests.support.wavemaker import Bench, WaveMaker, whole_wave
 
 pytestmark = pytest.mark.thorough
 

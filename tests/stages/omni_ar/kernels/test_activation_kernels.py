@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from omni_ar.kernels.activation import kernel, reference
-from support.exact import DTYPES, HERE, drawn, served
+from tests.support.exact import DTYPES, HERE, drawn, served
 
 SHAPES = [(1, 8), (3, 40), (2, 7), (4, 1030)]
 RANDOM = drawn(lambda chance: (chance.randint(1, 9), chance.randint(1, 300)))

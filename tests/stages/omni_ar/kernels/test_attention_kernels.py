@@ -10,8 +10,8 @@ import torch
 from omni_ar.attention import TritonPagedAttention
 from omni_ar.kernels.attention import decode_kernel, prefill_kernel
 from omni_ar.kernels.attention.settings import DecodeSettings, PrefillSettings
-from support.exact import served
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, mixed_batch
+from tests.support.exact import served
 
 pytestmark = pytest.mark.thorough
 

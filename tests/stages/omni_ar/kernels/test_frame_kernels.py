@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from omni_ar.kernels.frame import kernel, reference
 from omni_ar.kernels.rope import HeadNorms
 from omni_ar.kernels.rope.reference import rotary_table
-from support.exact import DTYPES, HERE, drawn, served
+from tests.support.exact import DTYPES, HERE, drawn, served
 
 EPS = 1e-6
 # Rows, positions, query heads, key heads, head width.

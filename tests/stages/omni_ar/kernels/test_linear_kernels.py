@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from omni.device.kernel_choice import plain_torch
 from omni_ar.kernels.linear import norm_linear, reference, streamed, tiled
 from omni_ar.kernels.linear.settings import StreamedSettings, TiledSettings
-from support.exact import DTYPES, HERE, drawn, served
+from tests.support.exact import DTYPES, HERE, drawn, served
 
 pytestmark = pytest.mark.thorough
 

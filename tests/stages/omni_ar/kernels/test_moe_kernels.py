@@ -20,8 +20,8 @@ from omni_ar.kernels.moe.settings import (
     GroupedSettings,
     default_settings,
 )
-from support.tiers import SLOW
-from support.tiers import few as few_of
+from tests.support.tiers import SLOW
+from tests.support.tiers import few as few_of
 
 pytestmark = pytest.mark.thorough
 

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from omni_ar.kernels.norm import kernel, reference
-from support.exact import DTYPES, HERE, assert_near, drawn, served
+from tests.support.exact import DTYPES, HERE, assert_near, drawn, served
 
 EPS = 1e-6
 SHAPES = [(1, 64), (3, 24), (5, 8), (2, 80), (40, 16)]

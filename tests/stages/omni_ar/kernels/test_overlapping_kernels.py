@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from omni_ar.kernels.linear.settings import StreamedSettings, TiledSettings
 from omni_ar.kernels.overlap import kernels_in_turn, overlaps
-from support.exact import HERE
+from tests.support.exact import HERE
 
 STREAMED = StreamedSettings(block_n=4, block_d=1024, num_warps=4)
 TILED = TiledSettings(tile_n=16, tile_d=128, slices=1, rows_left=False, num_warps=4, num_stages=4)

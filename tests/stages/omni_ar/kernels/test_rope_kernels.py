@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from omni_ar.kernels.rope import HeadNorms, kernel, reference
-from support.exact import DTYPES, HERE, assert_near, drawn, served
+from tests.support.exact import DTYPES, HERE, assert_near, drawn, served
 
 EPS = 1e-6
 # Tokens, query heads, key heads, head width, block size.

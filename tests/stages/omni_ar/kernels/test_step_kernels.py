@@ -16,9 +16,9 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.sampling import EVERYTHING, Need
-from support.sampler_bench import state_of
-from support.small_codec import SmallCodec
-from support.small_text import SmallText
+from tests.support.sampler_bench import state_of
+from tests.support.small_codec import SmallCodec
+from tests.support.small_text import SmallText
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ROWS, VOCAB, BLOCK_SIZE, MAX_LENGTH = 9, 37, 4, 24

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from omni_ar.sampling import EVERYTHING, Need, SamplingFlags, draw, flags_of, gumbel, merge_flags, sample, warp
-from support.sampler_bench import SamplerBench, count_penalties, reference_logits, reference_warp, resolved, starting
+from tests.support.sampler_bench import (
+    SamplerBench,
+    count_penalties,
+    reference_logits,
+    reference_warp,
+    resolved,
+    starting,
+)
 
 pytestmark = pytest.mark.thorough
 

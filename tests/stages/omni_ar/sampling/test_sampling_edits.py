@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
 from omni_ar.sampling import MAX_EDITED_IDS, bitmask_size, edit_size, merge_edits, pack_bitmask, unpack_bitmask
-from support.sampler_bench import SamplerBench, resolved, starting
+from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 130
 

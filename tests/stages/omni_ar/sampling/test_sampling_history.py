@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omni_ar.kernels.step.reference import observe
 from omni_ar.sampling import MAX_BAD_WORD_LENGTH, Need, SamplingFlags, start_size
-from support.sampler_bench import SamplerBench, resolved, starting
+from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 19
 IDS = st.integers(0, VOCAB - 1)

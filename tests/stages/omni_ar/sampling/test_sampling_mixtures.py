@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
 from omni_ar.sampling import EVERYTHING, gumbel, pack_bitmask, sample
-from support.sampler_bench import SamplerBench, reference_logits, reference_warp, resolved, starting
+from tests.support.sampler_bench import SamplerBench, reference_logits, reference_warp, resolved, starting
 
 pytestmark = pytest.mark.thorough
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor
 
 from omni_ar.sampling import apply_count_penalties
-from support.sampler_bench import SamplerBench, resolved, starting
+from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 6
 IDS = st.integers(0, VOCAB - 1)

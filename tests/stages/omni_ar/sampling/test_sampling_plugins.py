@@ -3,7 +3,7 @@
 import torch
 
 from omni_ar.processors import LogitsProcessor, NamedProcessor
-from support.sampler_bench import SamplerBench, resolved, starting
+from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 9
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from omni_encoder.kernels.segment_attention import attend_segments, kernel, reference
 from omni_encoder.segments import segment_bounds
-from support.exact import HERE, served
+from tests.support.exact import HERE, served
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SETTINGS = kernel.Settings(block_m=16, block_n=16, num_warps=4, num_stages=1)
