@@ -62,7 +62,7 @@ class _Processor(Qwen3OmniMoeProcessor):
         # Without torchvision there is no class that a video processor could be an instance of.
         if isinstance(argument, _NoVideo):
             return _NoVideo
-        proper: type = super().check_argument_for_proper_class(argument_name, argument)  # type: ignore[no-untyped-call]
+        proper: type = super().check_argument_for_proper_class(argument_name, argument)
         return proper
 
 
@@ -73,7 +73,7 @@ def load_processor(path: str | Path) -> Qwen3OmniMoeProcessor:
     images = load_preprocessor(folder, Qwen2VLImageProcessorPil)
     audio = load_preprocessor(folder, WhisperFeatureExtractor)
     template = tokenizer.chat_template
-    return _Processor(images, _NoVideo(), audio, tokenizer, chat_template=template)  # type: ignore[no-untyped-call]
+    return _Processor(images, _NoVideo(), audio, tokenizer, chat_template=template)
 
 
 # Requests for the parity tests: sounds, pictures and turns in a few words.
@@ -200,6 +200,7 @@ def sampled_with(params: SamplingParams, start: int) -> LogitsProcessorList:
 
 
 def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
+    assert params.temperature is not None
     warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(params.temperature)]
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
