@@ -36,9 +36,9 @@ class Busy:
 
     def within(self, window: Interval) -> list[Interval]:
         """The intersection with `window`."""
-        first, last = self._first_after(window.start), len(self.intervals)
+        first = bisect_right(self.intervals, window.start, key=lambda interval: interval.end)
         parts = []
-        for one in self.intervals[first:last]:
+        for one in self.intervals[first:]:
             if one.start >= window.end:
                 break
             parts.append(Interval(max(one.start, window.start), min(one.end, window.end)))
@@ -54,7 +54,3 @@ class Busy:
         if window.end > at:
             gaps.append(Interval(at, window.end))
         return gaps
-
-    def _first_after(self, moment: int) -> int:
-        """Index of the first interval that ends after `moment`."""
-        return bisect_right(self.intervals, moment, key=lambda interval: interval.end)

@@ -17,33 +17,15 @@ _PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """device: its time by the device's clock. before, after: host times before and after it."""
-
-    device: int
-    before: int
-    after: int
-
-    @property
-    def middle(self) -> int:
-        return (self.before + self.after) // 2
-
-    @property
-    def width(self) -> int:
-        return self.after - self.before
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
-    """host = origin + rate * (device - zero). error: bound of its error, in nanoseconds."""
+    """host = origin + rate * device. error: bound of its error, in nanoseconds."""
 
     origin: int
-    zero: int
     rate: float
     error: int
 
     def host(self, device: int) -> int:
-        return self.origin + round(self.rate * (device - self.zero))
+        return self.origin + round(self.rate * device)
 
     def not_before(self, launches: Iterable[tuple[int, int]]) -> "Fit":
         """The fit, moved so that no phase runs before its launch begins. launches: (host time, device time) pairs.
@@ -51,7 +33,7 @@ class Fit:
         The middle of a probe's two host times is an estimate; the order of launch and run is certain.
         """
         early = max((began - self.host(start) for began, start in launches), default=0)
-        return self if early <= 0 else Fit(self.origin + early, self.zero, self.rate, self.error)
+        return self if early <= 0 else Fit(self.origin + early, self.rate, self.error)
 
 
 class DeviceClock:
@@ -59,9 +41,8 @@ class DeviceClock:
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
-        stamp, before, after = min((timer.probe() for _ in range(_PROBES)), key=lambda probe: probe[2] - probe[1])
-        self._reference, self._at = stamp, 0
-        self._first = Probe(0, before, after)
+        self._reference, self._middle, self._width = self._probe()
+        self._at = 0
 
     def time(self, stamp: Stamp) -> int:
         return self._at + self._timer.elapsed(self._reference, stamp)
@@ -76,11 +57,14 @@ class DeviceClock:
 
     def fit(self) -> Fit:
         """The host's clock as a function of the device's, between the first probe and new ones."""
+        stamp, middle, width = self._probe()
+        device, width = self.time(stamp), max(self._width, width)
+        # Over a short time the probes' errors exceed the drift of the clocks.
+        rate = (middle - self._middle) / device if device > 1000 * width else 1.0
+        return Fit(self._middle, rate, width // 2)
+
+    def _probe(self) -> tuple[Stamp, int, int]:
+        """An event, the middle of the host's times before and after it, and the time between these."""
         probes = (self._timer.probe() for _ in range(_PROBES))
         stamp, before, after = min(probes, key=lambda probe: probe[2] - probe[1])
-        first, last = self._first, Probe(self.time(stamp), before, after)
-        error = max(first.width, last.width) // 2
-        # Over a short time the probes' errors exceed the drift of the clocks.
-        long = last.device > 1000 * max(first.width, last.width)
-        rate = (last.middle - first.middle) / last.device if long else 1.0
-        return Fit(first.middle, 0, rate, error)
+        return stamp, (before + after) // 2, after - before

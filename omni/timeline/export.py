@@ -5,7 +5,7 @@ are slices with the same `args.id`, connected by a flow arrow. Reading a trace b
 for phases.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -21,17 +21,13 @@ LAUNCH, RUN, WORK = "launch", "run", "host"
 """Categories of slices."""
 
 _Event = dict[str, object]
+_Place = dict[str, int]
 
 
 def write_trace(trace: Trace, path: PathLike) -> None:
     """Writes `trace` as JSON. Raises InputError if it cannot be written; an existing file then stays unchanged."""
-    head = {
-        "format": FORMAT,
-        "device": trace.device,
-        "dropped": trace.dropped,
-        "unfinished": trace.unfinished,
-        "error_ns": trace.error,
-    }
+    counts = {"dropped": trace.dropped, "unfinished": trace.unfinished, "error_ns": trace.error}
+    head = {"format": FORMAT, "device": trace.device, **counts}
     try:
         with replacing(path) as file:
             file.write(b'{"displayTimeUnit": "ns",\n"otherData": ' + msgspec.json.encode(head) + b',\n"traceEvents": [')
@@ -47,7 +43,7 @@ def events_of(trace: Trace) -> Iterator[_Event]:
     threads = _Threads(trace)
     yield from threads.names()
     for span in trace.host:
-        yield _slice(span.name, WORK, span.took, threads.host(span.stage), dict(span.numbers))
+        yield _slice(span.name, WORK, span.took, threads.host(span.stage), span.numbers)
     for number, phase in enumerate(trace.phases):
         yield from _phase(number, phase, threads)
     for stage in trace.stages:
@@ -62,22 +58,22 @@ class _Threads:
     """Process and thread numbers of spans."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+        self._device = trace.device
         self._processes = {stage: number for number, stage in enumerate(trace.stages, 1)}
         self._threads = {
             (stage, lane): number for stage in trace.stages for number, lane in enumerate(trace.lanes(stage), 2)
         }
 
-    def host(self, stage: str) -> dict[str, int]:
+    def host(self, stage: str) -> _Place:
         return {"pid": self._processes[stage], "tid": 1}
 
-    def run(self, stage: str, lane: str) -> dict[str, int]:
+    def run(self, stage: str, lane: str) -> _Place:
         return {"pid": self._processes[stage], "tid": self._threads[stage, lane]}
 
     def names(self) -> Iterator[_Event]:
         for stage, process in self._processes.items():
             yield _name("process_name", {"pid": process}, name=stage)
-            yield _name("process_labels", {"pid": process}, labels=self._trace.device)
+            yield _name("process_labels", {"pid": process}, labels=self._device)
             yield _name("process_sort_index", {"pid": process}, sort_index=process)
             yield _name("thread_name", self.host(stage), name=HOST)
             yield _name("thread_sort_index", self.host(stage), sort_index=1)
@@ -88,25 +84,23 @@ class _Threads:
 
 def _phase(number: int, span: PhaseSpan, threads: _Threads) -> Iterator[_Event]:
     host, run = threads.host(span.stage), threads.run(span.stage, span.lane)
-    told: dict[str, object] = {"id": number, "category": span.category.value}
+    values: dict[str, object] = {"id": number, "category": span.category.value}
     if span.step is not None:
-        told["step"] = span.step
-    yield _slice(span.phase, LAUNCH, span.launched, host, told)
-    yield _slice(span.phase, RUN, span.ran, run, told)
+        values["step"] = span.step
+    yield _slice(span.phase, LAUNCH, span.launched, host, values)
+    yield _slice(span.phase, RUN, span.ran, run, values)
     arrow = {"name": "launch", "cat": "launch", "id": number}
     yield {**arrow, "ph": "s", "ts": _microseconds(span.launched.start), **host}
     yield {**arrow, "ph": "f", "bp": "e", "ts": _microseconds(span.ran.start), **run}
 
 
-def _slice(
-    name: str, category: str, took: Interval, place: dict[str, int], told: dict[str, object] | dict[str, int]
-) -> _Event:
+def _slice(name: str, category: str, took: Interval, place: _Place, values: Mapping[str, object]) -> _Event:
     times = {"ts": _microseconds(took.start), "dur": _microseconds(took.length)}
-    return {"name": name, "cat": category, "ph": "X", **times, **place, "args": told}
+    return {"name": name, "cat": category, "ph": "X", **times, **place, "args": values}
 
 
-def _name(what: str, place: dict[str, int], **told: object) -> _Event:
-    return {"name": what, "ph": "M", **place, "args": told}
+def _name(what: str, place: _Place, **values: object) -> _Event:
+    return {"name": what, "ph": "M", **place, "args": values}
 
 
 def _microseconds(nanoseconds: int) -> float:

@@ -13,29 +13,21 @@ REMEDY = "give the name of a file in a folder that can be written"
 _log = logging.getLogger(__name__)
 
 
-class TimelineFile:
+class TimelineFile(Timeline):
     """Writes the file on `close`, unless nothing was launched."""
 
     def __init__(self, path: str, device: Device, stages: tuple[str, ...]) -> None:
-        """Create it before the stages are loaded. Raises ConfigError for a path that cannot be written."""
+        """Raises ConfigError for a path that cannot be written."""
         problem = why_not(path)
         if problem is not None:
             raise ConfigError("engine.timeline", problem, REMEDY)
+        super().__init__(device, stages)
         self._path = path
-        self._timeline = Timeline(device, stages)
-
-    def start(self) -> None:
-        """Starts the recording, after the stages are loaded and captured."""
-        self._timeline.start()
-
-    def poll(self) -> None:
-        """As `Timeline.poll`."""
-        self._timeline.poll()
 
     def close(self) -> None:
-        """Writes the recording. Raises InputError if that fails."""
-        trace = self._timeline.stop() if self._timeline.recording else None
-        self._timeline.close()
+        """Stops observing, and writes the recording. Raises InputError if that fails."""
+        trace = self.stop() if self.recording else None
+        super().close()
         if trace is None:
             return
         if trace.phases:

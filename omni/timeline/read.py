@@ -1,7 +1,7 @@
 """Reads a trace from its file."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -51,6 +51,8 @@ class _Phase(msgspec.Struct, frozen=True):
     step: int | None = None
 
 
+_Slice = tuple[str, _Event]
+"""An event, with its place in the file."""
 T = TypeVar("T")
 
 
@@ -74,7 +76,7 @@ class _Reader:
         head = file.otherData
         if head.format != FORMAT:
             self._refuse("otherData.format", f"is {head.format!r}, not {FORMAT!r}: of another version, perhaps")
-        slices = {category: list[tuple[str, _Event]]() for category in (LAUNCH, RUN, WORK)}
+        slices = {category: list[_Slice]() for category in (LAUNCH, RUN, WORK)}
         for number, event in enumerate(file.traceEvents):
             place = f"traceEvents[{number}]"
             if event.ph == "M":
@@ -90,26 +92,24 @@ class _Reader:
         return Trace(head.device, phases, host, head.dropped, head.unfinished, head.error_ns)
 
     def _take_name(self, place: str, event: _Event) -> None:
-        if event.name == "process_name":
-            self._stages[event.pid] = self._decode(event.args, _Name, f"{place}.args").name
-        elif event.name == "thread_name":
-            self._lanes[event.pid, event.tid] = self._decode(event.args, _Name, f"{place}.args").name
+        if event.name in ("process_name", "thread_name"):
+            name = self._decode(event.args, _Name, f"{place}.args").name
+            if event.name == "process_name":
+                self._stages[event.pid] = name
+            else:
+                self._lanes[event.pid, event.tid] = name
 
-    def _phases(
-        self, launches: Sequence[tuple[str, _Event]], runs: Sequence[tuple[str, _Event]]
-    ) -> tuple[PhaseSpan, ...]:
-        by_id: dict[int, tuple[str, _Event]] = {}
-        for place, event in runs:
-            by_id[self._decode(event.args, _Phase, f"{place}.args").id] = (place, event)
+    def _phases(self, launches: list[_Slice], runs: list[_Slice]) -> tuple[PhaseSpan, ...]:
+        by_id = {self._decode(event.args, _Phase, f"{place}.args").id: (place, event) for place, event in runs}
         phases = []
         for place, event in launches:
-            told = self._decode(event.args, _Phase, f"{place}.args")
-            if told.id not in by_id:
-                self._refuse(f"{place}.args.id", f"is {told.id}, and no slice of category {RUN!r} has it")
-            run_place, run = by_id[told.id]
+            phase = self._decode(event.args, _Phase, f"{place}.args")
+            if phase.id not in by_id:
+                self._refuse(f"{place}.args.id", f"is {phase.id}, and no slice of category {RUN!r} has it")
+            run_place, run = by_id[phase.id]
             stage, lane = self._stage(run_place, run), self._lane(run_place, run)
             launched, ran = _interval(event), _interval(run)
-            phases.append(PhaseSpan(stage, lane, event.name, told.category, told.step, launched, ran))
+            phases.append(PhaseSpan(stage, lane, event.name, phase.category, phase.step, launched, ran))
         return tuple(sorted(phases, key=lambda span: span.launched.start))
 
     def _host(self, place: str, event: _Event) -> HostSpan:

@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from omni.device import DeviceTimer, ObservedStream, Stamp
@@ -76,7 +76,8 @@ class Recorder:
 
     def start(self, clock: DeviceClock | None) -> None:
         """Starts a new recording. clock: None if the device runs phases while they are launched."""
-        self._forget_unread()
+        while self._unread:
+            self._forget_oldest()
         self.ran.clear()
         self.did.clear()
         self.dropped = 0
@@ -109,19 +110,24 @@ class Recorder:
         if len(self._unread) > _UNREAD:
             self.poll(2)
             if len(self._unread) > _MOST_UNREAD:
-                self._drop_oldest()
+                self._forget_oldest()
+                self.dropped += 1
 
-    def host_span(self, stream: ObservedStream, name: str, numbers: dict[str, int]) -> AbstractContextManager[object]:
-        return _HostSpan(self, stream.name, name, numbers)
+    @contextmanager
+    def host_span(self, stream: ObservedStream, name: str, numbers: dict[str, int]) -> Iterator[None]:
+        """Launches inside belong to the span's step."""
+        outer, self._step = self._step, numbers.get("step", self._step)
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            ended, self._step = time.perf_counter_ns(), outer
+            if self.recording:
+                self._keep_done(Did(stream.name, name, numbers, began, ended))
 
     def host_did(self, stream: str, name: str, since: int, numbers: dict[str, int]) -> None:
         if self.recording and since >= self.started:
-            self.keep_done(Did(stream, name, numbers, since, time.perf_counter_ns()))
-
-    def keep_done(self, did: Did) -> None:
-        """Keeps a span of host work, while recording."""
-        self.dropped += len(self.did) == self.did.maxlen
-        self.did.append(did)
+            self._keep_done(Did(stream, name, numbers, since, time.perf_counter_ns()))
 
     def poll(self, most: int | None = None) -> None:
         """Reads the events of at most `most` phases that have run. Never waits."""
@@ -142,41 +148,12 @@ class Recorder:
         self.dropped += len(self.ran) == self.ran.maxlen
         self.ran.append(ran)
 
-    def _drop_oldest(self) -> None:
-        self._give_back(self._unread.popleft())
-        self.dropped += 1
+    def _keep_done(self, did: Did) -> None:
+        self.dropped += len(self.did) == self.did.maxlen
+        self.did.append(did)
 
-    def _forget_unread(self) -> None:
-        while self._unread:
-            self._give_back(self._unread.popleft())
-
-    def _give_back(self, unread: _Unread) -> None:
+    def _forget_oldest(self) -> None:
         assert self._timer is not None
+        unread = self._unread.popleft()
         self._timer.give_back(unread.first)
         self._timer.give_back(unread.last)
-
-
-class _HostSpan:
-    """A host span. Launches inside belong to its step."""
-
-    __slots__ = ("_began", "_name", "_numbers", "_outer", "_recorder", "_stream")
-
-    def __init__(self, recorder: Recorder, stream: str, name: str, numbers: dict[str, int]) -> None:
-        self._recorder = recorder
-        self._stream = stream
-        self._name = name
-        self._numbers = numbers
-        self._outer: int | None = None
-        self._began = 0
-
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        self._outer = recorder._step
-        recorder._step = self._numbers.get("step", self._outer)
-        self._began = time.perf_counter_ns()
-
-    def __exit__(self, *exception: object) -> None:
-        ended, recorder = time.perf_counter_ns(), self._recorder
-        recorder._step = self._outer
-        if recorder.recording:
-            recorder.keep_done(Did(self._stream, self._name, self._numbers, self._began, ended))

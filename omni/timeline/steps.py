@@ -7,9 +7,6 @@ from itertools import pairwise
 from omni.device import PhaseCategory
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
 
-ROWS, PREFILL = "decodes", "prefill"
-"""Numbers of a host span with a `step`: rows that decode, and prompt tokens that run beside them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -33,8 +30,8 @@ class Step:
 
     @property
     def decodes_only(self) -> bool:
-        """Whether each of its rows ran one token. True without numbers from the host."""
-        return self.numbers.get(ROWS, 1) > 0 and self.numbers.get(PREFILL, 0) == 0
+        """Whether rows decode and no prompt tokens run beside them. True without numbers from the host."""
+        return self.numbers.get("decodes", 1) > 0 and self.numbers.get("prefill", 0) == 0
 
     @property
     def token_point(self) -> int | None:

@@ -49,18 +49,9 @@ class Timeline:
         recorder.stop()
         recorder.poll()
         if self._clock is None:
-            fit = Fit(0, 0, 1.0, 0)
+            fit = Fit(0, 1.0, 0)
         else:
             fit = self._clock.fit().not_before((ran.launched.began, ran.start) for ran in recorder.ran)
-        return self._trace(fit)
-
-    def close(self) -> None:
-        """Stops observing."""
-        self._recorder.stop()
-        self._device.launch_observer = None
-
-    def _trace(self, fit: Fit) -> Trace:
-        recorder = self._recorder
         zero = recorder.started
         ends: dict[str, int] = {}
         phases = [self._phase(ran, fit, zero, ends) for ran in recorder.ran]
@@ -72,6 +63,11 @@ class Timeline:
         host.sort(key=lambda span: span.took.start)
         name = _name(self._device.torch_device)
         return Trace(name, tuple(phases), tuple(host), recorder.dropped, recorder.unread, fit.error)
+
+    def close(self) -> None:
+        """Stops observing."""
+        self._recorder.stop()
+        self._device.launch_observer = None
 
     def _phase(self, ran: Ran, fit: Fit, zero: int, ends: dict[str, int]) -> PhaseSpan:
         launched = ran.launched

@@ -70,6 +70,10 @@ class Trace:
         """The stages, in the order of their first phases."""
         return tuple(dict.fromkeys([*(span.stage for span in self.phases), *(span.stage for span in self.host)]))
 
+    def on(self, stage: str, lane: str) -> list[PhaseSpan]:
+        """The phases of one stream."""
+        return [span for span in self.phases if (span.stage, span.lane) == (stage, lane)]
+
     def lanes(self, stage: str) -> tuple[str, ...]:
         """The streams of a stage, its own first."""
         names = {span.lane for span in self.phases if span.stage == stage}

@@ -4,10 +4,9 @@ from omni.device import PhaseCategory
 from omni.timeline.busy import Busy
 from omni.timeline.picture import palette
 from omni.timeline.picture.layout import LEFT, Scale, duration
-from omni.timeline.picture.row import Row
 from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
 from omni.timeline.steps import Step, steps_of
-from omni.timeline.trace import MAIN, HostSpan, Interval, PhaseSpan, Trace
+from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
 
 _HOST, _LAUNCHES, _NOTES, _MAIN, _BESIDE = 15, 20, 30, 40, 20
 """Heights in pixels."""
@@ -30,7 +29,7 @@ class Block:
         self._host = [span for span in trace.host if span.stage == stage and span.took.overlaps(shown)]
         self._steps = [step for step in steps_of(trace, stage) if step.ran.overlaps(shown)]
         self._lanes = [lane for lane in trace.lanes(stage) if any(span.lane == lane for span in self._ran)]
-        self._notes = Row(LEFT, scale.right)
+        self._notes = _Labels(LEFT, scale.right)
 
     @property
     def busy(self) -> bool:
@@ -53,7 +52,10 @@ class Block:
         for gap in gaps:
             self._scene.add(Box(self._scale.x(gap.start), top, self._scale.width(gap), bottom - top, palette.BAND))
         self._draw_host(top)
-        self._draw_launches(launches)
+        self._name_lane("host launches", launches, _LAUNCHES)
+        for phase in self._launched:
+            tip = f"launch of {self._tip_of(phase)}"
+            self._box(phase.launched, launches, _LAUNCHES, palette.CATEGORIES[phase.category], phase.phase, tip)
         for lane, y in places.items():
             self._draw_lane(lane, y, _MAIN if y == main else _BESIDE)
         for step in self._steps:
@@ -83,13 +85,10 @@ class Block:
     def _draw_host(self, top: float) -> None:
         self._scene.add(Text(12, top + _HOST / 2, self._stage, bold=True))
         for span in self._host:
-            self._box(span.took, top, _HOST, palette.HOST, _label(span), self._tip(span))
-
-    def _draw_launches(self, launches: float) -> None:
-        self._name_lane("host launches", launches, _LAUNCHES)
-        for phase in self._launched:
-            tip = f"launch of {self._tip_of(phase)}"
-            self._box(phase.launched, launches, _LAUNCHES, palette.CATEGORIES[phase.category], phase.phase, tip)
+            label = f"{span.name} {span.numbers['step']}" if "step" in span.numbers else span.name
+            numbers = ", ".join(f"{name} {number}" for name, number in span.numbers.items())
+            tip = f"{span.name}{f' ({numbers})' if numbers else ''}: {duration(span.took.length)} of the host"
+            self._box(span.took, top, _HOST, palette.HOST, label, tip)
 
     def _draw_lane(self, lane: str, y: float, height: float) -> None:
         self._name_lane("device" if lane == MAIN else f"device: {lane}", y, height)
@@ -109,14 +108,13 @@ class Block:
         self._note(x + width / 2, y, label, palette.GAP_INK, bold=between)
 
     def _draw_steps(self, main: float) -> None:
-        scale = self._scale
         for step in self._steps:
             self._draw_token_point(step, main)
-            x, middle = scale.x(step.ran.start), (scale.x(step.ran.start) + scale.x(step.ran.end)) / 2
+            x, width = self._scale.x(step.ran.start), self._scale.width(step.ran)
             self._scene.add(Line(x, main - 6, x, main + _MAIN + 2, palette.INK))
             for text in (f"step {step.number}: {duration(step.ran.length)}", f"step {step.number}", f"{step.number}"):
-                inside = text_width(text, _SMALL) < scale.width(step.ran)
-                if inside and self._note(middle, main, text, palette.INK):
+                inside = text_width(text, _SMALL) < width
+                if inside and self._note(x + width / 2, main, text, palette.INK):
                     break
 
     def _note(self, x: float, main: float, text: str, color: str, *, bold: bool = False) -> bool:
@@ -132,9 +130,8 @@ class Block:
         point = step.token_point
         if point is None or not self._shown.start <= point <= self._shown.end:
             return
-        x = self._scale.x(point)
-        tip = f"token point of step {step.number}"
-        self._scene.add(Shape(triangle(x, main + 3, 5.5), palette.POINT, tip))
+        at = triangle(self._scale.x(point), main + 3, 5.5)
+        self._scene.add(Shape(at, palette.POINT, f"token point of step {step.number}"))
 
     def _draw_arrow(self, span: PhaseSpan, launched_at: float, main: float) -> None:
         """Draws an arrow from a step's first launch to its run, if both are in the window."""
@@ -155,10 +152,6 @@ class Block:
             color = palette.ink_on(fill)
             self._scene.add(Text(x + width / 2, y + height / 2, label, color, _SMALL, "middle"))
 
-    def _tip(self, span: HostSpan) -> str:
-        told = ", ".join(f"{name} {number}" for name, number in span.numbers.items())
-        return f"{span.name}{f' ({told})' if told else ''}: {duration(span.took.length)} of the host"
-
     def _tip_of(self, span: PhaseSpan) -> str:
         step = f", step {span.step}" if span.step is not None else ""
         late = duration(max(0, span.ran.start - span.launched.start))
@@ -166,5 +159,20 @@ class Block:
         return f"{span.phase} ({span.category.value}{step}): {runs}; the launch takes {duration(span.launched.length)}"
 
 
-def _label(span: HostSpan) -> str:
-    return f"{span.name} {span.numbers['step']}" if "step" in span.numbers else span.name
+class _Labels:
+    """Labels beside each other that do not overlap, between two borders."""
+
+    def __init__(self, left: float, right: float) -> None:
+        self._left = left
+        self._right = right
+        self._taken: list[tuple[float, float]] = []
+
+    def take(self, middle: float, width: float) -> bool:
+        """Reserves the space for a label. Returns whether it was free."""
+        first, last = middle - width / 2 - 4, middle + width / 2 + 4
+        if first < self._left - 60 or last > self._right + 10:
+            return False
+        if any(first < end and start < last for start, end in self._taken):
+            return False
+        self._taken.append((first, last))
+        return True

@@ -51,25 +51,18 @@ def duration(nanoseconds: float) -> str:
 
 def header(scene: Scene, categories: set[PhaseCategory]) -> None:
     """Draws the legend, in as many lines as necessary."""
+    fills = {category.value: fill for category, fill in palette.CATEGORIES.items() if category in categories}
     gap = "the stage's stream has nothing to run"
+    fills |= {_TOKEN_POINT: palette.POINT, gap: palette.GAP, "host work": palette.HOST}
     x, y = 12.0, 20.0
-    for name in (
-        *(category.value for category in palette.CATEGORIES if category in categories),
-        _TOKEN_POINT,
-        gap,
-        "host work",
-    ):
+    for name, fill in fills.items():
         width = 32 + text_width(name) + 16
         if x + width > scene.width:
             x, y = 12.0, y + 22
         if name == _TOKEN_POINT:
-            scene.add(Shape(triangle(x + 13, y + 6, 6), palette.POINT))
-        elif name == gap:
-            scene.add(Box(x, y - 7, 26, 14, palette.GAP, palette.GAP_EDGE, hatched=True))
+            scene.add(Shape(triangle(x + 13, y + 6, 6), fill))
         else:
-            scene.add(
-                Box(x, y - 7, 26, 14, palette.HOST if name == "host work" else palette.CATEGORIES[PhaseCategory(name)])
-            )
+            scene.add(Box(x, y - 7, 26, 14, fill, palette.GAP_EDGE if name == gap else "", hatched=name == gap))
         scene.add(Text(x + 32, y, name))
         x += width
     scene.height = y + 18

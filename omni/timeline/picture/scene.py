@@ -76,7 +76,7 @@ class Scene:
 
 def text_width(text: str, size: int = SIZE) -> float:
     """The estimated width of a line of text, in pixels; a viewer's font may differ a little."""
-    return _font(size).getlength(text)
+    return font_of(size).getlength(text)
 
 
 def triangle(x: float, tip_y: float, size: float) -> tuple[tuple[float, float], ...]:
@@ -94,7 +94,7 @@ def stripes(box: Box, distance: float) -> Iterator[tuple[float, float, float, fl
 
 
 @lru_cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def font_of(size: int) -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(size)
     assert isinstance(font, ImageFont.FreeTypeFont), "pillow was built without FreeType"
     return font

@@ -3,12 +3,29 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from omni.device import PhaseCategory
 from omni.timeline.busy import Busy
-from omni.timeline.report.spread import Spread
 from omni.timeline.steps import Step, decode_pairs, steps_of
 from omni.timeline.trace import MAIN, Interval, Trace
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds: percentiles, with linear interpolation, and the sum. count: number of values."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+    total: float
+
+    @classmethod
+    def of(cls, nanoseconds: Sequence[int]) -> "Spread":
+        """nanoseconds: at least one value."""
+        values = np.asarray(nanoseconds, np.float64) / 1000
+        p50, p90, p99 = (float(value) for value in np.percentile(values, [50, 90, 99]))
+        return cls(count=len(nanoseconds), p50=p50, p90=p90, p99=p99, total=float(values.sum()))
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,18 +62,22 @@ def decoding_of(trace: Trace, stage: str) -> Decoding | None:
     if not decodes:
         return None
     pairs = decode_pairs(steps)
-    main = Busy(span.ran for span in trace.phases if (span.stage, span.lane) == (stage, MAIN))
+    main = Busy(span.ran for span in trace.on(stage, MAIN))
     return Decoding(
         stage=stage,
         steps=len(decodes),
-        period=Spread.of([two.ran.start - one.ran.start for one, two in pairs]),
-        idle=Spread.of([_idle(main, one, two) for one, two in pairs]),
-        launch_gap=Spread.of([two.launched.start - one.launched.end for one, two in pairs]),
-        launch_period=Spread.of([two.launched.start - one.launched.start for one, two in pairs]),
-        waits=Spread.of([sum(gap.length for gap in main.gaps(step.ran)) for step in decodes]),
-        behind_token=Spread.of([two.ran.start - at for one, two in pairs if (at := one.token_point) is not None]),
+        period=_spread([two.ran.start - one.ran.start for one, two in pairs]),
+        idle=_spread([_idle(main, one, two) for one, two in pairs]),
+        launch_gap=_spread([two.launched.start - one.launched.end for one, two in pairs]),
+        launch_period=_spread([two.launched.start - one.launched.start for one, two in pairs]),
+        waits=_spread([sum(gap.length for gap in main.gaps(step.ran)) for step in decodes]),
+        behind_token=_spread([two.ran.start - at for one, two in pairs if (at := one.token_point) is not None]),
         categories=_categories(decodes),
     )
+
+
+def _spread(nanoseconds: Sequence[int]) -> Spread | None:
+    return Spread.of(nanoseconds) if nanoseconds else None
 
 
 def _idle(main: Busy, one: Step, two: Step) -> int:
@@ -76,5 +97,4 @@ def _categories(steps: Sequence[Step]) -> dict[str, Spread]:
             sums[span.category] = sums.get(span.category, 0) + span.ran.length
         for category, length in sums.items():
             taken.setdefault(category, []).append(length)
-    spreads = {category.value: Spread.of(taken[category]) for category in PhaseCategory if category in taken}
-    return {name: spread for name, spread in spreads.items() if spread is not None}
+    return {category.value: Spread.of(taken[category]) for category in PhaseCategory if category in taken}

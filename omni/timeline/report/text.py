@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from omni.timeline.report.report import LaneReport, PhaseReport, Report
-from omni.timeline.report.spread import Spread
-from omni.timeline.report.stages import Decoding
+from omni.timeline.report.report import LaneReport, LaunchOrder, PhaseReport, Report
+from omni.timeline.report.stages import Decoding, Spread
 
 _PERCENTILES = ("p50", "p90", "p99")
 
@@ -24,7 +23,7 @@ def report_lines(report: Report) -> Iterator[str]:
     yield from _phases(report.phases)
     yield from _host(report)
     yield from _lanes(report.lanes)
-    yield from _order(report)
+    yield from _order(report.order)
 
 
 def _decoding(decoding: Decoding) -> Iterator[str]:
@@ -47,10 +46,8 @@ def _decoding(decoding: Decoding) -> Iterator[str]:
 def _phases(phases: Sequence[PhaseReport]) -> Iterator[str]:
     rows = []
     for one in phases:
-        name = one.phase if one.phase is not None else "together"
-        total = f"{one.run.total / 1000:.2f}"
-        launch = _three(one.launch)
-        rows.append((one.stage, one.lane, one.category, name, str(one.run.count), *_three(one.run), total, *launch))
+        words = one.stage, one.lane, one.category, one.phase if one.phase is not None else "together"
+        rows.append((*words, str(one.run.count), *_three(one.run), f"{one.run.total / 1000:.2f}", *_three(one.launch)))
     yield ""
     ran = (f"run {name}" for name in _PERCENTILES)
     launched = (f"launch {name}" for name in _PERCENTILES)
@@ -73,8 +70,7 @@ def _lanes(lanes: Sequence[LaneReport]) -> Iterator[str]:
     yield from _table(("stage", "stream beside", "busy ms", "behind the main stream"), rows, words=2)
 
 
-def _order(report: Report) -> Iterator[str]:
-    order = report.order
+def _order(order: LaunchOrder) -> Iterator[str]:
     if order.example is not None:
         first, second = order.example
         yield ""
