@@ -1,14 +1,12 @@
 """The asyncio interface."""
 
 import asyncio
-import weakref
 from collections import deque
-from types import TracebackType
 from typing import Self, Unpack, overload
 
 from omni.api.request import GenerateArguments, Messages, Requests
 from omni.api.results import Output, Result
-from omni.api.session import GenerateCall, Item, Session
+from omni.api.session import CallOutputs, GenerateCall, Item, Session
 
 
 class _Mailbox:
@@ -46,7 +44,7 @@ class _Mailbox:
         self._filled.set()
 
 
-class AsyncOutputStream:
+class AsyncOutputStream(CallOutputs):
     """The outputs of one `generate` call, an asynchronous iterator. Its requests run from the start, whether it is read or not.
 
     `aclose`, leaving its `async with` block, dropping the last reference to it (`break`) or cancelling the task that reads it
@@ -55,23 +53,10 @@ class AsyncOutputStream:
     """
 
     def __init__(self, session: Session, call: GenerateCall, mailbox: _Mailbox) -> None:
-        # Keeps the model loaded while the stream is read.
-        self._session = session
-        self._call = call
+        super().__init__(session, call, mailbox.put)
         self._mailbox = mailbox
         self._turn = asyncio.Lock()
         """Of the task that reads: outputs are made in the order of their items."""
-        self._closed = False
-        # Not a `__del__`, which would also run for an object whose `__init__` was interrupted.
-        weakref.finalize(self, call.abandon).atexit = False
-
-    def submit(self) -> None:
-        """Starts the requests. If it is interrupted, they are cancelled."""
-        try:
-            self._call.submit()
-        except BaseException:
-            self._close()
-            raise
 
     def __aiter__(self) -> Self:
         return self
@@ -82,7 +67,7 @@ class AsyncOutputStream:
             async with self._turn:
                 output = await self._next()
         except BaseException:
-            self._close()
+            self._cancel_soon()
             raise
         if output is None:
             raise StopAsyncIteration
@@ -99,20 +84,13 @@ class AsyncOutputStream:
 
     async def aclose(self) -> None:
         """Cancels unfinished requests. Idempotent."""
-        self._close()
+        self._cancel_soon()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._closed = True
-        self._mailbox.put(None)
-        self._call.cancel_soon()
+    async def __aexit__(self, *exception: object) -> None:
+        self._cancel_soon()
 
 
 class AsyncOmni(Session):
@@ -123,8 +101,7 @@ class AsyncOmni(Session):
 
     def generate(self, messages: Messages | Requests, **arguments: Unpack[GenerateArguments]) -> AsyncOutputStream:
         """Outputs as they come: `async for out in omni.generate(...)`. Arguments and errors as in `Omni.generate`."""
-        outputs, _ = self._start(messages, arguments, keep=False)
-        return outputs
+        return self._start(messages, arguments, keep=False)[0]
 
     # A string is a sequence of strings too; the first overload that fits applies.
     @overload
@@ -161,7 +138,5 @@ class AsyncOmni(Session):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()

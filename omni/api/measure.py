@@ -1,7 +1,7 @@
 """How much host memory a request holds."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -24,21 +24,17 @@ def held_by(messages: object) -> Held:
 
     Looks only as deep as a chat can be. Of other objects, the outermost is counted.
     """
-    return _sizes(messages)
+    # Every object once, by identity; kept, so that no new object gets the identity of a freed one.
+    leaves = {id(leaf): (leaf, size) for leaf, size in _leaves(messages, _DEPTH)}
+    # Small ones are one sum, so that only the few large ones are compared under a lock.
+    large = [(leaf, size) for leaf, size in leaves.values() if size >= _LARGE]
+    small = sum(size for _, size in leaves.values() if size < _LARGE)
+    return (*large, (object(), small))
 
 
 def held_prepared(prepared: Prepared) -> Held:
     """The memory of a prepared request: its payloads' tensors, and the arrays in their structs."""
-    return _sizes((list(prepared.inputs.values()), list(prepared.edges.values())))
-
-
-def _sizes(value: object) -> Held:
-    """Every object once. Small ones are one sum, so that only the few large ones are compared under a lock."""
-    # By identity; kept, so that no new object gets the identity of a freed one.
-    leaves = {id(leaf): (leaf, size) for leaf, size in _leaves(value, _DEPTH)}
-    large = [(leaf, size) for leaf, size in leaves.values() if size >= _LARGE]
-    small = sum(size for _, size in leaves.values() if size < _LARGE)
-    return (*large, (object(), small))
+    return held_by((list(prepared.inputs.values()), list(prepared.edges.values())))
 
 
 def _leaves(value: object, depth: int) -> Iterator[tuple[object, int]]:
@@ -46,12 +42,10 @@ def _leaves(value: object, depth: int) -> Iterator[tuple[object, int]]:
         case torch.Tensor():
             # A tensor without storage of its own, sparse or quantized, is refused later.
             yield value, value.element_size() * value.numel()
-        case np.ndarray():
+        case np.ndarray() | memoryview():
             yield value, value.nbytes
         case Image.Image():
             yield value, value.width * value.height * max(1, len(value.getbands()))
-        case memoryview():
-            yield value, value.nbytes
         case Mapping() if depth:
             for key, each in value.items():
                 yield from _leaves(key, depth - 1)
@@ -59,13 +53,9 @@ def _leaves(value: object, depth: int) -> Iterator[tuple[object, int]]:
         case msgspec.Struct() if depth:
             for each in msgspec.structs.asdict(value).values():
                 yield from _leaves(each, depth - 1)
-        case list() | tuple() if depth and not _plain(value):
+        # Of a list of numbers there may be millions, which are not counted singly.
+        case list() | tuple() if depth and not all(issubclass(kind, int | float) for kind in set(map(type, value))):
             for each in value:
                 yield from _leaves(each, depth - 1)
         case _:
             yield value, sys.getsizeof(value)
-
-
-def _plain(values: Sequence[object]) -> bool:
-    """Whether it holds numbers only: there may be millions, which are not counted singly."""
-    return all(issubclass(kind, int | float) for kind in set(map(type, values)))

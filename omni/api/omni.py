@@ -1,17 +1,15 @@
 """The synchronous interface."""
 
 import threading
-import weakref
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Literal, Self, Unpack, overload
 
 from omni.api.request import GenerateArguments, Messages, Requests
 from omni.api.results import Output, Result
-from omni.api.session import GenerateCall, Item, Session
+from omni.api.session import CallOutputs, GenerateCall, Item, Session
 
 
-class OutputStream:
+class OutputStream(CallOutputs):
     """The outputs of one `generate` call, an iterator. Its requests run from the start, whether it is read or not.
 
     Closing it, leaving its `with` block, dropping the last reference to it or an exception while it waits (Ctrl-C) cancels
@@ -20,23 +18,10 @@ class OutputStream:
     """
 
     def __init__(self, session: Session, call: GenerateCall, mailbox: "SimpleQueue[Item | None]") -> None:
-        # Keeps the model loaded while the stream is read.
-        self._session = session
-        self._call = call
+        super().__init__(session, call, mailbox.put)
         self._mailbox = mailbox
         self._turn = threading.Lock()
         """Of the thread that reads: outputs are made in the order of their items."""
-        self._closed = False
-        # Not a `__del__`, which would also run for an object whose `__init__` was interrupted.
-        weakref.finalize(self, call.abandon).atexit = False
-
-    def submit(self) -> None:
-        """Starts the requests. If it is interrupted, they are cancelled."""
-        try:
-            self._call.submit()
-        except BaseException:
-            self._cancel_soon()
-            raise
 
     def __iter__(self) -> Self:
         return self
@@ -73,20 +58,10 @@ class OutputStream:
         self._end()
         self._call.cancel()
 
-    def _cancel_soon(self) -> None:
-        """As `close`, without waiting."""
-        self._end()
-        self._call.cancel_soon()
-
-    def _end(self) -> None:
-        self._closed = True
-        # Wakes the reader that waits for an item; the others wait for their turn.
-        self._mailbox.put(None)
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -144,5 +119,5 @@ class Omni(Session):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

@@ -220,7 +220,9 @@ def read_request(
         if remote:
             # Nothing is downloaded for a request that cannot be answered.
             check_messages(messages, names=names, media=media)
-        short = _is_short(messages, held, arguments)
+        # A path is a short string too, but its file may be large.
+        short = sum(size for _, size in held) <= _SHORT_BYTES and not has_media(messages)
+        short = short and not any(params.structured is not None for params in arguments.sampling.values())
     except OmniError as error:
         return Request(messages, arguments, by_id, error=error)
     except Exception as error:  # the messages may be of the user's own types, which raise anything
@@ -228,13 +230,6 @@ def read_request(
         wrong.__cause__ = error
         return Request(messages, arguments, by_id, error=wrong)
     return Request(messages, arguments, by_id, held, remote, short)
-
-
-def _is_short(messages: object, held: Held, arguments: CheckedArguments) -> bool:
-    """Whether it is text alone, without a grammar to compile. A path is a short string too, but its file may be large."""
-    small = sum(size for _, size in held) <= _SHORT_BYTES
-    grammar = any(params.structured is not None for params in arguments.sampling.values())
-    return small and not grammar and not has_media(messages)
 
 
 def split_requests(messages: object) -> tuple[list[object], bool]:
@@ -253,7 +248,11 @@ def check_arguments(pipeline: Pipeline, arguments: GenerateArguments) -> Checked
     with _reading("modalities"):
         modalities = _modalities(pipeline, arguments.get("modalities"))
     with _reading("voice"):
-        _check_voice(voice, modalities)
+        if voice is not None:
+            _check_text(voice, "voice", "give a voice's name")
+            if "audio" not in modalities:
+                remedy = 'add "audio" to modalities, or leave voice out'
+                raise InputError("voice", "is given, but no audio is asked for", remedy)
     with _reading("priority"):
         remedy = "give an int; lower numbers are served first"
         priority = _integer(arguments.get("priority", 0), "priority", -(2**63), 2**63 - 1, remedy)
@@ -295,16 +294,6 @@ def _modalities(pipeline: Pipeline, modalities: object) -> frozenset[str]:
     if not given:
         raise InputError("modalities", "are empty", f"name at least one of {', '.join(map(repr, known))}")
     return frozenset(map(str, given))
-
-
-def _check_voice(voice: object, wanted: frozenset[str]) -> None:
-    if voice is None:
-        return
-    _check_text(voice, "voice", "give a voice's name")
-    if "audio" not in wanted:
-        raise InputError(
-            "voice", "is given, but no audio is asked for", 'add "audio" to modalities, or leave voice out'
-        )
 
 
 def _check_text(text: object, field: str, remedy: str) -> None:
@@ -366,24 +355,19 @@ def _by_stage(names: Sequence[str], given: Mapping[object, object]) -> str:
 
 def _checked(params: object, field: str) -> SamplingParams:
     if not isinstance(params, SamplingParams):
-        remedy = "give SamplingParams"
-        if isinstance(params, Mapping):
-            remedy = _by_stage((), params)
+        remedy = _by_stage((), params) if isinstance(params, Mapping) else "give SamplingParams"
         raise InputError(field, f"is a {type(params).__name__}", remedy)
     with _reading(field):
-        return _typed(params, field)
-
-
-def _typed(params: SamplingParams, field: str) -> SamplingParams:
-    try:
-        # A struct made in Python does not check types.
-        given = msgspec.structs.asdict(params)
-        if isinstance(params.structured, StructuredOutput):
-            given["structured"] = msgspec.structs.asdict(params.structured)
-        typed = msgspec.convert(given, SamplingParams)
-    except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        path = re.search(r"`\$([^`]*)`", place)
-        raise InputError(field + (shortened(path[1]) if path else ""), problem, "give a value of that type") from error
-    typed.check(field)
-    return typed
+        try:
+            # A struct made in Python does not check types.
+            given = msgspec.structs.asdict(params)
+            if isinstance(params.structured, StructuredOutput):
+                given["structured"] = msgspec.structs.asdict(params.structured)
+            typed = msgspec.convert(given, SamplingParams)
+        except msgspec.ValidationError as error:
+            problem, _, place = str(error).partition(" - at ")
+            path = re.search(r"`\$([^`]*)`", place)
+            below = shortened(path[1]) if path else ""
+            raise InputError(field + below, problem, "give a value of that type") from error
+        typed.check(field)
+        return typed

@@ -31,7 +31,7 @@ class RequestOutput:
         self.started = False
         self.finished = False
         self.error: OmniError | None = None
-        self._after_stop: Callable[[Sequence[int]], str] = _nothing
+        self._after_stop: Callable[[Sequence[int]], str] = lambda held: ""
         self._decoder = decoder
         self._text_stage = text_stage
         self._keep = keep
@@ -52,7 +52,7 @@ class RequestOutput:
                 self.started = True
                 self._prompt_tokens = event.prompt_tokens
                 self._after_stop = event.after_stop
-                self._times.started(event.taken, at)
+                self._times.taken, self._times.started = event.taken, at
                 return None
             case StageOutput(modality="text", meta=GeneratedTokens() as tokens) if self._decoder is not None:
                 self._times.token(at)
@@ -71,13 +71,15 @@ class RequestOutput:
                     return None
                 return self._text(self._last_text(self._decoder, event.held))
             case RequestFinished():
-                return self._end(at, None)
+                return self.end(at, None)
             case RequestFailed():
-                return self.fail(at, event.error)
+                return self.end(at, event.error)
 
-    def fail(self, at: float, error: OmniError) -> Output:
-        """The last output, with the error."""
-        return self._end(at, error)
+    def end(self, at: float, error: OmniError | None) -> Output:
+        """The last output."""
+        self.finished, self.error = True, error
+        self._times.end = at
+        return self._output(finished=True, metrics=self._times.metrics(), usage=self._usage(), error=error)
 
     def result(self) -> Result:
         """The whole answer. Needs `keep`."""
@@ -126,11 +128,6 @@ class RequestOutput:
             self._audio.append(samples)
         return self._output(audio=torch.from_numpy(samples), sample_rate=chunk.sample_rate)
 
-    def _end(self, at: float, error: OmniError | None) -> Output:
-        self.finished, self.error = True, error
-        self._times.end = at
-        return self._output(finished=True, metrics=self._times.metrics(), usage=self._usage(), error=error)
-
     def _output(self, **fields: Any) -> Output:
         return Output(self.index, self.sample, finish_reasons=dict(self._finish_reasons), **fields)
 
@@ -146,10 +143,6 @@ def _token_logprobs(chunk: TokenLogprobs) -> tuple[TokenLogprob, ...]:
     )
 
 
-def _nothing(held: Sequence[int]) -> str:
-    return ""
-
-
 class _Times:
     """Times of one request (`time.perf_counter`)."""
 
@@ -157,15 +150,12 @@ class _Times:
         self.stages: dict[str, StageMetrics] = {}
         self.end: float | None = None
         self._submitted = time.perf_counter()
-        self._taken: float | None = None
-        self._started: float | None = None
+        self.taken: float | None = None
+        self.started: float | None = None
         self._first_token: float | None = None
         self._first_audio: float | None = None
         self._last_audio: float | None = None
         self._audio_seconds = 0.0
-
-    def started(self, taken: float, at: float) -> None:
-        self._taken, self._started = taken, at
 
     def token(self, at: float) -> None:
         if self._first_token is None:
@@ -178,13 +168,13 @@ class _Times:
         self._audio_seconds += seconds
 
     def stage(self, at: float, stage: str, counts: Mapping[str, int]) -> None:
-        since = self._submitted if self._started is None else self._started
+        since = self._submitted if self.started is None else self.started
         self.stages[stage] = StageMetrics(dict(counts), at - since)
 
     def metrics(self) -> Metrics:
         return Metrics(
-            queued=self._since(self._taken),
-            prepare=self._started - self._taken if self._started is not None and self._taken is not None else None,
+            queued=self._since(self.taken),
+            prepare=self.started - self.taken if self.started is not None and self.taken is not None else None,
             ttft=self._since(self._first_token),
             first_audio=self._since(self._first_audio),
             total=(time.perf_counter() if self.end is None else self.end) - self._submitted,

@@ -50,15 +50,9 @@ class RequestPreparer:
     options: FrontendOptions
     limit: PromptLimit | None
 
-    def prepare(self, request: Request) -> PreparedRequest | OmniError:
-        """Any error is returned."""
+    def prepare(self, request: Request) -> PreparedRequest:
+        """Raises any error of a library."""
         taken = time.perf_counter()
-        try:
-            return self._prepare(request, taken)
-        except BaseException as error:  # a library's panic too: an exception in a thread is lost
-            return known("frontend", "preparing the request", error)
-
-    def _prepare(self, request: Request, taken: float) -> PreparedRequest:
         arguments, frontend = request.arguments, self.frontend
         messages = parse_messages(
             request.messages,
@@ -79,18 +73,9 @@ class RequestPreparer:
         prepared = frontend.prepare(chat)
         compiled = self.compiler.compile(arguments.sampling, arguments.fields, arguments.n)
         self.engine.check({stage: compiled.sampling[stage] for stage in arguments.sampling}, arguments.fields)
+        shared = (prepared.inputs, prepared.edges, compiled.sampling, arguments.priority, arguments.cache_salt)
         requests = {
-            handle: EngineRequest(
-                handle,
-                arguments.modalities,
-                prepared.inputs,
-                prepared.edges,
-                compiled.sampling,
-                arguments.priority,
-                arguments.cache_salt,
-                sample,
-                compiled.rules(),
-            )
+            handle: EngineRequest(handle, arguments.modalities, *shared, sample, compiled.rules())
             for sample, handle in enumerate(request.samples)
         }
         started = Started(taken, prepared.prompt_tokens, compiled.after_stop)
@@ -174,9 +159,8 @@ class RequestQueue:
         self._long: Ranked[Request] = Ranked()
         self._closed = False
         self._threads = [PreparingThread(i, self._work, only_short=i == THREADS) for i in range(THREADS + 1)]
-        self._idle = {
-            short: [thread for thread in self._threads if thread.only_short == short] for short in (True, False)
-        }
+        *long, short = self._threads
+        self._idle = {False: long, True: [short]}
 
     def start(self) -> None:
         for thread in self._threads:
@@ -292,9 +276,8 @@ class RequestQueue:
     def _assign_threads(self) -> None:
         while True:
             short, long = self._short.first(), self._long.first()
-            first = min(
-                (each for each in (short, long) if each), key=lambda each: self._admission.rank(each.id), default=None
-            )
+            queued = [each for each in (short, long) if each]
+            first = min(queued, key=lambda each: self._admission.rank(each.id), default=None)
             for request, idle in ((short, self._idle[True]), (first, self._idle[False])):
                 if request is not None and idle and self._admission.may_grow(request.arguments.priority):
                     (self._short if request.short else self._long).remove(request.id)
@@ -307,19 +290,20 @@ class RequestQueue:
         outcome: PreparedRequest | OmniError | None
         try:
             outcome = self._prepare(request)
-        except BaseException as error:  # any error is reported to the user, and the thread is free again
+        except (
+            BaseException
+        ) as error:  # a library's panic too: it is reported to the user, and the thread is free again
             outcome = known("frontend", "preparing the request", error)
         self._change(partial(self._take_prepared, thread, request, outcome))
 
-    def _prepare(self, request: Request) -> PreparedRequest | OmniError | None:
+    def _prepare(self, request: Request) -> PreparedRequest | None:
         if all(handle.finished for handle in list(request.handles.values())):
             return None
-        outcome = self._preparer.prepare(request)
-        if isinstance(outcome, PreparedRequest):
-            # Before the engine can give an output.
-            for handle in list(request.handles.values()):
-                handle.start(outcome.started)
-        return outcome
+        prepared = self._preparer.prepare(request)
+        # Before the engine can give an output.
+        for handle in list(request.handles.values()):
+            handle.start(prepared.started)
+        return prepared
 
     def _take_prepared(
         self, thread: PreparingThread, request: Request, outcome: PreparedRequest | OmniError | None

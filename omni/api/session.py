@@ -19,7 +19,6 @@ from omni.api.request import (
     Deliver,
     Event,
     GenerateArguments,
-    Request,
     RequestHandle,
     check_arguments,
     read_request,
@@ -72,12 +71,7 @@ class Session:
         timeline: str | os.PathLike[str] | None = None,
     ) -> None:
         layers = layers_of(
-            config=config,
-            overrides=overrides,
-            device=device,
-            dtype=dtype,
-            load_format=load_format,
-            timeline=timeline,
+            config=config, overrides=overrides, device=device, dtype=dtype, load_format=load_format, timeline=timeline
         )
         client = Client(load(model, layers=layers, plugins=plugins))
         self._client = client
@@ -108,7 +102,10 @@ class Session:
     def usage(self) -> Mapping[str, StageUsage]:
         """Resources in use at each stage (requests, rows, blocks, ...), all zero when idle. `"frontend"` is for waiting requests:
         their number, and bytes of host memory."""
-        return self._client.usage()
+        client = self._client
+        client.owner.check("asking for usage")
+        waiting = {"requests": client.queue.waiting, "bytes": client.queue.held_bytes}
+        return {**client.engine.usage(), FRONTEND: waiting}
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """Totals of each stage since the start, by name (tokens, frames, steps, ...)."""
@@ -118,7 +115,8 @@ class Session:
     @property
     def idle(self) -> bool:
         """No request is under way, and no stage holds anything."""
-        return self._client.idle
+        self._client.owner.check("asking for usage")
+        return not self._client.handles and self._client.engine.idle
 
     def _call(
         self,
@@ -170,9 +168,11 @@ class GenerateCall:
         answers = [(index, sample) for index in range(len(requests)) for sample in range(n)]
         self._outputs = [RequestOutput(*answer, client.frontend.text_decoder(), stage, keep) for answer in answers]
         self._left = len(answers)
-        self._handles = [client.handle(_deliver(index, put)) for index in range(len(answers))]
+        self._handles = [client.handle(partial(_deliver, index, put)) for index in range(len(answers))]
         self._requests = [
-            client.read(messages, arguments, self._handles[first : first + n])
+            read_request(
+                messages, arguments, self._handles[first : first + n], client.media, client.frontend.takes_names
+            )
             for messages, first in zip(requests, range(0, len(answers), n), strict=True)
         ]
 
@@ -202,7 +202,7 @@ class GenerateCall:
         except Exception as error:
             failure = known("frontend", "decoding text", error)
             self._client.executor.ask(partial(self._handles[index].cancel, failure))
-            output = answer.fail(at, failure)
+            output = answer.end(at, failure)
         if output is not None and output.finished:
             self._left -= 1
             if output.error is not None and not self.many and (self._samples == 1 or not answer.started):
@@ -237,8 +237,40 @@ class GenerateCall:
             handle.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
 
 
-def _deliver(index: int, put: Callable[[Item], None]) -> Deliver:
-    return lambda at, event: put((index, at, event))
+def _deliver(index: int, put: Callable[[Item], None], at: float, event: Event) -> None:
+    put((index, at, event))
+
+
+class CallOutputs:
+    """What the streams of outputs of `Omni` and `AsyncOmni` have in common."""
+
+    def __init__(self, session: Session, call: GenerateCall, put: Callable[[Item | None], None]) -> None:
+        """put: into the mailbox of `call`."""
+        # Keeps the model loaded while the stream is read.
+        self._session = session
+        self._call = call
+        self._put = put
+        self._closed = False
+        # Not a `__del__`, which would also run for an object whose `__init__` was interrupted.
+        weakref.finalize(self, call.abandon).atexit = False
+
+    def submit(self) -> None:
+        """Starts the requests. If it is interrupted, they are cancelled."""
+        try:
+            self._call.submit()
+        except BaseException:
+            self._cancel_soon()
+            raise
+
+    def _cancel_soon(self) -> None:
+        """Ends the stream, and cancels its requests without waiting."""
+        self._end()
+        self._call.cancel_soon()
+
+    def _end(self) -> None:
+        self._closed = True
+        # Wakes the reader that waits for an item; the others wait for their turn.
+        self._put(None)
 
 
 class Client:
@@ -256,8 +288,8 @@ class Client:
         self.owner = OwnerProcess()
         self.handles: dict[str, RequestHandle] = {}
         self._compiler = loaded.compiler
-        self._media = loaded.options.media
-        self._downloads = Downloads(self._media)
+        self.media = loaded.options.media
+        self._downloads = Downloads(self.media)
         preparer = RequestPreparer(loaded.frontend, loaded.compiler, loaded.engine, loaded.options, loaded.limit)
         self.queue = RequestQueue(preparer, self._downloads, self.executor, loaded.limits)
         self._numbers = itertools.count()
@@ -300,21 +332,6 @@ class Client:
     def handle(self, deliver: Deliver) -> RequestHandle:
         """A handle with an id of its own. Only the caller knows of it yet."""
         return RequestHandle(f"r{next(self._numbers)}", deliver, self._finished)
-
-    def read(self, messages: object, arguments: CheckedArguments, handles: Sequence[RequestHandle]) -> Request:
-        return read_request(messages, arguments, handles, self._media, self.frontend.takes_names)
-
-    def usage(self) -> Mapping[str, StageUsage]:
-        """Of each stage, and of the waiting requests."""
-        self.owner.check("asking for usage")
-        waiting = {"requests": self.queue.waiting, "bytes": self.queue.held_bytes}
-        return {**self.engine.usage(), FRONTEND: waiting}
-
-    @property
-    def idle(self) -> bool:
-        """No request is under way, and no stage holds anything."""
-        self.owner.check("asking for usage")
-        return not self.handles and self.engine.idle
 
     def close(self) -> None:
         """Aborts all requests, frees the stages and ends every thread. Idempotent.
