@@ -5,11 +5,9 @@ from typing import Any
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder, Qwen2_5OmniVisionEncoder
 
 from omni.stage import StageContext
-from omni_encoder.towers.clip_encoder import ClipEncoder
-from omni_encoder.towers.clips import Chunks
+from omni_encoder.towers.clip_encoder import Chunks, ClipEncoder
 from omni_encoder.towers.loading import load_tower, read_max_pixels
-from omni_encoder.towers.patches import Patches
-from omni_encoder.towers.picture_encoder import PictureEncoder
+from omni_encoder.towers.picture_encoder import Patches, PictureEncoder
 from omni_qwen2_5_omni.config import read_config
 
 

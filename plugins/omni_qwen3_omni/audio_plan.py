@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from omni_encoder.towers.clips import Chunks
+from omni_encoder.towers.clip_encoder import Chunks
 
 
 def clip_chunks(window: int, infer_window: int | None = None) -> Chunks:

@@ -13,8 +13,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from omni.stage import StageContext
 from omni_encoder.towers.clip_encoder import ClipEncoder
 from omni_encoder.towers.loading import load_tower, read_max_pixels
-from omni_encoder.towers.patches import Patches
-from omni_encoder.towers.picture_encoder import PictureEncoder
+from omni_encoder.towers.picture_encoder import Patches, PictureEncoder
 from omni_qwen3_omni.audio_plan import clip_chunks
 from omni_qwen3_omni.config import read_config
 

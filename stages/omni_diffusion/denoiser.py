@@ -9,8 +9,8 @@ The upload slot of a step is free after its copy, that is, after the last step b
 flight: one runs, one is queued behind it, and a new row joins the next.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,19 +34,6 @@ _ROW, _FRAMES = 0, 4
 """Positions of `rows_B` and `frames_B` among these."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedStep:
-    """A step whose inputs are being copied to the device. The rows' latents are unchanged until its launch.
-
-    width: code frames of its windows. captured: the graph to replay; None for a step that runs uncaptured.
-    packed_2B: int64, rows and their steps.
-    """
-
-    width: int
-    captured: Captured[Graph] | None
-    packed_2B: Tensor
-
-
 class Denoiser:
     """Owns the model's state and the latents of windows. It does no scheduling."""
 
@@ -60,7 +47,6 @@ class Denoiser:
         sizes: WindowSizes,
         tf32: bool,
     ) -> None:
-        latents = sizes.frames * model.repeats
         self._null_row = rows
         self._device = device
         self._stream = stream
@@ -69,9 +55,9 @@ class Denoiser:
         self._sizes = sizes
         self._tf32 = tf32
         self._state = model.new_state(rows + 1, sizes.frames)
-        self.latents_RTM = device.zeros((rows + 1, latents, model.latent_width), torch.float32)
+        self.latents_RTM = device.zeros((rows + 1, sizes.frames * model.repeats, model.latent_width), torch.float32)
         # Two float32 values share one int64.
-        self._columns = _HEAD + sizes.frames + -(-latents * model.latent_width // 2)
+        self._columns = _HEAD + sizes.frames + -(-sizes.frames * model.repeats * model.latent_width // 2)
         # All rows may begin windows while a step runs that their uploads wait for.
         self._windows = Uploader(device, stream, min(MOST_BEGUN, rows) * self._columns, 1 + -(-rows // MOST_BEGUN))
         self._steps = Uploader(device, stream, 2 * rows, 1)
@@ -112,22 +98,20 @@ class Denoiser:
         """Whether fewer than two steps are in flight."""
         return self._steps.ready
 
-    def begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> None:
-        """Enqueues the beginning of a window of each request, at most `MOST_BEGUN`. Can be retried after a failure.
-        Changes no request."""
+    def prepare_begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> Callable[[], None]:
+        """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
+        beginning. Both can be retried after a failure, and change no request."""
         captured = self._begin_graphs.find(None, len(requests))
         packed = np.zeros((captured.size if captured is not None else len(requests), self._columns), np.int64)
         packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
         for line, request, window in zip(packed, requests, windows, strict=False):
             self._fill(line, request, window)
         (packed_BX,) = self._windows.send([packed])
-        if captured is not None:
-            self._device.replay(self._stream, captured.graph)
-        else:
-            self._device.enqueue(self._stream, [self._begin(packed_BX)])
+        return partial(self._run, captured, self._begin(packed_BX))
 
-    def prepare(self, requests: Sequence[DiffusionRequest]) -> PreparedStep:
-        """Enqueues the inputs of each request's next step. Can be retried after a failure."""
+    def prepare_step(self, requests: Sequence[DiffusionRequest]) -> Callable[[], None]:
+        """Enqueues the inputs of each request's next step. Can be retried after a failure. Returns a function that
+        enqueues the step; until then the rows' latents are unchanged."""
         count = len(requests)
         width = self._sizes.width(max(request.window.frames for request in requests if request.window is not None))
         captured = self._step_graphs.find(width, count)
@@ -135,30 +119,28 @@ class Denoiser:
         packed[0] = self._null_row
         packed[:, :count] = np.array([(request.row, request.step) for request in requests]).T
         (packed_2B,) = self._steps.send([packed])
-        return PreparedStep(width, captured, packed_2B)
+        return partial(self._run, captured, self._step(packed_2B, width))
 
-    def launch(self, prepared: PreparedStep) -> None:
-        """Enqueues the step."""
-        if prepared.captured is not None:
-            self._device.replay(self._stream, prepared.captured.graph)
+    def _run(self, captured: Captured[Graph] | None, launch: Launch) -> None:
+        if captured is not None:
+            self._device.replay(self._stream, captured.graph)
         else:
-            self._device.enqueue(self._stream, [self._step(prepared.packed_2B, prepared.width)])
+            self._device.enqueue(self._stream, [launch])
 
     def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, window: Window) -> None:
         assert request.row is not None
         assert request.voice is not None
         assert request.noise is not None
-        head = (request.row, window.first, window.context, window.fresh, window.frames, request.voice)
-        line[:_HEAD] = head
-        places = self._store.places(request, window.first - request.passed, window.frames)
-        line[_HEAD : _HEAD + window.frames] = places
+        line[:_HEAD] = request.row, window.first, window.context, window.fresh, window.frames, request.voice
+        line[_HEAD : _HEAD + window.frames] = self._store.places(request, window.first - request.passed, window.frames)
         noise = request.noise.of(window)
         line[_HEAD + self._sizes.frames :].view(np.float32)[: noise.size] = noise.reshape(-1)
 
     def _begin(self, packed_BX: Tensor) -> Launch:
-        ring_RCG, latents_RTM = self._store.ring_RCG, self.latents_RTM
-        frames = self._sizes.frames
-        return Launch.of(begin_windows, self._model, self._state, ring_RCG, packed_BX, frames, latents_RTM, self._tf32)
+        ring_RCG, frames = self._store.ring_RCG, self._sizes.frames
+        return Launch.of(
+            begin_windows, self._model, self._state, ring_RCG, packed_BX, frames, self.latents_RTM, self._tf32
+        )
 
     def _step(self, packed_2B: Tensor, width: int) -> Launch:
         held_RTM = self.latents_RTM[:, : width * self._sizes.repeats]

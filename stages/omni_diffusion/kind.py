@@ -1,13 +1,42 @@
-"""Stage kind `"diffusion"`."""
+"""Stage kind `"diffusion"`: how a stage is loaded."""
 
-from omni.device import declare_categories
-from omni.stage import StageContext, build_model
-from omni_diffusion.categories import CATEGORIES
-from omni_diffusion.loaded import LoadedDiffusion
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from omni.device import PhaseCategory, declare_categories
+from omni.graphs import captured_sizes
+from omni.stage import MeasuredStage, StageContext, build_model
 from omni_diffusion.model import DiffusionModel
 from omni_diffusion.options import DiffusionOptions
+from omni_diffusion.worker import DiffusionWorker
+
+CATEGORIES = {
+    "begin_windows": PhaseCategory.PREPROCESS,
+    "set_null_windows": PhaseCategory.PREPROCESS,
+    "set_null_steps": PhaseCategory.PREPROCESS,
+    "set_null_piece": PhaseCategory.PREPROCESS,
+    "denoise_rows": PhaseCategory.FORWARD,
+    "render_piece": PhaseCategory.POSTPROCESS,
+}
 
 declare_categories(CATEGORIES)
+
+
+class LoadedDiffusion(MeasuredStage[DiffusionWorker]):
+    """model: the stage's model."""
+
+    memory_options = ("max_num_seqs", "chunk_blocks", "blocks_before", "blocks_after")
+
+    def __init__(self, context: StageContext, model: DiffusionModel[Any]) -> None:
+        options, stage, device = context.options, context.stage, context.device
+        assert isinstance(options, DiffusionOptions)
+        new_worker = partial(DiffusionWorker, stage.name, device, model, options, stage.priority)
+        self.model = model
+        super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
+
+    def largest_batches(self) -> Callable[[DiffusionWorker], None]:
+        return DiffusionWorker.run_largest
 
 
 class DiffusionStageKind:

@@ -1,8 +1,11 @@
 """Initial noise of latents: the same on every device, in every batch, for every division of a stream into windows."""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from omni.stage import Feed
 from omni_diffusion.windows import Window
 
 
@@ -22,11 +25,8 @@ class Noise:
         width: int,
         given: NDArray[np.float32] | None = None,
     ) -> None:
-        self._seed = seed
-        self._sample_index = sample_index
-        self._block = block
-        self._repeats = repeats
-        self._width = width
+        self._seed, self._sample_index = seed, sample_index
+        self._block, self._repeats, self._width = block, repeats, width
         self._given = given
         self._drawn: dict[int, NDArray[np.float32]] = {}
         """Noise of the last window, whose blocks may be in the next one too."""
@@ -48,3 +48,18 @@ class Noise:
         key, counter = np.array([self._seed, number], np.uint64), np.array([0, 0, 0, self._sample_index], np.uint64)
         random = np.random.Generator(np.random.Philox(key=key, counter=counter))
         return random.standard_normal((self._block * self._repeats, self._width), np.float32)
+
+
+def read_noise(message: Feed, width: int) -> NDArray[np.float32] | None:
+    """The noise of a voice's message, `[T, M]`, or None. width: M, values of a latent frame.
+
+    Raises ValueError, which describes the expected tensor, for any other tensor.
+    """
+    noise = message.payload.tensors.get("noise")
+    if noise is None:
+        return None
+    if not isinstance(noise, Tensor) or noise.device.type != "cpu" or not message.arrived:
+        raise ValueError("noise is read by the host: give a tensor in its memory")
+    if noise.dtype != torch.float32 or noise.dim() != 2 or noise.shape[1] != width:
+        raise ValueError(f"noise is {noise.dtype} {tuple(noise.shape)}; wanted float32 [latent frames, {width}]")
+    return np.array(noise.numpy())

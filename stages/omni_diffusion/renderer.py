@@ -5,8 +5,7 @@
 | `kept_RCM` of a row | `render_piece` | `render_piece`, same stream | the host's count: places are reused in turn |
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Stream, Uploader
-from omni.graphs import Captured, CapturedGraphs
+from omni.graphs import CapturedGraphs
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.precision import products
 from omni_diffusion.request import DiffusionRequest
@@ -22,19 +21,6 @@ from omni_diffusion.windows import Piece, WindowSizes
 from omni_frames import MAX_IN_FLIGHT, SampleBatch, SampleRing
 
 _UPLOADS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedPieces:
-    """Pieces of several rows whose inputs are being copied to the device.
-
-    captured: the graphs to replay, one for each output buffer; None for pieces that run uncaptured. packed_BX: int64.
-    """
-
-    requests: tuple[DiffusionRequest, ...]
-    piece: Piece
-    captured: Captured[list[Graph]] | None
-    packed_BX: Tensor
 
 
 class Renderer:
@@ -86,8 +72,11 @@ class Renderer:
         """Whether pieces may be prepared and launched now."""
         return self._upload.ready and self._samples.ready
 
-    def prepare(self, requests: Sequence[DiffusionRequest], piece: Piece) -> PreparedPieces:
-        """Enqueues the places of each request's latents. Can be retried after a failure."""
+    def prepare(
+        self, requests: Sequence[DiffusionRequest], piece: Piece
+    ) -> Callable[[], SampleBatch[DiffusionRequest] | None]:
+        """Enqueues the places of each request's latents. Returns a function that enqueues keeping, rendering and the
+        copy to the host; it returns None if nothing is rendered. Both can be retried after a failure."""
         count = len(requests)
         captured = self._graphs.find(piece, count)
         packed = np.empty((captured.size if captured is not None else count, 2 * piece.fresh + piece.seen), np.int64)
@@ -96,18 +85,17 @@ class Renderer:
         for line, request in zip(packed, requests, strict=False):
             self._fill(line, request, piece)
         (packed_BX,) = self._upload.send([packed])
-        return PreparedPieces(tuple(requests), piece, captured, packed_BX)
 
-    def launch(self, prepared: PreparedPieces) -> SampleBatch[DiffusionRequest] | None:
-        """Enqueues keeping, rendering and the copy to the host. Returns None if nothing is rendered. Can be retried
-        after a failure."""
-        piece, turn = prepared.piece, self._samples.turn
-        if prepared.captured is not None:
-            self._device.replay(self._stream, prepared.captured.graph[turn])
-        else:
-            self._device.enqueue(self._stream, [self._render(piece, prepared.packed_BX, turn)])
-        samples = piece.count * self._model.samples_per_latent
-        return self._samples.send(prepared.requests, samples) if samples else None
+        def launch() -> SampleBatch[DiffusionRequest] | None:
+            turn = self._samples.turn
+            if captured is not None:
+                self._device.replay(self._stream, captured.graph[turn])
+            else:
+                self._device.enqueue(self._stream, [self._render(piece, packed_BX, turn)])
+            samples = piece.count * self._model.samples_per_latent
+            return self._samples.send(requests, samples) if samples else None
+
+        return launch
 
     def _fill(self, line: NDArray[np.int64], request: DiffusionRequest, piece: Piece) -> None:
         assert request.row is not None

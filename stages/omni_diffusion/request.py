@@ -45,7 +45,7 @@ class DiffusionRequest(FrameRequest):
 
     def begin(self, window: Window, sizes: WindowSizes) -> None:
         """Records the launch of a window's beginning: frames that only this window sees leave the ring."""
-        self.window, self.step, self.alone = window, 0, False
+        self.window, self.step = window, 0
         needed = max(window.first + window.context + window.fresh - sizes.before, self.passed)
         self.forget(needed - self.passed, sizes.capacity)
         self.passed = needed
@@ -64,5 +64,5 @@ class DiffusionRequest(FrameRequest):
         """Records the launch of keeping and rendering a piece."""
         if self.window is not None:
             self.done += self.window.fresh
-        self.window, self.alone = None, False
+        self.window = None
         self.rendered += piece.count

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterable
+from functools import partial
 
 from omni.device import Device
 from omni.errors import InputError, StageError
@@ -10,11 +11,10 @@ from omni.stage import Feed, Open, StageUsage, together
 from omni_diffusion.denoiser import MOST_BEGUN, Denoiser
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, StateT
-from omni_diffusion.noise import Noise
+from omni_diffusion.noise import Noise, read_noise
 from omni_diffusion.options import DiffusionOptions, beside_seed
 from omni_diffusion.renderer import Renderer
 from omni_diffusion.request import DiffusionRequest
-from omni_diffusion.voice import check_voice, noise_given
 from omni_diffusion.windows import Piece, WindowSizes
 from omni_frames import Arrival, FrameWorker
 
@@ -59,7 +59,7 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
             raise InputError(f"{field}.{name}", problem, "leave it out")
 
     def usage(self) -> StageUsage:
-        windows = sum(request.window is not None for request in list(self.rows.seated))
+        windows = sum(request.window is not None for request in list(self.rows.owners))
         return {**super().usage(), "windows": windows}
 
     def open(self, message: Open) -> DiffusionRequest:
@@ -96,8 +96,9 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         if request.voice is not None:
             raise ValueError("a second Voice came; a request has one")
         model = self._model
-        check_voice(voice, model.num_voices)
-        given = noise_given(message, model.latent_width)
+        if not 0 <= voice.index < model.num_voices:
+            raise ValueError(f"voice {voice.index} is not there: 0 to {model.num_voices - 1} are")
+        given = read_noise(message, model.latent_width)
         request.voice = voice.index
         request.noise = Noise(
             request.seed, request.sample_index, model.block_frames, model.repeats, model.latent_width, given
@@ -105,49 +106,34 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
 
     def _begin(self) -> bool:
         """Begins a few windows; others begin in the next tick, after the other stages' ticks."""
-        windows = {request: window for request in self.rows.seated if (window := request.next_window(self._sizes))}
+        windows = {request: window for request in self.rows.owners if (window := request.next_window(self._sizes))}
         if not windows or not self._denoiser.can_begin:
             return False
         batch = together(list(windows))[:MOST_BEGUN]
-        try:
-            self._denoiser.begin(batch, [windows[request] for request in batch])
-        except Exception as error:
-            self.isolate(batch, "beginning a window", error)
-            return True
-        for request in batch:
-            request.begin(windows[request], self._sizes)
-        self.totals["windows"] += len(batch)
+        prepare = partial(self._denoiser.prepare_begin, batch, [windows[request] for request in batch])
+        if self.run_batch(batch, "beginning a window", prepare, again=True):
+            for request in batch:
+                request.begin(windows[request], self._sizes)
+            self.totals["windows"] += len(batch)
         return True
 
     def _step(self) -> bool:
         """Runs one step of all rows that are being denoised."""
         steps = self._model.num_steps
-        rows = [request for request in self.rows.seated if request.window is not None and request.step < steps]
+        rows = [request for request in self.rows.owners if request.window is not None and request.step < steps]
         if not rows or not self._denoiser.can_step:
             return False
         batch = together(rows)
-        try:
-            prepared = self._denoiser.prepare(batch)
-        except Exception as error:
-            self.isolate(batch, "denoising a window", error)
-            return True
-        try:
-            self._denoiser.launch(prepared)
-        except Exception as error:
-            # Their latents may be half written, so they cannot be retried one by one.
+        if self.run_batch(batch, "denoising a window", partial(self._denoiser.prepare_step, batch)):
             for request in batch:
-                self.fail(request.id, "denoising a window", error)
-            return True
-        for request in batch:
-            request.step += 1
-            request.alone = False
-        self.totals["steps"] += 1
+                request.step += 1
+            self.totals["steps"] += 1
         return True
 
     def _render(self) -> bool:
         """Renders pieces of one shape. First pieces of requests precede later ones, since users wait for them."""
         pieces: dict[Piece, list[DiffusionRequest]] = {}
-        for request in self.rows.seated:
+        for request in self.rows.owners:
             piece = request.next_piece(self._sizes, self._model.num_steps)
             if piece is not None:
                 pieces.setdefault(piece, []).append(request)
@@ -155,14 +141,8 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
             return False
         piece = min(pieces, key=lambda piece: min(request.rendered for request in pieces[piece]) > 0)
         batch = together(pieces[piece])
-        try:
-            rendered = self._renderer.launch(self._renderer.prepare(batch, piece))
-        except Exception as error:
-            self.isolate(batch, "rendering a piece", error)
-            return True
-        for request in batch:
-            self.totals["frames"] += request.window.fresh if request.window is not None else 0
-            request.take(piece)
-        if rendered is not None:
-            self.launched(rendered)
+        if self.run_batch(batch, "rendering a piece", partial(self._renderer.prepare, batch, piece), again=True):
+            for request in batch:
+                self.totals["frames"] += request.window.fresh if request.window is not None else 0
+                request.take(piece)
         return True

@@ -1,21 +1,23 @@
-"""A cache of encoder outputs by content hash, with eviction of the least recently used."""
+"""Outputs of items: a cache by content hash, and those that requests still need."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
 
+from omni.stage import Produced
+
 Outputs: TypeAlias = Mapping[str, Tensor]
 """Outputs of `EncoderModel.encode` for one item. Each tensor owns its memory."""
-
 
 ContentKey: TypeAlias = tuple[str, str]
 """A request's cache salt and the hash of a media item's content."""
 
 
 class OutputCache:
-    """Outputs of at most `capacity` bytes in total.
+    """Outputs of at most `capacity` bytes in total: the least recently used are evicted.
 
     Eviction only drops a reference: the worker keeps the tensors of a payload until it is free.
     """
@@ -49,3 +51,61 @@ class OutputCache:
 def size_of(outputs: Outputs) -> int:
     """Bytes of device memory."""
     return sum(tensor.nbytes for tensor in outputs.values())
+
+
+_POLLED = 32
+"""Maximum outputs that one tick checks: thousands may be held, most of them for a long time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    produced: Produced
+    outputs: Outputs
+    rank: tuple[int, int]
+
+
+class HeldOutputs:
+    """Keeps outputs until they are free, and counts their bytes; an output shared by several requests counts once for
+    each.
+
+    Outputs were allocated on the stage's stream, so their memory must not be released before readers on other streams
+    are done: `Produced.free`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._held: deque[_Held] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit of held bytes is reached."""
+        return self._bytes >= self._limit
+
+    @property
+    def first_rank(self) -> tuple[int, int]:
+        """The lowest rank of a request with held outputs. At the limit only that request, or one of lower rank, may add
+        outputs: it could not progress otherwise, and all others progress after its end."""
+        return min(held.rank for held in self._held)
+
+    def add(self, produced: Produced, outputs: Outputs, rank: tuple[int, int]) -> None:
+        self._held.append(_Held(produced, outputs, rank))
+        self._bytes += size_of(outputs)
+
+    def poll(self) -> bool:
+        """Drops outputs that are free. Returns whether there were any."""
+        before = len(self._held)
+        for _ in range(min(before, _POLLED)):
+            held = self._held.popleft()
+            if held.produced.free:
+                self._bytes -= size_of(held.outputs)
+            else:
+                self._held.append(held)
+        return len(self._held) < before
+
+    def clear(self) -> None:
+        self._held.clear()
+        self._bytes = 0

@@ -35,13 +35,9 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return tuple(sorted(set(lengths), reverse=True))
 
     def __post_init__(self) -> None:
-        if self.max_batch_items < 1:
-            raise ValueError("max_batch_items must be at least 1")
-        if self.max_batch_length < 1:
-            raise ValueError("max_batch_length must be at least 1")
-        if self.cache_bytes < 0:
-            raise ValueError("cache_bytes must be at least 0")
-        if self.held_bytes < 1:
-            raise ValueError("held_bytes must be at least 1")
+        given = msgspec.structs.asdict(self)
+        for name, least in {"max_batch_items": 1, "max_batch_length": 1, "cache_bytes": 0, "held_bytes": 1}.items():
+            if given[name] < least:
+                raise ValueError(f"{name} must be at least {least}")
         if any(not 1 <= length <= self.max_batch_length for length in self.graph_lengths or ()):
             raise ValueError(f"graph_lengths must be at least 1, at most max_batch_length, {self.max_batch_length}")

@@ -2,8 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 
 from torch import Tensor
 
@@ -12,32 +10,14 @@ from omni.errors import InputError, StageError
 from omni.payload import PageSlice, Payload
 from omni.stage import Feed, MailboxWorker, Open, Produced, StageUsage
 from omni_encoder.batch import BatchEncoder, EncodedBatch, PreparedBatch
-from omni_encoder.cache import OutputCache, Outputs
-from omni_encoder.held import HeldOutputs
+from omni_encoder.cache import HeldOutputs, OutputCache, Outputs
 from omni_encoder.inputs import Encoded, MediaItem
-from omni_encoder.jobs import JobQueue
+from omni_encoder.jobs import EncoderRequest, Job, JobQueue, Taker
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
-from omni_encoder.request import EncoderRequest, Job, Taker
 
 _MAX_IN_FLIGHT = 2
 """Maximum batches in flight: one runs, one is queued; items that arrive meanwhile form the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sending:
-    """Jobs whose inputs are being sent to the device."""
-
-    jobs: list[Job]
-    batch: PreparedBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """Jobs that are being encoded."""
-
-    jobs: list[Job]
-    batch: EncodedBatch
 
 
 class EncoderWorker(MailboxWorker[EncoderRequest]):
@@ -60,8 +40,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         self._max_length = options.max_batch_length
         self._jobs = JobQueue(options)
         self._cache = OutputCache(options.cache_bytes)
-        self._sending: _Sending | None = None
-        self._in_flight: deque[_Running] = deque()
+        self._sending: tuple[list[Job], PreparedBatch] | None = None
+        self._in_flight: deque[tuple[list[Job], EncodedBatch]] = deque()
         self._totals = {"batches": 0, "encoded": 0, "cached": 0}
         self._held = HeldOutputs(options.held_bytes)
 
@@ -89,11 +69,9 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
 
     def close(self) -> None:
         super().close()
-        under_way = [running.jobs for running in self._in_flight]
-        if self._sending is not None:
-            under_way.append(self._sending.jobs)
-        for job in chain.from_iterable(under_way):
-            self._jobs.remove(job)
+        for jobs, _ in [*self._in_flight, *([self._sending] if self._sending is not None else [])]:
+            for job in jobs:
+                self._jobs.remove(job)
         self._sending = None
         self._in_flight.clear()
         self._encoder.close()
@@ -144,8 +122,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
 
     def advance(self) -> bool:
         moved = self._held.poll()
-        while self._in_flight and self._in_flight[0].batch.end.done():
-            self._collect(self._in_flight.popleft())
+        while self._in_flight and self._in_flight[0][1].end.done():
+            self._collect(*self._in_flight.popleft())
             moved = True
         if (
             self._sending is None
@@ -155,34 +133,34 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             self._begin(jobs)
             moved = True
         if self._sending is not None:
-            moved |= self._send(self._sending)
+            moved |= self._send(*self._sending)
         return moved
 
     def _begin(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.launched = True
         try:
-            self._sending = _Sending(jobs, self._encoder.prepare([job.features for job in jobs]))
+            self._sending = jobs, self._encoder.prepare([job.features for job in jobs])
         except Exception as error:
             self._isolate(jobs, error)
 
-    def _send(self, sending: _Sending) -> bool:
+    def _send(self, jobs: list[Job], prepared: PreparedBatch) -> bool:
         """Sends one piece per tick, and launches the encoding after the last."""
         try:
-            moved = self._encoder.send(sending.batch)
-            if not sending.batch.transfer.over:
+            moved = self._encoder.send(prepared)
+            if not prepared.transfer.over:
                 return moved
-            batch = self._encoder.launch(sending.batch)
+            batch = self._encoder.launch(prepared)
         except Exception as error:
             self._sending = None
-            self._isolate(sending.jobs, error)
+            self._isolate(jobs, error)
             return True
         self._sending = None
-        for job in sending.jobs:
+        for job in jobs:
             job.feed.release(batch.end)
-        self._in_flight.append(_Running(sending.jobs, batch))
+        self._in_flight.append((jobs, batch))
         self._totals["batches"] += 1
-        self._totals["encoded"] += len(sending.jobs)
+        self._totals["encoded"] += len(jobs)
         return True
 
     def _isolate(self, jobs: list[Job], error: Exception) -> None:
@@ -198,8 +176,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
             for request_id in dict.fromkeys(taker.request.id for taker in job.takers):
                 self.fail(request_id, "encoding its media", error)
 
-    def _collect(self, running: _Running) -> None:
-        for job, outputs in zip(running.jobs, running.batch.outputs, strict=True):
+    def _collect(self, jobs: list[Job], batch: EncodedBatch) -> None:
+        for job, outputs in zip(jobs, batch.outputs, strict=True):
             self._jobs.remove(job)
             self._cache.add(job.key, outputs)
             for taker in job.takers:

@@ -61,31 +61,30 @@ class RowQueue(Generic[RequestT]):
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
         self._waiting: list[RequestT] = []
-        self._seated: list[RequestT] = []
+        self._owners: list[RequestT] = []
 
     @property
-    def seated(self) -> Sequence[RequestT]:
+    def owners(self) -> Sequence[RequestT]:
         """Requests with a row, in order of allocation."""
-        return self._seated
+        return self._owners
 
     def join(self, request: RequestT) -> None:
-        """Queues the request for a row."""
         insort(self._waiting, request, key=lambda waiting: waiting.rank)
 
-    def seat(self) -> bool:
+    def allocate(self) -> bool:
         """Allocates free rows. Returns whether any request received one."""
-        seated = len(self._seated)
+        before = len(self._owners)
         while self._free and self._waiting:
             request = self._waiting.pop(0)
             request.row = self._free.pop()
-            self._seated.append(request)
-        return len(self._seated) > seated
+            self._owners.append(request)
+        return len(self._owners) > before
 
     def leave(self, request: RequestT) -> None:
         """Frees the request's row, or removes it from the queue."""
         if request.row is not None:
             self._free.append(request.row)
-            self._seated.remove(request)
+            self._owners.remove(request)
             request.row = None
         elif request in self._waiting:
             self._waiting.remove(request)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from omni.device import COMPLETED, Device
@@ -66,12 +66,12 @@ class FrameWorker(MailboxWorker[RequestT]):
 
     def usage(self) -> StageUsage:
         # Copies, since other threads call this while this one continues.
-        requests, seated = list(self.requests.values()), list(self.rows.seated)
+        requests, owners = list(self.requests.values()), list(self.rows.owners)
         return {
             "requests": len(requests),
-            "rows": len(seated),
+            "rows": len(owners),
             "leases": sum(len(request.arrivals) for request in requests),
-            "frames": sum(request.buffered for request in seated),
+            "frames": sum(request.buffered for request in owners),
             "batches": len(self._in_flight),
         }
 
@@ -116,31 +116,51 @@ class FrameWorker(MailboxWorker[RequestT]):
 
     def advance(self) -> bool:
         moved = self._collect()
-        moved |= self.rows.seat()
+        moved |= self.rows.allocate()
         moved |= self._take_frames()
         moved |= self.run()
-        for request in [request for request in self.rows.seated if self.over(request)]:
+        for request in [request for request in self.rows.owners if self.over(request)]:
             self._finish(request)
             moved = True
         return moved
 
-    def launched(self, batch: SampleBatch[RequestT]) -> None:
-        """Records a launched batch, whose samples are emitted when they arrive."""
-        for request in batch.requests:
-            request.in_flight += 1
-        self._in_flight.append(batch)
-        self.totals["samples"] += batch.samples * len(batch.requests)
+    def run_batch(
+        self,
+        batch: Sequence[RequestT],
+        doing: str,
+        prepare: Callable[[], Callable[[], SampleBatch[RequestT] | None]],
+        *,
+        again: bool = False,
+    ) -> bool:
+        """Prepares a batch and launches it: `prepare()()`. Its samples are emitted when they arrive. Returns whether it
+        was launched.
 
-    def isolate(self, batch: Sequence[RequestT], doing: str, error: Exception) -> None:
-        """Handles a batch that failed and can be retried: its requests run again alone."""
-        if not self.retry_each(batch, doing, error):
-            self.fail(batch[0].id, doing, error)
-            return
+        The requests of a batch that could not be prepared run again, each alone. If the launch fails, they fail, since
+        their rows may be half written; `again`: they run again in this case too.
+        """
+        launching = False
+        try:
+            launch = prepare()
+            launching = True
+            samples = launch()
+        except Exception as error:
+            retried = (again or not launching) and self.retry_each(batch, doing, error)
+            for request in batch:
+                if retried:
+                    request.alone = True
+                else:
+                    self.fail(request.id, doing, error)
+            return False
         for request in batch:
-            request.alone = True
+            request.alone = False
+            request.in_flight += samples is not None
+        if samples is not None:
+            self._in_flight.append(samples)
+            self.totals["samples"] += samples.samples * len(batch)
+        return True
 
     def _take_frames(self) -> bool:
-        moved, failed = self.store.take(self.rows.seated)
+        moved, failed = self.store.take(self.rows.owners)
         for request, error in failed.items():
             self.fail(request.id, "taking its frames", error)
         return moved
@@ -152,12 +172,12 @@ class FrameWorker(MailboxWorker[RequestT]):
             batch = self._in_flight.popleft()
             for index, request in enumerate(batch.requests):
                 if request.live:
-                    self._give(request, batch, index)
+                    self._emit(request, batch, index)
             batch.host.release()
             moved = True
         return moved
 
-    def _give(self, request: RequestT, batch: SampleBatch[RequestT], index: int) -> None:
+    def _emit(self, request: RequestT, batch: SampleBatch[RequestT], index: int) -> None:
         request.in_flight -= 1
         request.samples += batch.samples
         if batch.samples:

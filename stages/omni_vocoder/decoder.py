@@ -1,33 +1,24 @@
 """Decodes one chunk of several rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from omni.device import Device, Graph, Launch, Span, Stream, Uploader
-from omni.graphs import Captured, CapturedGraphs
+from omni.graphs import CapturedGraphs
 from omni_frames import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
-from omni_vocoder.chunks import ChunkShape, ChunkSizes
 from omni_vocoder.model import StateT, VocoderModel
-from omni_vocoder.request import VocoderRequest
+from omni_vocoder.request import ChunkSizes, VocoderRequest
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedStep:
-    """A chunk of several rows whose inputs are being copied to the device. The rows' state is unchanged until its
-    launch.
+class ChunkShape:
+    """The properties that chunks of one step share: their frames, and whether they are the first of their requests."""
 
-    captured: the graphs to replay, one for each output buffer; None for a step that runs uncaptured.
-    rows_B, places_BN: int64, valid until the next preparation.
-    """
-
-    requests: tuple[VocoderRequest, ...]
-    chunk: ChunkShape
-    captured: Captured[list[Graph]] | None
-    rows_B: Tensor
-    places_BN: Tensor
+    frames: int
+    first: bool
 
 
 class Decoder:
@@ -43,7 +34,6 @@ class Decoder:
         rows: int,
         sizes: ChunkSizes,
     ) -> None:
-        words = rows * (1 + sizes.largest)
         self._null_row = rows  # pads a batch, with frame 0 of the ring
         self._device = device
         self._stream = stream
@@ -51,7 +41,7 @@ class Decoder:
         self._store = store
         self._samples = samples
         self._state = model.new_state(rows + 1)
-        self._upload = Uploader(device, stream, words, 2 * MAX_IN_FLIGHT)
+        self._upload = Uploader(device, stream, rows * (1 + sizes.largest), 2 * MAX_IN_FLIGHT)
         self._chunks = (ChunkShape(sizes.first, True), ChunkShape(sizes.later, False))
         others = "chunks of other sizes, at the end of requests,"
         self._graphs = CapturedGraphs[ChunkShape, list[Graph]](stream.name, others=others)
@@ -75,9 +65,15 @@ class Decoder:
         """Whether a chunk may be prepared and launched now."""
         return self._upload.ready and self._samples.ready
 
-    def prepare(self, requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
+    def prepare(
+        self, requests: Sequence[VocoderRequest], frames: int, first: bool
+    ) -> Callable[[], SampleBatch[VocoderRequest]]:
         """Enqueues the inputs of each request's next chunk: `frames` frames from its ring. Can be retried after a
-        failure."""
+        failure. Changes no request.
+
+        Returns a function that enqueues the decoding, which advances the rows' state, and the copy of the samples. Call
+        it before the next preparation.
+        """
         count, chunk = len(requests), ChunkShape(frames, first)
         captured = self._graphs.find(chunk, count)
         size = captured.size if captured is not None else count
@@ -87,16 +83,16 @@ class Decoder:
         rows_B, places_BN = self._upload.send([rows, places])
         if first:
             self._device.launch(self._stream, reset_rows, self._model, self._state, rows_B)
-        return PreparedStep(tuple(requests), chunk, captured, rows_B, places_BN)
 
-    def launch(self, prepared: PreparedStep) -> SampleBatch[VocoderRequest]:
-        """Enqueues the decoding, which advances the rows' state, and the copy of the samples. Changes no request."""
-        chunk, turn = prepared.chunk, self._samples.turn
-        if prepared.captured is not None:
-            self._device.replay(self._stream, prepared.captured.graph[turn])
-        else:
-            self._device.enqueue(self._stream, [self._decode(chunk, prepared.rows_B, prepared.places_BN, turn)])
-        return self._samples.send(prepared.requests, self._model.samples(chunk.frames, chunk.first))
+        def launch() -> SampleBatch[VocoderRequest]:
+            turn = self._samples.turn
+            if captured is not None:
+                self._device.replay(self._stream, captured.graph[turn])
+            else:
+                self._device.enqueue(self._stream, [self._decode(chunk, rows_B, places_BN, turn)])
+            return self._samples.send(requests, self._model.samples(chunk.frames, chunk.first))
+
+        return launch
 
     def _decode(self, chunk: ChunkShape, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
         wav_BS = self._samples.buffer(turn, rows_B.shape[0], self._model.samples(chunk.frames, chunk.first))

@@ -1,13 +1,60 @@
-"""Stage kind `"vocoder"`."""
+"""Stage kind `"vocoder"`: how a stage is loaded, and the largest chunks that it is measured on."""
 
-from omni.device import declare_categories
-from omni.stage import StageContext, build_model
-from omni_vocoder.categories import CATEGORIES
-from omni_vocoder.loaded import LoadedVocoder
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from omni.device import COMPLETED, PhaseCategory, declare_categories
+from omni.graphs import captured_sizes
+from omni.payload import Payload
+from omni.sampling import SamplingParams
+from omni.stage import Ended, Feed, Inbound, MeasuredStage, Open, StageContext, build_model, dry_run
+from omni_frames import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
+from omni_vocoder.request import ChunkSizes
+from omni_vocoder.worker import VocoderWorker
+
+CATEGORIES = {
+    "set_null_rows": PhaseCategory.PREPROCESS,
+    "reset_rows": PhaseCategory.PREPROCESS,
+    "decode_frames": PhaseCategory.FORWARD,
+}
+_SOURCE = "frontend"
 
 declare_categories(CATEGORIES)
+
+
+class LoadedVocoder(MeasuredStage[VocoderWorker]):
+    """A vocoder's largest chunks are those of all rows."""
+
+    memory_options = ("max_num_seqs", "first_chunk_frames", "chunk_frames")
+
+    def __init__(self, context: StageContext, model: VocoderModel[Any]) -> None:
+        options, stage, device = context.options, context.stage, context.device
+        assert isinstance(options, VocoderOptions)
+        new_worker = partial(VocoderWorker, stage.name, device, model, options, stage.priority)
+        self._options = options
+        self._model = model
+        super().__init__(context, model, new_worker, captured_sizes(options.graph_batch_sizes, options.max_num_seqs))
+
+    def largest_batches(self) -> Callable[[VocoderWorker], None]:
+        return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._all_rows())
+
+    def _all_rows(self) -> list[Inbound]:
+        """A request for each row, with the frames of a first chunk and of a later one: rows in step share their
+        chunks."""
+        sizes = ChunkSizes.of(self._options, self._model)
+        count = sizes.first + sizes.later
+        codes_NG = torch.zeros((count, self._model.num_groups), dtype=torch.int64, device="cpu")
+        payload = Payload(CodeFrames(count=count), {"codes": codes_NG})
+        messages: list[Inbound] = []
+        for request in map(str, range(self._options.max_num_seqs)):
+            messages.append(Open(request, SamplingParams(), frozenset({_SOURCE})))
+            messages += Feed(request, payload, COMPLETED), Ended(request, _SOURCE)
+        return messages
 
 
 class VocoderStageKind:

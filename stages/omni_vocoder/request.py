@@ -1,9 +1,34 @@
-"""The host's record of a request at a vocoder stage."""
+"""The host's record of a request at a vocoder stage, and the sizes of its chunks."""
 
 from dataclasses import dataclass
 
 from omni_frames import FrameRequest
-from omni_vocoder.chunks import ChunkSizes
+from omni_vocoder.model import StateT, VocoderModel
+from omni_vocoder.options import VocoderOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """Frames of a request's first chunk and of each later one. fewest: minimum frames of a first chunk for the
+    model."""
+
+    first: int
+    later: int
+    fewest: int
+
+    @classmethod
+    def of(cls, options: VocoderOptions, model: VocoderModel[StateT]) -> "ChunkSizes":
+        fewest = model.min_first_frames
+        return cls(max(options.first_chunk_frames, fewest), options.chunk_frames, fewest)
+
+    @property
+    def largest(self) -> int:
+        return max(self.first, self.later)
+
+    @property
+    def capacity(self) -> int:
+        """Waiting frames of a request on the device, copied in advance to free the producer's memory."""
+        return 4 * self.largest
 
 
 @dataclass(slots=True, eq=False)
@@ -27,4 +52,4 @@ class VocoderRequest(FrameRequest):
         """Records the launch of a step that decodes the oldest `frames` frames."""
         self.forget(frames, capacity)
         self.done += frames
-        self.started, self.alone = True, False
+        self.started = True

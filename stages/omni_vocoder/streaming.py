@@ -19,24 +19,18 @@ class StreamingVocoder(VocoderModel[StreamState]):
     grow with the number of earlier frames.
     """
 
+    num_groups = 0
+    sample_rate = 0
+
     def __init__(self, *, num_groups: int, sample_rate: int, rates: UpsamplingRates) -> None:
         super().__init__()
+        self.num_groups, self.sample_rate = num_groups, sample_rate
         self.rates = rates
         self.layout = StateLayout()
-        self._num_groups = num_groups
-        self._sample_rate = sample_rate
 
     @abstractmethod
     def waveform(self, codes_BGN: Tensor, chunk: StreamChunk) -> Tensor:
         """Samples `[B, 1, S]` of the next N frames, int64 codes: their number is `samples`, their range unbounded."""
-
-    @property
-    def num_groups(self) -> int:
-        return self._num_groups
-
-    @property
-    def sample_rate(self) -> int:
-        return self._sample_rate
 
     @property
     def min_first_frames(self) -> int:
@@ -57,19 +51,16 @@ class StreamingVocoder(VocoderModel[StreamState]):
         Raises ValueError for a number of codes other than `num_groups`, and for fewer than one frame, or
         `min_first_frames` in a first chunk; a stage never passes these.
         """
-        self._check(codes_BNG, first)
+        _, frames, groups = codes_BNG.shape
+        if groups != self.num_groups:
+            raise ValueError(f"frames have {groups} codes each, not {self.num_groups}, one per code group")
+        fewest = self.min_first_frames if first else 1
+        if frames < fewest:
+            raise ValueError(f"a chunk has {frames} frames, fewer than {fewest}")
         chunk = state.load(rows_B, first)
         wav_B1S = self.waveform(codes_BNG.transpose(1, 2), chunk)
-        state.store(rows_B, chunk, codes_BNG.shape[1])
+        state.store(rows_B, chunk, frames)
         return wav_B1S.squeeze(1).clamp(-1, 1)
 
     def samples(self, frames: int, first: bool) -> int:
         return frames * self.rates.samples_per_frame - (self.rates.lookahead if first else 0)
-
-    def _check(self, codes_BNG: Tensor, first: bool) -> None:
-        _, frames, groups = codes_BNG.shape
-        if groups != self._num_groups:
-            raise ValueError(f"frames have {groups} codes each, not {self._num_groups}, one per code group")
-        fewest = self.min_first_frames if first else 1
-        if frames < fewest:
-            raise ValueError(f"a chunk has {frames} frames, fewer than {fewest}")

@@ -1,15 +1,15 @@
 """The stage worker: forms batches of rows to decode."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from omni.device import Device
 from omni.stage import Open, together
 from omni_frames import FrameWorker
-from omni_vocoder.chunks import ChunkSizes
 from omni_vocoder.decoder import Decoder
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
-from omni_vocoder.request import VocoderRequest
+from omni_vocoder.request import ChunkSizes, VocoderRequest
 
 
 class VocoderWorker(FrameWorker[VocoderRequest]):
@@ -44,27 +44,15 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
     def _next_batch(self) -> list[VocoderRequest]:
         """Rows whose next chunk has the same shape. First chunks go before later ones: the user waits for them."""
         groups: dict[tuple[bool, int], list[VocoderRequest]] = {}
-        ready = [request for request in self.rows.seated if not request.paused and request.next_chunk(self._sizes)]
+        ready = [request for request in self.rows.owners if not request.paused and request.next_chunk(self._sizes)]
         for request in together(ready):
             groups.setdefault((request.started, request.next_chunk(self._sizes)), []).append(request)
         return groups[min(groups, key=lambda key: key[0])] if groups else []
 
     def _decode(self, batch: list[VocoderRequest]) -> None:
-        frames = batch[0].next_chunk(self._sizes)
-        try:
-            prepared = self._decoder.prepare(batch, frames, first=not batch[0].started)
-        except Exception as error:
-            self.isolate(batch, "decoding a chunk", error)
-            return
-        try:
-            decoded = self._decoder.launch(prepared)
-        except Exception as error:
-            # Their state may be half written, so they cannot be retried one by one.
+        frames, first = batch[0].next_chunk(self._sizes), not batch[0].started
+        if self.run_batch(batch, "decoding a chunk", partial(self._decoder.prepare, batch, frames, first)):
             for request in batch:
-                self.fail(request.id, "decoding a chunk", error)
-            return
-        for request in batch:
-            request.consume(frames, self._sizes.capacity)
-        self.launched(decoded)
-        self.totals["steps"] += 1
-        self.totals["frames"] += frames * len(batch)
+                request.consume(frames, self._sizes.capacity)
+            self.totals["steps"] += 1
+            self.totals["frames"] += frames * len(batch)

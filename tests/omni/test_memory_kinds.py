@@ -9,12 +9,12 @@ from omni.errors import OmniError, StageError
 from omni.pipeline import Stage
 from omni.sampling import SamplingParams
 from omni.stage import Open, StageContext, dry_run
-from omni_encoder.loaded import LoadedEncoder
+from omni_encoder.kind import LoadedEncoder
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.options import EncoderOptions
 from omni_qwen3_omni.encoders import build_audio, build_vision
 from omni_qwen3_omni.tiny import write_tiny
-from omni_vocoder.loaded import LoadedVocoder
+from omni_vocoder.kind import LoadedVocoder
 from omni_vocoder.options import VocoderOptions
 from tests.support.fake_graph import FakeWorker
 from tests.support.tower import Tower, encode

@@ -18,7 +18,7 @@ from omni.stage import Lease, Produced
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.request import ArRequest
 from omni_diffusion.request import DiffusionRequest
-from omni_encoder.request import EncoderRequest
+from omni_encoder.jobs import EncoderRequest
 from omni_local.connector import LocalRef
 from omni_vocoder.request import VocoderRequest
 

@@ -3,16 +3,103 @@
 Shapes as in `omni_diffusion.model` (G is code groups) and `block_attention` (U is branches); Y voices, V values of each.
 """
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from omni_diffusion.layers.block_attention import BlockWindow, Surroundings
-from omni_diffusion.layers.block_state import BlockState
-from omni_diffusion.layers.runge_kutta import RungeKutta
+from omni_diffusion.layers.block_attention import BlockWindow, History, Surroundings
 from omni_diffusion.layers.upsampler import AliasFreeUpsampler
 from omni_diffusion.model import DiffusionModel, Windows
+
+STAGES = 4
+"""Number of evaluations of a step."""
+
+
+class RungeKutta:
+    """Steps from noise to latents: Runge-Kutta of order four (the 3/8 rule) over swayed times, 0 to 1.
+
+    S steps, E evaluations. times_E: float32, times at which the velocity is evaluated. sway: below 0, the first steps
+    are shorter.
+    """
+
+    def __init__(self, steps: int, sway: float = -1.0, device: torch.device | str = "cpu") -> None:
+        even = torch.linspace(0, 1, steps + 1, dtype=torch.float32, device="cpu")
+        points = even + sway * (torch.cos(math.pi / 2 * even) - 1 + even)
+        lengths_S, thirds = points.diff(), torch.arange(STAGES, device="cpu") / 3
+        self.times_E = (points[:-1, None] + lengths_S[:, None] * thirds).flatten().to(device)
+        self._lengths_S = lengths_S.to(device)
+
+    def advance(self, state_BX: Tensor, steps_B: Tensor, velocity: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Advances by one step. state_BX: float32, with any dimensions behind the first. steps_B: int64, each row's
+        step.
+
+        velocity: called four times, with states and their evaluations `[B]`.
+        """
+        length_B = self._lengths_S.index_select(0, steps_B).view(-1, *[1] * (state_BX.dim() - 1))
+        first_B = STAGES * steps_B
+        k1 = velocity(state_BX, first_B)
+        k2 = velocity(state_BX + length_B * k1 / 3, first_B + 1)
+        k3 = velocity(state_BX + length_B * (k2 - k1 / 3), first_B + 2)
+        k4 = velocity(state_BX + length_B * (k1 - k2 + k3), first_B + 3)
+        return state_BX + length_B * (k1 + 3 * (k2 + k3) + k4) / 8
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """Each row's window: its condition, and four numbers: its first block, its number of latent frames, whether it
+    continues from the history, and its block to be kept there. history_RELX: None if windows are independent.
+
+    block: latent frames of a block. repeats: latent frames of a code frame.
+    """
+
+    condition_RUTD: Tensor
+    numbers_4R: Tensor
+    history_RELX: Tensor | None
+    block: int
+    repeats: int
+
+    @classmethod
+    def allocate(
+        cls,
+        condition_shape: tuple[int, ...],
+        history_shape: tuple[int, ...] | None,
+        like: Tensor,
+        block: int,
+        repeats: int,
+    ) -> "BlockState":
+        """like: a tensor with the state's device and dtype."""
+        return cls(
+            like.new_zeros(condition_shape),
+            like.new_zeros((4, condition_shape[0]), dtype=torch.int64),
+            None if history_shape is None else like.new_zeros(history_shape),
+            block,
+            repeats,
+        )
+
+    def begin(self, condition_BUTD: Tensor, windows: Windows) -> None:
+        """Begins windows with these conditions. A window without context continues from the window before."""
+        self.condition_RUTD[windows.rows_B, :, : condition_BUTD.shape[2]] = condition_BUTD
+        follows_B, block_frames = (windows.first_B > 0) & (windows.context_B == 0), self.block // self.repeats
+        # The last emitted block, which the next window follows.
+        last_B = (windows.context_B + windows.fresh_B - 1) // block_frames
+        first_B, frames_B = windows.first_B // block_frames, windows.frames_B * self.repeats
+        self.numbers_4R[:, windows.rows_B] = torch.stack((first_B, frames_B, follows_B.long(), last_B))
+
+    def window(self, rows_B: Tensor, length: int) -> BlockWindow:
+        """The windows of some rows, limited to the first `length` latent frames, which are whole blocks."""
+        first_B, frames_B, follows_B, last_B = self.numbers_4R.index_select(1, rows_B)
+        starts_K = torch.arange(0, length, self.block, device=rows_B.device)
+        condition_UBTD = self.condition_RUTD[rows_B, :, :length].transpose(0, 1)
+        return BlockWindow(
+            first_B,
+            (frames_B[:, None] - starts_K).clamp(0, self.block),
+            condition_UBTD.unflatten(2, (-1, self.block)),
+            None if self.history_RELX is None else History(self.history_RELX, rows_B, follows_B.bool(), last_B),
+        )
 
 
 class BlockDenoiser(nn.Module, ABC):
@@ -58,6 +145,9 @@ class BlockDiffusion(DiffusionModel[BlockState]):
     past of a window is exact.
     """
 
+    num_groups = sample_rate = num_voices = num_steps = block_frames = repeats = latent_width = 0
+    samples_per_latent = render_context = 0
+
     def __init__(
         self,
         net: BlockDenoiser,
@@ -71,53 +161,20 @@ class BlockDiffusion(DiffusionModel[BlockState]):
         super().__init__()
         self.net = net
         self.renderer = renderer
-        self._num_groups, self._sample_rate, self._num_steps = num_groups, sample_rate, num_steps
+        self.num_groups, self.sample_rate, self.num_steps = num_groups, sample_rate, num_steps
+        self.block_frames, self.repeats, self.latent_width = net.block // net.repeats, net.repeats, net.latent_width
+        self.samples_per_latent, self.render_context = renderer.samples_per_frame, renderer.context
         self._remembers = remembers
         self._schedule = RungeKutta(num_steps)
         self._voices_YUV = nn.Buffer(torch.empty(0), persistent=False)
 
-    @property
-    def num_groups(self) -> int:
-        return self._num_groups
-
-    @property
-    def sample_rate(self) -> int:
-        return self._sample_rate
-
-    @property
-    def num_voices(self) -> int:
-        return len(self._voices_YUV)
-
-    @property
-    def num_steps(self) -> int:
-        return self._num_steps
-
-    @property
-    def block_frames(self) -> int:
-        return self.net.block // self.net.repeats
-
-    @property
-    def repeats(self) -> int:
-        return self.net.repeats
-
-    @property
-    def latent_width(self) -> int:
-        return self.net.latent_width
-
-    @property
-    def samples_per_latent(self) -> int:
-        return self.renderer.samples_per_frame
-
-    @property
-    def render_context(self) -> int:
-        return self.renderer.context
-
     def ready(self, voices_YUV: Tensor) -> None:
         """Prepares the times and the voices, in order, which are the same for all requests. Called once, after the
         weights are loaded; voices are on their device and in their dtype."""
-        self._schedule = RungeKutta(self._num_steps, device=voices_YUV.device)
+        self._schedule = RungeKutta(self.num_steps, device=voices_YUV.device)
         self.net.prepare(self._schedule.times_E)
         self._voices_YUV = nn.Buffer(voices_YUV, persistent=False)
+        self.num_voices = len(voices_YUV)
 
     def new_state(self, num_rows: int, window_frames: int) -> BlockState:
         net = self.net

@@ -1,10 +1,20 @@
-"""A tower that encodes clips of sound."""
+"""A tower that encodes clips of sound, cut into chunks. The places of frames and tokens in a batch are computed from the
+clips' lengths.
+
+A tower's convolutions see chunks of mel frames, with zeros behind a clip's last frame. Each chunk gives a row of
+tokens, of which those that saw a frame are kept. A token attends to the tokens of its clip in the same run of chunks.
+Tokens may then be pooled.
+
+Shape legend: C chunks, F mel frames of a chunk, M mel bins, T tokens of the clips, E embeddings.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -12,7 +22,97 @@ from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
 from omni_encoder.segments import Segments, bounds_input
 from omni_encoder.towers.attention import NOT_ASKED, use_segments
-from omni_encoder.towers.clips import Chunks, cut, lay_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """The parameters by which a tower cuts clips.
+
+    frames: mel frames of a full chunk. convolutions: number of convolutions of stride 2. run: number of chunks whose
+    tokens attend to each other. pool: tokens per embedding; remaining tokens at the end of a clip give none.
+    """
+
+    frames: int
+    convolutions: int
+    run: int = 1
+    pool: int = 1
+
+    def count(self, frames: int) -> int:
+        """Number of chunks of a clip."""
+        return -(-frames // self.frames)
+
+    def row(self, frames: int) -> int:
+        """Number of tokens of a chunk."""
+        return -(-frames // (1 << self.convolutions))
+
+    def tokens(self, frames: int) -> int:
+        """Number of tokens of a clip."""
+        full, rest = divmod(frames, self.frames)
+        return full * self.row(self.frames) + self.row(rest)
+
+    def embeddings(self, frames: int) -> int:
+        """Number of embeddings of a clip."""
+        return self.tokens(frames) // self.pool
+
+    def longest(self, embeddings: int) -> int:
+        """Maximum frames of a clip with `embeddings` embeddings."""
+        full, rest = divmod(embeddings * self.pool, self.row(self.frames))
+        return full * self.frames + (rest << self.convolutions)
+
+
+@dataclass(frozen=True, slots=True)
+class ClipBatch:
+    """A batch whose clips `[M, frames]` are consecutive in memory.
+
+    chunks_C3: int64, for each chunk: the place of its first value, the frames of its clip, and its own frames.
+    tokens_T: int64, places of the tokens in all chunks' rows. firsts_E: int64, index of each embedding's first token.
+    sizes: number of embeddings of each clip. segments: lengths of segments, T in total.
+    """
+
+    chunks_C3: NDArray[np.int64]
+    tokens_T: NDArray[np.int64]
+    firsts_E: NDArray[np.int64]
+    sizes: tuple[int, ...]
+    segments: tuple[int, ...]
+
+
+def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> ClipBatch:
+    """frames: mel frames of each clip. bins: mel bins. padded: frames that chunks are padded to, at most those of a
+    full chunk."""
+    row, most = chunks.row(padded), chunks.row(chunks.frames) * chunks.run
+    table: list[tuple[int, int, int]] = []
+    tokens, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    segments: list[int] = []
+    start = first = 0
+    for count in frames:
+        for begin in range(0, count, chunks.frames):
+            own = min(chunks.frames, count - begin)
+            tokens.append(np.arange(chunks.row(own)) + row * len(table))
+            table.append((start + begin, count, own))
+        size = chunks.tokens(count)
+        segments += [min(most, size - done) for done in range(0, size, most)]
+        firsts.append(first + chunks.pool * np.arange(chunks.embeddings(count)))
+        start, first = start + bins * count, first + size
+    return ClipBatch(
+        np.array(table, np.int64).reshape(-1, 3),
+        np.concatenate(tokens),
+        np.concatenate(firsts),
+        tuple(len(part) for part in firsts[1:]),
+        tuple(segments),
+    )
+
+
+def cut(values: Tensor, chunks_C3: Tensor, frames_F: Tensor, bins: int) -> Tensor:
+    """`[C, M, F]`: the chunks of a batch, with zeros behind the frames of each.
+
+    values: `[n]`, the clips of a `ClipBatch`. chunks_C3: as in `ClipBatch`. frames_F: int64, 0, 1, ... All on one
+    device.
+    """
+    starts_C11, strides_C11, lengths_C11 = (column[:, None, None] for column in chunks_C3.unbind(1))
+    bins_M1 = torch.arange(bins, device=values.device)[:, None]
+    behind_C1F = frames_F >= lengths_C11
+    places_CMF = (starts_C11 + bins_M1 * strides_C11 + frames_F).masked_fill(behind_C1F, 0)
+    return values.index_select(0, places_CMF.flatten()).view(places_CMF.shape).masked_fill(behind_C1F, 0)
 
 
 class ClipEncoder(EncoderModel):

@@ -1,13 +1,27 @@
 """Modules for vocoders. The output of each for a piece of a stream equals that part of its output for the whole
 stream."""
 
-from omni_vocoder.layers.activation import SnakeBeta
-from omni_vocoder.layers.attention import Sight, WindowAttention, WindowShape, window_shape
-from omni_vocoder.layers.conv import CausalConv, CausalTransposedConv
 from omni_vocoder.layers.rates import UpsamplingRates
-from omni_vocoder.layers.stream_layer import Residual, Serial, StreamLayer
-from omni_vocoder.layers.transformer import GatedMLP, LayerScale, RMSNorm, WindowLayer, WindowTransformer
-from omni_vocoder.layers.upsampling import ConvNeXtBlock, SnakeUnit, SnakeUpsampling, convnext_upsampling, snake_decoder
+from omni_vocoder.layers.stream_layer import CausalConv, CausalTransposedConv, Residual, Serial, StreamLayer
+from omni_vocoder.layers.transformer import (
+    GatedMLP,
+    LayerScale,
+    RMSNorm,
+    Sight,
+    WindowAttention,
+    WindowLayer,
+    WindowShape,
+    WindowTransformer,
+    window_shape,
+)
+from omni_vocoder.layers.upsampling import (
+    ConvNeXtBlock,
+    SnakeBeta,
+    SnakeUnit,
+    SnakeUpsampling,
+    convnext_upsampling,
+    snake_decoder,
+)
 
 __all__ = [
     "CausalConv",

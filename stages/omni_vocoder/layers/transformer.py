@@ -1,13 +1,135 @@
-"""A transformer over codec frames with sliding-window attention, piece by piece. Shapes as in `attention`."""
+"""A transformer over codec frames, piece by piece: a position attends to itself and a fixed number of earlier ones,
+which are part of a stream's state.
+
+Shapes: B rows, T new positions, P kept past positions (window - 1), K = P + T, D width, H heads, E head width.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
-from omni_vocoder.layers.attention import Sight, WindowAttention, WindowShape
+from omni.checkpoint.checks import Section
 from omni_vocoder.state import StateLayout, StreamChunk
+
+_MOST_WINDOW = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowShape:
+    """window: number of positions that a position attends to, itself included. per_frame: positions of a codec frame.
+    bias: whether the projections have biases."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    rope_theta: float
+    per_frame: int = 1
+    bias: bool = False
+
+
+def window_shape(config: Section, per_frame: int = 1) -> WindowShape:
+    """Reads the shape from a config of transformers. Raises CheckpointError for incompatible numbers of heads, and for
+    scaled rotary positions."""
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    rope = config.part("rope_parameters")
+    config.require_counts("hidden_size", "intermediate_size")
+    config.require_counts("num_hidden_layers", most=1024)
+    config.require_counts("sliding_window", most=_MOST_WINDOW)
+    config.require_multiple("num_attention_heads", of="num_key_value_heads")
+    config.require_flags("attention_bias")
+    if config.get("head_dim") is not None:
+        config.require_counts("head_dim", most=2**14)
+    head_dim = config.get("head_dim") or width // heads
+    config.require(head_dim % 2 == 0 and head_dim > 0, "head_dim", f"is odd: {head_dim}")
+    rope.require_supported({"rope_type": "default"})
+    rope.require_numbers("rope_theta")
+    return WindowShape(
+        width=width,
+        heads=heads,
+        kv_heads=config["num_key_value_heads"],
+        head_dim=head_dim,
+        window=config["sliding_window"],
+        rope_theta=float(rope["rope_theta"]),
+        per_frame=per_frame,
+        bias=config["attention_bias"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Inputs shared by the layers of a transformer. cos, sin: of rotary angles, `[B, 1, T, E]`. visible: attention
+    mask, bool `[B, 1, T, K]`."""
+
+    cos: Tensor
+    sin: Tensor
+    visible: Tensor
+
+    @classmethod
+    def of(cls, shape: WindowShape, hidden_BTD: Tensor, chunk: StreamChunk | None) -> "Sight":
+        """A query sees its own key and the P before it, except those before the start of the stream."""
+        device, count = hidden_BTD.device, hidden_BTD.shape[1]
+        past, before_B = 0, torch.zeros(1, dtype=torch.int64, device=device)
+        if chunk is not None:
+            past, before_B = shape.window - 1, shape.per_frame * chunk.frames_B
+        key_K, query_T1 = torch.arange(past + count, device=device), torch.arange(count, device=device)[:, None] + past
+        in_window_TK = (key_K <= query_T1) & (key_K > query_T1 - shape.window)
+        in_stream_BK = key_K >= past - before_B[:, None]
+        cos, sin = _rotation(shape, before_B, count)
+        visible = (in_window_TK & in_stream_BK[:, None])[:, None]
+        return cls(cos.to(hidden_BTD.dtype), sin.to(hidden_BTD.dtype), visible)
+
+    def rotate(self, heads_BHTE: Tensor) -> Tensor:
+        low, high = heads_BHTE.chunk(2, -1)
+        return heads_BHTE * self.cos + torch.cat((-high, low), -1) * self.sin
+
+
+class WindowAttention(nn.Module):
+    """Windowed attention. Its state is the rotated keys and the values of the last P positions."""
+
+    def __init__(self, layout: StateLayout, shape: WindowShape) -> None:
+        super().__init__()
+        width, inner, kv_inner = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(width, inner, bias=shape.bias)
+        self.k_proj = nn.Linear(width, kv_inner, bias=shape.bias)
+        self.v_proj = nn.Linear(width, kv_inner, bias=shape.bias)
+        self.o_proj = nn.Linear(inner, width, bias=shape.bias)
+        self.head_dim = shape.head_dim
+        self.grouped = shape.heads != shape.kv_heads
+        self.past_keys = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
+        self.past_values = layout.reserve(shape.kv_heads, shape.window - 1, shape.head_dim, time=1)
+
+    def forward(self, hidden_BTD: Tensor, sight: Sight, chunk: StreamChunk | None) -> Tensor:
+        """`[B, T, D]` to the same shape. chunk: None for a whole signal."""
+        query_BHTE = sight.rotate(self._heads(self.q_proj(hidden_BTD)))
+        keys = sight.rotate(self._heads(self.k_proj(hidden_BTD)))
+        values = self._heads(self.v_proj(hidden_BTD))
+        if chunk is not None:
+            keys, values = chunk.extend(self.past_keys, keys), chunk.extend(self.past_values, values)
+        mixed_BHTE = scaled_dot_product_attention(query_BHTE, keys, values, sight.visible, enable_gqa=self.grouped)
+        output_BTD: Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).flatten(2))
+        return output_BTD
+
+    def _heads(self, projected_BTD: Tensor) -> Tensor:
+        heads_BTHE: Tensor = projected_BTD.unflatten(2, (-1, self.head_dim))
+        return heads_BTHE.transpose(1, 2)
+
+
+def _rotation(shape: WindowShape, before_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine `[B, 1, T, E]` of the angles of RoPE (Su et al., 2021) in float32, from absolute positions.
+
+    The frequencies are computed here: a cast of the model would round them in a buffer.
+    """
+    device = before_B.device
+    exponent_E = torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32) / shape.head_dim
+    position_BT = before_B[:, None] + torch.arange(count, device=device)
+    angle_BTE = position_BT.float()[:, :, None] * (1.0 / shape.rope_theta**exponent_E)
+    angle_BHTE = torch.cat((angle_BTE, angle_BTE), -1)[:, None]
+    return angle_BHTE.cos(), angle_BHTE.sin()
 
 
 class RMSNorm(nn.Module):

@@ -1,6 +1,6 @@
 """What stands in the null row, which pads captured batches, reaches no other row: not even NaN does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -8,7 +8,8 @@ import torch
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
-from omni_vocoder.decoder import Decoder, PreparedStep
+from omni_frames import SampleBatch
+from omni_vocoder.decoder import Decoder
 from omni_vocoder.request import VocoderRequest
 from tests.support.close_calls import Comparison
 from tests.support.devices import full_float32
@@ -80,7 +81,9 @@ def poison_chunks(decoder: Decoder) -> None:
     """Makes NaN of what the vocoder's null row looks back on, before every chunk."""
     prepare = decoder.prepare
 
-    def prepare_poisoned(requests: Sequence[VocoderRequest], frames: int, first: bool) -> PreparedStep:
+    def prepare_poisoned(
+        requests: Sequence[VocoderRequest], frames: int, first: bool
+    ) -> Callable[[], SampleBatch[VocoderRequest]]:
         decoder._device.launch(decoder._stream, lambda: decoder._state.carried_RW[-1:].fill_(NAN))
         return prepare(requests, frames, first)
 

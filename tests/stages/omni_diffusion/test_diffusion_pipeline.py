@@ -16,7 +16,7 @@ from omni.payload import Payload
 from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
-from omni_diffusion.loaded import LoadedDiffusion
+from omni_diffusion.kind import LoadedDiffusion
 from omni_frames import CodeFrames
 from tests.support.devices import QueuedDevice
 from tests.support.frame_bench import Listener, random_codes

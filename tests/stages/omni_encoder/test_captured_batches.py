@@ -12,7 +12,7 @@ from omni.payload import Payload
 from omni.pipeline import Stage
 from omni.stage import StageContext
 from omni_encoder.inputs import MediaItem
-from omni_encoder.loaded import LoadedEncoder
+from omni_encoder.kind import LoadedEncoder
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker

@@ -3,13 +3,16 @@
 Shape legend: B rows of a batch, N frames of each, C frames of a row's ring, G code groups.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.device import Device, Uploader
 from omni.stage import Open, together
-from omni_frames import FrameRequest, FrameWorker
+from omni_frames import FrameRequest, FrameWorker, SampleBatch
 from tests.support.frame_bench import POISON, FrameBench
 
 CHUNK = 2
@@ -35,27 +38,24 @@ class Adder(FrameWorker[FrameRequest]):
         return request.ended and not request.in_flight and not request.buffered
 
     def run(self) -> bool:
-        ready = [r for r in self.rows.seated if r.buffered and not r.paused and not r.in_flight]
+        ready = [r for r in self.rows.owners if r.buffered and not r.paused and not r.in_flight]
         if not ready or not (self.samples.ready and self._upload.ready):
             return False
         batch = together(ready)
         count = min(CHUNK, *(request.buffered for request in batch))
-        try:
-            (places_BN,) = self._upload.send([np.stack([self.store.places(request, 0, count) for request in batch])])
-            wav_BN = self.samples.buffer(self.samples.turn, len(batch), count)
-            self.device.launch(self.stream, add_codes, self.store.ring_RCG, places_BN, wav_BN)
-            sent = self.samples.send(batch, count)
-        except Exception as error:
-            self.isolate(batch, "adding", error)
-            return True
-        for request in batch:
-            request.forget(count, CAPACITY)
-            request.done += count
-            request.alone = False
-        self.launched(sent)
-        self.totals["steps"] += 1
-        self.totals["frames"] += count * len(batch)
+        if self.run_batch(batch, "adding", partial(self._add, batch, count), again=True):
+            for request in batch:
+                request.forget(count, CAPACITY)
+                request.done += count
+            self.totals["steps"] += 1
+            self.totals["frames"] += count * len(batch)
         return True
+
+    def _add(self, batch: list[FrameRequest], count: int) -> Callable[[], SampleBatch[FrameRequest]]:
+        (places_BN,) = self._upload.send([np.stack([self.store.places(request, 0, count) for request in batch])])
+        wav_BN = self.samples.buffer(self.samples.turn, len(batch), count)
+        self.device.launch(self.stream, add_codes, self.store.ring_RCG, places_BN, wav_BN)
+        return partial(self.samples.send, batch, count)
 
 
 def add_codes(ring_RCG: Tensor, places_BN: Tensor, wav_BN: Tensor) -> None:

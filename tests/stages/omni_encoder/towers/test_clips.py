@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import get_pool_indices
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import get_audio_cu_seqlens, get_valid_indices
 
-from omni_encoder.towers.clips import Chunks, cut, lay_out
+from omni_encoder.towers.clip_encoder import Chunks, cut, lay_out
 
 CHUNKS = Chunks(frames=100, convolutions=3, run=8)
 

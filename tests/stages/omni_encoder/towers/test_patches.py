@@ -10,7 +10,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from omni_encoder.towers.patches import interpolation, positions, windows
+from omni_encoder.towers.picture_encoder import interpolation, positions, windows
 
 GRIDS = st.lists(st.tuples(st.integers(1, 2), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=3)
 
