@@ -1,10 +1,11 @@
 """Drives one autoregressive stage by hand, and plays the consumers of what it makes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from omni.connector import Ref
@@ -12,8 +13,8 @@ from omni.device import COMPLETED, Device, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import OmniError
 from omni.graphs import captured_lengths, captured_sizes
-from omni.payload import GeneratedTokens, PageSlice, Payload
-from omni.sampling import SamplingParams
+from omni.payload import GeneratedTokens, PageSlice, Payload, TokenLogprobs
+from omni.sampling import NO_RULES, HostRules, SamplingParams
 from omni.stage import Done, Failed, Open, Outbound, Produced
 from omni_ar.attention import AttentionBackend, TorchPagedAttention
 from omni_ar.inputs import Prompt, PromptHidden, StepInputs, TokenCodes, TokenHidden
@@ -31,13 +32,7 @@ TEXT = "text"
 def plain_prompt(ids: Sequence[int], **changes: object) -> Prompt:
     """A prompt of token ids, positions counted from 0."""
     array = np.array(ids, np.int64)
-    fields: dict[str, object] = {
-        "columns": array[None],
-        "positions": np.arange(len(array))[None],
-        "next_position": len(array),
-        "penalized_ids": np.unique(array),
-    }
-    return Prompt(**(fields | changes))
+    return replace(Prompt.of(array), **{"penalized_ids": np.unique(array), **changes})
 
 
 @dataclass(frozen=True)
@@ -55,6 +50,8 @@ class ArWorkerDriver(StageDriver):
     looks: gathers of payloads that were not released with them, each with what was gathered in the end.
     """
 
+    worker: ArWorker
+
     def __init__(self, worker: ArWorker, device: Device, stream: Stream) -> None:
         super().__init__(worker, stream)
         self.device = device
@@ -70,32 +67,48 @@ class ArWorkerDriver(StageDriver):
         self,
         request_id: str,
         prompt: Sequence[int] | Prompt,
+        params: Mapping[str, object] = {},
         *,
+        sources: Sequence[str] = (SOURCE,),
         rank: tuple[int, int] = (0, 0),
         cache_salt: str = "",
+        rules: HostRules = NO_RULES,
+        sample_index: int = 0,
         **sampling: object,
     ) -> None:
-        """Opens a request and feeds its prompt."""
-        params = SamplingParams(**sampling)
-        self.worker.inbox.append(Open(request_id, params, frozenset({SOURCE}), rank, cache_salt))
+        """Opens a request and feeds its prompt. params, sampling: sampling parameters."""
+        asked = replace(SamplingParams(), **{**params, **sampling})
+        opened = Open(request_id, asked, frozenset(sources), rank, cache_salt, sample_index, rules)
+        self.worker.inbox.append(opened)
         given = prompt if isinstance(prompt, Prompt) else plain_prompt(prompt)
         self.feed_host(request_id, Payload(given))
-        self.end(request_id)
+        if SOURCE in sources:
+            self.end(request_id)
+
+    def ask_all(
+        self, prompts: Iterable[Sequence[int] | Prompt], params: Mapping[str, object] = {}, **sampling: object
+    ) -> None:
+        """Asks for each prompt, named by its index."""
+        for index, prompt in enumerate(prompts):
+            self.ask(str(index), prompt, {**params, **sampling})
 
     def speak(
         self,
         request_id: str,
         prompt: Prompt,
+        texts: Sequence[int] | None = None,
+        params: Mapping[str, object] = {},
         *,
+        pad: int | None = None,
         rank: tuple[int, int] = (0, 0),
         cache_salt: str = "",
         **sampling: object,
     ) -> None:
-        """Opens a request of a codec model and feeds its prompt; its conditioning comes by `condition`."""
-        params = SamplingParams(**sampling)
-        self.worker.inbox.append(Open(request_id, params, frozenset({SOURCE, TEXT}), rank, cache_salt))
-        self.feed_host(request_id, Payload(prompt))
-        self.end(request_id)
+        """Opens a request of a codec model and feeds its prompt. texts, pad: its conditioning; None if `condition` feeds it."""
+        sources = (SOURCE, TEXT)
+        self.ask(request_id, prompt, {**params, **sampling}, sources=sources, rank=rank, cache_salt=cache_salt)
+        if texts is not None:
+            self.condition(request_id, texts, pad)
 
     def condition(self, request_id: str, texts: Sequence[int], pad: int | None = None) -> None:
         """Text ids of the next steps; with `pad`, which ends them, of all."""
@@ -175,14 +188,33 @@ class ArWorkerDriver(StageDriver):
             self.run()
         assert not self.lent, "payloads that never arrive"
 
+    def finish(self, requests: int) -> None:
+        """On a device that nothing makes wait: until these many requests have ended and consumers have gathered everything."""
+        for _ in range(100_000):
+            self.tick()
+            self.gather()
+            if len(self.ends) == requests and not self.lent:
+                self.device.synchronize()
+                return
+        raise AssertionError(f"no end: {self.worker.usage()}")
+
     def release_lent(self) -> None:
         """What consumers do that have no use for what they were given."""
         while self.lent:
             self.connector.release(self.lent.pop().ref, COMPLETED)
 
     def tokens(self, request_id: str) -> list[int]:
-        metas = [produced.payload.meta for produced in self.produced.get(request_id, [])]
-        return [i for meta in metas if isinstance(meta, GeneratedTokens) for i in meta.ids]
+        return [i for meta in self.metas(request_id) if isinstance(meta, GeneratedTokens) for i in meta.ids]
+
+    def all_tokens(self, requests: int) -> list[list[int]]:
+        """Tokens of the requests that are named by these indexes."""
+        return [self.tokens(str(index)) for index in range(requests)]
+
+    def metas(self, request_id: str) -> list[object]:
+        return [produced.payload.meta for produced in self.produced.get(request_id, [])]
+
+    def logprobs(self, request_id: str) -> list[TokenLogprobs]:
+        return [meta for meta in self.metas(request_id) if isinstance(meta, TokenLogprobs)]
 
     def frames(self, request_id: str) -> list[list[int]]:
         """Gathered code frames."""

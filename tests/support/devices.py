@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -63,6 +63,13 @@ class StirredDevice(QueuedDevice):
     def stir(self) -> None:
         """Time passes."""
         self.host_step()
+
+
+DEVICES: dict[str, Callable[[], Device]] = {
+    "cpu": CpuDevice,
+    "queued": QueuedDevice,
+    "stirred": lambda: StirredDevice(5),
+}
 
 
 # CUDA refuses to synchronize. Process-wide: for tests with nothing else alive on the device.

@@ -8,23 +8,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from omni.connector import Ref
-from omni.device import COMPLETED, Event
+from omni.device import COMPLETED, Device, Event
 from omni.payload import PageSlice, Payload
-from omni.sampling import SamplingParams
-from omni.stage import Feed, Lease, Open
+from omni.stage import Feed, Lease
 from omni_ar.inputs import StepInputs
-from tests.support.ar_driver import TEXT, ArDriver, plain_prompt
-from tests.support.listener import Condition
+from omni_ar.options import ArOptions
+from tests.support.ar_driver import TEXT, ArDriver
+from tests.support.listener import PAD, Condition, Listener, answered
 
-PAD = 2
+WIDTH = 8
+MODEL = Listener(WIDTH)
 
 
 @dataclass(slots=True)
 class Late:
-    """An event that is done when the test says so."""
+    """An event that is done when the test sets `over`."""
 
     over: bool = False
 
@@ -34,7 +36,7 @@ class Late:
 
 @dataclass(slots=True)
 class Given:
-    """Rows that were lent. taken: whether they count no more against the edge's credit."""
+    """Rows that were fed. taken: whether they no longer count against the edge's credit."""
 
     ref: Ref
     taken: bool = False
@@ -42,52 +44,52 @@ class Given:
 
 @dataclass(slots=True)
 class RowFeeder:
-    """pages: `[B, S, W]`, what slices are of. columns: step columns of the model. heard: what each request was told, in order."""
+    """pages: `[B, S, W]`, memory of the slices. heard: the conditioning of each request, in order. asked: prompt and
+    `max_tokens` of each."""
 
     driver: ArDriver
     pages: Tensor
-    columns: int = 1
+    model: Listener = MODEL
     heard: dict[str, list[Condition]] = field(default_factory=dict)
+    asked: dict[str, tuple[Sequence[int], int]] = field(default_factory=dict)
     lent: list[Given] = field(default_factory=list)
     slices: list[PageSlice] = field(default_factory=list)
 
     def open(
         self,
         name: str,
-        prompt: Sequence[int] | None,
+        prompt: Sequence[int],
+        max_tokens: int,
         *,
         sources: Sequence[str] = (TEXT,),
         rank: tuple[int, int] = (0, 0),
-        **sampling: object,
     ) -> None:
-        """prompt: fed at once; None if it comes later."""
-        self.driver.worker.inbox.append(Open(name, SamplingParams(**sampling), frozenset(sources), rank))
-        if prompt is not None:
-            self.driver.feed_host(name, Payload(plain_prompt(prompt)))
+        self.asked[name] = prompt, max_tokens
+        self.driver.ask(name, prompt, sources=sources, rank=rank, max_tokens=max_tokens)
 
     def rows(self, name: str, texts: Sequence[int], slots: Sequence[int], *, ready: Event = COMPLETED) -> Given:
-        """Steps that hear a text id and a row of the pages each."""
+        """Steps that are conditioned by a text id and a row of the pages each."""
         rows_nW = self.pages.flatten(0, 1)[list(slots)].cpu()
         part = PageSlice(self.pages, np.array(slots, np.int64))
         self.slices.append(part)
-        return self._give(name, texts, part, list(rows_nW), ready)
+        return self._give(name, texts, part, rows_nW, ready)
 
     def tensor(self, name: str, texts: Sequence[int], rows_nW: Tensor) -> Given:
-        return self._give(name, texts, rows_nW, list(rows_nW.cpu()), COMPLETED)
+        return self._give(name, texts, rows_nW, rows_nW.cpu(), COMPLETED)
 
     def texts(self, name: str, texts: Sequence[int]) -> None:
-        """Steps that hear nothing but a text id."""
+        """Steps that are conditioned by a text id alone."""
         self.driver.feed_host(name, Payload(StepInputs(columns=self._columns(texts))))
         self.heard.setdefault(name, []).extend((text, None) for text in texts)
 
-    def end(self, name: str, source: str = TEXT) -> None:
-        """All later steps hear `PAD`."""
-        pad = np.full(self.columns, PAD)
-        self.driver.feed_host(name, Payload(StepInputs(columns=self._columns([]), pad=pad)))
-        self.driver.end(name, source=source)
+    def end(self, *names: str) -> None:
+        """`PAD` conditions all later steps."""
+        pad = np.full(len(self.model.shape.step_columns), PAD)
+        for name in names:
+            self.driver.feed_host(name, Payload(StepInputs(columns=self._columns([]), pad=pad)))
+            self.driver.end(name, source=TEXT)
 
     def give(self, name: str, payload: Payload, ready: Event = COMPLETED) -> Given:
-        """Any payload, lent."""
         connector = self.driver.connector
         given = Given(connector.send(payload, ready, self.driver.worker_stream))
         self.lent.append(given)
@@ -98,15 +100,37 @@ class RowFeeder:
         self.driver.worker.inbox.append(Feed(name, payload, ready, Lease(connector, given.ref, 1, taken)))
         return given
 
-    def _give(
-        self, name: str, texts: Sequence[int], rows: PageSlice | Tensor, heard: Sequence[Tensor], ready: Event
-    ) -> Given:
-        self.heard.setdefault(name, []).extend(zip(texts, heard, strict=True))
+    def tokens(self, name: str) -> list[int]:
+        return self.driver.tokens(name)
+
+    def expected(self, name: str) -> list[int]:
+        """The request's tokens, everything recomputed for each."""
+        prompt, max_tokens = self.asked[name]
+        with torch.inference_mode():
+            return answered(self.model, prompt, self.heard.get(name, []), PAD, max_tokens)
+
+    def check(self, *names: str) -> None:
+        """Runs until nothing happens any more: these requests have their tokens, and nothing of any is held."""
+        self.driver.run()
+        for name in names:
+            assert self.tokens(name) == self.expected(name)
+        assert not self.driver.held
+        assert all(given.taken and given.ref.freed for given in self.lent)
+
+    def _give(self, name: str, texts: Sequence[int], rows: PageSlice | Tensor, heard_nW: Tensor, ready: Event) -> Given:
+        self.heard.setdefault(name, []).extend(zip(texts, heard_nW, strict=True))
         return self.give(name, Payload(StepInputs(columns=self._columns(texts)), {"rows": rows}), ready)
 
     def _columns(self, texts: Sequence[int]) -> np.ndarray:
-        return np.array(texts, np.int64)[None][: self.columns]
+        return np.array(texts, np.int64)[None][: len(self.model.shape.step_columns)]
 
 
-def random_pages(width: int, blocks: int = 8, size: int = 4, seed: int = 0) -> Tensor:
-    return torch.randn(blocks, size, width, generator=torch.Generator().manual_seed(seed))
+def feeder(
+    model: Listener = MODEL, device: Device | None = None, captured: bool = False, **changes: object
+) -> RowFeeder:
+    options = replace(ArOptions(max_num_seqs=4, block_size=3), **changes)
+    return RowFeeder(ArDriver(model, device, options, captured=captured), random_pages(), model)
+
+
+def random_pages(seed: int = 0) -> Tensor:
+    return torch.randn(8, 4, WIDTH, generator=torch.Generator().manual_seed(seed))

@@ -37,8 +37,7 @@ class SlowCodec(SmallCodec):
 def test_tokens_are_handed_over_while_codes_are_still_predicted(captured: bool):
     model = SlowCodec().to("cuda")
     driver = ArDriver(model, open_device("cuda"), ArOptions(max_num_seqs=2, block_size=4), captured=captured)
-    driver.speak("warm", codec_prompt([1, 2], [3, 4]), max_tokens=3)  # kernels are compiled meanwhile
-    driver.condition("warm", [5], pad=2)
+    driver.speak("warm", codec_prompt([1, 2], [3, 4]), [5], pad=2, max_tokens=3)  # kernels are compiled meanwhile
     while "warm" not in driver.ends:
         driver.tick()
     driver.release_lent()
@@ -52,8 +51,7 @@ def test_tokens_are_handed_over_while_codes_are_still_predicted(captured: bool):
         return steps[-1]
 
     runner.sample_tokens = sample_tokens
-    driver.speak("0", codec_prompt([1, 2], [3, 4]), max_tokens=4)
-    driver.condition("0", [5, 6], pad=2)
+    driver.speak("0", codec_prompt([1, 2], [3, 4]), [5, 6], pad=2, max_tokens=4)
     early = 0
     while len(steps) < 3:
         seen = len(steps)
@@ -81,7 +79,7 @@ def test_captured_tokens_are_those_of_full_recomputation_on_the_cpu(sizes: tuple
         driver.tick()
     while len(driver.ends) < len(PROMPTS):
         driver.tick()
-    assert [driver.tokens(str(index)) for index in range(len(PROMPTS))] == expected
+    assert driver.all_tokens(len(PROMPTS)) == expected
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])
@@ -105,13 +103,8 @@ def test_captured_prompts_are_those_of_full_recomputation_on_the_cpu(budget: int
         driver.ask(str(index), plain_prompt(prompt, payload_positions=wanted), max_tokens=12)
         if index > 1:
             driver.tick()
-    for _ in range(100_000):
-        driver.tick()
-        driver.gather()
-        if len(driver.ends) == len(prompts) and not driver.lent:
-            break
-    driver.device.synchronize()
-    assert [driver.tokens(str(index)) for index in range(5)] == [greedy(model, prompt, 12) for prompt in prompts]
+    driver.finish(len(prompts))
+    assert driver.all_tokens(5) == [greedy(model, prompt, 12) for prompt in prompts]
     for index, prompt in enumerate(prompts):
         (hidden_nD,) = driver.hidden(str(index))
         torch.testing.assert_close(hidden_nD.cpu(), model.whole(prompt)[::2], rtol=1e-4, atol=1e-4)
@@ -126,13 +119,7 @@ def test_captured_frames_are_those_of_full_recomputation_on_the_cpu():
     options = ArOptions(max_num_seqs=4, block_size=3, graph_batch_sizes=(4,))
     driver = ArDriver(SmallCodec().to("cuda"), open_device("cuda"), options, captured=True)
     for index, prompt in enumerate(prompts):
-        driver.speak(str(index), prompt, max_tokens=8)
-        driver.condition(str(index), [index, index + 1], pad=2)
-    for _ in range(100_000):
-        driver.tick()
-        driver.gather()
-        if len(driver.ends) == len(prompts) and not driver.lent:
-            break
-    driver.device.synchronize()
+        driver.speak(str(index), prompt, [index, index + 1], pad=2, max_tokens=8)
+    driver.finish(len(prompts))
     for index, prompt in enumerate(prompts):
         assert driver.frames(str(index)) == spoken(model, prompt, [index, index + 1], 2, 8)[:-1]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from omni.device import open_device
-from omni.payload import TokenLogprobs
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
@@ -43,27 +43,17 @@ def no_tf32() -> Iterator[None]:
 
 def run_text(device: str, ahead: int, little: bool, captured: bool = False) -> ArDriver:
     model = SmallText(payload=True, emits_tokens=True).to(device)
-    few = {"num_blocks": 14, "max_num_batched_tokens": 5} if little else {}
-    options = ArOptions(max_num_seqs=4, block_size=2, max_model_len=24, max_in_flight=ahead, **few)
+    options = ArOptions(max_num_seqs=4, block_size=2, max_model_len=24, max_in_flight=ahead)
+    options = replace(options, num_blocks=14, max_num_batched_tokens=5) if little else options
     driver = ArDriver(model, open_device(device), options, captured=captured)
     for index, sampling in enumerate(SAMPLING):
         prompt = plain_prompt(PROMPTS[index % 4], payload_positions=np.array([0]))
-        driver.ask(str(index), prompt, max_tokens=15, rank=(9 - index, index), **sampling)
+        driver.ask(str(index), prompt, sampling, max_tokens=15, rank=(9 - index, index))
         driver.tick()
-    _finish(driver, len(SAMPLING))
+    driver.finish(len(SAMPLING))
     if little:
         assert driver.counter("preemptions")
     return driver
-
-
-def _finish(driver: ArDriver, requests: int) -> None:
-    for _ in range(100_000):
-        driver.tick()
-        driver.gather()
-        if len(driver.ends) == requests and not driver.lent:
-            driver.device.synchronize()
-            return
-    raise AssertionError(f"no end: {driver.worker.usage()}")
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4, 8])
@@ -78,11 +68,11 @@ def test_text_is_the_cpu_s(ahead: int, little: bool, captured: bool):
         for on_cuda, on_cpu in zip(_hidden(given, name), _hidden(expected, name), strict=True):
             assert (on_cuda.cpu() - on_cpu).abs().max() < 1e-4 * on_cpu.abs().max()
         for of_prompt in (False, True):
-            on_cuda, on_cpu = (_scores(driver, name, of_prompt) for driver in (given, expected))
-            assert on_cuda.keys() == on_cpu.keys()
-            for place, (ids, logprobs) in on_cpu.items():
-                assert on_cuda[place][0] == ids
-                assert np.abs(on_cuda[place][1] - logprobs).max() < 1e-4
+            scores, wanted = (_scores(driver, name, of_prompt) for driver in (given, expected))
+            assert scores.keys() == wanted.keys()
+            for place, (ids, logprobs) in wanted.items():
+                assert scores[place][0] == ids
+                assert np.abs(scores[place][1] - logprobs).max() < 1e-4
 
 
 def _hidden(driver: ArDriver, name: str) -> list[torch.Tensor]:
@@ -90,22 +80,21 @@ def _hidden(driver: ArDriver, name: str) -> list[torch.Tensor]:
 
 
 def _scores(driver: ArDriver, name: str, of_prompt: bool) -> dict[int, tuple[list[int], np.ndarray]]:
-    metas = [produced.payload.meta for produced in driver.produced[name]]
-    chunks = [meta for meta in metas if isinstance(meta, TokenLogprobs) and meta.prompt == of_prompt]
+    chunks = [chunk for chunk in driver.logprobs(name) if chunk.prompt == of_prompt]
     return {c.first + row: (c.ids[row].tolist(), c.logprobs[row]) for c in chunks for row in range(len(c.ids))}
 
 
 def run_codec(device: str, ahead: int, little: bool, captured: bool = False) -> ArDriver:
-    few = {"num_blocks": 14, "max_num_batched_tokens": 5} if little else {}
-    options = ArOptions(max_num_seqs=3, block_size=2, max_model_len=24, max_in_flight=ahead, **few)
+    options = ArOptions(max_num_seqs=3, block_size=2, max_model_len=24, max_in_flight=ahead)
+    options = replace(options, num_blocks=14, max_num_batched_tokens=5) if little else options
     driver = ArDriver(SmallCodec().to(device), open_device(device), options, captured=captured)
     for index in range(6):
         sampling = {"temperature": 0.9, "seed": index, "repetition_penalty": 1.2} if index % 2 else {}
         prompt = codec_prompt([index + 1, 2, 3], [4, 5, 6 + index])
-        driver.speak(str(index), prompt, max_tokens=15, rank=(9 - index, index), stop_token_ids=(3,), **sampling)
-        driver.condition(str(index), [7, 8, 9], pad=1)
+        asked = {"max_tokens": 15, "stop_token_ids": (3,), **sampling}
+        driver.speak(str(index), prompt, [7, 8, 9], asked, pad=1, rank=(9 - index, index))
         driver.tick()
-    _finish(driver, 6)
+    driver.finish(6)
     return driver
 
 

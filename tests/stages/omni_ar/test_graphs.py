@@ -1,6 +1,7 @@
 """Captured steps: padded with null rows, and the same tokens as uncaptured ones."""
 
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -8,9 +9,7 @@ import torch
 
 from omni.device import Event, Graph, Phase, Stream
 from omni.device.cpu import CpuDevice
-from omni.payload import Payload
-from omni.sampling import HostRules, SamplingParams
-from omni.stage import Open
+from omni.sampling import HostRules
 from omni_ar.categories import HAND_OVER
 from omni_ar.model import FrameEnd
 from omni_ar.options import ArOptions
@@ -18,19 +17,20 @@ from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import CountingDevice
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import NothingTwice, SmallText, greedy
-from tests.support.stage_driver import SOURCE
 
 MODEL = SmallText(payload=True, emits_tokens=True)
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(2 + 3 * index)] for index in range(5)]
 
 
-def run(sizes: tuple[int, ...] | None, requests: int, **sampling: object) -> tuple[ArDriver, CountingDevice]:
+def run(
+    sizes: tuple[int, ...] | None, requests: int, sampling: Mapping[str, object] = {}
+) -> tuple[ArDriver, CountingDevice]:
     device = CountingDevice()
     options = ArOptions(max_num_seqs=5, block_size=4, graph_batch_sizes=sizes, graph_chunk_sizes=())
     driver = ArDriver(MODEL, device, options, captured=True)
     device.launches.clear()
-    for index in range(requests):
-        driver.ask(str(index), plain_prompt(PROMPTS[index], payload_positions=np.array([0])), max_tokens=9, **sampling)
+    prompts = [plain_prompt(prompt, payload_positions=np.array([0])) for prompt in PROMPTS[:requests]]
+    driver.ask_all(prompts, sampling, max_tokens=9)
     driver.run()
     return driver, device
 
@@ -38,8 +38,7 @@ def run(sizes: tuple[int, ...] | None, requests: int, **sampling: object) -> tup
 @pytest.mark.parametrize(("sizes", "padded"), [((3,), 3), ((4,), 4), ((1, 5), 5)])
 def test_a_batch_is_padded_to_the_next_size_and_gives_the_same(sizes: tuple[int, ...], padded: int):
     driver, device = run(sizes, 3)
-    for index in range(3):
-        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 9)
+    assert driver.all_tokens(3) == [greedy(MODEL, prompt, 9) for prompt in PROMPTS[:3]]
     # One step has the prompts; the eight that follow only decode.
     assert device.replays == {f"ar-decode-{padded}": 8, f"ar-sample-{padded}": 9}
     assert device.launches["run_forward"] == 1
@@ -59,8 +58,7 @@ def test_hidden_states_of_a_padded_batch_are_those_of_an_uncaptured_one():
 def test_a_batch_of_more_rows_runs_uncaptured_and_that_is_said_once(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         driver, device = run((2,), 4)
-    for index in range(4):
-        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], 9)
+    assert driver.all_tokens(4) == [greedy(MODEL, prompt, 9) for prompt in PROMPTS[:4]]
     assert not device.replays
     assert [record.getMessage() for record in caplog.records] == [
         "ar: batches of more than 2 rows run uncaptured: raise ar.graph_batch_sizes"
@@ -73,11 +71,10 @@ def test_every_way_of_sampling_is_in_the_captured_step():
         "frequency_penalty": 0.3, "presence_penalty": 0.2, "logit_bias": {3: 2.0}, "min_tokens": 3,
         "stop_token_ids": (5, 6), "suppress_token_ids": (1,), "bad_words_ids": ((2,), (7, 9)),
     }  # fmt: skip
-    (captured, device), (eager, _) = run((4,), 4, **asked), run((), 4, **asked)
+    (captured, device), (eager, _) = run((4,), 4, asked), run((), 4, asked)
     assert device.replays["ar-sample-4"]
     assert not device.launches["sample_rows"]
-    for index in range(4):
-        assert captured.tokens(str(index)) == eager.tokens(str(index))
+    assert captured.all_tokens(4) == eager.all_tokens(4)
     assert captured.tokens("0") != run((), 1)[0].tokens("0")
 
 
@@ -85,10 +82,7 @@ def test_host_processors_sample_uncaptured_behind_a_captured_forward(caplog: pyt
     device = CountingDevice()
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=2, block_size=4), captured=True)
     device.launches.clear()
-    rules, params = HostRules(host_processors=(NothingTwice(61, most=6),)), SamplingParams(max_tokens=6)
-    driver.worker.inbox.append(Open("0", params, frozenset({SOURCE}), rules=rules))
-    driver.feed_host("0", Payload(plain_prompt(PROMPTS[1])))
-    driver.end("0")
+    driver.ask("0", PROMPTS[1], rules=HostRules(host_processors=(NothingTwice(61, most=6),)), max_tokens=6)
     with caplog.at_level(logging.WARNING):
         while not driver.ends:
             driver.tick()
@@ -105,18 +99,16 @@ def test_frames_and_conditioning_of_a_padded_batch():
     prompts = [codec_prompt([1, 2, 3][: 1 + index], [9, 8, 7][: 1 + index]) for index in range(3)]
     texts = [[index + step for step in range(4)] for index in range(3)]
     for index, prompt in enumerate(prompts):
-        driver.speak(str(index), prompt, max_tokens=8)
-        driver.condition(str(index), texts[index], pad=2)
+        driver.speak(str(index), prompt, texts[index], pad=2, max_tokens=8)
     driver.run()
     assert device.replays["ar-codes-4"] >= 8
     driver.gather_all()
     for index, prompt in enumerate(prompts):
-        frames = spoken(model, prompt, texts[index], 2, 8)
-        assert driver.frames(str(index)) == frames[:-1]
+        assert driver.frames(str(index)) == spoken(model, prompt, texts[index], 2, 8)[:-1]
 
 
 class OrderDevice(CpuDevice):
-    """Tells in which order graphs are replayed and phases launched outside of them."""
+    """order: of replayed graphs, and of phases that are launched outside of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,8 +139,7 @@ def order_of(model: SmallCodec, captured: bool) -> list[str]:
     """Of a request of four tokens."""
     device = OrderDevice()
     driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=4), captured=captured)
-    driver.speak("0", codec_prompt([1, 2], [3, 4]), max_tokens=4)
-    driver.condition("0", [5, 6], pad=2)
+    driver.speak("0", codec_prompt([1, 2], [3, 4]), [5, 6], pad=2, max_tokens=4)
     while "0" not in driver.ends:
         driver.tick()
     return device.order

@@ -15,9 +15,8 @@ from torch import Tensor
 from omni.connector import Ref
 from omni.device.cpu import CpuDevice
 from omni.errors import StageError
-from omni.payload import PageSlice, Payload, TokenLogprobs
-from omni.sampling import SamplingParams
-from omni.stage import Failed, Open
+from omni.payload import PageSlice, Payload
+from omni.stage import Failed
 from omni.testing import Simulation
 from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.model import Batch, PromptTokens
@@ -29,10 +28,12 @@ from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import WIDTH, SmallText
-from tests.support.stage_driver import SOURCE
 from tests.support.tiers import MUTATION, chosen, few
 
 TOKENS = 6
+MEDIA = "media"
+"""The edge of the embeddings."""
+
 NAMES = [str(index) for index in range(3)]
 PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(6 + 3 * index)] for index in range(3)]
 OPTIONS = ArOptions(
@@ -60,36 +61,35 @@ class ReaderText(SmallText):
 
 
 class Readers(ArDriver):
-    """A text stage, and what its requests read. refs: of what they were lent."""
+    """A text stage, and memory that its requests read."""
 
     def __init__(self, device: CpuDevice | LateFaultyDevice, captured: bool = False) -> None:
         super().__init__(ReaderText(payload=True), device, OPTIONS, captured=captured)
         self.owner = Owner(device)
 
     def begin(self, index: int) -> None:
-        prompt, name = PROMPTS[index], str(index)
-        places = np.arange(1, 5)
-        slots = (Placeholder(name="rows", index=0, positions=places),)
+        name, slots = str(index), (Placeholder(name="rows", index=0, positions=np.arange(1, 5)),)
+        prompt = plain_prompt(PROMPTS[index], placeholders=slots, payload_positions=np.array([0, 4]))
         scores = {"logprobs": 2, "prompt_logprobs": 1} if index == 1 else {}
-        self.worker.inbox.append(Open(name, SamplingParams(max_tokens=TOKENS, **scores), frozenset({SOURCE})))
-        self.feed_host(name, Payload(plain_prompt(prompt, placeholders=slots, payload_positions=np.array([0, 4]))))
+        self.ask(name, prompt, scores, sources=(MEDIA,), max_tokens=TOKENS)
         pages, still = rows_of(index, 4), rows_of(index + 10, 1)[0]
-        tensors = {"gathered": PageSlice(pages, np.array([9, 4, 1, 14])), "still": still}
+        tensors: dict[str, Tensor | PageSlice] = {"gathered": PageSlice(pages, np.array([9, 4, 1, 14])), "still": still}
         ref = self.feed(name, Payload(MultimodalEmbedding(name="rows", index=0), tensors))
         self.owner.lend(ref, pages, still)
-        self.end(name)
+        self.end(name, source=MEDIA)
 
     def turn(self) -> bool:
         return self.tick() | self.gather() | self.owner.reuse()
 
     def scores(self, name: str) -> list[tuple[bool, int, list[list[int]]]]:
         """Whether of the prompt, the first token's index, and the likeliest ids, of each chunk of log-probabilities."""
-        metas = [produced.payload.meta for produced in self.produced.get(name, [])]
-        return [(meta.prompt, meta.first, meta.ids.tolist()) for meta in metas if isinstance(meta, TokenLogprobs)]
+        return [(chunk.prompt, chunk.first, chunk.ids.tolist()) for chunk in self.logprobs(name)]
 
-    @property
     def over(self) -> bool:
         return len(self.ends) == len(NAMES) and not self.lent and not self.owner.waiting and idle(self.worker)
+
+    def failed(self) -> bool:
+        return bool(self.ends) and not self.owner.waiting
 
 
 def by_token(scores: list[tuple[bool, int, list[list[int]]]]) -> dict[tuple[bool, int], list[int]]:
@@ -139,7 +139,7 @@ after = pytest.mark.parametrize("after", [False, True], ids=["instead", "after"]
 
 def traffic(device: LateFaultyDevice, driver: Readers) -> Simulation:
     """Requests that come within a few rounds of each other."""
-    simulation = simulate(device, driver.turn, lambda: driver.over)
+    simulation = simulate(device, driver.turn, driver.over)
     for index in range(len(NAMES)):
         simulation.sometime(30, functools.partial(driver.begin, index), f"begin {index}")
     return simulation
@@ -212,7 +212,7 @@ def test_memory_that_a_requests_steps_read_is_not_reused_before_they_end(phase: 
     for seed, index, number in itertools.product(SEEDS, (0, 2), (0, 1)):
         device = LateFaultyDevice(seed)
         driver = Readers(device)
-        simulation = simulate(device, driver.turn, lambda d=driver: len(d.ends) == 1 and not d.owner.waiting)
+        simulation = simulate(device, driver.turn, driver.failed)
         driver.begin(index)
         device.fail(phase, number, after=after)
         simulation.run()
@@ -232,7 +232,7 @@ def test_a_gather_that_fails_half_way_is_over_before_its_source_is_reused():
         ref: Ref = driver.feed("r", Payload(MultimodalEmbedding(name="rows", index=0), dict(tensors)))
         driver.owner.lend(ref, *sources.values())
         device.fail("gather_rows", 1, after=False)
-        simulate(device, driver.turn, lambda d=driver: bool(d.ends) and not d.owner.waiting).run()
+        simulate(device, driver.turn, driver.failed).run()
         assert "while gathering an embedding, in phase gather_rows" in str(driver.error("r"))
         device.assert_no_races()
 
@@ -245,6 +245,10 @@ CODEC_PHASES = ["run_forward", "sample_rows", "post_update", "predict_codes", "r
 @pytest.fixture(scope="module")
 def frames() -> list[list[list[int]]]:
     return [spoken(CODEC, prompt, [index, 7, 9], 2, 14) for index, prompt in enumerate(SPEAKERS)]
+
+
+def over(driver: ArDriver) -> bool:
+    return len(driver.ends) == len(SPEAKERS) and not driver.lent and idle(driver.worker)
 
 
 @after
@@ -260,12 +264,9 @@ def test_talkers_whose_frames_move(phase: str, after: bool, frames: list[list[li
             chance = device.schedule.random.random() if device.schedule is not None else 0.0
             return driver.tick() | (chance < 0.1 and driver.gather())
 
-        simulation = simulate(
-            device, turn, lambda d=driver: len(d.ends) == len(SPEAKERS) and not d.lent and idle(d.worker)
-        )
+        simulation = simulate(device, turn, functools.partial(over, driver))
         for index, prompt in enumerate(SPEAKERS):
-            driver.speak(str(index), prompt, rank=(0, index), max_tokens=14)
-            driver.condition(str(index), [index, 7, 9], pad=2)
+            driver.speak(str(index), prompt, [index, 7, 9], pad=2, rank=(0, index), max_tokens=14)
         device.fail(phase, 0 if phase in ("restore_frames", "gather_rows") else 4, after=after)
         simulation.run()
         happened += device.faults

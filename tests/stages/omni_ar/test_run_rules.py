@@ -49,8 +49,7 @@ def test_a_frame_is_there_when_its_codes_are_and_its_token_before(ahead: int) ->
     model, device = CountingCodec(), QueuedDevice()
     driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=4, max_in_flight=ahead))
     prompt = codec_prompt([1, 2, 3], [4, 5, 6])
-    driver.speak("0", prompt, max_tokens=8)
-    driver.condition("0", [7, 8], pad=2)
+    driver.speak("0", prompt, [7, 8], pad=2, max_tokens=8)
     before = 0
 
     def frames_there() -> int:
@@ -113,8 +112,8 @@ def test_spilled_rows_are_kept_until_their_last_reader_ends() -> None:
     assert driver.held == {"spilled": 1}
     assert driver.gather("lent")
     driver.produced.clear()  # and with it all that holds the memory, but for the stage
+    gc.collect()
     for _ in range(3):
-        gc.collect()
         driver.ask("again", LONG, max_tokens=2)
         while "again" not in driver.ends:
             driver.tick()
@@ -249,13 +248,14 @@ def test_no_more_rows_start_in_a_step_than_its_upload_has_room_for(monkeypatch: 
         "bad_words_ids": tuple((i, j) for i in range(16) for j in range(16)),
         "stop_token_ids": tuple(range(45, 61)),
         "min_tokens": 3,
+        "max_tokens": 3,
     }
     for row in range(rows):
-        driver.ask(str(row), LONG, max_tokens=3, **asked)
+        driver.ask(str(row), LONG, asked)
     driver.run()
     assert [count for count in starts if count] == [MAX_STARTS, MAX_STARTS, 1]
     alone = ArDriver(TEXT)
-    alone.ask("0", LONG, max_tokens=3, **asked)
+    alone.ask("0", LONG, asked)
     alone.run()
     assert all(driver.tokens(str(row)) == alone.tokens("0") for row in range(rows))
 

@@ -1,6 +1,5 @@
 """What a step never does: run past a request's limit, take in more rows than there is room for, emit what nobody asked for."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -8,19 +7,15 @@ from torch import Tensor
 from omni.device import Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.payload import Payload
 from omni.sampling import SamplingParams
-from omni_ar.inputs import MultimodalEmbedding, Placeholder
 from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import Batch
 from omni_ar.options import ArOptions
-from omni_ar.run import receivers
 from omni_ar.run.limits import Limits
 from omni_ar.run.source import LocalTokens, TokenSource
-from tests.stages.omni_ar.row_feeder import PAD, RowFeeder, random_pages
-from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import CountingDevice, QueuedDevice
-from tests.support.listener import Listener, answered
+from tests.stages.omni_ar.row_feeder import MODEL, feeder
+from tests.support.ar_driver import ArDriver
+from tests.support.devices import QueuedDevice
 from tests.support.small_text import SmallText, greedy
 
 PROMPT = [5, 9, 2, 44, 17, 3]
@@ -40,52 +35,6 @@ def test_no_step_is_launched_past_a_token_limit(ahead: int, tokens: int):
     assert driver.tokens("0") == greedy(SmallText(), PROMPT, tokens)
     assert driver.counter("steps") == tokens, "the prompt's, then one for each token but the last"
     assert driver.counter("decode_tokens") == tokens - 1
-
-
-def test_rows_beyond_what_a_tick_copies_wait_for_the_next(monkeypatch: pytest.MonkeyPatch):
-    """A tick copies as many as one request may have; two requests bring more together."""
-    monkeypatch.setattr(receivers, "_AT_ONCE", 1)
-    model, prompt, count = Listener(8), [1, 2], 10
-    driver = ArDriver(model, options=ArOptions(max_num_seqs=2, block_size=4, max_model_len=count + 3))
-    feed = RowFeeder(driver, random_pages(8), len(model.shape.step_columns))
-    for name in ("0", "1"):
-        feed.open(name, prompt, max_tokens=count + 1)
-    driver.run()
-    for name in ("0", "1"):
-        feed.rows(name, range(count), range(count))
-        feed.end(name)
-    driver.run()
-    with torch.inference_mode():
-        said = answered(model, prompt, feed.heard["0"], PAD, count + 1)
-    assert [driver.tokens(name) for name in ("0", "1")] == [said, said]
-    assert not driver.held
-
-
-def test_rows_of_steps_that_never_come_are_let_go_of_unread():
-    device, model = CountingDevice(), Listener(8)
-    feed = RowFeeder(ArDriver(model, device), random_pages(8), len(model.shape.step_columns))
-    feed.open("0", PROMPT, max_tokens=2)
-    feed.driver.tick()
-    feed.driver.pause("0")
-    given = []
-    for texts, slots in (([1], [0]), ([2, 3], [1, 2])):
-        given.append(feed.rows("0", texts, slots))
-        feed.driver.tick()  # each by itself: what comes together is copied together
-    feed.driver.resume("0")
-    feed.end("0")
-    feed.driver.run()
-    assert device.launches["gather_rows"] == 1, "of the one step behind the first token"
-    assert all(one.ref.freed for one in given)
-    assert not feed.driver.held
-
-
-@pytest.mark.parametrize("name", ["code_temperature", "code_top_k", "code_top_p"])
-def test_a_stage_without_frames_is_asked_nothing_of_codes(name: str):
-    driver = ArDriver(SmallText())
-    driver.ask("0", PROMPT, max_tokens=3, **{name: 1})
-    driver.run()
-    assert str(driver.error("0")).startswith(f"sampling.text.{name}: is given, and a token of text begins no frame")
-    assert not driver.held
 
 
 @pytest.mark.parametrize(
@@ -123,23 +72,6 @@ def test_a_chunk_whose_hidden_states_nobody_wants_stores_none():
     driver.ask("0", PROMPT, max_tokens=3)
     driver.gather_all()
     assert model.sinks == [(0, False), (0, True), (1, True), (1, True)]
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_an_embedding_with_too_few_or_too_many_rows_is_refused(rows: int):
-    driver = ArDriver(SmallText())
-    slots = (Placeholder(name="picture", index=0, positions=np.array([1, 2])),)
-    driver.open("wrong")
-    driver.feed_host("wrong", Payload(plain_prompt(PROMPT, placeholders=slots)))
-    driver.feed_host("wrong", Payload(MultimodalEmbedding(name="picture", index=0), {"x": torch.zeros(rows, 2)}))
-    driver.end("wrong")
-    driver.ask("other", PROMPT, max_tokens=3)
-    driver.run()
-    error = driver.error("wrong")
-    assert isinstance(error, InputError)
-    assert str(error).startswith(f"embedding.picture[0]: tensor 'x' has {rows} rows for 2 prompt positions")
-    assert driver.tokens("other") == greedy(SmallText(), PROMPT, 3)
-    assert not driver.held
 
 
 class Allocating(CpuDevice):
@@ -181,16 +113,10 @@ class LateZeros(CpuDevice):
 
 
 def test_what_is_read_at_start_is_zeroed_before():
-    model = Listener(8)
-    driver = ArDriver(
-        model, LateZeros(), ArOptions(max_num_seqs=2, block_size=4, graph_chunk_sizes=(8,)), captured=True
-    )
-    feed = RowFeeder(driver, random_pages(8), len(model.shape.step_columns))
-    feed.open("0", PROMPT, max_tokens=4)
+    feed = feeder(MODEL, LateZeros(), captured=True, graph_chunk_sizes=(8,))
+    feed.open("0", PROMPT, 4)
     feed.end("0")
-    driver.run()
-    with torch.inference_mode():
-        assert driver.tokens("0") == answered(model, PROMPT, [], PAD, 4)
+    feed.check("0")
 
 
 class Elsewhere(LocalTokens):

@@ -3,14 +3,11 @@
 import pytest
 import torch
 
-from omni.payload import Payload
-from omni.sampling import HostRules, SamplingParams, StopVerdict
-from omni.stage import Open
+from omni.sampling import HostRules, StopVerdict
 from omni_ar.options import ArOptions
-from tests.support.ar_driver import ArDriver, plain_prompt
+from tests.support.ar_driver import ArDriver
 from tests.support.devices import QueuedDevice
 from tests.support.small_text import SmallText, greedy
-from tests.support.stage_driver import SOURCE
 
 PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33]]
 
@@ -32,12 +29,7 @@ def test_tokens_after_a_stop_string_are_dropped_before_log_probs_come():
     said = greedy(model, PROMPTS[0], 8)
     stop = said[2]
     assert stop not in said[:2]
-    rules = HostRules(stops=StopAt(stop))
-    driver.worker.inbox.append(
-        Open("0", SamplingParams(max_tokens=8, logprobs=1), frozenset({SOURCE}), (0, 0), rules=rules)
-    )
-    driver.feed_host("0", Payload(plain_prompt(PROMPTS[0])))
-    driver.end("0")
+    driver.ask("0", PROMPTS[0], rules=HostRules(stops=StopAt(stop)), max_tokens=8, logprobs=1)
     for _ in range(4):
         driver.tick()
     assert driver.held["steps"] == 4
@@ -60,14 +52,13 @@ def test_a_request_that_lost_its_blocks_goes_on_when_its_steps_are_read(ahead: i
     device, model, tokens = QueuedDevice(), SmallText(), 14
     options = ArOptions(max_num_seqs=2, block_size=2, max_in_flight=ahead, num_blocks=blocks, max_model_len=24)
     driver = ArDriver(model, device, options)
-    for index, prompt in enumerate(PROMPTS):
-        driver.ask(str(index), prompt, max_tokens=tokens, rank=(0, index))
+    driver.ask_all(PROMPTS, max_tokens=tokens)
     for _ in range(50):
         for _ in range(ahead + 1):
             driver.tick()
         device.synchronize()
     assert driver.counter("preemptions") > 0
-    assert [driver.tokens(str(index)) for index in range(2)] == [greedy(model, prompt, tokens) for prompt in PROMPTS]
+    assert driver.all_tokens(2) == [greedy(model, prompt, tokens) for prompt in PROMPTS]
     assert not driver.held
 
 
@@ -97,10 +88,7 @@ class HoldAll:
 def test_tokens_that_were_held_back_go_with_their_request():
     """Its record may live on in a queue; what it held back is nobody's, and must not."""
     driver = ArDriver(SmallText(payload=True, emits_tokens=True))
-    rules = HostRules(stops=HoldAll())
-    driver.worker.inbox.append(Open("0", SamplingParams(max_tokens=8), frozenset({SOURCE}), (0, 0), rules=rules))
-    driver.feed_host("0", Payload(plain_prompt(PROMPTS[0])))
-    driver.end("0")
+    driver.ask("0", PROMPTS[0], rules=HostRules(stops=HoldAll()), max_tokens=8)
     for _ in range(4):
         driver.tick()
     request = driver.worker.requests["0"]

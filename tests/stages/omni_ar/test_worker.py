@@ -8,6 +8,7 @@ import torch
 
 from omni.errors import ConfigError
 from omni.payload import PageSlice
+from omni.sampling import SamplingParams
 from omni_ar.inputs import PromptHidden
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
@@ -19,10 +20,10 @@ MODEL = SmallText()
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]
 
 
-def join_one_by_one(driver: ArDriver, **sampling: object) -> None:
+def join_one_by_one(driver: ArDriver, **sampling) -> None:
     """A new request every other tick."""
     for index, prompt in enumerate(PROMPTS):
-        driver.ask(str(index), prompt, **sampling)
+        driver.ask(str(index), prompt, sampling)
         driver.tick()
         with torch.inference_mode():
             driver.device.synchronize()
@@ -62,10 +63,8 @@ def test_a_stop_id_is_given_and_is_the_last():
 
 
 def test_a_request_s_stop_ids_are_added_to_the_stage_s():
-    options = ArOptions(sampling=ArOptions().sampling)
     own, asked = greedy(MODEL, PROMPTS[2], 12)[4], greedy(MODEL, PROMPTS[5], 12)[4]
-    sampling = type(options.sampling)(stop_token_ids=(own,))
-    driver = ArDriver(MODEL, options=ArOptions(sampling=sampling))
+    driver = ArDriver(MODEL, options=ArOptions(sampling=SamplingParams(stop_token_ids=(own,))))
     for index in (2, 5):
         driver.ask(str(index), PROMPTS[index], max_tokens=12, stop_token_ids=(asked,))
     driver.run()
@@ -77,8 +76,7 @@ def test_penalty_and_suppression_of_some_rows_of_a_batch():
     driver = ArDriver(MODEL, options=ArOptions(max_num_seqs=3))  # rows are used again, with other settings
     settings = [(1.0, ()), (1.7, ()), (1.0, (5, 9, 60)), (1.3, tuple(range(40)))] * 2
     for index, (penalty, suppressed) in enumerate(settings):
-        asked = {"repetition_penalty": penalty, "suppress_token_ids": suppressed}
-        driver.ask(str(index), PROMPTS[index], max_tokens=12, **asked)
+        driver.ask(str(index), PROMPTS[index], max_tokens=12, repetition_penalty=penalty, suppress_token_ids=suppressed)
         driver.tick()
     driver.run()
     for index, (penalty, suppressed) in enumerate(settings):
@@ -90,23 +88,22 @@ def test_penalty_and_suppression_of_some_rows_of_a_batch():
 
 def test_a_seeded_request_draws_the_same_tokens_in_any_company():
     asked = {"max_tokens": 12, "temperature": 1.3, "top_k": 40, "top_p": 0.95}
-    alone = []
-    for index, prompt in enumerate(PROMPTS):
+
+    def by_itself(index: int, seed: int) -> list[int]:
         driver = ArDriver(MODEL)
-        driver.ask("r", prompt, seed=index, **asked)
+        driver.ask("r", PROMPTS[index], asked, seed=seed)
         driver.run()
-        alone.append(driver.tokens("r"))
+        return driver.tokens("r")
+
+    alone = [by_itself(index, index) for index in range(len(PROMPTS))]
     together = ArDriver(MODEL, options=ArOptions(max_num_seqs=5, block_size=2))
     for index, prompt in enumerate(PROMPTS):
-        together.ask(str(index), prompt, seed=index, **asked)
+        together.ask(str(index), prompt, asked, seed=index)
         together.ask(f"greedy {index}", prompt, max_tokens=3 + index)
         together.tick()
     together.run()
-    assert [together.tokens(str(index)) for index in range(len(PROMPTS))] == alone
-    other = ArDriver(MODEL)
-    other.ask("r", PROMPTS[4], seed=99, **asked)
-    other.run()
-    assert other.tokens("r") != alone[4]
+    assert together.all_tokens(len(PROMPTS)) == alone
+    assert by_itself(4, seed=99) != alone[4]
     assert all(tokens != greedy(MODEL, prompt, 12) for tokens, prompt in zip(alone, PROMPTS, strict=True))
 
 
@@ -173,8 +170,7 @@ def test_hidden_states_for_a_consumer_stay_until_it_has_gathered_them():
 
 def test_a_closed_worker_holds_nothing():
     driver = ArDriver(MODEL)
-    for index, prompt in enumerate(PROMPTS):
-        driver.ask(str(index), prompt)
+    driver.ask_all(PROMPTS)
     driver.tick()
     assert driver.held
     driver.worker.close()

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from omni.device import Device
-from omni.device.cpu import CpuDevice
+from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import QueuedDevice, StirredDevice
+from tests.support.devices import DEVICES, QueuedDevice, StirredDevice
 from tests.support.small_text import SmallText, greedy
 
 pytestmark = pytest.mark.thorough
@@ -25,24 +25,20 @@ TOKENS = 12
 LITTLE = 13
 """Blocks of 4 tokens: the longest request takes 12."""
 
-DEVICES = {"cpu": CpuDevice, "queued": QueuedDevice, "stirred": functools.partial(StirredDevice, 5)}
-
 
 @functools.cache
 def answer(index: int) -> list[int]:
     return greedy(MODEL, PROMPTS[index], TOKENS)
 
 
-def options(**changes: int | bool) -> ArOptions:
-    return ArOptions(**({"max_num_seqs": 4, "block_size": 4} | changes))
+def options(**changes: object) -> ArOptions:
+    return replace(ArOptions(max_num_seqs=4, block_size=4), **changes)
 
 
-def ask_all(driver: ArDriver, prefix: str = "", **sampling: object) -> None:
+def run_all(driver: ArDriver, prefix: str = "") -> None:
     for index, prompt in enumerate(PROMPTS):
-        driver.ask(f"{prefix}{index}", prompt, **({"max_tokens": TOKENS} | sampling))
-
-
-def check_all(driver: ArDriver, prefix: str = "") -> None:
+        driver.ask(f"{prefix}{index}", prompt, max_tokens=TOKENS)
+    driver.run()
     for index, prompt in enumerate(PROMPTS):
         assert driver.tokens(f"{prefix}{index}") == answer(index)
         counts = driver.done(f"{prefix}{index}").counts
@@ -54,9 +50,7 @@ def check_all(driver: ArDriver, prefix: str = "") -> None:
 @pytest.mark.parametrize("budget", [1, 3, 7])
 def test_prompts_in_chunks(budget: int, device: str):
     driver = ArDriver(MODEL, DEVICES[device](), options(max_num_batched_tokens=budget))
-    ask_all(driver)
-    driver.run()
-    check_all(driver)
+    run_all(driver)
     assert driver.counter("prefill_tokens") == sum(len(prompt) for prompt in PROMPTS) - driver.counter("cached_tokens")
 
 
@@ -64,35 +58,26 @@ def test_prompts_in_chunks(budget: int, device: str):
 @pytest.mark.parametrize("cache", [False, True])
 def test_too_few_blocks_for_all(cache: bool, device: str):
     driver = ArDriver(MODEL, DEVICES[device](), options(num_blocks=LITTLE, prefix_cache=cache))
-    ask_all(driver)
-    driver.run()
-    check_all(driver)
+    run_all(driver)
     assert driver.counter("preemptions") > 0
     assert cache == bool(driver.counter("cached_tokens") + driver.counter("cached_blocks"))
 
 
 def test_a_prefix_is_computed_once():
     driver = ArDriver(MODEL, options=options())
-    ask_all(driver, "first ")
-    driver.run()
+    run_all(driver, "first ")
     first = driver.counter("prefill_tokens")
-    ask_all(driver, "second ")
-    driver.run()
-    check_all(driver, "first ")
-    check_all(driver, "second ")
+    run_all(driver, "second ")
     cached = sum(driver.done(f"second {index}").counts["cached_tokens"] for index in range(8))
-    assert cached == sum((len(prompt) - 1) // 4 * 4 for prompt in PROMPTS), (
-        "all but the block that the next token needs"
-    )
+    # All but the block that the next token needs.
+    assert cached == sum((len(prompt) - 1) // 4 * 4 for prompt in PROMPTS)
     assert driver.counter("prefill_tokens") - first == sum(map(len, PROMPTS)) - cached
 
 
 def test_without_a_cache_nothing_is_spared():
     driver = ArDriver(MODEL, options=options(prefix_cache=False))
-    for prefix in ("first ", "second "):
-        ask_all(driver, prefix)
-        driver.run()
-        check_all(driver, prefix)
+    run_all(driver, "first ")
+    run_all(driver, "second ")
     assert driver.counter("cached_tokens") == driver.counter("cached_blocks") == 0
     assert driver.counter("prefill_tokens") == 2 * sum(map(len, PROMPTS))
 
@@ -118,7 +103,7 @@ def test_the_next_turn_finds_what_the_last_one_generated():
     assert driver.done("second").counts["cached_tokens"] == 32
 
 
-def hidden_prompt(index: int, positions: Sequence[int]) -> object:
+def hidden_prompt(index: int, positions: Sequence[int]) -> Prompt:
     return plain_prompt(PROMPTS[index], payload_positions=np.array(positions, np.int64))
 
 
@@ -186,22 +171,21 @@ def test_sampled_tokens_do_not_depend_on_preemption(seed: int):
     asked = {"temperature": 1.2, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.3, "seed": seed}
     roomy, tight = ArDriver(MODEL, options=options(max_num_seqs=8)), ArDriver(MODEL, options=options(num_blocks=LITTLE))
     for driver in (roomy, tight):
-        ask_all(driver, **asked)
+        driver.ask_all(PROMPTS, asked, max_tokens=TOKENS)
         driver.run()
     assert roomy.counter("preemptions") == 0
     assert tight.counter("preemptions") > 0
-    assert [tight.tokens(str(i)) for i in range(8)] == [roomy.tokens(str(i)) for i in range(8)]
+    assert tight.all_tokens(8) == roomy.all_tokens(8)
     assert roomy.tokens("3") != answer(3)
 
 
 def test_stops_of_a_preempted_request():
     stops = (answer(6)[9], answer(4)[8])
     driver = ArDriver(MODEL, options=options(num_blocks=LITTLE))
-    ask_all(driver, stop_token_ids=stops)
+    driver.ask_all(PROMPTS, max_tokens=TOKENS, stop_token_ids=stops)
     driver.run()
     assert driver.counter("preemptions") > 0
-    for index, prompt in enumerate(PROMPTS):
-        assert driver.tokens(str(index)) == greedy(MODEL, prompt, TOKENS, stops=stops)
+    assert driver.all_tokens(8) == [greedy(MODEL, prompt, TOKENS, stops=stops) for prompt in PROMPTS]
     assert not driver.held
 
 
@@ -236,7 +220,7 @@ def test_a_paused_request_gives_way_and_goes_on_where_it_was(device: str):
     assert not driver.held
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     budget=st.sampled_from([1, 3, 7, 40]),
@@ -251,13 +235,8 @@ def test_requests_join_and_leave_at_random(
 ):
     chance = random.Random(seed)
     late = QueuedDevice() if device == "queued" else StirredDevice(seed)
-    driver = ArDriver(
-        MODEL,
-        late,
-        options(
-            max_num_seqs=rows, block_size=size, num_blocks=blocks, max_num_batched_tokens=budget, prefix_cache=cache
-        ),
-    )
+    changes = {"max_num_seqs": rows, "block_size": size, "num_blocks": blocks, "prefix_cache": cache}
+    driver = ArDriver(MODEL, late, options(**changes, max_num_batched_tokens=budget))
     waiting, aborted = list(range(8)) * 2, set[str]()
     asked: dict[str, int] = {}
     for number in range(70):
@@ -274,7 +253,8 @@ def test_requests_join_and_leave_at_random(
         if chance.random() < 0.2:
             driver.gather()
         driver.tick()
-        run(late, chance.randrange(12))
+        with torch.inference_mode():
+            late.run(operations=chance.randrange(12))
     driver.gather_all()
     for name, index in asked.items():
         if name in aborted:
@@ -282,9 +262,3 @@ def test_requests_join_and_leave_at_random(
         else:
             assert driver.tokens(name) == answer(index)
     assert not driver.held
-
-
-def run(device: Device, operations: int) -> None:
-    assert isinstance(device, QueuedDevice)
-    with torch.inference_mode():
-        device.run(operations=operations)

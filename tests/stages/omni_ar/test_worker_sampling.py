@@ -6,19 +6,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
-from omni.device import Device, Phase, Stream
+from omni.device import Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.payload import Payload, TokenLogprobs
-from omni.sampling import HostRules, LogitsEdit, SamplingParams, StopVerdict
-from omni.stage import Done, Open
+from omni.sampling import HostLogitsProcessor, HostRules, LogitsEdit, StopVerdict
+from omni.stage import Done
 from omni_ar.inputs import TokenHidden
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import QueuedDevice, StirredDevice
 from tests.support.small_text import SmallText, greedy
-from tests.support.stage_driver import SOURCE
 from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
@@ -29,24 +28,13 @@ PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33], [7, 7, 12, 50, 22]]
 TOKENS = 12
 
 
-def device_of(kind: str) -> Device:
-    return CpuDevice() if kind == "cpu" else StirredDevice(int(kind))
+def ahead_driver(kind: str = "cpu", model: SmallText = MODEL, **changes: object) -> ArDriver:
+    options = replace(ArOptions(max_num_seqs=4, block_size=4, max_in_flight=4), **changes)
+    return ArDriver(model, CpuDevice() if kind == "cpu" else StirredDevice(int(kind)), options)
 
 
-def ahead_driver(kind: str = "cpu", ahead: int = 4, model: SmallText = MODEL, **options: object) -> ArDriver:
-    fields = {"max_num_seqs": 4, "block_size": 4, "max_in_flight": ahead}
-    return ArDriver(model, device_of(kind), ArOptions(**(fields | options)))
-
-
-def ask_with(driver: ArDriver, name: str, prompt: Sequence[int], rules: HostRules, **sampling: object) -> None:
-    driver.worker.inbox.append(Open(name, SamplingParams(**sampling), frozenset({SOURCE}), (0, 0), rules=rules))
-    driver.feed_host(name, Payload(plain_prompt(prompt)))
-    driver.end(name)
-
-
-def chunks(driver: ArDriver, name: str) -> list[TokenLogprobs]:
-    metas = [produced.payload.meta for produced in driver.produced[name]]
-    return [meta for meta in metas if isinstance(meta, TokenLogprobs)]
+def steered(*processors: HostLogitsProcessor) -> HostRules:
+    return HostRules(host_processors=processors)
 
 
 def expected_logprobs(tokens: Sequence[int]) -> torch.Tensor:
@@ -61,9 +49,14 @@ KINDS = ["cpu", "1", "2", "3"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_probabilities_of_tokens_and_prompt(kind: str):
     driver = ahead_driver(kind, max_num_batched_tokens=6)
-    asked = [{"logprobs": 3}, {"prompt_logprobs": 2, "logprobs": 0}, {}, {"prompt_logprobs": 0}]
+    asked: list[dict[str, int]] = [
+        {"logprobs": 3},
+        {"prompt_logprobs": 2, "logprobs": 0},
+        {},
+        {"prompt_logprobs": 0},
+    ]
     for index, params in enumerate(asked):
-        driver.ask(str(index), PROMPTS[index % 3], max_tokens=TOKENS, **params)
+        driver.ask(str(index), PROMPTS[index % 3], params, max_tokens=TOKENS)
     driver.run()
     for index, params in enumerate(asked):
         name, prompt = str(index), PROMPTS[index % 3]
@@ -71,11 +64,10 @@ def test_log_probabilities_of_tokens_and_prompt(kind: str):
         assert tokens == greedy(MODEL, prompt, TOKENS)
         logprobs_TV = expected_logprobs([*prompt, *tokens])
         for of_prompt, key in ((False, "logprobs"), (True, "prompt_logprobs")):
-            given = [chunk for chunk in chunks(driver, name) if chunk.prompt == of_prompt]
+            given = [chunk for chunk in driver.logprobs(name) if chunk.prompt == of_prompt]
             if key not in params:
                 assert not given
                 continue
-            count = int(params[key])  # type: ignore[call-overload]
             places = [chunk.first + row for chunk in given for row in range(len(chunk.ids))]
             assert places == (list(range(1, len(prompt))) if of_prompt else list(range(len(tokens))))
             for chunk in given:
@@ -83,7 +75,7 @@ def test_log_probabilities_of_tokens_and_prompt(kind: str):
                     place = chunk.first + row + (0 if of_prompt else len(prompt))
                     known_V = logprobs_TV[place - 1]
                     assert ids[0] == [*prompt, *tokens][place]
-                    assert ids[1:] == known_V.topk(count).indices.tolist()
+                    assert ids[1:] == known_V.topk(params[key]).indices.tolist()
                     torch.testing.assert_close(
                         torch.from_numpy(chunk.logprobs[row]).double(), known_V[ids], atol=1e-5, rtol=0
                     )
@@ -92,28 +84,27 @@ def test_log_probabilities_of_tokens_and_prompt(kind: str):
 
 def test_a_prompt_that_is_scored_is_run_whole_and_others_use_the_cache():
     driver = ahead_driver()
-    for name, params in (("first", {}), ("scored", {"prompt_logprobs": 1}), ("plain", {})):
-        driver.ask(name, PROMPTS[0], max_tokens=3, **params)
+    for name, scored in (("first", None), ("scored", 1), ("plain", None)):
+        driver.ask(name, PROMPTS[0], max_tokens=3, prompt_logprobs=scored)
         driver.run()
     counts = {name: driver.done(name).counts["cached_tokens"] for name in ("first", "scored", "plain")}
     assert counts == {"first": 0, "scored": 0, "plain": 4}
-    assert sum(len(chunk.ids) for chunk in chunks(driver, "scored")) == len(PROMPTS[0]) - 1
+    assert sum(len(chunk.ids) for chunk in driver.logprobs("scored")) == len(PROMPTS[0]) - 1
 
 
 @pytest.mark.parametrize("kind", few(1, KINDS, SLOW))
 def test_scored_prompts_that_are_preempted_are_scored_once(kind: str):
     driver = ahead_driver(kind, max_num_batched_tokens=3, num_blocks=24, max_model_len=24, max_num_seqs=6, block_size=1)
     for index in range(6):
-        driver.ask(
-            str(index), PROMPTS[index % 3], max_tokens=TOKENS, rank=(6 - index, index), prompt_logprobs=1, logprobs=1
-        )
+        scored = {"prompt_logprobs": 1, "logprobs": 1}
+        driver.ask(str(index), PROMPTS[index % 3], scored, max_tokens=TOKENS, rank=(6 - index, index))
         driver.tick()
     driver.run()
     assert driver.counter("preemptions")
     for index in range(6):
         prompt = PROMPTS[index % 3]
         assert driver.tokens(str(index)) == greedy(MODEL, prompt, TOKENS)
-        places = [c.first + row for c in chunks(driver, str(index)) if c.prompt for row in range(len(c.ids))]
+        places = [c.first + row for c in driver.logprobs(str(index)) if c.prompt for row in range(len(c.ids))]
         assert places == list(range(1, len(prompt)))
 
 
@@ -156,30 +147,25 @@ def alternating(prompt: Sequence[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_processord_requests_wait_for_their_tokens_and_others_do_not(kind: str):
+def test_constrained_requests_wait_for_their_tokens_and_others_do_not(kind: str):
     driver = ahead_driver(kind, num_blocks=10)
     processor = Alternating(7)
-    ask_with(driver, "constrained", PROMPTS[0], HostRules(host_processors=(processor,)), max_tokens=TOKENS)
+    driver.ask("constrained", PROMPTS[0], rules=steered(processor), max_tokens=TOKENS)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
-    ask_with(
-        driver, "both", PROMPTS[2], HostRules(host_processors=(Alternating(50), Alternating(4))), max_tokens=TOKENS
-    )
+    driver.ask("both", PROMPTS[2], rules=steered(Alternating(50), Alternating(4)), max_tokens=TOKENS)
     settle(driver)
     assert driver.tokens("constrained") == alternating(PROMPTS[0], 7) == processor.heard
     assert driver.tokens("both") == alternating(PROMPTS[2], 4)
     assert driver.tokens("plain") == greedy(MODEL, PROMPTS[1], TOKENS)
-    assert {name: driver.done(name).reason for name in driver.ends} == {
-        "constrained": "stop",
-        "both": "stop",
-        "plain": "length",
-    }
+    reasons = {name: driver.done(name).reason for name in driver.ends}
+    assert reasons == {"constrained": "stop", "both": "stop", "plain": "length"}
 
 
 def test_a_processor_that_ends_a_request_gives_out_what_was_held_back():
     driver = ahead_driver()
     made = alternating(PROMPTS[0], 5)
     rules = HostRules(stops=StopAtIds([*made[-2:], 60]), host_processors=(Alternating(5),))
-    ask_with(driver, "constrained", PROMPTS[0], rules, max_tokens=TOKENS)
+    driver.ask("constrained", PROMPTS[0], rules=rules, max_tokens=TOKENS)
     settle(driver)
     assert driver.tokens("constrained") == made
     assert driver.done("constrained").held == ()
@@ -193,8 +179,7 @@ def test_the_last_token_that_a_processor_allows_has_its_hidden_state_too(kind: s
     options = {"num_blocks": max(map(len, PROMPTS)) + 10, "block_size": 1} if little else {}
     driver = ahead_driver(kind, model=EMITTING, **options)
     for index, (prompt, count) in enumerate(zip(PROMPTS, counts, strict=True)):
-        rules = HostRules(host_processors=(Alternating(count),))
-        ask_with(driver, str(index), prompt, rules, max_tokens=count + 1, logprobs=0)
+        driver.ask(str(index), prompt, rules=steered(Alternating(count)), max_tokens=count + 1, logprobs=0)
         driver.tick()
     settle(driver)
     driver.gather_all()
@@ -204,7 +189,7 @@ def test_the_last_token_that_a_processor_allows_has_its_hidden_state_too(kind: s
         tokens = driver.tokens(name)
         assert tokens == alternating(prompt, count)
         assert (driver.done(name).reason, driver.done(name).counts["tokens"]) == ("stop", count)
-        assert sum(len(chunk.ids) for chunk in chunks(driver, name)) == count
+        assert sum(len(chunk.ids) for chunk in driver.logprobs(name)) == count
         wanted = MODEL.whole([*prompt, *tokens])[len(prompt) - 1 :]
         torch.testing.assert_close(torch.cat([row for _, row in driver.rows[name]]), wanted)
 
@@ -214,7 +199,7 @@ def test_the_last_token_that_a_processor_allows_has_its_hidden_state_too(kind: s
 )
 def test_a_processor_that_fails_fails_its_request_alone(fault: BaseException):
     driver = ahead_driver()
-    ask_with(driver, "constrained", PROMPTS[0], HostRules(host_processors=(Broken(fault),)), max_tokens=TOKENS)
+    driver.ask("constrained", PROMPTS[0], rules=steered(Broken(fault)), max_tokens=TOKENS)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
     settle(driver)
     assert "steering its tokens" in str(driver.error("constrained"))
@@ -226,7 +211,7 @@ def test_a_processor_that_fails_fails_its_request_alone(fault: BaseException):
 def test_a_request_that_may_say_nothing_fails_and_harms_nobody(kind: str):
     driver = ahead_driver(kind)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
-    ask_with(driver, "mute", PROMPTS[0], HostRules(host_processors=(Nothing(),)), max_tokens=TOKENS)
+    driver.ask("mute", PROMPTS[0], rules=steered(Nothing()), max_tokens=TOKENS)
     settle(driver)
     error = driver.error("mute")
     assert isinstance(error, InputError)
@@ -258,13 +243,12 @@ class StopAtIds:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_stop_strings_end_a_request_before_them(kind: str, length: int):
-    model = EMITTING
-    driver = ahead_driver(kind, model=model)
+    driver = ahead_driver(kind, model=EMITTING)
     said = greedy(MODEL, PROMPTS[0], TOKENS)
     stop = said[5 : 5 + length]
     first = next(n for n in range(TOKENS) if said[n : n + length] == stop)
-    ask_with(driver, "stopped", PROMPTS[0], HostRules(stops=StopAtIds(stop)), max_tokens=TOKENS)
-    ask_with(driver, "whole", PROMPTS[0], HostRules(stops=StopAtIds([said[-1], 60, 60])), max_tokens=TOKENS)
+    for name, ids in (("stopped", stop), ("whole", [said[-1], 60, 60])):
+        driver.ask(name, PROMPTS[0], rules=HostRules(stops=StopAtIds(ids)), max_tokens=TOKENS)
     driver.gather_all()
     assert driver.tokens("stopped") == said[:first]
     assert driver.done("stopped").held == tuple(stop)
@@ -306,8 +290,7 @@ def test_every_token_s_hidden_state_is_emitted(kind: str, little: bool):
 
 def test_log_probabilities_that_stall_hold_up_only_who_asked_for_them():
     device = QueuedDevice()
-    model, options = SmallText(), ArOptions(max_num_seqs=3, block_size=4, max_in_flight=2)
-    driver = ArDriver(model, device, options)
+    driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=3, block_size=4, max_in_flight=2))
     driver.ask("scored", PROMPTS[0], max_tokens=TOKENS, logprobs=1)
     driver.ask("later", PROMPTS[2], max_tokens=TOKENS, prompt_logprobs=1, rank=(0, 1))
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS, rank=(0, 2))
@@ -341,7 +324,7 @@ def test_steps_that_fail_after_the_token_point_keep_handoffs_in_order(at: str, a
     assert len(done) > 4
     for name in done:
         assert driver.tokens(name) == greedy(MODEL, PROMPTS[int(name) % 3], TOKENS)
-        assert [chunk.first for chunk in chunks(driver, name)] == list(range(TOKENS))
+        assert [chunk.first for chunk in driver.logprobs(name)] == list(range(TOKENS))
 
 
 class Failing(CpuDevice):
@@ -372,13 +355,10 @@ def settle(driver: ArDriver) -> None:
 
 
 def test_samples_of_one_seed_differ_and_each_repeats():
-    seen = {}
+    seen: dict[int, tuple[int, ...]] = {}
     for sample in (0, 1, 2, 0):
         driver = ahead_driver()
-        params = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=4)
-        driver.worker.inbox.append(Open("r", params, frozenset({SOURCE}), (0, 0), sample_index=sample))
-        driver.feed_host("r", Payload(plain_prompt(PROMPTS[0])))
-        driver.end("r")
+        driver.ask("r", PROMPTS[0], sample_index=sample, max_tokens=TOKENS, temperature=1.0, seed=4)
         driver.run()
         tokens = tuple(driver.tokens("r"))
         assert seen.setdefault(sample, tokens) == tokens

@@ -1,9 +1,12 @@
-"""Models that give something other than they say: told, with and without padding, where it would be silent."""
+"""Models whose outputs differ from their shape: refused, with and without padding."""
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
 
-from omni_ar.model import Batch, PromptTokens
+from omni_ar.model import ArShape, Batch, PromptTokens
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver
 from tests.support.small_text import SmallText, greedy
@@ -11,29 +14,32 @@ from tests.support.small_text import SmallText, greedy
 PROMPT = [1, 2, 3, 4, 5]
 
 
-class Fewer(SmallText):
+Spoil = Callable[[Tensor], Tensor]
+
+
+class WrongEmbeddings(SmallText):
+    def __init__(self, spoil: Spoil) -> None:
+        super().__init__()
+        self._spoil = spoil
+
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
-        return super().embed_prompt(prompt)[:-1]
+        return self._spoil(super().embed_prompt(prompt))
 
 
-class More(SmallText):
+class WrongForward(WrongEmbeddings):
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
-        return super().embed_prompt(prompt).repeat(2, 1)
+        return SmallText.embed_prompt(self, prompt)
 
-
-class Deeper(SmallText):
-    def embed_prompt(self, prompt: PromptTokens) -> Tensor:
-        return super().embed_prompt(prompt)[:, None]
-
-
-class LastOnly(SmallText):
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        return super().forward(x_TD, batch)[-1:]
+        return self._spoil(super().forward(x_TD, batch))
 
 
-class Double(SmallText):
-    def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        return super().forward(x_TD, batch).double()
+class Narrow(SmallText):
+    """Embeds in another width than its shape has."""
+
+    @property
+    def shape(self) -> ArShape:
+        return replace(super().shape, input_width=7)
 
 
 def say(model: SmallText, sizes: tuple[int, ...]) -> ArDriver:
@@ -47,22 +53,27 @@ def say(model: SmallText, sizes: tuple[int, ...]) -> ArDriver:
 
 @pytest.mark.parametrize("sizes", [(), (16,)], ids=["uncaptured", "captured"])
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
-        (Fewer, "embed_prompt gave [4, 24] for 5 tokens"),
-        (More, "embed_prompt gave [10, 24] for 5 tokens"),
-        (Deeper, "embed_prompt gave [5, 1, 24] for 5 tokens"),
-        (LastOnly, "forward gave torch.float32 [1, 24], not torch.float32 [5, 24]"),
-        (Double, "forward gave torch.float64 [5, 24], not torch.float32 [5, 24]"),
+        (WrongEmbeddings(lambda x_TD: x_TD[:-1]), "embed_prompt gave [4, 24] for 5 tokens"),
+        (WrongEmbeddings(lambda x_TD: x_TD.repeat(2, 1)), "embed_prompt gave [10, 24] for 5 tokens"),
+        (WrongEmbeddings(lambda x_TD: x_TD[:, None]), "embed_prompt gave [5, 1, 24] for 5 tokens"),
+        (WrongForward(lambda x_TD: x_TD[-1:]), "forward gave torch.float32 [1, 24], not torch.float32 [TOKENS, 24]"),
+        (WrongForward(Tensor.double), "forward gave torch.float64 [TOKENS, 24], not torch.float32 [TOKENS, 24]"),
     ],
 )
-def test_what_a_model_gives_is_what_it_was_asked_for(model: type[SmallText], told: str, sizes: tuple[int, ...]):
-    if sizes and model in (LastOnly, Double):
-        told = told.replace("[5, 24]", "[16, 24]")
-    driver = say(model(), sizes)
-    assert told in str(driver.error("0").__cause__ or driver.error("0"))
+def test_outputs_of_the_wrong_shape_are_refused(model: SmallText, message: str, sizes: tuple[int, ...]):
+    driver = say(model, sizes)
+    message = message.replace("TOKENS", str(max(sizes, default=5)))
+    assert message in str(driver.error("0").__cause__ or driver.error("0"))
 
 
 @pytest.mark.parametrize("sizes", [(), (16,)], ids=["uncaptured", "captured"])
-def test_one_that_gives_it_is_not_told_so(sizes: tuple[int, ...]):
+def test_outputs_of_the_right_shape_are_accepted(sizes: tuple[int, ...]):
     assert say(SmallText(), sizes).tokens("0") == greedy(SmallText(), PROMPT, 5)
+
+
+def test_embeddings_of_another_width_than_the_shape_s_are_refused_at_start():
+    message = r"float32 of width 24 as input embeddings, not torch.float32 of 7: see ArShape"
+    with pytest.raises(ValueError, match=message):
+        say(Narrow(), (16,))
