@@ -3,6 +3,8 @@
 Each imports only what it needs.
 """
 
+import sys
+
 # True for type checkers alone, without the slow import of typing.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +28,23 @@ def main() -> None:
             os.write(2, b"interrupted\n")
         finally:
             os._exit(130)
-    from omni.cli.process import run
+    from omni.cli.commands import app
+    from omni.cli.errors import say, stdout_error
 
-    run()
+    try:
+        app()
+    except OSError as error:
+        # From output before a command runs, such as help.
+        problem = streams.stdout_problem()
+        if problem is None:
+            raise
+        streams.drop(sys.stdout)
+        say(stdout_error(problem))
+        raise SystemExit(1) from error
+    finally:
+        if interrupt.came():
+            # Threads of libraries may still wait for something.
+            interrupt.end()
 
 
 if not TYPE_CHECKING:

@@ -42,8 +42,7 @@ def run(
     config: Config = None,
     settings: Settings = None,
     modalities: Annotated[
-        str | None,
-        typer.Option(help="Outputs, comma-separated. (default: all of the model)"),
+        str | None, typer.Option(help="Outputs, comma-separated. (default: all of the model)")
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Maximum of text tokens; of codec frames if the model only speaks.")
@@ -69,6 +68,7 @@ def run(
     with reported(debug):
         from omni.cli.run import RunArguments, answer
 
+        given = [*(settings or ()), *(["engine.graphs=false"] if eager else [])]
         answer(
             RunArguments(
                 model=model,
@@ -83,7 +83,7 @@ def run(
                 seed=seed,
                 n=n,
                 timeline=timeline,
-                choices=_choices(config, [*(settings or ()), *_eager(eager)], device, dtype, load_format),
+                choices=_choices(config, given, device, dtype, load_format),
             )
         )
 
@@ -187,10 +187,6 @@ def tiny(
         from omni.cli.tiny import write
 
         write(directory, family, seed)
-
-
-def _eager(eager: bool) -> list[str]:
-    return ["engine.graphs=false"] if eager else []
 
 
 def _choices(

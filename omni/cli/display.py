@@ -2,7 +2,6 @@
 
 import sys
 from collections import defaultdict
-from types import TracebackType
 from typing import Self
 
 import typer
@@ -54,7 +53,7 @@ class Display:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             return  # the terminal may no longer be read
         self._end_line()

@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from omni.cli.target import Target
-from omni.device import Device, open_device
+from omni.device import open_device
 from omni.device.meta import MetaDevice
 from omni.engine import StageMemory, load_stages, measure_stages
 from omni.engine.memory import Budget, budget_of, divide
@@ -83,7 +83,7 @@ def count_memory(target: Target) -> MemoryReport:
         return MemoryReport(measured=False, budget=None, bound=bound, stages={}, problem=problem)
     stages = {name: StageShare.of(footprint, None) for name, footprint in footprints.items()}
     budget: Budget | None = None
-    misfit: str | None = None
+    misfit = None
     try:
         budget = budget_of(asked, free, str(device))
         divide(footprints, {}, budget)
@@ -99,25 +99,19 @@ def measure_memory(target: Target) -> MemoryReport:
     device = open_device(str(target.engine.device))
     free = device.free_memory()
     budget = budget_of(options.memory_bytes, free, str(device.torch_device))
-    footprints, memory = _measure(target, device, budget)
+    loaded = load_stages(target.plan, target.checkpoint, device, target.engine.dtype, options.load_format)
+    footprints = {name: stage.footprint for name, stage in loaded.items()}
+    divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
+    working = measure_stages(loaded, device)
+    # Without a budget an engine measures nothing, so the division has no measurements.
+    divided = divide(footprints, working, budget).items()
+    memory = {name: replace(share, working=working[name]) for name, share in divided}
     return MemoryReport(
         measured=True,
         budget=budget.bytes if budget is not None else None,
         bound=_bound(device.torch_device, options.memory_bytes, free),
         stages={name: StageShare.of(footprint, memory[name]) for name, footprint in footprints.items()},
     )
-
-
-def _measure(
-    target: Target, device: Device, budget: Budget | None
-) -> tuple[dict[str, Footprint], dict[str, StageMemory]]:
-    loaded = load_stages(target.plan, target.checkpoint, device, target.engine.dtype, target.engine.options.load_format)
-    footprints = {name: stage.footprint for name, stage in loaded.items()}
-    divide(footprints, {}, budget)  # raises before measuring if the rest does not fit
-    working = measure_stages(loaded, device)
-    divided = divide(footprints, working, budget)
-    # Without a budget an engine measures nothing, so the division has no measurements.
-    return footprints, {name: replace(memory, working=working[name]) for name, memory in divided.items()}
 
 
 def _bound(device: torch.device, asked: int | None, free: int | None) -> str:

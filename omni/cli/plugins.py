@@ -1,9 +1,10 @@
 """`omni plugins`: the installed plugins."""
 
-import msgspec
 import typer
 
+from omni.cli.terminal import echo_json
 from omni.plugin.manager import PluginRecord, load_plugins
+from omni.utils.table import columns
 
 
 def show(*, as_json: bool, verbose: bool) -> None:
@@ -11,15 +12,14 @@ def show(*, as_json: bool, verbose: bool) -> None:
     plugins = load_plugins()
     records = plugins.records
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(records), indent=2).decode())
+        echo_json(records)
         return
     if not records:
         typer.echo("no plugins are installed")
         return
     rows = [("PLUGIN", "DISTRIBUTION", "REGISTERED"), *(_row(record) for record in records)]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    for name, distribution, registered in rows:
-        typer.echo(f"{name:<{widths[0]}}  {distribution:<{widths[1]}}  {registered}")
+    for line in columns(rows, indent=""):
+        typer.echo(line)
     for problem in plugins.conflicts:
         typer.echo(f"conflict: {problem}", err=True)
     if verbose:

@@ -167,9 +167,8 @@ def _modalities(arguments: RunArguments, gives: tuple[str, ...]) -> tuple[str, .
     """Those asked for, by default all of the model."""
     wanted = gives if arguments.modalities is None else arguments.modalities
     if arguments.out is not None and "audio" not in wanted:
-        raise InputError(
-            "--out", "is given, but no audio is asked for", "ask a model that speaks for audio, or leave it out"
-        )
+        remedy = "ask a model that speaks for audio, or leave it out"
+        raise InputError("--out", "is given, but no audio is asked for", remedy)
     return wanted
 
 

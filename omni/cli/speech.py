@@ -93,9 +93,8 @@ class WavStream:
         return True
 
     def _failed(self, error: OSError) -> InputError:
-        return InputError(
-            "--out", f"{self._name} cannot be written ({error.strerror})", "send it where it can be written"
-        )
+        problem = f"{self._name} cannot be written ({error.strerror})"
+        return InputError("--out", problem, "send it where it can be written")
 
 
 def descriptor_of(name: str) -> int | None:

@@ -1,7 +1,8 @@
-"""The encoding of standard output, and tables."""
+"""Prints what standard output's encoding allows."""
 
 import sys
 
+import msgspec
 import typer
 
 _LINES = "┌┐└┘├┤┬┴┼│─▼"
@@ -22,12 +23,5 @@ def echo(text: str) -> None:
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-def columns(rows: list[tuple[str, ...]], right: tuple[int, ...] = (), indent: str = "  ") -> list[str]:
-    """Lines of a table. right: right-aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [indent + "  ".join(_cells(row, widths, right)).rstrip() for row in rows]
-
-
-def _cells(row: tuple[str, ...], widths: list[int], right: tuple[int, ...]) -> list[str]:
-    pairs = enumerate(zip(row, widths, strict=True))
-    return [cell.rjust(width) if number in right else cell.ljust(width) for number, (cell, width) in pairs]
+def echo_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import typer
 
+from omni.cli.terminal import echo_json
 from omni.errors import InputError
 from omni.timeline import read_trace
 from omni.timeline.picture import draw, window_of
@@ -25,7 +25,7 @@ def show(path: Path, *, as_json: bool) -> None:
     """Prints the report. Raises InputError for a file that is no timeline."""
     report = make_report(read_trace(path))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        echo_json(report)
         return
     for line in report_lines(report):
         typer.echo(line)

@@ -56,7 +56,8 @@ def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:
     if name is not None:
         family = plugins.families[name]
         if family.tiny is None:
-            raise ConfigError("--family", f"{name!r} has no tiny checkpoint", f"use {_or(_tiny_names(plugins))}")
+            remedy = f"use {' or '.join(_tiny_names(plugins)) or 'a family that has one'}"
+            raise ConfigError("--family", f"{name!r} has no tiny checkpoint", remedy)
         return family, family.tiny
     names = _tiny_names(plugins)
     if len(names) > 1:
@@ -65,13 +66,9 @@ def _choose(plugins: Plugins, name: str | None) -> tuple[ModelFamily, str]:
         names = [name for name in names if plugins.families.owners[name] in shipped] or names
     if len(names) != 1:
         problem = "must be given" if names else "no installed family has a tiny checkpoint"
-        raise ConfigError("--family", problem, f"use {_or(names)}" if names else "see `omni plugins`")
+        raise ConfigError("--family", problem, f"use {' or '.join(names)}" if names else "see `omni plugins`")
     return _choose(plugins, names[0])
 
 
 def _tiny_names(plugins: Plugins) -> list[str]:
     return sorted(family.name for family in plugins.families.entries.values() if family.tiny is not None)
-
-
-def _or(names: list[str]) -> str:
-    return " or ".join(names) or "a family that has one"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement as Reference
 from packaging.version import Version
 
-from omni.cli.doctor import devices, environment, versions
+from omni.cli.doctor import devices, environment
 from omni.cli.doctor.check import Check
 from omni.version import __version__
 from tests.support.entry_points import REPOSITORY
@@ -24,7 +24,7 @@ NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda number
 
 @given(NUMBERS, NUMBERS, st.sampled_from(["", "+cpu", ".post1"]))
 def test_versions_are_ordered_as_packaging_orders_them(one: str, other: str, local: str) -> None:
-    assert versions.older(one + local, other) == (Version(one) < Version(other))
+    assert environment.older(one + local, other) == (Version(one) < Version(other))
 
 
 def test_requirements_are_read_as_packaging_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +35,8 @@ def test_requirements_are_read_as_packaging_reads_them(monkeypatch: pytest.Monke
         'ruff>=0.9; extra == "dev"',
         "torchaudio>=2; extra == 'gpu'",
     ]
-    monkeypatch.setattr(versions.metadata, "requires", lambda name: texts)
-    for text, found in zip(texts, versions.requirements(), strict=True):
+    monkeypatch.setattr(environment.metadata, "requires", lambda name: texts)
+    for text, found in zip(texts, environment.requirements(), strict=True):
         read = Reference(text)
         assert found.name == read.name
         assert found.least == "".join(part.version for part in read.specifier)
@@ -51,9 +51,11 @@ def by_name(found: list[Check]) -> dict[str, Check]:
 def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What seems to be installed. A test may change it."""
     there = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "msgspec": "0.19"}
-    monkeypatch.setattr(versions, "installed", there.get)
-    needed = [versions.Requirement("torch", "2.11", None), versions.Requirement("msgspec", "0.19", None)]
-    monkeypatch.setattr(versions, "requirements", lambda: [*needed, versions.Requirement("torchaudio", "2.11", "gpu")])
+    monkeypatch.setattr(environment, "installed", there.get)
+    needed = [environment.Requirement("torch", "2.11", None), environment.Requirement("msgspec", "0.19", None)]
+    monkeypatch.setattr(
+        environment, "requirements", lambda: [*needed, environment.Requirement("torchaudio", "2.11", "gpu")]
+    )
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     return there
@@ -102,7 +104,7 @@ def test_triton_beside_a_newer_numpy(triton: str, numpy: str, trapped: bool, pac
 
 
 def test_not_installed_but_run_from_its_folder(packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "requirements", list)
+    monkeypatch.setattr(environment, "requirements", list)
     check = by_name(list(environment.check_environment()))["packages"]
     assert check.status == "warning"
     assert "not installed" in check.detail

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator
 
-import msgspec
-import typer
-
-from omni.cli.doctor.check import Check, problem
+from omni.cli.doctor.check import Check, ok, problem
 from omni.cli.doctor.environment import check_environment
-from omni.cli.doctor.plugins import check_plugins
 from omni.cli.options import Choices
-from omni.cli.terminal import echo
-from omni.plugin.manager import load_plugins
+from omni.cli.terminal import echo, echo_json
+from omni.plugin.manager import PluginRecord, Plugins, load_plugins
+
+_PLUGINS = "plugins"
 
 
 def examine(model: str | None, choices: Choices, *, as_json: bool) -> bool:
@@ -25,7 +23,7 @@ def examine(model: str | None, choices: Choices, *, as_json: bool) -> bool:
                 group = check.group
             echo(_line(check))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
+        echo_json(checks)
     else:
         echo(_summary(checks))
     return not any(check.status == "problem" for check in checks)
@@ -35,7 +33,7 @@ def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
     found = list(check_environment())
     yield from found
     plugins = load_plugins()
-    yield from check_plugins(plugins)
+    yield from _check_plugins(plugins)
     broken = [check.name for check in found if check.status == "problem" and check.name.startswith("import ")]
     if broken:
         detail = f"not checked: {', '.join(broken)} does not work"
@@ -48,6 +46,24 @@ def _checks(model: str | None, choices: Choices) -> Iterator[Check]:
     yield from check_devices()
     if model is not None:
         yield from check_model(model, choices, plugins)
+
+
+def _check_plugins(plugins: Plugins) -> Iterator[Check]:
+    """A check for each plugin, and one for each name that two of them claim."""
+    if not plugins.records:
+        yield problem(_PLUGINS, "plugins", "none is installed", "install omni with pip, which brings its own")
+    for record in plugins.records:
+        yield _check_plugin(record)
+    for conflict in plugins.conflicts:
+        detail, _, remedy = conflict.rpartition(": ")
+        yield problem(_PLUGINS, "conflict", detail, remedy)
+
+
+def _check_plugin(record: PluginRecord) -> Check:
+    if record.error is None:
+        return ok(_PLUGINS, record.name, ", ".join(record.registered) or "registers nothing")
+    remedy = f"`omni plugins --verbose` shows where; upgrade or uninstall {record.distribution}"
+    return problem(_PLUGINS, record.name, f"is broken: {record.error.strip().splitlines()[-1]}", remedy)
 
 
 def _line(check: Check) -> str:

@@ -1,11 +1,12 @@
 """Python and the packages that omni needs."""
 
 import platform
+import re
 import sys
 from collections.abc import Iterator
-from importlib import import_module
+from dataclasses import dataclass
+from importlib import import_module, metadata
 
-from omni.cli.doctor import versions
 from omni.cli.doctor.check import Check, last_line, ok, problem, warning
 from omni.version import __version__
 
@@ -13,13 +14,24 @@ _GROUP = "environment"
 _PYTHON = (3, 11)
 _IMPORTED = ("numpy", "torch", "transformers")
 _NEEDS_CUDA = ("torchaudio", "torchvision")
+_DISTRIBUTION = "omni-stages"
+_REQUIREMENT = re.compile(r"""([\w.-]+)\s*(?:>=\s*([\d.]+))?[^;]*(?:;.*extra\s*==\s*["']([\w-]+)["'])?""")
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """extra: the optional part that requires it; None if it is always required. least: empty for any version."""
+
+    name: str
+    least: str
+    extra: str | None
 
 
 def check_environment() -> Iterator[Check]:
     """Versions, imports of the large packages, and combinations that do not work."""
     yield _python()
     yield ok(_GROUP, "omni", __version__)
-    needed = versions.requirements()
+    needed = requirements()
     if not needed:
         remedy = "pip install -e . in the folder that holds pyproject.toml"
         yield warning(_GROUP, "packages", "omni is not installed, so its requirements are unknown", remedy)
@@ -37,12 +49,12 @@ def _python() -> Check:
     return ok(_GROUP, "python", detail)
 
 
-def _package(requirement: versions.Requirement) -> Check:
+def _package(requirement: Requirement) -> Check:
     name, least = requirement.name, requirement.least
-    version = versions.installed(name)
+    version = installed(name)
     extra = f" (extra {requirement.extra!r})" if requirement.extra is not None else ""
     install = f"pip install '{name}>={least}'" if least else f"pip install {name}"
-    if version is not None and least and versions.older(version, least):
+    if version is not None and least and older(version, least):
         return problem(_GROUP, name, f"{version} is older than {least}", install)
     if version is None and not extra:
         return problem(_GROUP, name, "is not installed", install)
@@ -55,20 +67,19 @@ def _imports(module: str) -> Check:
         import_module(module)
     # Broken installations raise anything.
     except Exception as error:
-        return problem(
-            _GROUP, name, last_line(error), f"install {module} again; the warnings here may show why it fails"
-        )
+        remedy = f"install {module} again; the warnings here may show why it fails"
+        return problem(_GROUP, name, last_line(error), remedy)
     return ok(_GROUP, name, "works")
 
 
 def _traps() -> Iterator[Check]:
-    torch, triton, numpy = (versions.installed(name) for name in ("torch", "triton", "numpy"))
+    torch, triton, numpy = (installed(name) for name in ("torch", "triton", "numpy"))
     cpu_torch = torch is not None and _is_cpu_build()
     for name in _NEEDS_CUDA:
-        if cpu_torch and versions.installed(name) is not None:
+        if cpu_torch and installed(name) is not None:
             detail = f"is installed with torch {torch}, which has no CUDA: built for CUDA, it breaks the import of transformers"
             yield warning(_GROUP, f"{name} and torch", detail, f"pip uninstall {name}")
-    if triton and numpy and versions.older(triton, "3.9") and not versions.older(numpy, "2.4"):
+    if triton and numpy and older(triton, "3.9") and not older(numpy, "2.4"):
         detail = f"triton {triton} cannot interpret kernels (TRITON_INTERPRET=1) with numpy {numpy}"
         yield warning(_GROUP, "triton and numpy", detail, "pip install 'triton>=3.9', or 'numpy<2.4'")
 
@@ -80,3 +91,33 @@ def _is_cpu_build() -> bool:
         # Reported by the check of its import.
         return False
     return torch.version.cuda is None and torch.version.hip is None
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def requirements() -> list[Requirement]:
+    """Requirements of the installed distribution; empty if it is not installed."""
+    try:
+        texts = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return []
+    matches = [match for text in texts if (match := _REQUIREMENT.match(text))]
+    return [Requirement(match[1], match[2] or "", match[3]) for match in matches]
+
+
+def older(version: str, than: str) -> bool:
+    """Compares the leading numbers: 2.11.0+cpu is 2.11.0, and not older than 2.11."""
+    one, other = _numbers(version), _numbers(than)
+    length = max(len(one), len(other))
+    return one + (0,) * (length - len(one)) < other + (0,) * (length - len(other))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,20 +1,22 @@
 """The requirements of a model."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from omni.api.load import build_frontend
 from omni.checkpoint import Checkpoint, resolve
+from omni.checkpoint.shards import INDEX, SINGLE, Shard, read_index
 from omni.cli.doctor.check import Check, attempt, failed, ok, problem, warning
 from omni.cli.doctor.devices import gib, host_memory
-from omni.cli.doctor.weights import check_weights
 from omni.cli.memory import MemoryReport, count_memory
 from omni.cli.options import Choices
 from omni.cli.target import EngineTarget, Target, layers_from, resolve_engine
 from omni.config import Layer, Setting
-from omni.device import Device, open_device
-from omni.engine import Plan, resolve_pipeline
+from omni.device import open_device
+from omni.device.meta import MetaDevice
+from omni.engine import Plan, load_stages, resolve_pipeline
 from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
 from omni.frontend.options import frontend_options
@@ -32,14 +34,21 @@ class _Settings:
 
 def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Check]:
     """From the folder to the device's memory. A failed check skips those that depend on it."""
-    settings = attempt(_GROUP, "settings", lambda: _read_settings(choices), _describe_settings)
+    settings = attempt(
+        _GROUP,
+        "settings",
+        lambda: _read_settings(choices),
+        lambda read: f"for {read.engine.device} in {read.engine.dtype}",
+    )
     yield settings.check
     folder = _folder(model)
     if isinstance(folder, Check):
         yield folder
         return
     yield ok(_GROUP, "folder", str(folder))
-    checkpoint = attempt(_GROUP, "config.json", lambda: Checkpoint(folder), _describe_checkpoint)
+    checkpoint = attempt(
+        _GROUP, "config.json", lambda: Checkpoint(folder), lambda read: f"model type {read.config.get('model_type')!r}"
+    )
     yield checkpoint.check
     if settings.value is not None and checkpoint.value is not None:
         yield from _pipeline_needs(checkpoint.value, plugins, settings.value)
@@ -52,19 +61,12 @@ def _pipeline_needs(checkpoint: Checkpoint, plugins: Plugins, settings: _Setting
     if plan.value is None:
         return
     target = Target(checkpoint, plugins, plan.value, settings.engine, settings.frontend)
-    yield from check_weights(target)
-    yield attempt(
+    yield from _check_weights(target)
+    frontend = attempt(
         _GROUP, "processor", lambda: build_frontend(target.plan.pipeline, checkpoint), _describe_front_end
-    ).check
+    )
+    yield frontend.check
     yield from _room(target)
-
-
-def _describe_settings(settings: _Settings) -> str:
-    return f"for {settings.engine.device} in {settings.engine.dtype}"
-
-
-def _describe_checkpoint(checkpoint: Checkpoint) -> str:
-    return f"model type {checkpoint.config.get('model_type')!r}"
 
 
 def _describe_plan(plan: Plan) -> str:
@@ -93,7 +95,9 @@ def _describe_front_end(frontend: Frontend) -> str:
 
 
 def _room(target: Target) -> Iterator[Check]:
-    device = attempt(_GROUP, "device", lambda: open_device(str(target.engine.device)), _describe_device)
+    device = attempt(
+        _GROUP, "device", lambda: open_device(str(target.engine.device)), lambda opened: str(opened.torch_device)
+    )
     yield device.check
     if device.value is None:
         return
@@ -101,12 +105,7 @@ def _room(target: Target) -> Iterator[Check]:
     if report.problem is not None:
         yield problem(_GROUP, "memory", report.problem, "`omni explain` has the numbers")
         return
-    free = report.budget if report.budget is not None else host_memory()[1]
-    yield _fits(report, free)
-
-
-def _describe_device(device: Device) -> str:
-    return str(device.torch_device)
+    yield _fits(report, report.budget if report.budget is not None else host_memory()[1])
 
 
 def _fits(report: MemoryReport, free: int) -> Check:
@@ -120,3 +119,56 @@ def _fits(report: MemoryReport, free: int) -> Check:
         # Unbounded stages take their maximum.
         return warning(_GROUP, "memory", detail, "set engine.memory_bytes, and the stages divide it")
     return ok(_GROUP, "memory", detail)
+
+
+def _check_weights(target: Target) -> Iterator[Check]:
+    """Each missing or broken file, then names and shapes. Reads no weight."""
+    if target.engine.options.load_format == "dummy":
+        yield ok(_GROUP, "weights", "random ones are asked for")
+        return
+    broken = list(_files(target.checkpoint.path))
+    yield from broken
+    if any(check.status == "problem" for check in broken):
+        return
+    tried = attempt(
+        _GROUP,
+        "shapes",
+        # Copies to the meta device check everything and transfer nothing.
+        lambda: load_stages(target.plan, target.checkpoint, MetaDevice(), target.engine.dtype, "auto"),
+        lambda loaded: f"all weights of {len(loaded)} stages are there, in the shapes that config.json gives",
+    )
+    yield tried.check
+
+
+def _files(folder: Path) -> Iterator[Check]:
+    if (folder / INDEX).exists():
+        try:
+            index = read_index(folder)
+        except CheckpointError as error:
+            yield failed(_GROUP, "weights", error)
+            return
+    elif (folder / SINGLE).exists():
+        index = {}
+    else:
+        detail = f"neither {INDEX} nor {SINGLE} is in {folder}"
+        yield problem(_GROUP, "weights", detail, "download them, or use --load-format dummy for random weights")
+        return
+    names: dict[str, set[str]] = defaultdict(set)
+    for weight, file in index.items():
+        names[file].add(weight)
+    problems = [check for file, held in (names or {SINGLE: set()}).items() if (check := _file(folder / file, held))]
+    yield from problems
+    if not problems:
+        count, size = len(names) or 1, sum((folder / file).stat().st_size for file in names or {SINGLE})
+        yield ok(_GROUP, "weights", f"{count} file{'s' if count > 1 else ''}, {size:,} bytes, all complete")
+
+
+def _file(path: Path, names: set[str]) -> Check | None:
+    if not path.is_file():
+        detail = f"is missing, and {len(names)} weights with it"
+        return problem(_GROUP, path.name, detail, f"download it into {path.parent}")
+    try:
+        Shard(path, frozenset(names))
+    except CheckpointError as error:
+        return problem(_GROUP, path.name, error.problem, error.remedy)
+    return None

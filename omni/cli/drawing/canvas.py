@@ -11,23 +11,8 @@ class _Arm(IntFlag):
 
 
 _UP, _DOWN, _LEFT, _RIGHT = _Arm.UP, _Arm.DOWN, _Arm.LEFT, _Arm.RIGHT
-_SHAPES = {
-    _UP | _DOWN: "│",
-    _LEFT | _RIGHT: "─",
-    _DOWN | _RIGHT: "┌",
-    _DOWN | _LEFT: "┐",
-    _UP | _RIGHT: "└",
-    _UP | _LEFT: "┘",
-    _UP | _DOWN | _RIGHT: "├",
-    _UP | _DOWN | _LEFT: "┤",
-    _DOWN | _LEFT | _RIGHT: "┬",
-    _UP | _LEFT | _RIGHT: "┴",
-    _UP | _DOWN | _LEFT | _RIGHT: "┼",
-    _UP: "│",
-    _DOWN: "│",
-    _LEFT: "─",
-    _RIGHT: "─",
-}
+_SHAPES = " │││─┘┐┤─└┌├─┴┬┼"
+"""By arms."""
 _ASCII = str.maketrans({**dict.fromkeys("┌┐└┘├┤┬┴┼", "+"), "│": "|", "─": "-", "▼": "v"})
 
 
@@ -46,9 +31,8 @@ class Canvas:
     def across(self, row: int, first: int, last: int, owner: str) -> None:
         """A line from column `first` to column `last`. Lines of one owner join where they meet."""
         for column in range(first, last + 1):
-            self._add(
-                row, column, (_LEFT if column > first else _Arm(0)) | (_RIGHT if column < last else _Arm(0)), owner
-            )
+            left = _LEFT if column > first else _Arm(0)
+            self._add(row, column, left | (_RIGHT if column < last else _Arm(0)), owner)
 
     def down(self, column: int, first: int, last: int, owner: str, *, from_above: bool = False) -> None:
         """A line from row `first` (or the row above it) to row `last`, over earlier lines of other owners."""

@@ -70,11 +70,15 @@ def _draw_arrows(canvas: Canvas, above: Sequence[Node], below: Sequence[Node], t
     """Returns the number of rows drawn, the last one with arrowheads."""
     if not below:
         return 0
-    bundles = [bundle for node in below if (bundle := _bundle(above, node)).columns]
-    turning = _assign_rows([bundle for bundle in bundles if bundle.first < bundle.last])
-    for bundle in bundles:
-        if bundle.first < bundle.last:
-            canvas.across(top + bundle.row, bundle.first, bundle.last, bundle.target.name)
+    bundles = []
+    for target in below:
+        columns = [node.port(i) for node in above for i, other in enumerate(node.targets) if other is target]
+        if columns:
+            bundles.append(_Bundle(target, columns))
+    turns = [bundle for bundle in bundles if bundle.first < bundle.last]
+    turning = _assign_rows(turns)
+    for bundle in turns:
+        canvas.across(top + bundle.row, bundle.first, bundle.last, bundle.target.name)
     for bundle in bundles:
         name, turn = bundle.target.name, top + bundle.row
         for column in bundle.columns:
@@ -83,11 +87,6 @@ def _draw_arrows(canvas: Canvas, above: Sequence[Node], below: Sequence[Node], t
         if bundle.target.lines:
             canvas.text(top + turning, bundle.target.middle, "▼")
     return turning + 1
-
-
-def _bundle(above: Sequence[Node], target: Node) -> _Bundle:
-    columns = [node.port(i) for node in above for i, other in enumerate(node.targets) if other is target]
-    return _Bundle(target, columns)
 
 
 def _assign_rows(bundles: Sequence[_Bundle]) -> int:

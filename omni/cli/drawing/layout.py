@@ -80,7 +80,8 @@ def _place(ranks: list[list[Node]], width: int) -> None:
         rank.sort(key=lambda node: wanted.get(node.name, 0))
         _spread(rank, wanted)
         if rank[-1].left + rank[-1].width - rank[0].left > width:
-            _pack(rank)
+            for before, node in pairwise(rank):
+                node.left = before.left + before.width + _GAP
     leftmost = min(rank[0].left for rank in ranks)
     for rank in ranks:
         right = rank[-1].left + rank[-1].width - leftmost
@@ -113,11 +114,6 @@ def _spread(rank: Sequence[Node], wanted: Mapping[str, int]) -> None:
         end = node.left + node.width
     for node in rank:
         node.left -= round(off / len(rank))
-
-
-def _pack(rank: Sequence[Node]) -> None:
-    for before, node in pairwise(rank):
-        node.left = before.left + before.width + _GAP
 
 
 def _clear(above: Sequence[Node], below: Sequence[Node]) -> None:

@@ -1,13 +1,10 @@
 """`omni explain`: the stages and settings of a model, and their origins."""
 
-import msgspec
-import typer
-
 from omni.cli.explain.report import make_report
 from omni.cli.explain.text import as_text
 from omni.cli.options import Choices
 from omni.cli.target import resolve_target
-from omni.cli.terminal import echo, takes_lines
+from omni.cli.terminal import echo, echo_json, takes_lines
 
 
 def explain(model: str, choices: Choices, *, measure: bool, as_json: bool) -> None:
@@ -15,6 +12,6 @@ def explain(model: str, choices: Choices, *, measure: bool, as_json: bool) -> No
     target = resolve_target(model, choices)
     report = make_report(model, target, measure=measure)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        echo_json(report)
     else:
         echo(as_text(report, target.plan.pipeline, ascii_only=not takes_lines()))

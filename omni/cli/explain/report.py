@@ -72,23 +72,22 @@ def make_report(model: str, target: Target, *, measure: bool) -> Report:
         device=str(engine.device),
         dtype=engine.dtype,
         load_format=engine.options.load_format,
-        stages=[_stage(pipeline, stage, engine.dtype) for stage in pipeline.order()],
+        stages=[
+            StageReport(
+                name=stage.name,
+                kind=stage.kind,
+                model=stage.model,
+                priority=stage.priority,
+                dtype=stage.dtype or engine.dtype,
+                prefix_cache=_prefix_cache(pipeline, stage),
+            )
+            for stage in pipeline.order()
+        ],
         edges=_edges(target),
         outputs=[OutputReport(modality=output.modality, stage=output.stage) for output in pipeline.outputs],
         main_stage=pipeline.main_stage,
         memory=measure_memory(target) if measure else count_memory(target),
         settings=target.settings,
-    )
-
-
-def _stage(pipeline: Pipeline, stage: Stage, dtype: str) -> StageReport:
-    return StageReport(
-        name=stage.name,
-        kind=stage.kind,
-        model=stage.model,
-        priority=stage.priority,
-        dtype=stage.dtype or dtype,
-        prefix_cache=_prefix_cache(pipeline, stage),
     )
 
 

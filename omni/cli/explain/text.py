@@ -1,15 +1,15 @@
 """The report as text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from omni.cli.drawing import draw
 from omni.cli.explain.report import Report, StageReport
 from omni.cli.memory import MemoryReport
-from omni.cli.terminal import columns
 from omni.config import Setting
 from omni.pipeline import Pipeline
+from omni.utils.table import columns
 
 _LONGEST_VALUE = 34
 
@@ -75,13 +75,9 @@ def _fixed_parts(memory: MemoryReport) -> Iterator[str]:
     parts = ("weights", "fixed", "working", "least", "most")
     shares = {name: msgspec.structs.asdict(share) for name, share in memory.stages.items()}
     rows = [(name, *(_number(share[part]) for part in parts)) for name, share in shares.items()]
-    total = ("sum", *(_number(_sum([share[part] for share in shares.values()])) for part in parts))
+    sums = ([share[part] for share in shares.values()] for part in parts)
+    total = ("sum", *(_number(None if None in numbers else sum(numbers)) for numbers in sums))
     yield from columns([("STAGE", *(part.upper() for part in parts)), *rows, total], right=(1, 2, 3, 4, 5))
-
-
-def _sum(numbers: Sequence[int | None]) -> int | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None
 
 
 def _pages(memory: MemoryReport) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from omni.timeline.report.report import LaneReport, LaunchOrder, PhaseReport, Report
 from omni.timeline.report.stages import Decoding, Spread
+from omni.utils.table import columns
 
 _PERCENTILES = ("p50", "p90", "p99")
 
@@ -88,11 +89,4 @@ def _three(spread: Spread) -> tuple[str, str, str]:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> Iterator[str]:
     """words: number of text columns, which align left; numbers align right."""
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    for line in lines:
-        cells = [
-            cell.ljust(width) if column < words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    yield from columns([head, *rows], right=range(words, len(head)), indent="")

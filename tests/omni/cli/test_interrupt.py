@@ -88,7 +88,7 @@ def test_at_any_moment(start: Start, tmp_path: Path, model: str, delay: float) -
 @pytest.mark.parametrize(
     "module",
     [
-        *("omni.cli.interrupt", "omni.cli.streams", "omni.cli.process", "typer", "numpy", "torch"),
+        *("omni.cli.interrupt", "omni.cli.streams", "omni.cli.commands", "typer", "numpy", "torch"),
         *("tests.support.echo_plugin", "tests.support.echo_family"),
     ],
 )

@@ -49,7 +49,7 @@ def test_closed_ones(tmp_path: Path, model: str, closed: str) -> None:
 
 def test_nothing_else_takes_the_place_of_a_closed_one(tmp_path: Path) -> None:
     show = "import os\nos.write(9, ' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3)).encode())\n"
-    places = program(at="omni.cli.process", code=show)
+    places = program(at="omni.cli.commands", code=show)
     shell = ["sh", "-c", '"$@" 9>places <&- >&- 2>&-', "sh"]
     ran = subprocess.run([*shell, *places, "--version"], cwd=tmp_path, env=environment(), timeout=PATIENCE_SECONDS)
     assert ran.returncode == 0
