@@ -1,9 +1,7 @@
-"""A stage whose last rank samples in another process gives what it gives alone; a broadcast that comes too late changes nothing."""
-
-import time
-from collections.abc import Iterator
+"""A stage whose last rank samples gives what it gives alone; a broadcast that comes too late changes nothing."""
 
 import pytest
+from msgspec.structs import replace
 
 from omni.device import Stream
 from omni.device.cpu import CpuDevice
@@ -12,9 +10,8 @@ from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.scores import Scorer
 from omni_ar.run.step import StepContext
-from tests.stages.omni_ar.two_ranks import GlooTokens, Ranks, second_rank
+from tests.stages.omni_ar.remote_tokens import RemoteTokens
 from tests.support.ar_driver import ArDriver
-from tests.support.patience import PATIENCE_SECONDS
 from tests.support.small_text import SmallText, greedy
 
 pytestmark = pytest.mark.thorough
@@ -33,61 +30,55 @@ SAMPLING: list[dict[str, object]] = [
 
 
 class RemoteDriver(ArDriver):
-    """The first of two ranks. in_turn: a broadcast is seen only when nothing else can go on, one at a time."""
+    """A stage whose tokens another rank samples. in_turn: a broadcast is seen only when nothing else can go on, one at a time."""
 
-    def __init__(self, ranks: Ranks, options: dict[str, int], *, in_turn: bool, checks: bool = True) -> None:
+    def __init__(self, options: ArOptions, *, in_turn: bool, checks: bool = True) -> None:
         self.in_turn = in_turn
-        self.deadline = time.monotonic() + PATIENCE_SECONDS
         self.most = 0
         """Steps that were in flight at once."""
-        given, device = ArOptions(**options), CpuDevice()
+        device = CpuDevice()
 
-        def source(stream: Stream, state: RowState, buffers: StepBuffers) -> GlooTokens:
-            limits = Limits.of("text", given, MODEL.shape)
-            self.tokens_source = GlooTokens(ranks, device, stream, state, limits, checks=checks)
-            return self.tokens_source
+        def source(stream: Stream, state: RowState, buffers: StepBuffers) -> RemoteTokens:
+            limits = Limits.of("text", options, MODEL.shape)
+            self.source = RemoteTokens(device, stream, MODEL, state, limits, in_turn=in_turn, checks=checks)
+            return self.source
 
-        ranks.send({"kind": "open", "vocab": MODEL.vocab, "options": options}, sending := [])
-        super().__init__(MODEL, device, given, source)
-        self.sending = sending
-        if in_turn:
-            self.tokens_source.shown = 0
+        super().__init__(MODEL, device, options, source)
 
     @property
     def in_flight(self) -> int:
         return self.worker.usage()["steps"]
 
     def tick(self) -> bool:
-        assert time.monotonic() < self.deadline, "the other rank does not answer"
         moved = super().tick()
         self.most = max(self.most, self.in_flight)
         return moved
 
+    def advance(self) -> bool:
+        """Ticks, or shows a broadcast if nothing else can go on. Returns whether there is more to do."""
+        if self.tick():
+            return True
+        if not self.in_flight:
+            return False
+        self.source.show_next()
+        return True
+
     def run(self) -> None:
-        while self.tick() or self.in_flight:
-            if self.in_turn and not self.tick() and self.in_flight:
-                self.tokens_source.show_next()
+        while self.advance():
+            pass
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with second_rank(tmp_path_factory.mktemp("ranks")) as ends:
-        yield ends
+OPTIONS = ArOptions(max_num_seqs=4, block_size=2, num_blocks=20, max_model_len=40, max_num_batched_tokens=5)
 
 
-OPTIONS = {"max_num_seqs": 4, "block_size": 2, "num_blocks": 20, "max_model_len": 40, "max_num_batched_tokens": 5}
-
-
-def mixed(driver: ArDriver) -> None:
+def mixed(driver: RemoteDriver) -> None:
     """More requests than rows: they join, one is aborted while its tokens are under way, and blocks run out."""
     for index, params in enumerate(SAMPLING):
-        driver.ask(str(index), PROMPTS[index % 4], max_tokens=TOKENS, rank=(9 - index, 0), **params)
+        driver.ask(str(index), PROMPTS[index % 4], params, max_tokens=TOKENS, rank=(9 - index, 0))
         driver.tick()
     driver.ask("gone", PROMPTS[1], max_tokens=30, rank=(0, 0))
-    while len(driver.tokens("gone")) < 3 or not driver.worker.usage()["steps"]:
-        driver.tick()
-        if isinstance(driver, RemoteDriver) and driver.in_turn and not driver.tick():
-            driver.tokens_source.show_next()
+    while len(driver.tokens("gone")) < 3 or not driver.in_flight:
+        driver.advance()
     driver.abort("gone")
     driver.ask("after", PROMPTS[2], max_tokens=TOKENS, rank=(0, 1), temperature=0.8, seed=9)
     driver.run()
@@ -100,9 +91,9 @@ def outcome(driver: ArDriver) -> dict[str, tuple[list[int], str]]:
 
 @pytest.fixture(scope="module")
 def local() -> dict[str, tuple[list[int], str]]:
-    driver = ArDriver(MODEL, options=ArOptions(**OPTIONS | {"num_blocks": 200}))
+    driver = ArDriver(MODEL, options=replace(OPTIONS, num_blocks=200))
     for index, params in enumerate(SAMPLING):
-        driver.ask(str(index), PROMPTS[index % 4], max_tokens=TOKENS, **params)
+        driver.ask(str(index), PROMPTS[index % 4], params, max_tokens=TOKENS)
     driver.ask("after", PROMPTS[2], max_tokens=TOKENS, temperature=0.8, seed=9)
     driver.run()
     return outcome(driver)
@@ -110,8 +101,8 @@ def local() -> dict[str, tuple[list[int], str]]:
 
 @pytest.mark.parametrize("in_turn", [True, False])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_two_ranks_give_the_tokens_of_one(ranks: Ranks, local: dict[str, tuple[list[int], str]], ahead: int, in_turn):
-    driver = RemoteDriver(ranks, OPTIONS | {"max_in_flight": ahead}, in_turn=in_turn)
+def test_two_ranks_give_the_tokens_of_one(local: dict[str, tuple[list[int], str]], ahead: int, in_turn: bool):
+    driver = RemoteDriver(replace(OPTIONS, max_in_flight=ahead), in_turn=in_turn)
     mixed(driver)
     assert outcome(driver) == local
     assert {reason for _, reason in local.values()} == {"stop", "length"}
@@ -119,44 +110,43 @@ def test_two_ranks_give_the_tokens_of_one(ranks: Ranks, local: dict[str, tuple[l
     assert not driver.held
     if in_turn and ahead > 1:
         assert driver.most == 2
-        assert driver.tokens_source.late > 20, "rows go on while a later step's tokens are awaited"
+        assert driver.source.late > 20, "rows go on while a later step's tokens are awaited"
         assert driver.counter("discarded_tokens")
 
 
-def reused_row(ranks: Ranks, checks: bool) -> tuple[ArDriver, ArDriver]:
+def reused_row(checks: bool) -> tuple[ArDriver, ArDriver]:
     """Tokens of a row's last request come when the row is another's, and has begun; and the same request alone."""
-    options = OPTIONS | {"max_num_seqs": 1, "max_in_flight": 2}
-    driver = RemoteDriver(ranks, options, in_turn=True, checks=checks)
+    options = replace(OPTIONS, max_num_seqs=1, max_in_flight=2)
+    driver = RemoteDriver(options, in_turn=True, checks=checks)
     driver.ask("old", PROMPTS[0], max_tokens=20)
     while len(driver.tokens("old")) < 4 or not driver.in_flight:
-        if not driver.tick():
-            driver.tokens_source.show_next()
+        driver.advance()
     driver.abort("old")
     driver.ask("new", PROMPTS[2], max_tokens=TOKENS)
     while driver.tick():
         pass
     assert driver.in_flight == 2, "the row's new request runs while the old one's tokens are awaited"
     driver.run()
-    alone = ArDriver(MODEL, options=ArOptions(**options))
+    alone = ArDriver(MODEL, options=options)
     alone.ask("new", PROMPTS[2], max_tokens=TOKENS)
     alone.run()
     return driver, alone
 
 
-def test_a_broadcast_for_a_row_that_is_another_request_s_changes_nothing(ranks: Ranks):
-    driver, alone = reused_row(ranks, checks=True)
+def test_a_broadcast_for_a_row_that_is_another_request_s_changes_nothing():
+    driver, alone = reused_row(checks=True)
     assert driver.tokens("new") == alone.tokens("new")
     assert driver.counter("discarded_tokens") == 1
 
 
-def test_without_the_generation_it_would(ranks: Ranks):
-    driver, alone = reused_row(ranks, checks=False)
+def test_without_the_generation_it_would():
+    driver, alone = reused_row(checks=False)
     assert driver.tokens("new") != alone.tokens("new")
 
 
 @pytest.mark.parametrize("in_turn", [True, False])
-def test_one_request_alone_goes_on(ranks: Ranks, in_turn: bool):
-    driver = RemoteDriver(ranks, OPTIONS | {"max_in_flight": 4}, in_turn=in_turn)
+def test_one_request_alone_goes_on(in_turn: bool):
+    driver = RemoteDriver(replace(OPTIONS, max_in_flight=4), in_turn=in_turn)
     driver.ask("only", PROMPTS[0], max_tokens=TOKENS)
     driver.run()
     alone = ArDriver(MODEL)
@@ -169,8 +159,8 @@ def test_one_request_alone_goes_on(ranks: Ranks, in_turn: bool):
 
 
 @pytest.mark.plants_faults
-def test_tokens_of_a_step_that_failed_behind_its_handoff_are_nobody_s(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
-    driver = RemoteDriver(ranks, OPTIONS | {"max_in_flight": 4, "max_num_batched_tokens": 40}, in_turn=True)
+def test_tokens_of_a_step_that_failed_behind_its_handoff_are_nobody_s(monkeypatch: pytest.MonkeyPatch):
+    driver = RemoteDriver(replace(OPTIONS, max_in_flight=4, max_num_batched_tokens=40), in_turn=True)
     failures = 0
 
     def score(self: Scorer, context: StepContext) -> None:
@@ -180,10 +170,8 @@ def test_tokens_of_a_step_that_failed_behind_its_handoff_are_nobody_s(ranks: Ran
             raise ValueError("no memory")
 
     monkeypatch.setattr(Scorer, "score", score)
-    for index in range(3):
-        driver.ask(str(index), PROMPTS[index], max_tokens=TOKENS)
+    driver.ask_all(PROMPTS[:3], max_tokens=TOKENS)
     driver.run()
     assert failures == driver.counter("retries") == 1
-    for index in range(3):
-        assert driver.tokens(str(index)) == greedy(MODEL, PROMPTS[index], TOKENS)
+    assert driver.all_tokens(3) == [greedy(MODEL, prompt, TOKENS) for prompt in PROMPTS[:3]]
     assert not driver.held

@@ -1,0 +1,184 @@
+"""A token source whose tokens another rank samples, played in one process: the other rank has row state of its own, and this one
+reads its broadcasts when the test shows them."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from omni.device import Device, HostRing, HostSlot, Stream
+from omni_ar.kernels.step.state import FIELD_INDEX, RowState
+from omni_ar.run.limits import Limits
+from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, start_rows
+from omni_ar.run.state import allocate_rows, allocate_step_buffers
+from omni_ar.run.step import StepContext, TokenHandoff
+from omni_ar.sampling import SamplingFlags, SamplingStart
+from tests.support.small_text import SmallText
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The event of a broadcast. shown: whether this rank may know of the broadcast of this index."""
+
+    index: int
+    shown: Callable[[int], bool]
+
+    def done(self) -> bool:
+        return self.shown(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(TokenHandoff):
+    """The slot holds the broadcast itself, whose last column is for the device alone."""
+
+    def read(self, count: int) -> list[list[int]]:
+        results: list[list[int]] = self.host.read()[:count, :-1].tolist()
+        return results
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A step whose tokens are not the rows' newest yet."""
+
+    step: int
+    slot: HostSlot
+    arrival: Arrival
+    rows_R: Tensor
+    advance_R: Tensor
+    flags: SamplingFlags
+
+
+class LastRank:
+    """Has the rows' sampling state and nothing else of them."""
+
+    def __init__(self, device: Device, model: SmallText, limits: Limits) -> None:
+        self._model, self._limits = model, limits
+        self._state = allocate_rows(device, model, limits, torch.float32)
+        self._buffers = allocate_step_buffers(device, model, limits, torch.float32)
+
+    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
+        table_nM = torch.zeros(len(rows_n), self._limits.max_blocks, dtype=torch.int64)
+        start_rows(self._state, rows_n, fields_nC, table_nM, sampling)
+
+    def sample(self, context: StepContext, generations_R: Tensor, out_RW: Tensor) -> None:
+        """Status, count, ids and generation of each row, `[R, 3 + K]`."""
+        count, state, rows_R = len(context.rows), self._state, context.rows_R
+        logits_RV, accepted_RW = self._buffers.logits_NV[:count], self._buffers.accepted_NW[:count]
+        assert torch.equal(state.columns.generation[rows_R], generations_R), "rows are set up before they are sampled"
+        compute_logits(self._model, context.hidden_RD, logits_RV)
+        sample_rows(state, logits_RV, rows_R, context.flags, context.edits, (), accepted_RW[:, 2])
+        accept_tokens(state, rows_R, accepted_RW)
+        post_update(state, rows_R, accepted_RW, context.advance_R, self._limits.step_ids - 1, context.flags)
+        out_RW[:, :-1] = accepted_RW
+        out_RW[:, -1] = generations_R
+
+
+class RemoteTokens:
+    """The tokens of step k become the rows' newest when step k + 2 begins, or before if the host has read them.
+
+    | buffer | written by | read by | freed by |
+    |---|---|---|---|
+    | slot of the ring | the broadcast | host, once it has come; `take_broadcast` | step k + 2 |
+    | rows and advance kept of a step | `keep_step` | `take_broadcast` | stream order, as many steps later as there are slots |
+    """
+
+    lag = 2
+    gives_logits = False
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        model: SmallText,
+        state: RowState,
+        limits: Limits,
+        *,
+        in_turn: bool,
+        checks: bool = True,
+    ) -> None:
+        """in_turn: `show_next` shows the broadcasts, one at a time; otherwise they are known at once. checks: whether a
+        broadcast for a row that was given to another request is left aside."""
+        self.late = 0
+        """Broadcasts that became next inputs while those of a later step were awaited."""
+        self._shown: float = 0 if in_turn else math.inf
+        self._last_rank = LastRank(device, model, limits)
+        self._device = device
+        self._stream = stream
+        self._state = state
+        self._drafts = limits.step_ids - 1
+        self._checks = checks
+        size = (limits.rows, 3 + limits.step_ids)
+        self._ring = HostRing.allocate(device, size, torch.int64, limits.ring)
+        self._kept = device.zeros((limits.ring, 2, limits.rows), torch.int64)
+        self._accepted_NW = device.zeros((limits.rows, 2 + limits.step_ids), torch.int64)
+        self._awaited: deque[Awaited] = deque()
+        self._step = self._sampled = 0
+
+    @property
+    def ready(self) -> bool:
+        due = all(one.arrival.done() for one in self._awaited if one.step + self.lag <= self._step + 1)
+        return due and self._ring.ready
+
+    def show_next(self) -> None:
+        """Shows the oldest broadcast that is not known yet."""
+        self._shown += 1
+
+    def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
+        pass
+
+    def begin(self, step: int) -> None:
+        self._step = step
+        while self._awaited and self._awaited[0].arrival.done():
+            self._take(self._awaited.popleft())
+        assert not self._awaited or self._awaited[0].step + self.lag > step, "a step was launched that is not ready"
+
+    def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
+        self._device.launch(self._stream, self._last_rank.start, rows_n, fields_nC, sampling)
+
+    def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
+        assert frames is None, "a frame that ends a request would come after its token was sent"
+        count, launch = len(context.rows), self._device.launch
+        kept_2R = self._kept[self._sampled % len(self._kept), :, :count]
+        launch(self._stream, keep_step, kept_2R, context.rows_R, context.advance_R)
+        slot = self._ring.advance()
+        slot.take()
+        generations_R = torch.tensor([one.row.generation for one in context.rows])
+        launch(self._stream, self._last_rank.sample, context, generations_R, slot.tensor[:count])
+        arrival = Arrival(self._sampled, lambda index: index < self._shown)
+        slot.guard(arrival)
+        self._sampled += 1
+        self._awaited.append(Awaited(context.step, slot, arrival, kept_2R[0], kept_2R[1], context.flags))
+        return Broadcast(slot, arrival, self._device.record(self._stream))
+
+    def forget(self) -> None:
+        if self._awaited and self._awaited[-1].step == self._step:
+            self._awaited.pop()
+
+    def _take(self, one: Awaited) -> None:
+        count = len(one.rows_R)
+        accepted_RW, received_RW = self._accepted_NW[:count], one.slot.tensor[:count]
+        launch = self._device.launch
+        self.late += bool(self._awaited)
+        launch(self._stream, take_broadcast, self._state, one.rows_R, received_RW, accepted_RW, self._checks)
+        launch(self._stream, post_update, self._state, one.rows_R, accepted_RW, one.advance_R, self._drafts, one.flags)
+
+
+def keep_step(kept_2R: Tensor, rows_R: Tensor, advance_R: Tensor) -> None:
+    """Keeps the rows of the step's broadcast: the next step's upload takes the place of these."""
+    kept_2R[0].copy_(rows_R)
+    kept_2R[1].copy_(advance_R)
+
+
+def take_broadcast(state: RowState, rows_R: Tensor, received_RW: Tensor, accepted_RW: Tensor, checks: bool) -> None:
+    """Takes the tokens as the rows' newest, except for rows of another generation: they accept none."""
+    before_RC = state.fields.index_select(0, rows_R)
+    current_R = before_RC[:, FIELD_INDEX.generation] == received_RW[:, -1]
+    accepted_RW.copy_(received_RW[:, :-1], non_blocking=True)
+    accept_tokens(state, rows_R, accepted_RW)
+    if checks:
+        after_RC = state.fields.index_select(0, rows_R)
+        state.fields.index_copy_(0, rows_R, torch.where(current_R[:, None], after_RC, before_RC))
+        accepted_RW[:, 1].mul_(current_R)
