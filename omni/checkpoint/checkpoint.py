@@ -63,14 +63,11 @@ class Checkpoint:
     def _files(self) -> dict[str, Path]:
         return locate_weights(self.path)
 
-    def _file_of(self, name: str) -> Path:
+    def _shard(self, name: str) -> Shard:
         if name not in self._files:
             problem = f"is not among the {len(self._files)} weights in {self.path}"
             raise CheckpointError(name, problem, "use a checkpoint of the architecture that config.json names")
-        return self._files[name]
-
-    def _shard(self, name: str) -> Shard:
-        path = self._file_of(name)
+        path = self._files[name]
         if path not in self._shards:
             self._shards[path] = Shard(path, frozenset(n for n, file in self._files.items() if file == path))
         return self._shards[path]

@@ -18,7 +18,6 @@ OTHER_MODEL = "the file may be right, but use another model"
 MOST = 2**18
 """The largest width or number of parts: several times that of any published model."""
 
-
 _MOST_RATE = 256
 _MOST_SAMPLES = 2**16
 """Samples of a frame. Published models have at most 2,000."""
@@ -84,9 +83,8 @@ class Section:
             for place, value in _each(name, self[name]):
                 real = isinstance(value, int | float) and not isinstance(value, bool)
                 self.require(real, place, f"is {quoted(value)}, not a number")
-                self.require(
-                    above < value <= most, place, f"is {quoted(value)}, not above {above:g} and at most {most:g}"
-                )
+                problem = f"is {quoted(value)}, not above {above:g} and at most {most:g}"
+                self.require(above < value <= most, place, problem)
 
     def require_flags(self, *names: str) -> None:
         for name in names:
@@ -143,9 +141,8 @@ def check_rates(config: Section, *names: str) -> None:
         config.require_list(name, most=16)
         config.require_counts(name, most=_MOST_RATE)
         samples *= math.prod(config[name])
-        config.require(
-            samples <= _MOST_SAMPLES, name, f"gives {samples:,} samples for a frame, above {_MOST_SAMPLES:,}"
-        )
+        problem = f"gives {samples:,} samples for a frame, above {_MOST_SAMPLES:,}"
+        config.require(samples <= _MOST_SAMPLES, name, problem)
 
 
 def _each(name: str, value: Any) -> Iterable[tuple[str, Any]]:

@@ -48,13 +48,19 @@ def read_as(path: Path, kind: type[_Kind], most: int) -> _Kind:
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$")
-        where = place.rstrip("`").lstrip(".")
-        raise CheckpointError(f"{path.name}: {where}" if where else path.name, problem, _AGAIN) from error
+        raise wrong_field(path.name, error, _AGAIN) from error
     except msgspec.DecodeError as error:
         raise CheckpointError(path.name, f"is not valid JSON ({error})", _AGAIN) from error
     except RecursionError as error:
         raise CheckpointError(path.name, "nests tables and lists without end", _AGAIN) from error
+
+
+def wrong_field(file: str, error: msgspec.ValidationError, remedy: str) -> CheckpointError:
+    """The error about a field of another type, or out of range."""
+    # "Expected `int`, got `str` - at `$.parts[3].size`"
+    problem, _, place = str(error).partition(" - at `$")
+    field = place.rstrip("`").lstrip(".")
+    return CheckpointError(f"{file}: {field}" if field else file, problem, remedy)
 
 
 def _check_size(value: dict[str, Any], file: str) -> None:

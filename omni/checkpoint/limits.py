@@ -28,12 +28,9 @@ def check_counts(config: Mapping[str, Any], path: str = "") -> None:
         if isinstance(value, dict):
             check_counts(value, field)
         elif isinstance(value, int):
-            if abs(value) >= _MOST_OF_ANY:
-                raise CheckpointError(
-                    f"config.json: {shortened(field)}", f"is {quoted(value)}, too large", RESTORE_CONFIG
-                )
             most = next((most for names, most in _MOST if names.fullmatch(name)), value)
-            if value > most:
-                raise CheckpointError(
-                    f"config.json: {shortened(field)}", f"is {value:,}, above {most:,}", RESTORE_CONFIG
+            if abs(value) >= _MOST_OF_ANY or value > most:
+                problem = (
+                    f"is {value:,}, above {most:,}" if abs(value) < _MOST_OF_ANY else f"is {quoted(value)}, too large"
                 )
+                raise CheckpointError(f"config.json: {shortened(field)}", problem, RESTORE_CONFIG)

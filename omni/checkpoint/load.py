@@ -126,7 +126,9 @@ def _places(
         if destination.parameter not in targets:
             problem = f"is unexpected: the model has no parameter {destination.parameter!r}"
             raise CheckpointError(name, problem, "use a checkpoint whose config.json describes its weights")
-        _check_shape(name, checkpoint.shape(name), targets[destination.parameter], destination)
+        expected, found = tuple(targets[destination.parameter][destination.index].shape), checkpoint.shape(name)
+        if found != expected:
+            raise CheckpointError(name, f"wrong tensor shape: expected {expected}, found {found}", RESTORE_CONFIG)
         other = taken.setdefault(_key(destination), name)
         if other != name:
             raise CheckpointError(name, f"goes where {other} goes", "use a checkpoint that holds each weight once")
@@ -137,13 +139,6 @@ def _places(
 def _key(destination: Destination) -> tuple[str, str]:
     # repr: slices are not hashable before Python 3.12.
     return destination.parameter, repr(destination.index)
-
-
-def _check_shape(name: str, found: tuple[int, ...], target: torch.Tensor, destination: Destination) -> None:
-    expected = tuple(target[destination.index].shape)
-    if found != expected:
-        problem = f"wrong tensor shape: expected {expected}, found {found}"
-        raise CheckpointError(name, problem, RESTORE_CONFIG)
 
 
 def _check_filled(

@@ -55,9 +55,8 @@ class Table:
         if not isinstance(tensor, Tensor):
             raise CheckpointError(field, f"is a {type(tensor).__name__}, not a tensor", RESTORE_FILE)
         if tensor.layout != torch.strided or tensor.is_nested or tensor.dtype not in _FLOATS:
-            raise CheckpointError(
-                field, f"is {tensor.dtype}, {tensor.layout}: no plain floating-point numbers", RESTORE_FILE
-            )
+            problem = f"is {tensor.dtype}, {tensor.layout}: no plain floating-point numbers"
+            raise CheckpointError(field, problem, RESTORE_FILE)
         sizes = zip(tensor.shape, shape, strict=False)
         if tensor.dim() != len(shape) or not all(a >= fewest if b is None else a == b for a, b in sizes):
             expected = ", ".join(f"at least {fewest}" if size is None else str(size) for size in shape)

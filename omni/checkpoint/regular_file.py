@@ -9,8 +9,6 @@ from typing import BinaryIO
 
 from omni.errors import CheckpointError, shortened
 
-_REMEDY = "put the file itself there"
-
 
 def is_file(path: Path) -> bool:
     """Whether `path` exists and is not a folder.
@@ -22,14 +20,10 @@ def is_file(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            shortened(path.name), f"cannot be read ({_reason(error)})", "give a file that can be"
-        ) from error
-    if stat.S_ISREG(mode):
-        return True
-    if stat.S_ISDIR(mode):
-        return False
-    raise CheckpointError(shortened(path.name), f"cannot be read (it is a {_kind(mode)}, not a file)", _REMEDY)
+        raise _unreadable(path, error) from error
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return stat.S_ISREG(mode)
+    raise _irregular(path, mode)
 
 
 def check_folder(folder: Path) -> None:
@@ -40,9 +34,8 @@ def check_folder(folder: Path) -> None:
         for path in folder.iterdir():
             is_file(path)
     except OSError as error:
-        raise CheckpointError(
-            "model", f"{folder} cannot be read ({_reason(error)})", "give a folder that can be"
-        ) from error
+        problem = f"{folder} cannot be read ({_reason(error)})"
+        raise CheckpointError("model", problem, "give a folder that can be") from error
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -51,13 +44,11 @@ def open_file(path: Path) -> BinaryIO:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            shortened(path.name), f"cannot be read ({_reason(error)})", "give a file that can be"
-        ) from error
+        raise _unreadable(path, error) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise CheckpointError(shortened(path.name), f"cannot be read (it is a {_kind(mode)}, not a file)", _REMEDY)
+        raise _irregular(path, mode)
     return os.fdopen(descriptor, "rb")
 
 
@@ -68,8 +59,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
         try:
             yield file
         except OSError as error:
-            problem = f"cannot be read ({_reason(error)})"
-            raise CheckpointError(shortened(path.name), problem, "give a file that can be") from error
+            raise _unreadable(path, error) from error
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -90,17 +80,22 @@ def read_text(path: Path, most: int) -> str:
         raise CheckpointError(shortened(path.name), f"is no UTF-8 text ({error})", "download the file again") from error
 
 
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(shortened(path.name), f"cannot be read ({_reason(error)})", "give a file that can be")
+
+
 def _reason(error: Exception) -> str:
     # The error's own message repeats the whole path.
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else shortened(str(error))
 
 
-def _kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISFIFO, "pipe"),
-        (stat.S_ISSOCK, "socket"),
-        (stat.S_ISCHR, "device"),
-        (stat.S_ISBLK, "device"),
-        (stat.S_ISDIR, "directory"),
-    )
-    return next((name for test, name in kinds if test(mode)), "special file")
+def _irregular(path: Path, mode: int) -> CheckpointError:
+    kinds = {
+        stat.S_IFIFO: "pipe",
+        stat.S_IFSOCK: "socket",
+        stat.S_IFDIR: "directory",
+        stat.S_IFCHR: "device",
+        stat.S_IFBLK: "device",
+    }
+    problem = f"cannot be read (it is a {kinds.get(stat.S_IFMT(mode), 'special file')}, not a file)"
+    return CheckpointError(shortened(path.name), problem, "put the file itself there")

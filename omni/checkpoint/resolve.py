@@ -29,9 +29,8 @@ def resolve(model: str | Path, *, weights: bool = True, download: bool = True, f
     if folder.is_file():
         raise CheckpointError("model", f"{model} is a file", "give the folder that holds it")
     if isinstance(model, Path) or not _may_be_hub_id(model):
-        raise CheckpointError(
-            "model", f"there is no folder {model}", "give a checkpoint folder or a hub id (owner/name)"
-        )
+        remedy = "give a checkpoint folder or a hub id (owner/name)"
+        raise CheckpointError("model", f"there is no folder {model}", remedy)
     try:
         wanted = [*_TEXTS, *(_WEIGHTS if weights else ()), *files]
         return Path(snapshot_download(model, allow_patterns=wanted, local_files_only=not download))

@@ -94,10 +94,8 @@ def read_index(folder: Path) -> dict[str, str]:
 def _check_inside(folder: Path, file: str, weight: str) -> None:
     """Raises CheckpointError for an entry of the index that leads outside the folder, also through a link. Links of the
     hub's cache, from `snapshots/REVISION` to `blobs` beside it, are allowed."""
-    field, remedy = (
-        f"{INDEX}: weight_map.{shortened(weight)}",
-        "put the weights into the folder, and their names into the index",
-    )
+    field = f"{INDEX}: weight_map.{shortened(weight)}"
+    remedy = "put the weights into the folder, and their names into the index"
     parts = Path(file).parts
     if not parts or Path(file).is_absolute() or ".." in parts or "\0" in file:
         raise CheckpointError(field, f"{shortened(file)!r} is no file of the folder", remedy)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omni.checkpoint.checks import RESTORE_CONFIG
-from omni.errors import CheckpointError
+from omni.checkpoint.json_file import wrong_field
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
 
@@ -20,7 +20,4 @@ def typed_config(kind: type[_Config], raw: Mapping[str, Any]) -> _Config:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$")
-        field = place.rstrip("`").lstrip(".")
-        where = f"config.json: {field}" if field else "config.json"
-        raise CheckpointError(where, problem, RESTORE_CONFIG) from error
+        raise wrong_field("config.json", error, RESTORE_CONFIG) from error

@@ -2,7 +2,6 @@
 
 from omni.config.file import read_config
 from omni.config.layer import Layer, parse_override
-from omni.config.overlay import overlay
-from omni.config.setting import DEFAULT, FAMILY, Setting
+from omni.config.overlay import DEFAULT, FAMILY, Setting, overlay
 
 __all__ = ["DEFAULT", "FAMILY", "Layer", "Setting", "overlay", "parse_override", "read_config"]

@@ -1,6 +1,6 @@
 """Settings of one source."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omni.errors import ConfigError
@@ -26,15 +26,14 @@ class Layer:
 
     def only(self, name: str) -> "Layer":
         """The settings below `name`."""
-        return self._where(lambda first: first == name)
+        return self._where([path for path in self.values if path.partition(".")[0] == name])
 
     def without(self, *names: str) -> "Layer":
         """The settings that are not below one of `names`."""
-        return self._where(lambda first: first not in names)
+        return self._where([path for path in self.values if path.partition(".")[0] not in names])
 
-    def _where(self, wanted: Callable[[str], bool]) -> "Layer":
-        values = {path: value for path, value in self.values.items() if wanted(path.partition(".")[0])}
-        return Layer(self.origin, values, self.file)
+    def _where(self, paths: Sequence[str]) -> "Layer":
+        return Layer(self.origin, {path: self.values[path] for path in paths}, self.file)
 
 
 def parse_override(text: str) -> tuple[str, str]:

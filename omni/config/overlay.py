@@ -7,14 +7,24 @@ import msgspec
 
 from omni.config.draft import Draft
 from omni.config.layer import Layer
-from omni.config.setting import DEFAULT, FAMILY, Setting
 from omni.errors import ConfigError
 
-OptionsByName = Mapping[str, msgspec.Struct]
+DEFAULT = "default"
+"""The origin of a default of the options' type."""
+FAMILY = "family"
+"""The origin of the model family's value for this checkpoint."""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """path: dotted, as `"thinker.sampling.top_k"`. origin: `DEFAULT`, `FAMILY`, or that of the last `Layer` with it."""
+
+    path: str
+    value: object
+    origin: str
 
 
 def overlay(
-    options: OptionsByName, layers: Sequence[Layer], others: Sequence[str] = ()
+    options: Mapping[str, msgspec.Struct], layers: Sequence[Layer], others: Sequence[str] = ()
 ) -> tuple[dict[str, msgspec.Struct], tuple[Setting, ...]]:
     """The options with each layer applied in turn, and the origin of every field of the result.
 
@@ -54,14 +64,14 @@ class _Write:
         """Replaces the field `option` (dotted) of `options`; a table replaces several."""
         table = _table_in(value)
         if not option and table is not None:
-            self._put_table(options, table)
+            for key, inside in table.items():
+                _Write(self._layer, self._origins, f"{options.path}.{key}").put(options, key, inside)
             return
         name, _, rest = option.partition(".")
         types = get_type_hints(options.type)
         if name not in types:
-            raise self.error(
-                f"there is no option {name!r}" if name else "names no option", f"use one of {', '.join(types)}"
-            )
+            problem = f"there is no option {name!r}" if name else "names no option"
+            raise self.error(problem, f"use one of {', '.join(types)}")
         inner = options.inner(name) if rest or table is not None else None
         if inner is not None:
             self.put(inner, rest, value)
@@ -69,16 +79,10 @@ class _Write:
             raise self.error(f"{name!r} has no fields", f"set {name} itself")
         else:
             options.put(name, self._convert(value, types[name]))
-            self._claim(f"{options.path}.{name}")
-
-    def _put_table(self, options: Draft, table: Mapping[str, object]) -> None:
-        for key, value in table.items():
-            _Write(self._layer, self._origins, f"{options.path}.{key}").put(options, key, value)
-
-    def _claim(self, path: str) -> None:
-        for inner in [known for known in self._origins if known.startswith(f"{path}.")]:
-            del self._origins[inner]
-        self._origins[path] = self._layer
+            path = f"{options.path}.{name}"
+            for inside in [known for known in self._origins if known.startswith(f"{path}.")]:
+                del self._origins[inside]
+            self._origins[path] = self._layer
 
     def _convert(self, value: object, wanted: Any) -> object:
         problem = ""

@@ -5,6 +5,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from omni.errors import InputError, quoted
@@ -89,10 +90,7 @@ class TokenizedFrontend(Frontend):
         placeholders: ids by kind of medium. Returns the ids of a chat of text.
         """
         ids = probe.check_template(
-            self._required_template,
-            lambda text: self.text_ids(text, add_special_tokens=False),
-            placeholders,
-            answer,
+            self._required_template, partial(self.text_ids, add_special_tokens=False), placeholders, answer
         )
         self._shortest_prompt = len(ids)
         return ids
@@ -288,14 +286,10 @@ def check_content(chat: Chat, placeholders: Sequence[str]) -> None:
 
 def message_texts(chat: Chat) -> list[str]:
     """The text of each message, its parts joined. Raises InputError for sound and pictures."""
-    return [_text(message.content) for message in chat.messages]
-
-
-def _text(content: tuple[Part, ...]) -> str:
-    for part in content:
+    for part in (part for message in chat.messages for part in message.content):
         if not isinstance(part, TextPart):
             raise InputError(part.field, "is sound or a picture", "give this model text only")
-    return "".join(part.text for part in content if isinstance(part, TextPart))
+    return ["".join(part.text for part in message.content if isinstance(part, TextPart)) for message in chat.messages]
 
 
 def _part(part: Part) -> dict[str, str]:

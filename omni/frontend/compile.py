@@ -14,13 +14,10 @@ from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
 from omni.sampling import HostRules, SamplingParams
 
-_MOST_STOP_BYTES = 4096
-
+_MOST_BYTES = 4096
+"""Of all stop strings, and of all bad words."""
 _MOST_BAD_WORDS = 128
 """Each is two sequences of ids at a stage: with a leading space, and without."""
-
-_MOST_BAD_WORD_BYTES = 4096
-
 _TEXT_PARAMETERS = ("stop", "bad_words", "structured", "logprobs", "prompt_logprobs")
 """Those that only the stage that writes the text has."""
 
@@ -98,8 +95,12 @@ class SamplingCompiler:
                 if self._vocabulary is None and "logprobs" not in name:
                     problem = "needs the text of each id, which is unknown for this checkpoint's tokenizer"
                     raise InputError(f"{fields[stage]}.{name}", problem, "use ids: stop_token_ids or bad_words_ids")
-            _check_stops(params.stop or (), f"{fields[stage]}.stop")
-            _check_words(params.bad_words or (), f"{fields[stage]}.bad_words")
+            words = params.bad_words or ()
+            if len(words) > _MOST_BAD_WORDS:
+                remedy = f"use at most {_MOST_BAD_WORDS}"
+                raise InputError(f"{fields[stage]}.bad_words", f"are {len(words)} words", remedy)
+            _check_bytes(params.stop or (), f"{fields[stage]}.stop", "texts")
+            _check_bytes(words, f"{fields[stage]}.bad_words", "words")
 
     def check_grammars(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """May take seconds the first time. `sampling` has passed `check`. Raises InputError for grammars that do not compile."""
@@ -127,7 +128,9 @@ class SamplingCompiler:
     def _params_in_ids(self, params: SamplingParams) -> SamplingParams:
         texts: dict[str, Any] = {"stop": (), "bad_words": (), "structured": None}
         if params.bad_words and self._vocabulary is not None:
-            words = _bad_word_ids(params.bad_words, self._vocabulary)
+            # Tokenizers encode the leading space with the word: its ids at the beginning of a text, and after another word.
+            spaced = [text for word in params.bad_words for text in (word, f" {word}")]
+            words = [ids for text in spaced if (ids := tuple(self._vocabulary.encode(text)))]
             texts["bad_words_ids"] = tuple(dict.fromkeys((*(params.bad_words_ids or ()), *words)))
         return msgspec.structs.replace(params, **texts)
 
@@ -185,19 +188,6 @@ def _defaults(pipeline: Pipeline, stage: str) -> SamplingParams:
     return defaults
 
 
-def _check_stops(texts: Sequence[str], field: str) -> None:
-    if sum(len(check_unicode(text, field)) for text in texts) > _MOST_STOP_BYTES:
-        raise InputError(field, f"are more than {_MOST_STOP_BYTES} bytes in all", "give fewer or shorter texts")
-
-
-def _check_words(words: Sequence[str], field: str) -> None:
-    if len(words) > _MOST_BAD_WORDS:
-        raise InputError(field, f"are {len(words)} words", f"use at most {_MOST_BAD_WORDS}")
-    if sum(len(check_unicode(word, field)) for word in words) > _MOST_BAD_WORD_BYTES:
-        raise InputError(field, f"are more than {_MOST_BAD_WORD_BYTES} bytes in all", "give fewer or shorter words")
-
-
-def _bad_word_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
-    """Each word's ids at the beginning of a text, and after another word: tokenizers encode the leading space with the word."""
-    texts = [text for word in words for text in (word, f" {word}")]
-    return [ids for ids in (tuple(vocabulary.encode(text)) for text in texts) if ids]
+def _check_bytes(texts: Sequence[str], field: str, what: str) -> None:
+    if sum(len(check_unicode(text, field)) for text in texts) > _MOST_BYTES:
+        raise InputError(field, f"are more than {_MOST_BYTES} bytes in all", f"give fewer or shorter {what}")

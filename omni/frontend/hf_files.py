@@ -7,9 +7,8 @@ from typing import Any
 from omni.checkpoint.json_file import read_optional_object
 from omni.checkpoint.regular_file import is_file, read_text
 from omni.errors import CheckpointError, shortened
-from omni.frontend.preprocessor import check_preprocessor
+from omni.frontend.hf_checks import check_preprocessor, check_tokenizer_files
 from omni.frontend.template import MAX_SOURCE, ChatTemplate
-from omni.frontend.tokenizer_files import check_tokenizer_files
 
 _JINJA, _JSON, _CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json: chat_template"
 
@@ -22,7 +21,8 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
     """
     # Read here first, for errors that name the file and the field.
     check_tokenizer_files(folder)
-    template = _read_jinja(folder)
+    jinja = folder / _JINJA
+    template = _check_template(read_text(jinja, 4 * MAX_SOURCE), _JINJA) if is_file(jinja) else None
     whole, *halves = (is_file(folder / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     # Without any of them transformers would go on with an empty vocabulary.
     if not whole and not all(halves):
@@ -37,7 +37,8 @@ def load_tokenizer(folder: Path, kind: Any, *, chat: bool = True) -> Any:
         raise CheckpointError("tokenizer", problem, "download the tokenizer files again") from error
     if template is None and chat:
         # Processors keep it in a file that tokenizers do not read.
-        template = _read_json(folder)
+        found = read_optional_object(folder / _JSON).get("chat_template")
+        template = _check_template(found, _JSON) if found else None
     if template is not None:
         tokenizer.chat_template = template
     elif tokenizer.chat_template:
@@ -69,17 +70,6 @@ def chat_template(tokenizer: Any) -> ChatTemplate | None:
     folder = Path(tokenizer.name_or_path)
     field = next((name for name in (_JINJA, _JSON) if is_file(folder / name)), _CONFIG)
     return ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map, field)
-
-
-def _read_jinja(folder: Path) -> str | None:
-    file = folder / _JINJA
-    return _check_template(read_text(file, 4 * MAX_SOURCE), _JINJA) if is_file(file) else None
-
-
-def _read_json(folder: Path) -> str | None:
-    """Processors of transformers keep it there."""
-    template = read_optional_object(folder / _JSON).get("chat_template")
-    return _check_template(template, _JSON) if template else None
 
 
 def _check_template(template: object, file: str) -> str:

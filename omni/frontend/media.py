@@ -109,8 +109,8 @@ def expand(ids: Ids, media: Mapping[int, Sequence[Media]]) -> tuple[Ids, dict[in
     for token, pieces in media.items():
         counts[ids == token] = [piece.length for piece in pieces]
     ids = np.repeat(ids, counts)
-    return ids, {token: _split(np.flatnonzero(ids == token), pieces) for token, pieces in media.items()}
-
-
-def _split(positions: Ids, pieces: Sequence[Media]) -> list[Ids]:
-    return np.split(positions, np.cumsum([piece.length for piece in pieces])[:-1]) if pieces else []
+    places: dict[int, list[Ids]] = {}
+    for token, pieces in media.items():
+        ends = np.cumsum([piece.length for piece in pieces])
+        places[token] = np.split(np.flatnonzero(ids == token), ends[:-1]) if pieces else []
+    return ids, places

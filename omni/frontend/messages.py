@@ -206,17 +206,12 @@ def _parsed(part: object, field: str) -> TextPart | Medium:
     if kind == "text":
         return _text(source, field)
     if kind == "image_url" and isinstance(source, Mapping):
-        source = _image(source, field)
+        # OpenAI's clients fill in `detail`; the models here have one resolution only.
+        given = _fields({"detail": "auto", **source}, field, ("url", "detail"))
+        source, detail = given["url"], given["detail"]
+        if not isinstance(detail, str) or detail != "auto":
+            raise InputError(f"{field}.detail", f"{quoted(detail)} is not supported", 'use "auto" or leave it out')
     return Medium(cast(MediumKind, kind), source, field)
-
-
-def _image(source: Mapping[Any, Any], field: str) -> object:
-    # OpenAI's clients fill in `detail`; the models here have one resolution only.
-    given = _fields({"detail": "auto", **source}, field, ("url", "detail"))
-    detail = given["detail"]
-    if not isinstance(detail, str) or detail != "auto":
-        raise InputError(f"{field}.detail", f"{quoted(detail)} is not supported", 'use "auto" or leave it out')
-    return given["url"]
 
 
 def _text(text: object, field: str) -> TextPart:

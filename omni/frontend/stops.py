@@ -17,18 +17,16 @@ class StopTexts:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._next: list[dict[int, int]] = [{}]
-        self._found = [0]
+        self.found = [0]
         """By state: bytes of the longest stop string that is complete here; 0 if none is."""
         self._depth = [0]
         for text in texts:
             self._add(text.encode())
         self._fall = [0] * len(self._next)
         """By state: that of the next shorter suffix."""
-        self._held = [0] * len(self._next)
-        """By state: bytes that begin a stop string which is not complete."""
+        self.held = [0] * len(self._next)
+        """By state: newest bytes, which begin a stop string that is not complete."""
         self._connect()
-        self.longest = max(self._depth)
-        """Bytes of the longest stop string."""
 
     def step(self, state: int, byte: int) -> int:
         """The state after one more byte. The first state is 0."""
@@ -36,24 +34,16 @@ class StopTexts:
             state = self._fall[state]
         return self._next[state].get(byte, 0)
 
-    def found(self, state: int) -> int:
-        """Bytes of the longest stop string that is complete, 0 if none is."""
-        return self._found[state]
-
-    def held(self, state: int) -> int:
-        """Newest bytes that may become a stop string."""
-        return self._held[state]
-
     def _add(self, text: bytes) -> None:
         state = 0
         for byte in text:
             if byte not in self._next[state]:
                 self._next[state][byte] = len(self._next)
                 self._next.append({})
-                self._found.append(0)
+                self.found.append(0)
                 self._depth.append(self._depth[state] + 1)
             state = self._next[state][byte]
-        self._found[state] = len(text)
+        self.found[state] = len(text)
 
     def _connect(self) -> None:
         # Shallow states first: a state falls to one that is less deep.
@@ -61,8 +51,8 @@ class StopTexts:
         while waiting:
             state = waiting.popleft()
             fall = self._fall[state]
-            self._held[state] = self._depth[state] if self._next[state] else self._held[fall]
-            self._found[state] = self._found[state] or self._found[fall]
+            self.held[state] = self._depth[state] if self._next[state] else self.held[fall]
+            self.found[state] = self.found[state] or self.found[fall]
             for byte, longer in self._next[state].items():
                 self._fall[longer] = self.step(fall, byte)
                 waiting.append(longer)
@@ -86,10 +76,10 @@ class StopStrings:
         self._recent.append(len(written))
         for place, byte in enumerate(written):
             self._state = self._texts.step(self._state, byte)
-            found = self._texts.found(self._state)
+            found = self._texts.found[self._state]
             if found and self._tokens >= self._min_tokens:
                 return StopVerdict(self._covering(found + len(written) - place - 1), True)
-        verdict = StopVerdict(self._covering(self._texts.held(self._state)), False)
+        verdict = StopVerdict(self._covering(self._texts.held[self._state]), False)
         while len(self._recent) > verdict.held:
             self._recent.popleft()
         return verdict
@@ -114,6 +104,6 @@ def stopped_text(texts: StopTexts, pieces: Sequence[bytes]) -> bytes:
     for place, byte in enumerate(text):
         state = texts.step(state, byte)
         # One that was complete earlier came before `min_tokens`.
-        if texts.found(state) and place >= len(text) - len(pieces[-1]):
-            return text[place + 1 - texts.found(state) :]
+        if texts.found[state] and place >= len(text) - len(pieces[-1]):
+            return text[place + 1 - texts.found[state] :]
     return b""

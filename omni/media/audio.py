@@ -4,6 +4,7 @@ import errno
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted, shortened
 from omni.media.options import MediaOptions
-from omni.media.samples import Samples, check_length, check_rate, check_samples, check_shape, to_mono
+from omni.media.samples import Samples, check_rate, check_shape, to_mono
 from omni.media.source import Downloaded, Location, check_location, decode_base64, open_location
 from omni.utils.files import is_special, reason, replacing
 
@@ -95,21 +96,33 @@ _UNKNOWN = 2**63 - 1
 """Frames that libsndfile reports for a file without a length in its header."""
 
 
+@dataclass(frozen=True, slots=True)
 class _Bounds:
     """The allowed size of a sound, checked for the header first and then for the samples."""
 
-    def __init__(self, field: str, min_seconds: float, options: MediaOptions) -> None:
-        self.field = field
-        self.min_seconds = min_seconds
-        self._options = options
+    field: str
+    min_seconds: float
+    options: MediaOptions
 
     def check(self, frames: int, channels: int, rate: int) -> None:
-        check_length(frames, rate, self.field, self.min_seconds, self._options.max_audio_seconds)
-        check_samples(frames * channels, self.field, self._options)
+        seconds, least, most = frames / rate, self.min_seconds, self.options.max_audio_seconds
+        more = f"give at least {least:g} s of sound"
+        if frames == 0:
+            raise InputError(self.field, "is empty (0 samples)", more)
+        if seconds < least:
+            raise InputError(self.field, f"is too short ({seconds:.3g} s)", more)
+        if seconds > most:
+            remedy = f"give at most {most:g} s of sound, or raise frontend.media.max_audio_seconds"
+            raise InputError(self.field, f"is too long ({seconds:.1f} s)", remedy)
+        self.check_samples(frames * channels)
 
-    def check_more(self, frames: int, channels: int) -> None:
-        """For a file whose header may understate its length."""
-        check_samples(frames * channels, self.field, self._options)
+    def check_samples(self, samples: int) -> None:
+        """samples: of all channels."""
+        most = self.options.max_audio_samples
+        if samples > most:
+            problem = f"holds more than {most} samples, all channels counted"
+            remedy = "give less sound, or at a lower rate, or raise frontend.media.max_audio_samples"
+            raise InputError(self.field, problem, remedy)
 
 
 def _open(
@@ -151,7 +164,7 @@ def _blocks(sound: soundfile.SoundFile, bounds: _Bounds) -> Iterator[NDArray[np.
     while True:
         block: NDArray[np.float32] = sound.read(most, dtype="float32", always_2d=True)
         frames += len(block)
-        bounds.check_more(frames, sound.channels)
+        bounds.check_samples(frames * sound.channels)  # a header may understate its length
         if len(block):
             yield block[:, 0] if sound.channels == 1 else block.mean(axis=1)
         if len(block) < most:
@@ -167,9 +180,8 @@ def _resampled(
     frames = 0
     for block in blocks:
         if not np.isfinite(block).all():
-            raise InputError(
-                bounds.field, "holds samples that are NaN or infinite", "give finite samples between -1 and 1"
-            )
+            remedy = "give finite samples between -1 and 1"
+            raise InputError(bounds.field, "holds samples that are NaN or infinite", remedy)
         frames += len(block)
         made.append(block if resampler is None else resampler.resample_chunk(block))
     # For files too: a damaged one may hold less than its header states.

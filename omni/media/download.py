@@ -124,9 +124,8 @@ class _Worker:
                 _settle(future, await download(url, field, self._options, self._resolver))
         except TimeoutError:
             problem = f"could not download {shortened(url)} (no end after {limit:g} s)"
-            _settle(
-                future, InputError(field, problem, "give the file itself, or raise frontend.media.download_seconds")
-            )
+            remedy = "give the file itself, or raise frontend.media.download_seconds"
+            _settle(future, InputError(field, problem, remedy))
         except Exception as error:  # any error belongs to the waiting request
             _settle(future, error)
 

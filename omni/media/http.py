@@ -17,14 +17,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 # No compression, so that the counted bytes are the bytes in memory.
 _HEADERS = ((b"User-Agent", b"omni"), (b"Accept", b"*/*"), (b"Accept-Encoding", b"identity"), (b"Connection", b"close"))
 _FAILURES = (
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.ProxyError,
-    httpcore.TimeoutException,
-    httpx.InvalidURL,
-    ssl.SSLError,
-    OSError,
-    ValueError,
+    *(httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, httpcore.TimeoutException),
+    *(httpx.InvalidURL, ssl.SSLError, OSError, ValueError),
 )
 
 
@@ -52,12 +46,8 @@ async def _get(at: httpx.URL, url: str, field: str, options: MediaOptions, resol
     proxy = _proxy(at) if options.uses_proxies else None
     backend = CheckedBackend(resolver, field, private=options.allows_private or proxy is not None)
     target = httpcore.URL(scheme=at.raw_scheme, host=at.raw_host, port=at.port, target=at.raw_path)
-    asked = httpcore.Request(
-        "GET",
-        target,
-        headers=[(b"Host", at.netloc), *_HEADERS],
-        extensions={"timeout": {"connect": options.download_seconds}},
-    )
+    headers, limits = [(b"Host", at.netloc), *_HEADERS], {"timeout": {"connect": options.download_seconds}}
+    asked = httpcore.Request("GET", target, headers=headers, extensions=limits)
     try:
         # For this request alone, so that no connection stays open.
         async with httpcore.AsyncConnectionPool(ssl_context=tls(), network_backend=backend, proxy=proxy) as connections:

@@ -89,9 +89,8 @@ def _guarded(decode: Callable[[], Image.Image], field: str, options: MediaOption
     try:
         return decode()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InputError(
-            field, "is too large", f"give a picture of at most {options.max_image_pixels} pixels"
-        ) from error
+        remedy = f"give a picture of at most {options.max_image_pixels} pixels"
+        raise InputError(field, "is too large", remedy) from error
     except _DAMAGED as error:
         remedy = f"give a {', '.join(_FORMATS)} file"
         raise InputError(field, f"is not a picture that can be read ({shortened(str(error))})", remedy) from error
@@ -177,8 +176,6 @@ def _check_size(width: int, height: int, field: str, options: MediaOptions) -> N
     if width < 1 or height < 1:
         raise InputError(field, f"has no pixels ({width} x {height})", "give a picture of at least 1 x 1")
     if width * height > options.max_image_pixels:
-        problem = f"is too large ({width} x {height})"
-        remedy = (
-            f"give a picture of at most {options.max_image_pixels} pixels, or raise frontend.media.max_image_pixels"
-        )
-        raise InputError(field, problem, remedy)
+        most = f"give a picture of at most {options.max_image_pixels} pixels"
+        remedy = f"{most}, or raise frontend.media.max_image_pixels"
+        raise InputError(field, f"is too large ({width} x {height})", remedy)

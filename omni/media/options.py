@@ -40,7 +40,10 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_image_pixels: int = 64 * 2**20
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
+        for name in (
+            *("download_seconds", "max_downloads", "max_downloads_per_request", "max_audio_bytes", "max_image_bytes"),
+            *("max_audio_seconds", "max_audio_samples", "max_image_pixels"),
+        ):
             if not self.__getattribute__(name) > 0:
                 raise ValueError(f"{name} must be greater than 0")
         if self.max_redirects < 0:
@@ -78,14 +81,3 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 _PILLOWS_PIXELS = 178_956_970
 """Twice `Image.MAX_IMAGE_PIXELS`; Pillow refuses more."""
-
-_POSITIVE = (
-    "download_seconds",
-    "max_downloads",
-    "max_downloads_per_request",
-    "max_audio_bytes",
-    "max_image_bytes",
-    "max_audio_seconds",
-    "max_audio_samples",
-    "max_image_pixels",
-)

@@ -5,7 +5,6 @@ import torch
 from numpy.typing import NDArray
 
 from omni.errors import InputError, quoted, shortened
-from omni.media.options import MediaOptions
 
 Samples = NDArray[np.generic] | torch.Tensor
 """`[n]` or `[channels, n]`: floats within -1..1, int16 or int32."""
@@ -75,29 +74,6 @@ def check_shape(samples: Samples, field: str) -> tuple[int, int]:
 def check_rate(rate: int, field: str) -> None:
     if not 0 < rate <= _MAX_RATE:
         raise InputError(field, f"has a sample rate of {quoted(rate)} Hz", f"give sound sampled at 1 to {_MAX_RATE} Hz")
-
-
-def check_samples(samples: int, field: str, options: MediaOptions) -> None:
-    """samples: of all channels."""
-    if samples > options.max_audio_samples:
-        problem = f"holds more than {options.max_audio_samples} samples, all channels counted"
-        raise InputError(
-            field, problem, "give less sound, or at a lower rate, or raise frontend.media.max_audio_samples"
-        )
-
-
-def check_length(samples: int, rate: int, field: str, min_seconds: float, max_seconds: float) -> None:
-    seconds = samples / rate
-    if samples == 0:
-        raise InputError(field, "is empty (0 samples)", f"give at least {min_seconds:g} s of sound")
-    if seconds < min_seconds:
-        raise InputError(field, f"is too short ({seconds:.3g} s)", f"give at least {min_seconds:g} s of sound")
-    if seconds > max_seconds:
-        raise InputError(
-            field,
-            f"is too long ({seconds:.1f} s)",
-            f"give at most {max_seconds:g} s of sound, or raise frontend.media.max_audio_seconds",
-        )
 
 
 def _to_float(array: NDArray[np.generic], field: str) -> NDArray[np.float32]:

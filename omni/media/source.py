@@ -53,9 +53,8 @@ def decode_base64(text: str, *, field: str, max_bytes: int) -> bytes:
     try:
         data = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InputError(
-            field, f"is not base64 ({shortened(str(error))})", "encode the file's bytes as standard base64"
-        ) from error
+        problem = f"is not base64 ({shortened(str(error))})"
+        raise InputError(field, problem, "encode the file's bytes as standard base64") from error
     return _limited(data, field, max_bytes)
 
 

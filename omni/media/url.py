@@ -37,9 +37,8 @@ def check_url(url: str, field: str, options: MediaOptions) -> httpx.URL:
 
 def failed(url: str, field: str, reason: str) -> InputError:
     """reason: at most as long as a quotation in an error."""
-    return InputError(
-        field, f"could not download {shortened(url)} ({reason})", "check the URL, or give the file itself"
-    )
+    problem = f"could not download {shortened(url)} ({reason})"
+    return InputError(field, problem, "check the URL, or give the file itself")
 
 
 def _matches(host: str, domain: str) -> bool:

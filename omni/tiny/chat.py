@@ -1,12 +1,13 @@
 """The tokenizer files of a tiny checkpoint: byte-level BPE over a few dozen words, and a family's special tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import GenerationConfig
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from omni.tiny.settings import write_json
 
@@ -87,6 +88,19 @@ def generation_config(tokenizer: Any) -> GenerationConfig:
     )
 
 
+def byte_tokenizer(special: Sequence[str], **roles: str) -> PreTrainedTokenizerFast:
+    """A tokenizer without words, the 256 bytes and then special tokens, for `save_pretrained`: for text that does not matter.
+
+    roles: special tokens known to transformers, such as `eos_token`, which come first. special: the others.
+    """
+    alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    words = Tokenizer(models.BPE(alphabet, []))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **roles)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+    return tokenizer
+
+
 def build_tokenizer(tokens: ChatTokens, tokenizer_class: Any, max_length: int) -> Any:
     """A tokenizer with its chat template, for `save_pretrained`.
 
@@ -137,7 +151,7 @@ def write_tokenizer(
 def _vocabulary() -> tuple[dict[str, int], list[str]]:
     """Vocabulary and merges: bytes, then words and their prefixes. Template words first: later merges keep them
     whole."""
-    vocabulary = {symbol: i for i, symbol in enumerate(sorted(ByteLevel.alphabet()))}
+    vocabulary = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges: list[str] = []
     for word in (*ROLES, *(f"Ġ{word}" for word in WORDS)):
         for end in range(1, len(word)):

@@ -50,9 +50,8 @@ def write_preprocessor(folder: Path, images: Any, audio: Any, **names: str) -> N
     pixels = (images.patch_size * images.merge_size) ** 2
     limits = {"min_pixels": pixels, "max_pixels": _LARGEST_PICTURE * pixels}
     size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
-    write_json(
-        folder / "preprocessor_config.json", images.to_dict() | audio.to_dict() | limits | {"size": size} | names
-    )
+    values = images.to_dict() | audio.to_dict() | limits | {"size": size} | names
+    write_json(folder / "preprocessor_config.json", values)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -36,14 +36,9 @@ def fill(model: nn.Module, generator: torch.Generator, *, deep: str | None = Non
     """Overwrites all parameters. deep: name prefix of deep parts without norms, which are chaotic at a gain of 1 and
     amplify float32 rounding to 1e-4 of their peak. Language models are shallow."""
     for path, module in model.named_modules():
+        gain = 0.8 if deep is not None and path.startswith(deep) else 2.0
         for name, parameter in module.named_parameters(recurse=False):
-            _fill(
-                f"{path}.{name}",
-                module,
-                parameter,
-                0.8 if deep is not None and path.startswith(deep) else 2.0,
-                generator,
-            )
+            _fill(f"{path}.{name}", module, parameter, gain, generator)
 
 
 def _fill(name: str, module: nn.Module, parameter: Tensor, gain: float, generator: torch.Generator) -> None:

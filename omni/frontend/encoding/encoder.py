@@ -116,9 +116,8 @@ def _copy(tokenizer: Tokenizer, control: Collection[str]) -> Tokenizer:
     added = tokenizer.get_added_tokens_decoder()
     for _, word in sorted(added.items()):
         copy.add_tokens([_special(word) if word.special or word.content in control else word])
-    if {i: word.content for i, word in copy.get_added_tokens_decoder().items()} != {
-        i: word.content for i, word in added.items()
-    }:
+    copied = {i: word.content for i, word in copy.get_added_tokens_decoder().items()}
+    if copied != {i: word.content for i, word in added.items()}:
         # The ids of added tokens have gaps, which only a file can express.
         state = json.loads(tokenizer.to_str()) | {"truncation": None, "padding": None}
         for word in state["added_tokens"]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,28 +62,15 @@ def parts(text: str) -> Iterator[str]:
     """Raises InputError for a text with too many characters that cannot be cut."""
     start = 0
     while len(text) - start > PART:
-        end = _last_cut(text, start + PART // 2, start + PART) or _next_cut(text, start + PART)
+        cuts = _CUT.finditer(text, start + PART // 2, start + PART)
+        last = deque(cuts, maxlen=1) or [_CUT.search(text, start + PART)]
+        end = last[0].start() if last[0] else len(text)
         if end - start > LONGEST_PART:
-            raise InputError(
-                "messages",
-                f"hold {end - start:,} characters without the end of a word, more than {LONGEST_PART:,}",
-                "put spaces or line breaks between them",
-            )
+            problem = f"hold {end - start:,} characters without the end of a word, more than {LONGEST_PART:,}"
+            raise InputError("messages", problem, "put spaces or line breaks between them")
         yield text[start:end]
         start = end
     yield text[start:]
-
-
-def _last_cut(text: str, low: int, high: int) -> int | None:
-    last = None
-    for found in _CUT.finditer(text, low, high):
-        last = found.start()
-    return last
-
-
-def _next_cut(text: str, low: int) -> int:
-    found = _CUT.search(text, low)
-    return found.start() if found else len(text)
 
 
 def _state(step: Any) -> Any:

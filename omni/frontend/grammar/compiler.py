@@ -1,15 +1,16 @@
 """Compiles the grammars of structured outputs, each once."""
 
+import json
+import re
 import threading
 from collections import OrderedDict
 from weakref import WeakValueDictionary
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from omni.errors import InputError, check_unicode, shortened
-from omni.frontend.grammar.kinds import grammar_text, kind_of
 from omni.frontend.grammar.matcher import Grammar
-from omni.frontend.grammar.tokens import constraint_tokens
+from omni.frontend.grammar.tokens import Tokens
 from omni.frontend.vocabulary import Vocabulary
 from omni.sampling import StructuredOutput
 
@@ -18,6 +19,9 @@ LONGEST_GRAMMAR = 2**18
 
 KEPT_BYTES = 2**26
 """Of compiled grammars."""
+
+# Enough for a pretty-printed document. Without a bound, a model could write spaces forever.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,40}"
 
 # Errors for users are about the grammar, not about the state of a parser.
 _LIMITS = LLParserLimits(verbose_errors=False)
@@ -46,7 +50,8 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: Vocabulary, kept_bytes: int = KEPT_BYTES) -> None:
         self._vocab_size = len(vocabulary.tokens)
-        self._tokens = constraint_tokens(vocabulary)
+        # Holds the interpreter lock for about half a second for 150,000 ids: made before serving.
+        self._tokens = LLTokenizer(TokenizerWrapper(Tokens(vocabulary)))
         self._kept_bytes = kept_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
@@ -92,7 +97,7 @@ class GrammarCompiler:
     def _compile(self, kind: str, text: str) -> Grammar | str:
         """The grammar, or the compiler's message."""
         try:
-            matcher = LLMatcher(self._tokens, grammar_text(kind, text), log_level=0, limits=_LIMITS)
+            matcher = LLMatcher(self._tokens, _grammar_text(kind, text), log_level=0, limits=_LIMITS)
         except ValueError as error:
             return _one_line(error)
         return _one_line(matcher.get_error()) if matcher.is_error() else Grammar(matcher, self._vocab_size)
@@ -105,7 +110,7 @@ def _one_line(problem: object) -> str:
 def _checked(structured: StructuredOutput, field: str) -> tuple[str, str]:
     """Raises InputError for a value that is no JSON or is too long."""
     try:
-        kind, text = kind_of(structured)
+        kind, text = _kind_of(structured)
     except (TypeError, ValueError, RecursionError) as error:
         problem = f"cannot be written as JSON: {shortened(str(error))}"
         raise InputError(f"{field}.json", problem, "give a JSON schema") from error
@@ -113,3 +118,33 @@ def _checked(structured: StructuredOutput, field: str) -> tuple[str, str]:
         problem = f"has more than {LONGEST_GRAMMAR:,} bytes"
         raise InputError(f"{field}.{kind}", problem, "give a shorter one, or split it over several requests")
     return kind, text
+
+
+def _kind_of(structured: StructuredOutput) -> tuple[str, str]:
+    """The field of `structured` that is given, and its value as a text."""
+    if structured.json is not None:
+        return "json", structured.json if isinstance(structured.json, str) else json.dumps(structured.json)
+    if structured.regex is not None:
+        return "regex", structured.regex
+    if structured.choice is not None:
+        return "choice", json.dumps(structured.choice)
+    assert structured.grammar is not None
+    return "grammar", structured.grammar
+
+
+def _grammar_text(kind: str, text: str) -> str:
+    """The grammar of llguidance for a result of `_kind_of`. Raises ValueError for a text that cannot be parsed."""
+    match kind:
+        case "json":
+            return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _WHITESPACE})
+        case "regex":
+            return LLMatcher.grammar_from_regex(text)
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(_literal(choice) for choice in json.loads(text)))
+        case _:
+            return grammar_from("grammar", text)
+
+
+def _literal(text: str) -> str:
+    """A regular expression for the text itself."""
+    return re.sub(r"[^0-9A-Za-z_ ]", lambda sign: f"\\u{{{ord(sign[0]):X}}}", text)

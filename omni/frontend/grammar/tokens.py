@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from functools import cached_property
 
-from llguidance import LLTokenizer, TokenizerWrapper
-
 from omni.frontend.vocabulary import Vocabulary
 
 
-class _Tokens:
+class Tokens:
     """The vocabulary and one more id for the end of a text, whatever the end ids of the stage."""
 
     bos_token_id = None
@@ -51,8 +49,3 @@ class _Tokens:
     @cached_property
     def _width(self) -> int:
         return max(map(len, self._vocabulary.tokens))
-
-
-def constraint_tokens(vocabulary: Vocabulary) -> LLTokenizer:
-    """Holds the interpreter lock for about half a second for 150,000 ids: call it before serving."""
-    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)))

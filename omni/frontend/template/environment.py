@@ -49,9 +49,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         # It writes unbounded text, and no chat template needs it.
         del self.globals["lipsum"]
         self.filters["tojson"] = _to_json
-        filters = cast(dict[str, Callable[..., Any]], self.filters)
+        filters, tests = (cast(dict[str, Callable[..., Any]], table) for table in (self.filters, self.tests))
         self.filters = {name: _counted(function, name) for name, function in filters.items()}
-        tests = cast(dict[str, Callable[..., Any]], self.tests)
         self.tests = {name: _counted(function, "") for name, function in tests.items()}
         self.filters |= {_JOIN: _join, _COUNT: _count}
 
@@ -100,27 +99,24 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 class _Instrument(NodeTransformer):
     """Adds counting to loops, texts and collections."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._ticking(node)
+    def _ticking(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        self.generic_visit(node)
+        ticked = nodes.EnvironmentAttribute("ticked", lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(ticked, lineno=node.lineno))
+        return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._ticking(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._ticking(node)
+    visit_For = visit_Macro = visit_CallBlock = _ticking
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         self.generic_visit(node)
         node.nodes = [each if isinstance(each, nodes.TemplateData) else _filter(each, _COUNT) for each in node.nodes]
         return node
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:
+    def _counting(self, node: nodes.List | nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
         return _filter(node, _COUNT)
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _filter(node, _COUNT)
+    visit_List = visit_Dict = _counting
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
@@ -129,12 +125,6 @@ class _Instrument(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _filter(nodes.List(node.nodes, lineno=node.lineno), _JOIN)
-
-    def _ticking(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
-        self.generic_visit(node)
-        ticked = nodes.EnvironmentAttribute("ticked", lineno=node.lineno)
-        node.body.insert(0, nodes.ExprStmt(ticked, lineno=node.lineno))
-        return node
 
 
 def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
