@@ -11,6 +11,7 @@ from omni.device import Device, Graph, Phase, Stream
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
 from omni.testing import SimulatedDevice
+from omni.testing.simulation import SimulatedStream
 
 # Devices that count what is replayed, and what is not.
 
@@ -70,6 +71,22 @@ DEVICES: dict[str, Callable[[], Device]] = {
     "queued": QueuedDevice,
     "stirred": lambda: StirredDevice(5),
 }
+
+
+# A device as late as one that has much to do: the host gets as far ahead as it may.
+
+_SLOW = 3e-4
+"""Mean seconds of a phase: the host launches dozens meanwhile."""
+
+
+class LateDevice(SimulatedDevice):
+    def __init__(self, seed: int, *, check: bool = False) -> None:
+        super().__init__(seed, check=check)
+
+    def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
+        stream = super().stream(name, priority=priority)
+        stream.pace = max(stream.pace, _SLOW)
+        return stream
 
 
 # CUDA refuses to synchronize. Process-wide: for tests with nothing else alive on the device.

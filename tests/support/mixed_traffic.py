@@ -22,7 +22,6 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, resolve_pipeline
 from omni.engine.route import Credit
-from omni.errors import StageError
 from omni.frontend.base import Chat
 from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams
@@ -33,10 +32,11 @@ from tests.support.codec_family import SPEAKER, codec_plugins
 from tests.support.codec_family import write_checkpoint as write_codec
 from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins
 from tests.support.hidden_family import write_checkpoint as write_hidden
-from tests.support.listener import LISTENER, Heard, listener_plugins
+from tests.support.listener import LISTENER, listener_plugins
 from tests.support.listener import ask as ask_listener
 from tests.support.listener import write_checkpoint as write_listener
 from tests.support.omni_engine import OmniEngine
+from tests.support.received import LEFT, Received
 from tests.support.reference import chat, picture, sizes, sound, tiny_checkpoint
 from tests.support.small_codec import codec_prompt
 from tests.support.small_text import NothingTwice, TwoInARow
@@ -286,9 +286,6 @@ def make_world(name: str, folder: Path) -> World:
     return worlds[name](folder / name)
 
 
-LEFT = StageError("request", "being tested", "it was given up")
-
-
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. tick: the round before which it comes. leaves: the round before which it is given up, if it is."""
@@ -318,9 +315,9 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """heard: by request. counters: totals of all stages, and what else happened, by `HAPPENS`. ticks: rounds that it took."""
+    """received: by request. counters: totals of all stages, and what else happened, by `HAPPENS`. ticks: rounds that it took."""
 
-    heard: Mapping[str, Heard]
+    received: Mapping[str, Received]
     counters: Counter[str]
     ticks: int
 
@@ -386,23 +383,23 @@ def play(world: World, plan: Scenario, device: SimulatedDevice) -> Played:
             simulation.run()
         counters = scene.total()
         engine.close()
-    return Played(scene.heard, counters, simulation.ticks)
+    return Played(scene.received, counters, simulation.ticks)
 
 
 class _Scene:
-    """Where a scenario is played. heard: by request. happened: what was seen so far."""
+    """Where a scenario is played. received: by request. happened: what was seen so far."""
 
     def __init__(self, world: World, plan: Scenario, engine: Engine) -> None:
-        self.heard = {ask.id: Heard() for ask in plan.asks}
+        self.received = {ask.id: Received() for ask in plan.asks}
         self.happened: Counter[str] = Counter(stalls=len(plan.stalls))
         self._world = world
         self._engine = engine
-        self._entered: list[Heard] = []
+        self._entered: list[Received] = []
 
     def enter(self, ask: Ask) -> None:
         self.happened["joins"] += any(not other.over for other in self._entered)
-        self._entered.append(self.heard[ask.id])
-        self._engine.submit(self._world.request(ask.content, ask.id, ask.priority), self.heard[ask.id].take)
+        self._entered.append(self.received[ask.id])
+        self._engine.submit(self._world.request(ask.content, ask.id, ask.priority), self.received[ask.id].take)
 
     def tick(self) -> bool:
         moved = self._engine.tick()
@@ -412,8 +409,8 @@ class _Scene:
         return moved
 
     def total(self) -> Counter[str]:
-        self.happened["aborts"] += sum(one.error is LEFT for one in self.heard.values())
-        self.happened["scored"] += sum(one.scored for one in self.heard.values())
+        self.happened["aborts"] += sum(one.error is LEFT for one in self.received.values())
+        self.happened["scored"] += sum(one.scored for one in self.received.values())
         return self.happened + _totals(self._engine)
 
 
@@ -434,29 +431,28 @@ def _telling(happened: Counter[str]) -> Iterator[None]:
 def check(world: World, plan: Scenario, played: Played) -> None:
     """Raises AssertionError unless each request was given what it gets alone, or the beginning of it if it was given up."""
     for ask in plan.asks:
-        heard = played.heard[ask.id]
-        assert heard.over, f"{ask} has no end"
-        if heard.error is not None and (heard.error is not LEFT or ask.leaves is None):
-            raise heard.error
+        received = played.received[ask.id]
+        assert received.over, f"{ask} has no end"
+        assert received.error is not LEFT or ask.leaves is not None
         try:
-            heard.assert_like(alone(world, ask.content))
+            received.assert_like(alone(world, ask.content))
         except AssertionError as error:
             error.add_note(f"{ask} under {plan.settings}")
             raise
 
 
 @cache
-def alone(world: World, content: int) -> Heard:
+def alone(world: World, content: int) -> Received:
     """What a request of that content is given by itself, on a device that is never late, one step at a time."""
-    heard = Heard()
+    received = Received()
     with torch.inference_mode():
         engine = _calm(world)
-        engine.submit(world.request(content, f"alone {content}", 0), heard.take)
+        engine.submit(world.request(content, f"alone {content}", 0), received.take)
         while not engine.idle:
             engine.tick()
-    if heard.error is not None:
-        raise heard.error
-    return heard
+    if received.error is not None:
+        raise received.error
+    return received
 
 
 @cache

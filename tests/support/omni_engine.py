@@ -38,7 +38,7 @@ from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import SamplingParams
 from tests.support.close_calls import Choice, Comparison, WatchedCpu
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.reference import Answer, chat, picture, says, sizes, sound, tiny_checkpoint
+from tests.support.reference import Answer, chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
 from tests.support.tap import CodesChunk, with_tap
 
 # Tiny Qwen3-Omnis of different sizes, and requests of every kind, for tests that compare devices.
@@ -275,6 +275,14 @@ def differences(result: Result, answer: Answer) -> set[str]:
 
 def assert_same(result: Result, answer: Answer) -> None:
     assert differences(result, answer) == set(), f"\n{result.ids}\n{answer.ids}\n{result.codes}\n{answer.codes}"
+
+
+def assert_parity(engine: OmniEngine, chats: Sequence[Chat], arrivals: Sequence[int] | None = None) -> list[Result]:
+    """Runs the chats, as `OmniEngine.run` does. Each gets what transformers' Qwen3-Omni gives to it alone."""
+    results = engine.run(chats, arrivals)
+    for result, asked in zip(results, chats, strict=True):
+        assert_same(result, reference_of(engine.folder).answer(asked))
+    return results
 
 
 # Answers of a tiny Qwen3-Omni against those that the CPU gives to each request alone.

@@ -18,9 +18,9 @@ from omni_encoder.inputs import MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
 from tests.support.frame_bench import random_codes
-from tests.support.listener import Heard
 from tests.support.mixed_traffic import World, alone, make_world
 from tests.support.painter import Bench
+from tests.support.received import Received
 from tests.support.stage_driver import StageDriver
 from tests.support.tiers import SLOW, few
 from tests.support.tower import Tower
@@ -96,7 +96,7 @@ def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int, folder: P
         assert not [slot for slot in of_type(HostSlot) if slot.claimed or not slot.free]
         states = [each for each in of_type(RowState) if id(each) not in before]
         assert [int(state.counter) for state in states] == [0] * len(states)
-        heard = [Heard() for _ in expected]
+        heard = [Received() for _ in expected]
         for content, one in enumerate(heard):
             engine.submit(where.request(content, str(content), 0), one.take)
         while not engine.idle:

@@ -75,7 +75,7 @@ def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str, folder: Pa
 @pytest.mark.parametrize("name", few(1, ["hidden", "codec"], SLOW))
 def test_a_seed_replays_exactly(name: str, folder: Path):
     first, again = SimulatedDevice(4), SimulatedDevice(4)
-    heard = [run_seed(world(name, folder), 4, device).heard for device in (first, again)]
+    heard = [run_seed(world(name, folder), 4, device).received for device in (first, again)]
     assert first.trace == again.trace
     assert first.now == again.now
     assert heard[0].keys() == heard[1].keys()

@@ -1,7 +1,5 @@
 """On a GPU in float32, eager and captured: codes of all groups and waveforms are those of transformers on the CPU."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from omni_csm.mimi.encoder import build as build_encoder
 from omni_csm.mimi.vocoder import build as build_vocoder
 from omni_csm.pipeline import pipeline
 from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
-from tests.support.devices import full_float32, no_synchronization
+from tests.support.devices import no_synchronization
 from tests.support.omni_engine import OmniEngine
 
 pytestmark = pytest.mark.gpu
@@ -37,12 +35,6 @@ SETTINGS = {
     "few rows, four ahead": {"backbone.max_num_seqs": 2, "backbone.max_in_flight": 4, "vocoder.max_num_seqs": 2},
     "few blocks": {"backbone.num_blocks": 40, "backbone.block_size": 4, "backbone.max_num_batched_tokens": 32},
 }
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])

@@ -1,22 +1,14 @@
 """Token2wav on a GPU in float32: what transformers makes on the CPU, eager and captured, and nothing is asked of the device."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from omni_diffusion.model import Windows
-from tests.support.devices import full_float32, no_synchronization
+from tests.support.devices import no_synchronization
 from tests.support.tiny_qwen2_5_omni import Denoised, DiTPair, Rows, bigvgan_pair, random_mel
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 def error(made: torch.Tensor, expected: torch.Tensor) -> float:

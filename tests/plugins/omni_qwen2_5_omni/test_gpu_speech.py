@@ -4,14 +4,13 @@ What is sampled, and sound that is denoised in windows, is that of the CPU for e
 list of its launches, so the cases run there too; most of them on a GPU only.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 from tests.support.close_calls import Comparison
-from tests.support.devices import full_float32
 from tests.support.omni_engine import assert_all_same
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 
@@ -73,12 +72,6 @@ def on_devices() -> list[Any]:
                     pytest.param("cuda", shape, case, sound, id=f"cuda, {shape}, {case}, {sound}", marks=marks)
                 )
     return cases
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 @pytest.mark.parametrize(("device", "shape", "case", "sound"), on_devices())

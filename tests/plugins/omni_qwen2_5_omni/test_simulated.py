@@ -7,7 +7,7 @@ from omni.device import open_device
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
 from tests.plugins.omni_qwen2_5_omni.heard_omni import CHATS, SHAPES, STREAMED, WHOLE, HeardEngine, answers_alone
 from tests.support.close_calls import Comparison
-from tests.support.matrix_run import LateDevice
+from tests.support.devices import LateDevice
 from tests.support.omni_engine import Result, assert_all_same
 from tests.support.tiers import SLOW, few
 from tests.support.tiny_qwen2_5_omni import tiny_folder

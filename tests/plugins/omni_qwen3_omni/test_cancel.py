@@ -5,7 +5,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,12 +43,6 @@ MOMENTS: dict[str, Callable[[Output], bool]] = {
     "the end of the text": lambda output: "thinker" in output.finish_reasons,
     "the last sound": lambda output: "talker" in output.finish_reasons and output.audio is not None,
 }
-
-
-@pytest.fixture(scope="module")
-def omni() -> Iterator[Omni]:
-    with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins()) as omni:
-        yield omni
 
 
 @pytest.fixture(scope="module")

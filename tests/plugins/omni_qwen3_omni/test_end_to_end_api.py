@@ -1,7 +1,6 @@
 """Text, a picture and a recording in, text and speech out: the whole pipeline through the public interface."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.support.reference import chat, reference_of, says, tiny_checkpoint
 from tests.support.tiny_omni import (
     ASSETS,
     SHAPE,
-    assert_freed,
     assert_like,
     audio_of,
     lengths,
@@ -39,13 +37,6 @@ ASKED: list[dict[str, Any]] = [
     ),
 ]
 LENGTHS = lengths(16, 40)
-
-
-@pytest.fixture(scope="module")
-def omni() -> Iterator[Omni]:
-    with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins()) as omni:
-        yield omni
-        assert_freed(omni)
 
 
 @pytest.fixture(scope="module")

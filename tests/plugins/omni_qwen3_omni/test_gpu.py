@@ -1,6 +1,6 @@
 """On a CUDA device, in float32: what encoders and vocoder make is what the CPU makes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +16,12 @@ from omni_encoder.plan import EncodePlan
 from omni_qwen3_omni import encoders
 from omni_qwen3_omni.frontend import build as build_frontend
 from omni_qwen3_omni.pipeline import pipeline
-from tests.support.devices import full_float32
 from tests.support.omni_engine import CHATS, SHAPES, TOLERANCE, OmniEngine
 from tests.support.reference import chat, picture, sound, tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
 
 Item = Mapping[str, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])

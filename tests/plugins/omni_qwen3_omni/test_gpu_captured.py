@@ -3,13 +3,12 @@
 On the CPU a captured step is the list of its launches, so the cases run there too; most of them on a GPU only.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.support.close_calls import Comparison
-from tests.support.devices import full_float32
 from tests.support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from tests.support.reference import tiny_checkpoint
 
@@ -61,12 +60,6 @@ def on_devices() -> list[Any]:
                 cases.append(pytest.param("cpu", shape, case, id=f"cpu, {shape}, {case}"))
             cases.append(pytest.param("cuda", shape, case, id=f"cuda, {shape}, {case}", marks=pytest.mark.gpu))
     return cases
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 @pytest.mark.parametrize(("device", "shape", "case"), on_devices())

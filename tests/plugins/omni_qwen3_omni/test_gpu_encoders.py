@@ -1,6 +1,6 @@
 """The towers on a CUDA device, captured and not: what the CPU gives, and nothing waits for the device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from omni_encoder.cache import Outputs
 from omni_qwen3_omni.encoders import build_audio, build_vision
 from omni_qwen3_omni.frontend import build as build_frontend
 from omni_qwen3_omni.pipeline import pipeline
-from tests.support.devices import full_float32
 from tests.support.omni_engine import SHAPES
 from tests.support.reference import chat, picture, sound, tiny_checkpoint
 from tests.support.tower import encode
@@ -22,12 +21,6 @@ from tests.support.tower import encode
 pytestmark = pytest.mark.gpu
 
 MEDIA = [*(sound(seconds, i) for i, seconds in enumerate((1.1, 2.7, 9.3))), picture(64, 96, 5), picture(320, 64, 6)]
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 @pytest.mark.parametrize("stage", ["audio_encoder", "vision_encoder"])

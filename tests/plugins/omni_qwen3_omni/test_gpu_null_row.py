@@ -1,6 +1,6 @@
 """What stands in the null row, which pads captured batches, reaches no other row: not even NaN does."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from omni_frames import SampleBatch
 from omni_vocoder.decoder import Decoder
 from omni_vocoder.request import VocoderRequest
 from tests.support.close_calls import Comparison
-from tests.support.devices import full_float32
 from tests.support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from tests.support.reference import tiny_checkpoint
 
@@ -31,12 +30,6 @@ SETTINGS: dict[str, object] = {
     "code2wav.first_chunk_frames": 3,
     "code2wav.chunk_frames": 5,
 }
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 def runners(omni: OmniEngine) -> dict[str, Runner]:

@@ -1,6 +1,6 @@
 """Captured steps of thinker and talker that run at the same time do not disturb each other: their graphs' memory is their own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ from torch import Tensor
 from omni_ar.layers.deepstack import DeepstackModel
 from omni_qwen3_omni.talker import Talker
 from tests.support.close_calls import Comparison
-from tests.support.devices import full_float32
 from tests.support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from tests.support.reference import tiny_checkpoint
 
@@ -20,12 +19,6 @@ CYCLES = 1_000_000
 """Of the device's clock: half a millisecond."""
 ENOUGH = 20
 """Looks at which both stages had steps on the device."""
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 def napping(compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
 
 from omni_qwen3_omni.audio_plan import encoded_frames
-from tests.support.omni_engine import OmniEngine, assert_same
-from tests.support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
+from tests.support.omni_engine import OmniEngine, assert_parity
+from tests.support.reference import chat, picture, says, sizes, sound, tiny_checkpoint
 
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 # Around one chunk of the tower (100 frames, 1 s), several, and past its attention window (800 frames).
@@ -26,15 +26,13 @@ def test_parity_of_sounds_of_every_length(engine: OmniEngine) -> None:
     """All at once, so that clips of different requests share batches of the tower."""
     chats = [chat("what is it", sound(seconds, i), max_text=8, max_codes=5) for i, seconds in enumerate(SECONDS)]
 
-    for result, asked in zip(engine.run(chats), chats, strict=True):
-        assert_same(result, reference_of(tiny_checkpoint(**SHAPE)).answer(asked))
+    assert_parity(engine, chats)
 
 
 def test_parity_of_pictures_of_every_size(engine: OmniEngine) -> None:
     chats = [chat("what is it", picture(*size, i), max_text=8, max_codes=5) for i, size in enumerate(SIZES)]
 
-    for result, asked in zip(engine.run(chats), chats, strict=True):
-        assert_same(result, reference_of(tiny_checkpoint(**SHAPE)).answer(asked))
+    assert_parity(engine, chats)
 
 
 def test_parity_where_the_cache_gives_the_embeddings(engine: OmniEngine) -> None:
@@ -46,10 +44,8 @@ def test_parity_where_the_cache_gives_the_embeddings(engine: OmniEngine) -> None
         chat(says("user", clip), says("assistant", "one"), says("user", view, "or", clip), max_text=8, max_codes=5),
     ]
 
-    results = [engine.answer(asked) for asked in chats]
+    results = [result for asked in chats for result in assert_parity(engine, [asked])]
 
-    for result, asked in zip(results, chats, strict=True):
-        assert_same(result, reference_of(tiny_checkpoint(**SHAPE)).answer(asked))
     for result, items in zip(results[1:], (2, 1), strict=True):
         for stage in ("audio_encoder", "vision_encoder"):
             assert result.stages[stage].counts["cached"] == result.stages[stage].counts["items"]
@@ -62,7 +58,7 @@ def test_parity_of_short_clips_beside_longer_ones(engine: OmniEngine, seconds: t
     clips = [sound(length, 95 + index) for index, length in enumerate(seconds)]
     asked = chat(*clips, "what is it", max_text=8, max_codes=5)
 
-    assert_same(engine.answer(asked), reference_of(tiny_checkpoint(**SHAPE)).answer(asked))
+    assert_parity(engine, [asked])
 
 
 @given(frames=st.integers(1, 30_000))

@@ -1,85 +1,289 @@
-"""Mixed batches whose requests join one by one, against separate runs of transformers; on the CPU, and on a device that is late."""
+"""Mixed batches whose requests join one by one, against separate runs of transformers, under every pressure.
+
+Pressures: few rows, blocks and tokens a step, with and without the prefix cache, a slow vocoder, streams that run late, and
+requests that leave. Text tokens and codes of every group are equal, the waveform is within 1e-4 of its peak.
+"""
 
 import random
+from collections import Counter
 
+import msgspec
 import pytest
 
-from tests.plugins.omni_qwen3_omni.parity_cases import MIXED
+from omni.pipeline import Pipeline
+from omni.sampling import SamplingParams
+from omni.stage import Feed
+from omni_ar.run.request import ArRequest
+from omni_ar.run.worker import ArWorker
+from omni_vocoder.request import VocoderRequest
+from omni_vocoder.worker import VocoderWorker
+from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
+from tests.support import omni_engine
 from tests.support.devices import StirredDevice
-from tests.support.omni_engine import OmniEngine, assert_same
-from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
-from tests.support.tiers import SLOW, few
+from tests.support.omni_engine import GIVEN_UP, OmniEngine, Result, assert_parity, assert_same
+from tests.support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
+from tests.support.reference import Answer, chat, picture, reference_of, sizes, sound, tiny_checkpoint
+from tests.support.tap import with_tap
+from tests.support.tiers import SLOW, chosen, few
 
-FEW_ROWS = {"thinker.max_num_seqs": 3, "talker.max_num_seqs": 2, "code2wav.max_num_seqs": 2}
-SETTINGS: dict[str, dict[str, object]] = {
+AR = ("thinker", "talker")
+ENDING = sizes(seed=11, stop_gain=0.5, codec_stop_gain=0.5)
+"""A checkpoint of which some answers end by themselves."""
+ENDLESS = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
+
+PRODUCT = {
+    f"{budget}, {cache}, {pool}"
+    for budget in ("any budget", "budget 7")
+    for cache in ("cached", "not cached")
+    for pool in ("any pool", "few blocks")
+}
+PRESSED = "budget 7, cached, few blocks"
+
+
+def under(pressure: str, pool: Overrides) -> dict[str, object]:
+    """Settings of a pressure of `PRODUCT`. pool: a few blocks."""
+    parts = {"budget 7": SMALL_BUDGET, "not cached": NO_CACHE, "few blocks": pool}
+    return overrides(*(parts.get(part, {}) for part in pressure.split(", ")))
+
+
+def assert_pressed(engine: OmniEngine, pressure: str) -> None:
+    """The pressure was felt: a pool that is large enough shows nothing."""
+    for stage in AR:
+        preemptions = counted(engine, stage)["preemptions"]
+        assert (preemptions > 0) == ("few blocks" in pressure), f"{stage}: {preemptions} preemptions"
+        assert (counted(engine, stage)["cached_blocks"] == 0) == ("not cached" in pressure)
+
+
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("pressure", chosen([PRESSED], sorted(PRODUCT)))
+def test_parity_of_every_kind_of_input(pressure: str, half: int) -> None:
+    """What the parity tests ask one by one, half of them at once; the longest prompt only where it fits."""
+    folder = tiny_checkpoint(stop_gain=0.0, codec_stop_gain=0.0, voices=VOICES)
+    engine = OmniEngine(folder, under(pressure, few_blocks(26, (28, 24)[half])))
+    chats = [asked for name, asked in CASES.items() if name != "long prompt" or "any pool" in pressure][half::2]
+
+    assert_parity(engine, chats, range(len(chats)))
+
+    assert_pressed(engine, pressure)
+
+
+FEW_ROWS: dict[str, object] = {"thinker.max_num_seqs": 3, "talker.max_num_seqs": 2, "code2wav.max_num_seqs": 2}
+ROWS: dict[str, dict[str, object]] = {
     "as shipped": {},
     "few rows": FEW_ROWS | {"thinker.block_size": 4, "talker.block_size": 8, "audio_encoder.max_batch_items": 1},
     "one row": {"thinker.max_num_seqs": 1, "talker.max_num_seqs": 1, "code2wav.max_num_seqs": 1},
     "more text rows than speech rows": {"thinker.max_num_seqs": 8, "talker.max_num_seqs": 1},
-    "few blocks": {"thinker.num_blocks": 16, "talker.num_blocks": 12, "vision_encoder.cache_bytes": 0},
+    "few large blocks": {"thinker.num_blocks": 16, "talker.num_blocks": 12, "vision_encoder.cache_bytes": 0},
     "short prompts first": {"thinker.max_num_batched_tokens": 32, "talker.max_num_batched_tokens": 16},
 }
 
 
-@pytest.mark.parametrize("settings", few(2, SETTINGS, SLOW))
-def test_parity_of_eight_that_join_one_by_one(settings: str) -> None:
-    folder = tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5)
-    engine = OmniEngine(folder, SETTINGS[settings])
-    arrivals = [0, 2, 5, 6, 11, 15, 16, 28]
+@pytest.mark.parametrize(
+    "settings", chosen(["as shipped", "few rows", "budget 7, not cached, any pool"], [*ROWS, *sorted(PRODUCT)])
+)
+def test_parity_of_eight_that_join_one_by_one_and_again(settings: str) -> None:
+    """The second time in another order, with rows, blocks and cache as the first time left them."""
+    pressure = settings if settings in PRODUCT else None
+    engine = OmniEngine(tiny_checkpoint(**ENDING), under(pressure, few_blocks(24, 23)) if pressure else ROWS[settings])
+    chance = random.Random(3)
 
-    results = engine.run(MIXED, arrivals)
-
-    for result, asked in zip(results, MIXED, strict=True):
-        assert_same(result, reference_of(folder).answer(asked))
-    if settings in ("few rows", "one row", "few blocks"):
+    assert_parity(engine, MIXED, [0, 2, 5, 6, 11, 15, 16, 28])
+    if settings in ("few rows", "one row", "few large blocks"):
         assert engine.waited, "no request had to wait"
     if settings == "few rows":
         assert (engine.most_rows["thinker"], engine.most_rows["talker"]) == (3, 2)
     if settings == "as shipped":
         assert engine.most_rows["thinker"] > 3
+    again = chance.sample(MIXED, len(MIXED))
+    assert_parity(engine, again, [chance.randrange(40) for _ in again])
 
-
-@pytest.mark.parametrize("seed", few(1, range(3), SLOW))
-def test_parity_in_any_order_and_again(seed: int) -> None:
-    """The engine's second run finds its rows, blocks and caches used."""
-    folder = tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5)
-    engine, chance = OmniEngine(folder, FEW_ROWS), random.Random(seed)
-
-    for _ in range(2):
-        chats = chance.sample(MIXED, len(MIXED))
-        results = engine.run(chats, [chance.randrange(60) for _ in chats])
-
-        for result, asked in zip(results, chats, strict=True):
-            assert_same(result, reference_of(folder).answer(asked))
+    if pressure:
+        assert_pressed(engine, pressure)
+        for stage in AR:
+            assert (counted(engine, stage)["cached_tokens"] > 0) == ("not cached" not in pressure)
 
 
 def test_equal_requests_have_equal_answers() -> None:
-    folder = tiny_checkpoint(11, stop_gain=0.5, codec_stop_gain=0.5)
-
-    first, *others = OmniEngine(folder).run([MIXED[3]] * 5, [0, 0, 1, 9, 20])
+    first, *others = OmniEngine(tiny_checkpoint(**ENDING)).run([MIXED[3]] * 5, [0, 0, 1, 9, 20])
 
     for other in others:
         assert (other.ids, other.frames) == (first.ids, first.frames)
 
 
-SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
+SAMPLED = [
+    chat(
+        "hello",
+        picture(64, 96),
+        sound(0.7),
+        "who is it",
+        max_text=16,
+        max_codes=30,
+        voice=voice,
+        thinker=SamplingParams(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=seed),
+        talker=SamplingParams(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, seed=seed + 5),
+    )
+    for seed, voice in enumerate(("ethan", "aiden", "chelsie", "ethan", "aiden"))
+]
+
+
+@pytest.mark.parametrize("pressure", chosen(["any budget, not cached, few blocks"], sorted(PRODUCT)))
+def test_parity_of_sampled_requests(pressure: str) -> None:
+    """A draw depends on its position, and not on how often the request was started or with whom it ran."""
+    folder = tiny_checkpoint(41, stop_gain=0.0, codec_stop_gain=0.0)
+    engine = OmniEngine(folder, under(pressure, few_blocks(16, 21)))
+
+    assert_parity(engine, [*SAMPLED, chat("hello", max_codes=20)], [0, 1, 2, 9, 14, 15])
+
+    assert_pressed(engine, pressure)
+
+
+# A vocoder that has room for one request while many speak: frames wait, are moved out of blocks that are wanted, and talkers pause.
+
+ONE_LISTENER: Overrides = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}
 CHATS = [
     chat("what is it", sound(0.5, 1), picture(64, 96, 2), max_text=9, max_codes=14),
     chat("hello there", max_text=12, max_codes=30),
-    chat(picture(40, 40, 3), "x", max_text=3, max_codes=6),
-    chat("bye", max_text=2, max_codes=4),
+    chat(picture(40, 40, 3), "x", max_text=3, max_codes=26),
+    chat("bye", max_text=2, max_codes=24),
+    chat("who", sound(0.3, 2), voice="aiden", max_text=6, max_codes=28),
 ]
-FEW_ROWS_SMALL_CHUNKS = {"talker.max_num_seqs": 2, "code2wav.first_chunk_frames": 2, "code2wav.chunk_frames": 5}
 
 
-@pytest.mark.parametrize("seed", few(1, range(4), SLOW))
-def test_parity_in_any_order_of_the_streams(seed: int) -> None:
-    folder = tiny_checkpoint(**SHAPE)
+@pytest.mark.parametrize("settings", few(1, [{}, SMALL_BUDGET], SLOW), ids=["any budget", "budget 7"])
+def test_parity_where_frames_are_moved_before_they_are_taken(settings: Overrides) -> None:
+    engine = OmniEngine(tiny_checkpoint(**ENDLESS), overrides(ONE_LISTENER, few_blocks(20, 19), settings))
+
+    assert_parity(engine, CHATS, [0, 3, 9, 20, 22])
+
+    assert counted(engine, "talker")["spilled_rows"] > 0
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
+    """How often the talker was told to pause each request, and the most frames of it that ever waited at the vocoder."""
+    pauses, waited = Counter[str](), Counter[str]()
+    pause, feed = ArWorker.pause, VocoderWorker.feed
+
+    def watched_pause(worker: ArWorker, request: ArRequest) -> None:
+        assert worker.name == "talker"
+        pauses[request.id] += 1
+        pause(worker, request)
+
+    def watched_feed(worker: VocoderWorker, request: VocoderRequest, message: Feed) -> None:
+        feed(worker, request, message)
+        waited[request.id] = max(waited[request.id], len(request.arrivals))
+
+    monkeypatch.setattr(ArWorker, "pause", watched_pause)
+    monkeypatch.setattr(VocoderWorker, "feed", watched_feed)
+    return pauses, waited
+
+
+@pytest.mark.slow
+def test_parity_where_talkers_pause(watch: tuple[Counter[str], Counter[str]]) -> None:
+    """The vocoder takes one request after the other; the others wait with what their credit allows."""
+    chats = [chat("tell me more", voice=voice, max_text=12, max_codes=100) for voice in ("ethan", "aiden", "chelsie")]
+    engine = OmniEngine(tiny_checkpoint(**ENDLESS), overrides(ONE_LISTENER, few_blocks(20, 40)))
+
+    assert_parity(engine, [*chats, CHATS[0]], [0, 0, 1, 30])
+
+    assert watch[0].total() >= 2
+    assert counted(engine, "talker")["preemptions"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "seed"),
+    [
+        *few(1, [(overrides(ONE_LISTENER, few_blocks(14, 19), SMALL_BUDGET), seed) for seed in range(3)], SLOW),
+        *few(0, [({**ONE_LISTENER, "talker.max_num_seqs": 2, "code2wav.max_num_seqs": 4}, n) for n in range(4)], SLOW),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else f"{len(value)} settings",
+)
+def test_parity_in_any_order_of_the_streams(settings: Overrides, seed: int) -> None:
+    """On a device whose streams run late: nothing is reused before its readers are through."""
     device = StirredDevice(seed)
-    engine = OmniEngine(folder, FEW_ROWS_SMALL_CHUNKS, device)
+    engine = OmniEngine(tiny_checkpoint(**ENDLESS), settings, device)
 
-    results = engine.run(CHATS, [0, 3, 9, 20])
+    assert_parity(engine, CHATS, [0, 3, 9, 20, 40])
 
-    for result, asked in zip(results, CHATS, strict=True):
-        assert_same(result, reference_of(folder).answer(asked))
     assert device.latest > 5, "work was late"
+    if "talker.num_blocks" in settings:
+        assert all(counted(engine, stage)["preemptions"] > 0 for stage in AR)
+        assert counted(engine, "talker")["spilled_rows"] > 0
+
+
+# Requests that leave.
+
+REQUESTS = 30
+
+
+def assert_begins(result: Result, answer: Answer) -> None:
+    """What was given before the end is the beginning of the whole answer."""
+    assert result.ids == answer.ids[: len(result.ids)]
+    assert result.codes.T.tolist() == answer.codes.T[: len(result.frames)].tolist()
+    assert result.wave.size <= answer.wave.size
+
+
+@pytest.mark.parametrize("seed", few(1, range(20), SLOW))
+def test_parity_of_those_that_stay_while_others_come_and_go(seed: int) -> None:
+    """Under every pressure, every other time on a device whose streams run late."""
+    chance = random.Random(seed)
+    folder = tiny_checkpoint(**ENDING)
+    rows = {"thinker.max_num_seqs": 8, "talker.max_num_seqs": 6, "code2wav.max_num_seqs": 2}
+    settings = [rows, few_blocks(24, 23), SMALL_BUDGET if chance.random() < 0.7 else {}]
+    device = StirredDevice(seed) if seed % 2 else "cpu"
+    engine = OmniEngine(folder, overrides(*settings, NO_CACHE if seed % 3 == 2 else {}), device)
+    chats = [chance.choice(MIXED) for _ in range(REQUESTS)]
+    arrivals = [chance.randrange(120) for _ in chats]
+    departures = {
+        index: arrivals[index] + chance.randrange(120) for index in chance.sample(range(REQUESTS), REQUESTS // 2)
+    }
+
+    results = engine.run(chats, arrivals, departures)
+
+    left = 0
+    for index, (result, asked) in enumerate(zip(results, chats, strict=True)):
+        answer = reference_of(folder).answer(asked)
+        if result.error is GIVEN_UP:
+            assert index in departures
+            assert_begins(result, answer)
+            left += 1
+        else:
+            assert_same(result, answer)
+    assert 3 < left < REQUESTS - 10
+    assert sum(counted(engine, stage)["preemptions"] for stage in AR) > 0
+
+
+# One vocoder row for many speakers: those that wait for it are paused at the talker, the others are not.
+
+SPEAKERS = [chat for chat in MIXED if "audio" in chat.modalities]
+ONE_ROW = {"code2wav.max_num_seqs": 1, "code2wav.first_chunk_frames": 1, "code2wav.chunk_frames": 1}
+BLOCKS = {"talker.num_blocks": 26, "talker.block_size": 4}
+
+
+@pytest.mark.parametrize("settings", [ONE_ROW, ONE_ROW | BLOCKS], ids=["one row", "one row and few blocks"])
+@pytest.mark.parametrize("credit", few(1, [4, 1], SLOW))
+def test_requests_that_wait_for_the_vocoder_are_paused_and_no_others(
+    credit: int,
+    settings: dict[str, object],
+    watch: tuple[Counter[str], Counter[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def narrow(pipeline: Pipeline) -> Pipeline:
+        edges = [msgspec.structs.replace(e, credit=credit) if e.producer == "talker" else e for e in pipeline.edges]
+        return with_tap(msgspec.structs.replace(pipeline, edges=tuple(edges)))
+
+    monkeypatch.setattr(omni_engine, "with_tap", narrow)
+    pauses, waited = watch
+    engine = OmniEngine(tiny_checkpoint(**ENDING), settings)
+
+    assert_parity(engine, SPEAKERS)
+
+    assert len(pauses) >= len(SPEAKERS) - 2, "who says nothing is never paused, and who has the row need not be"
+    assert max(waited.values()) == credit
+    if credit > 1:
+        assert waited["1"] == 1, "the first has the vocoder's row"
+        assert pauses["1"] == 0
+    counters = engine.engine.counters()["talker"]
+    if "talker.num_blocks" in settings:
+        assert counters["preemptions"] > 0
+        assert counters["spilled_rows"] > 0, "paused requests gave way, before the vocoder had their frames"

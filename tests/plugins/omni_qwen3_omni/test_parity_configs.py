@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.omni_engine import OmniEngine, assert_same
-from tests.support.reference import chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
+from tests.support.omni_engine import OmniEngine, assert_parity
+from tests.support.reference import chat, picture, says, sizes, sound, tiny_checkpoint
 from tests.support.tiers import SLOW, few
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -58,10 +58,6 @@ def test_parity_in_other_shapes(shape: str) -> None:
     seed = list(SHAPES).index(shape) + 100
     folder = tiny_checkpoint(seed, stop_gain=0.0, codec_stop_gain=0.0, **SHAPES[shape])
 
-    results = OmniEngine(folder).run(CHATS)
-
-    for result, asked in zip(results, CHATS, strict=True):
-        answer = reference_of(folder).answer(asked)
-        assert len(set(answer.ids)) > 3, "the thinker repeats itself"
-        assert len({tuple(group) for group in answer.codes.tolist()}) == len(answer.codes), "two groups are equal"
-        assert_same(result, answer)
+    for result in assert_parity(OmniEngine(folder), CHATS):
+        assert len(set(result.ids)) > 3, "the thinker repeats itself"
+        assert len({tuple(group) for group in result.codes.tolist()}) == len(result.codes), "two groups are equal"

@@ -7,8 +7,8 @@ import pytest
 
 from omni.frontend.base import Chat
 from omni.sampling import SamplingParams
-from tests.support.omni_engine import OmniEngine, assert_same
-from tests.support.reference import Reference, chat, picture, reference_of, sound, tiny_checkpoint, with_sampling
+from tests.support.omni_engine import OmniEngine, assert_parity, assert_same
+from tests.support.reference import chat, picture, reference_of, sound, tiny_checkpoint, with_sampling
 
 THINKER = {
     "temperature alone": SamplingParams(temperature=0.7, seed=1),
@@ -25,31 +25,27 @@ SPEECH = chat("hello", sound(0.7), picture(64, 96), "who is it", max_text=16, ma
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[OmniEngine, Reference]:
-    folder = tiny_checkpoint(41, stop_gain=0.0, codec_stop_gain=0.0)
-    return OmniEngine(folder), reference_of(folder)
+def engine() -> OmniEngine:
+    return OmniEngine(tiny_checkpoint(41, stop_gain=0.0, codec_stop_gain=0.0))
 
 
 @pytest.mark.parametrize("params", THINKER)
-def test_parity_of_a_sampled_thinker(models: tuple[OmniEngine, Reference], params: str) -> None:
-    engine, reference = models
+def test_parity_of_a_sampled_thinker(engine: OmniEngine, params: str) -> None:
     asked = chat("hello", picture(64, 96), "what is it", max_text=40, max_codes=4, thinker=THINKER[params])
 
-    assert_same(engine.answer(asked), reference.answer(asked))
+    assert_parity(engine, [asked])
 
 
 @pytest.mark.parametrize("params", TALKER)
-def test_parity_of_a_sampled_talker_in_every_group(models: tuple[OmniEngine, Reference], params: str) -> None:
+def test_parity_of_a_sampled_talker_in_every_group(engine: OmniEngine, params: str) -> None:
     """The code predictor samples with top-k 50 and top-p 0.8 whenever the talker samples."""
-    engine, reference = models
     asked = chat("hello", sound(0.7), "who is it", max_text=8, max_codes=40, talker=TALKER[params])
 
-    assert_same(engine.answer(asked), reference.answer(asked))
+    assert_parity(engine, [asked])
 
 
-def test_parity_of_a_sampled_whole_in_a_batch(models: tuple[OmniEngine, Reference]) -> None:
+def test_parity_of_a_sampled_whole_in_a_batch(engine: OmniEngine) -> None:
     """Sampled and greedy rows side by side."""
-    engine, reference = models
     chats = [
         chat("hello", max_codes=20, thinker=THINKER["top-k"], talker=TALKER["narrow"]),
         chat("hello", max_codes=20),
@@ -57,21 +53,18 @@ def test_parity_of_a_sampled_whole_in_a_batch(models: tuple[OmniEngine, Referenc
         chat("hello", max_codes=20, talker=TALKER["as published"], voice="aiden"),
     ]
 
-    for result, asked in zip(engine.run(chats, [0, 1, 4, 7]), chats, strict=True):
-        assert_same(result, reference.answer(asked))
+    assert_parity(engine, chats, [0, 1, 4, 7])
 
 
-def test_the_published_sampling_is_the_default(models: tuple[OmniEngine, Reference]) -> None:
+def test_the_published_sampling_is_the_default(engine: OmniEngine) -> None:
     """Of what a request leaves open, the talker's part is as in transformers' `generate`."""
-    engine, reference = models
     open_ = with_sampling(SPEECH, "talker", temperature=None, seed=5)
     spelled = with_sampling(SPEECH, "talker", temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, seed=5)
 
-    assert_same(engine.answer(open_), reference.answer(spelled))
+    assert_same(engine.answer(open_), reference_of(engine.folder).answer(spelled))
 
 
-def test_seeds_decide(models: tuple[OmniEngine, Reference]) -> None:
-    engine, _ = models
+def test_seeds_decide(engine: OmniEngine) -> None:
     first = _seeded(1, 1)
     alone = engine.answer(first)
     again = engine.answer(first)
@@ -85,8 +78,7 @@ def test_seeds_decide(models: tuple[OmniEngine, Reference]) -> None:
     assert spoken_otherwise.frames != alone.frames
 
 
-def test_without_a_seed_every_run_differs(models: tuple[OmniEngine, Reference]) -> None:
-    engine, _ = models
+def test_without_a_seed_every_run_differs(engine: OmniEngine) -> None:
     sampled = with_sampling(with_sampling(SPEECH, "thinker", temperature=1.0), "talker", temperature=1.0)
 
     answers = engine.run([sampled] * 3)

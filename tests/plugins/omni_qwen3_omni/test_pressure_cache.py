@@ -7,9 +7,9 @@ import pytest
 
 from omni.frontend.base import Chat, Message, TextPart
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
-from tests.support.omni_engine import OmniEngine, Result, assert_same
+from tests.support.omni_engine import OmniEngine, Result, assert_parity
 from tests.support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
-from tests.support.reference import Reference, chat, picture, reference_of, says, sound, text_only, tiny_checkpoint
+from tests.support.reference import chat, picture, says, sound, text_only, tiny_checkpoint
 from tests.support.tiers import SLOW, few
 
 AR = ("thinker", "talker")
@@ -17,11 +17,6 @@ SIZE = 4
 """Tokens per block."""
 
 BLOCKS = overrides({"thinker.block_size": SIZE, "talker.block_size": SIZE}, SMALL_BUDGET)
-
-
-@pytest.fixture(scope="module")
-def reference() -> Reference:
-    return reference_of(tiny_checkpoint(stop_gain=0.0, codec_stop_gain=0.0, voices=VOICES))
 
 
 def fresh(settings: Mapping[str, object] = BLOCKS) -> OmniEngine:
@@ -42,18 +37,16 @@ def prefilled(engine: OmniEngine) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_parity_of_every_kind_of_input_that_was_there_before(reference: Reference) -> None:
+def test_parity_of_every_kind_of_input_that_was_there_before() -> None:
     """All that is full is hit, in both stages, hidden states for the talker included, and only the rest is computed."""
     engine, chats = fresh(), [asked for asked in CASES.values() if "audio" in asked.modalities]
-    for result, asked in zip(engine.run(chats), chats, strict=True):
-        assert_same(result, reference.answer(asked))
+    assert_parity(engine, chats)
     first = prefilled(engine)
 
-    results = engine.run(chats)
+    results = assert_parity(engine, chats)
 
     second = prefilled(engine)
-    for result, asked in zip(results, chats, strict=True):
-        assert_same(result, reference.answer(asked))
+    for result in results:
         for stage in AR:
             assert cached(result, stage) == whole_blocks(result, stage)
     for stage in AR:
@@ -61,14 +54,13 @@ def test_parity_of_every_kind_of_input_that_was_there_before(reference: Referenc
         assert second[stage] - first[stage] == rest < first[stage] / 5
 
 
-def test_parity_of_the_next_turns_of_a_chat_with_media(reference: Reference) -> None:
+def test_parity_of_the_next_turns_of_a_chat_with_media() -> None:
     """Each turn finds all of the turn before, its media and the answer that it goes on from."""
     engine = fresh()
     asked = chat(says("system", "you see"), says("user", picture(64, 96, 1), "what is it", sound(0.8, 1)), max_text=12)
     before = 0
     for question in ([TextPart("and why")], [picture(96, 64, 2), TextPart("or this")], [TextPart("so"), sound(1.1, 2)]):
-        result = engine.answer(asked)
-        assert_same(result, reference.answer(asked))
+        (result,) = assert_parity(engine, [asked])
         assert cached(result, "thinker") >= before
         assert (cached(result, "talker") > 0) == (before > 0)
         before = result.stages["thinker"].counts["prompt_tokens"] // SIZE * SIZE
@@ -77,7 +69,7 @@ def test_parity_of_the_next_turns_of_a_chat_with_media(reference: Reference) -> 
         asked = replace(asked, messages=(*asked.messages, says("assistant", answer), Message("user", tuple(question))))
 
 
-def test_parity_of_a_chat_whose_beginning_was_only_read(reference: Reference) -> None:
+def test_parity_of_a_chat_whose_beginning_was_only_read() -> None:
     """Nobody asked for its hidden states, so blocks that hold media are computed again for the request that speaks."""
     engine = fresh()
     spoken = chat("what is it that you see here", picture(64, 96, 1), "and why", sound(0.8, 1))
@@ -85,10 +77,8 @@ def test_parity_of_a_chat_whose_beginning_was_only_read(reference: Reference) ->
     silent = engine.answer(text_only(spoken))
     assert cached(silent, "thinker") == whole_blocks(silent, "thinker")
 
-    results = [engine.answer(spoken) for _ in range(2)]
+    results = [assert_parity(engine, [spoken])[0] for _ in range(2)]
 
-    for result in results:
-        assert_same(result, reference.answer(spoken))
     assert 0 < cached(results[0], "thinker") < cached(results[1], "thinker") == whole_blocks(results[1], "thinker")
 
 
@@ -111,30 +101,29 @@ def test_parity_of_a_chat_whose_beginning_was_only_read(reference: Reference) ->
     ),
     ids=["other picture", "other size", "other sound", "other voice", "other text", "other earlier picture"],
 )
-def test_parity_of_what_only_looks_alike(reference: Reference, one: Chat, other: Chat) -> None:
+def test_parity_of_what_only_looks_alike(one: Chat, other: Chat) -> None:
     engine = fresh()
     for asked in (one, other, one):
-        assert_same(engine.answer(asked), reference.answer(asked))
+        assert_parity(engine, [asked])
 
 
-def test_parity_without_sharing_between_salts(reference: Reference) -> None:
+def test_parity_without_sharing_between_salts() -> None:
     engine, asked = fresh(), CASES["image and audio"]
-    results = [engine.answer(replace(asked, cache_salt=salt)) for salt in ("", "mine", "yours", "mine")]
+    salted = [replace(asked, cache_salt=salt) for salt in ("", "mine", "yours", "mine")]
+    results = [result for one in salted for result in assert_parity(engine, [one])]
 
-    for result in results:
-        assert_same(result, reference.answer(asked))
     for stage in AR:
         assert [cached(result, stage) > 0 for result in results] == [False, False, False, True]
 
 
-def test_parity_where_blocks_are_evicted(reference: Reference) -> None:
+def test_parity_where_blocks_are_evicted() -> None:
     """Six chats in turn through a cache that holds two of them."""
     engine = fresh(overrides(few_blocks(30, 34), SMALL_BUDGET))
     names = ("image", "audio", "multi-turn", "image and audio", "several images", "audio alone")
     chats = [CASES[name] for name in names]
     for _ in range(2):
         for asked in [*chats, chats[-1]]:
-            assert_same(engine.answer(asked), reference.answer(asked))
+            assert_parity(engine, [asked])
 
     for stage in AR:
         assert counted(engine, stage)["evicted_blocks"] > 0

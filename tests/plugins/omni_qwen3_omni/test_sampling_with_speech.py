@@ -1,14 +1,12 @@
 """Several answers, stop strings and forms of a model that speaks what it writes."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from omni import InputError, Omni, Result, SamplingParams, StructuredOutput
-from tests.support.reference import tiny_checkpoint
-from tests.support.tiny_omni import SHAPE, assert_freed, assert_like, tiny_plugins, user
+from tests.support.tiny_omni import assert_like, user
 
 QUESTION = user("what do you see in the picture")
 TALKER = SamplingParams(seed=5, max_tokens=24)
@@ -19,13 +17,6 @@ SCHEMA = {
     "required": ["sides"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def omni() -> Iterator[Omni]:
-    with Omni(tiny_checkpoint(3, **SHAPE), device="cpu", plugins=tiny_plugins()) as omni:
-        yield omni
-        assert_freed(omni)
 
 
 def each(result: Result) -> list[Result]:

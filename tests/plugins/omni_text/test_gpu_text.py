@@ -3,7 +3,7 @@
 On the CPU a captured step is the list of its launches, so the cases run there too; most of them on a GPU only.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import pytest
 
 from omni.device import open_device
 from tests.support.close_calls import Choice, Comparison, WatchedCpu
-from tests.support.devices import full_float32
 from tests.support.tiny_text import VOCAB, TextEngine, write_text_model
 
 KINDS = ("tied", "untied", "moe")
@@ -64,12 +63,6 @@ ON_DEVICES = [
     pytest.param("cpu", CASES[-1], id=f"cpu, {CASES[-1].name}", marks=pytest.mark.slow),
     *(pytest.param("cuda", case, id=f"cuda, {case.name}", marks=GPU) for case in CASES),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_tf32() -> Iterator[None]:
-    with full_float32():
-        yield
 
 
 @dataclass(frozen=True, slots=True)

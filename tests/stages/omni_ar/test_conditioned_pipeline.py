@@ -20,12 +20,12 @@ from tests.support.listener import (
     LISTENER,
     TEXT,
     WRITER,
-    Heard,
     answer,
     ask,
     listener_plugins,
     write_checkpoint,
 )
+from tests.support.received import Received
 from tests.support.small_text import TwoInARow
 
 WRITTEN = [[(5 * place + 3 * index) % 61 for place in range(1 + 3 * index)] for index in range(4)]
@@ -65,9 +65,9 @@ def submit(
     rules: HostRules | None = None,
     writes: int = WRITES,
     answers: int = ANSWERS,
-) -> Heard:
+) -> Received:
     sampling = {WRITER: SamplingParams(max_tokens=writes), LISTENER: SamplingParams(max_tokens=answers)}
-    heard, name = Heard(), str(index)
+    heard, name = Received(), str(index)
     request = ask(
         name,
         WRITTEN[index],
@@ -97,18 +97,13 @@ def tick(engine: Engine, times: int) -> None:
             engine.tick()
 
 
-def expect(results: Sequence[Heard]) -> None:
+def expect(results: Sequence[Received]) -> None:
     for index, heard in enumerate(results):
         assert heard.error is None, heard.error
         # The hidden state of the last token that was given out is the one that the first withheld was sampled from.
-        withheld = [0] if heard.exact[f"end of {WRITER}"] == ["stop"] else []
-        wanted = answer(WRITTEN[index], [*_tokens(heard), *withheld], HEARD[index], ANSWERS)
+        withheld = [0] if heard.ends[WRITER][0] == "stop" else []
+        wanted = answer(WRITTEN[index], [*heard.tokens, *withheld], HEARD[index], ANSWERS)
         assert heard.exact[ANSWER] == wanted
-
-
-def _tokens(heard: Heard) -> list[int]:
-    tokens = heard.exact.get(TEXT, [])
-    return [token for token in tokens if isinstance(token, int)]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
@@ -150,7 +145,7 @@ def test_a_producer_that_stalls_delays_its_listeners_and_nothing_else(tmp_path: 
         engine = build(tmp_path, [{}, FEW_BLOCKS, TIGHT][seed], device, credit=(64, 3, 1)[seed], graphs=seed == 1)
         device.synchronize()
         simulation = Simulation(device, engine.tick, lambda: engine.idle, lambda: str(engine.usage()))
-        results: dict[int, Heard] = {}
+        results: dict[int, Received] = {}
         for index in range(4):
             simulation.at(12 * index, lambda i=index: results.setdefault(i, submit(engine, i)))  # type: ignore[misc]
         for round_, stream in ((5, "listener"), (40, "writer"), (70, "listener"), (100, "writer")):
@@ -168,7 +163,7 @@ def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
     ]
     run(engine)
     expect(results)
-    assert any(heard.exact["end of writer"] == ["stop"] for heard in results)
+    assert any(heard.ends[WRITER][0] == "stop" for heard in results)
 
 
 def test_the_longest_text_conditions_a_listener_of_any_length_to_its_end(tmp_path: Path) -> None:
@@ -178,8 +173,8 @@ def test_the_longest_text_conditions_a_listener_of_any_length_to_its_end(tmp_pat
         run(engine)
         for index, heard in enumerate(results):
             written, answers = (limit - len(ids[index]) for limit, ids in zip(limits, (WRITTEN, HEARD), strict=True))
-            assert len(_tokens(heard)) == written
-            assert heard.exact[ANSWER] == answer(WRITTEN[index], _tokens(heard), HEARD[index], answers)
+            assert len(heard.tokens) == written
+            assert heard.exact[ANSWER] == answer(WRITTEN[index], heard.tokens, HEARD[index], answers)
 
 
 def test_a_request_that_leaves_leaves_nothing(tmp_path: Path) -> None:
@@ -192,7 +187,7 @@ def test_a_request_that_leaves_leaves_nothing(tmp_path: Path) -> None:
         engine.abort("2", left)
     run(engine)
     assert [heard.error for heard in results] == [left, None, left, None]
-    assert results[1].exact[ANSWER] == answer(WRITTEN[1], _tokens(results[1]), HEARD[1], ANSWERS)
+    assert results[1].exact[ANSWER] == answer(WRITTEN[1], results[1].tokens, HEARD[1], ANSWERS)
 
 
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

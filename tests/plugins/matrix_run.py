@@ -1,7 +1,7 @@
 """Plays one cell of the matrix: requests that join and leave while others run, on a device that is late."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
-    PreTrainedModel,
+    Qwen3ForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -22,25 +22,11 @@ from omni.frontend.vocabulary import Vocabulary
 from omni.sampling import GREEDY as GREEDY_DEFAULTS
 from omni.sampling import HostLogitsProcessor, SamplingParams
 from omni.testing import SimulatedDevice
-from omni.testing.simulation import SimulatedStream
 from omni_ar.sampling import gumbel
-from tests.support.matrix import GREEDY, LEFT, SEEDED, Cell, Family, Told
+from tests.plugins.matrix import GREEDY, SEEDED, Cell, Family
+from tests.support.devices import LateDevice
+from tests.support.received import LEFT, Received
 from tests.support.sampler_bench import reference_logits, reference_warp
-
-_SLOW = 3e-4
-"""Mean seconds of a phase: the host launches dozens meanwhile."""
-
-
-class LateDevice(SimulatedDevice):
-    """As late as one that has much to do: the host gets as far ahead as it may. Chosen by a seed, as ever."""
-
-    def __init__(self, seed: int, *, check: bool = False) -> None:
-        super().__init__(seed, check=check)
-
-    def stream(self, name: str, *, priority: int = 0) -> SimulatedStream:
-        stream = super().stream(name, priority=priority)
-        stream.pace = max(stream.pace, _SLOW)
-        return stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +43,9 @@ class Ask:
 
 @dataclass(slots=True)
 class Played:
-    """told: by request. counters: by stage. most: steps that a stage had in flight at once, the most there were."""
+    """received: by request. counters: by stage. most: steps that a stage had in flight at once, the most there were."""
 
-    told: list[Told]
+    received: list[Received]
     counters: Mapping[str, Mapping[str, int]]
     most: Counter[str]
 
@@ -73,7 +59,7 @@ class _Party:
     family: Family
     engine: Engine
     asks: Sequence[Ask]
-    told: list[Told] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
     most: Counter[str] = field(default_factory=Counter)
     left: set[int] = field(default_factory=set)
 
@@ -87,19 +73,19 @@ class _Party:
 
     @property
     def idle(self) -> bool:
-        return len(self.told) == len(self.asks) and self.engine.idle
+        return len(self.received) == len(self.asks) and self.engine.idle
 
     def _join(self) -> bool:
-        said = sum(len(told.tokens) for told in self.told)
+        said = sum(len(one.tokens) for one in self.received)
         joined = False
-        while len(self.told) < len(self.asks):
-            number = len(self.told)
+        while len(self.received) < len(self.asks):
+            number = len(self.received)
             ask = self.asks[number]
             if said < ask.joins and not self.engine.idle:
                 break
-            self.told.append(Told())
+            self.received.append(Received())
             request = self.family.request(ask.asked, ask.prompt, str(number), ask.sample_index)
-            self.engine.submit(request, self.told[number].take)
+            self.engine.submit(request, self.received[number].take)
             joined = True
             if ask.joins:
                 break
@@ -108,8 +94,8 @@ class _Party:
     def _leave(self) -> bool:
         leaving = [
             number
-            for number, (ask, told) in enumerate(zip(self.asks, self.told, strict=False))
-            if ask.leaves is not None and len(told.tokens) >= ask.leaves and not told.over and number not in self.left
+            for number, (ask, one) in enumerate(zip(self.asks, self.received, strict=False))
+            if ask.leaves is not None and len(one.tokens) >= ask.leaves and not one.over and number not in self.left
         ]
         for number in leaving:
             self.left.add(number)
@@ -135,7 +121,7 @@ def party(asked: str) -> list[Ask]:
 
 
 def small_party(asked: str) -> list[Ask]:
-    """The same of fewer, for a family that has more to do."""
+    """The same of fewer, for a family of several stages."""
     return [
         Ask(asked, 2),
         Ask(GREEDY, 1),
@@ -158,7 +144,7 @@ def play(family: Family, settings: Mapping[str, object], asks: Sequence[Ask], de
         assert not any(held.values()), held
         counters = engine.counters()
         engine.close()
-    return Played(group.told, counters, group.most)
+    return Played(group.received, counters, group.most)
 
 
 def _run(group: _Party, device: SimulatedDevice) -> None:
@@ -174,15 +160,15 @@ def _run(group: _Party, device: SimulatedDevice) -> None:
 
 
 def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played) -> None:
-    """Everybody was told what they are told alone, and the cell was what it says."""
-    for number, (ask, told) in enumerate(zip(asks, played.told, strict=True)):
+    """Every request got what it gets alone, and the cell was what it says."""
+    for number, (ask, received) in enumerate(zip(asks, played.received, strict=True)):
         try:
-            assert told.over
-            told.assert_like(family.alone(ask.asked, ask.prompt, ask.sample_index))
+            assert received.over
+            received.assert_like(family.alone(ask.asked, ask.prompt, ask.sample_index))
         except AssertionError as error:
             error.add_note(f"request {number}: {ask} in {cell}, device seed {cell.seed}")
             raise
-    assert any(told.error is LEFT for told in played.told)
+    assert any(one.error is LEFT for one in played.received)
     preemptions = played.preemptions(family)
     assert (preemptions[family.writer] > 0) == cell.few_blocks, f"{preemptions} preemptions"
     # Prompts that are scored read nothing, and in few blocks what others left is gone soon.
@@ -197,8 +183,8 @@ def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played) -> No
         assert least <= played.most[stage] <= cell.in_flight, f"{stage}: {played.most[stage]} steps in flight at most"
 
 
-def run_cell(family: Family, cell: Cell, party: Callable[[str], list[Ask]] = party) -> Played:
-    asks = party(cell.asked)
+def run_cell(family: Family, cell: Cell) -> Played:
+    asks = (small_party if len(family.stages) > 1 else party)(cell.asked)
     played = play(family, cell.settings(family.few(cell.asked)), asks, LateDevice(cell.seed))
     check(family, cell, asks, played)
     return played
@@ -238,8 +224,10 @@ class AsAsked(LogitsProcessor):
             assert allowed_W is not None
             logits_V[~_bits(allowed_W, len(logits_V))] = -torch.inf
         for args in (params.processors or {}).values():
-            unrepeated = NoRepeatNGramLogitsProcessor(args["size"])
-            logits_V = unrepeated(torch.tensor([outputs], dtype=torch.int64), logits_V[None])[0]
+            size = args["size"]
+            assert isinstance(size, int)
+            ids_1T = torch.tensor([outputs], dtype=torch.int64)
+            logits_V = NoRepeatNGramLogitsProcessor(size)(ids_1T, logits_V[None])[0]
         if params.temperature:
             assert params.seed is not None
             position = torch.tensor([len(outputs)])
@@ -249,7 +237,7 @@ class AsAsked(LogitsProcessor):
 
 
 class Complete(StoppingCriteria):
-    """Tells the host processors what was said, and ends where one of them does."""
+    """Gives each token to the host processors, and ends where one of them does."""
 
     def __init__(self, host_processors: Sequence[HostLogitsProcessor]) -> None:
         self._processors = host_processors
@@ -273,7 +261,7 @@ def arguments(
 
 
 def generated(
-    model: PreTrainedModel, prompt: Sequence[int], ends: Sequence[int], given: Mapping[str, Any]
+    model: Qwen3ForCausalLM, prompt: Sequence[int], ends: Sequence[int], given: Mapping[str, Any]
 ) -> list[int]:
     """What the model says. ends: ids that end it."""
     ids = torch.tensor([prompt])

@@ -1,29 +1,34 @@
-"""The matrix: its axes and cells, the parameters asked for, the outputs of a request, and the families that it runs on."""
+"""The matrix: its axes and cells, the parameters asked for, and what it needs of a model family."""
 
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from omni.checkpoint import Checkpoint
+from omni.config import Layer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
-from omni.errors import OmniError, StageError
+from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, check_pipeline, resolve_pipeline
+from omni.frontend.base import Prepared
 from omni.frontend.compile import CompiledSampling, SamplingCompiler
 from omni.frontend.vocabulary import Vocabulary
-from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
+from omni.hookspecs import hookimpl
 from omni.pipeline import Pipeline
-from omni.sampling import SamplingParams, StructuredOutput
+from omni.plugin.entries import LogitsProcessorEntry
+from omni.plugin.manager import Plugins, load_plugins
+from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
-from tests.support.hidden_model import Reading
-from tests.support.tap import CodesChunk
+from omni_ar.processors import HistoryProcessor
+from tests.support.received import Received
 
 BLOCK = 2
 """Tokens of a block: so few that every row soon wants another."""
@@ -200,135 +205,65 @@ def _stops(said: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Iterator[st
                 break
 
 
-# Everything that a request was told: what must be equal, and what must be near.
-
-LEFT = StageError("request", "being tested", "it was given up")
-"""The error of requests that a test gives up."""
-NEAR = 1e-5
-"""Of 1, or of the number where that is more: log-probabilities, and what readers make of hidden states. Batches add float32 numbers
-up in different orders."""
-NEAR_SOUND = 1e-4
-"""Of samples, whose peak is below 1."""
-
-
-@dataclass(slots=True)
-class Told:
-    """exact: by what it is, as it came. near: numbers, by what they are. heard: called for each output."""
-
-    exact: dict[str, list[object]] = field(default_factory=dict)
-    near: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
-    error: OmniError | None = None
-    over: bool = False
-    heard: Callable[[], None] = lambda: None
-
-    @property
-    def tokens(self) -> list[int]:
-        """Those that were given out."""
-        return [token for token in self.exact.get("text", []) if isinstance(token, int)]
-
-    @property
-    def codes(self) -> list[tuple[int, ...]]:
-        """Of each frame, group 0 first."""
-        return [frame for frame in self.exact.get("codes", []) if isinstance(frame, tuple)]
-
-    def end(self, stage: str) -> tuple[str, tuple[int, ...]]:
-        """Why a stage ended, and the tokens it held back."""
-        ((reason, held, _),) = self.exact[f"end of {stage}"]
-        return reason, held
-
-    def take(self, output: EngineOutput) -> None:
-        assert not self.over, f"{output} after the last message"
-        match output:
-            case StageOutput(modality=modality, meta=meta):
-                self._take_chunk(modality, meta)
-            case StageFinished(stage=stage, reason=reason, held=held, counts=counts):
-                self.exact[f"end of {stage}"] = [(reason, held, counts.get("tokens"))]
-            case RequestFinished():
-                self.over = True
-            case RequestFailed(error=error):
-                self.over, self.error = True, error
-        self.heard()
-
-    def assert_like(self, whole: "Told") -> None:
-        """The same as `whole`, or its beginning if the request was given up."""
-        cut = self.error is not None
-        if cut and self.error is not LEFT:
-            raise self.error
-        names = [*whole.exact, *whole.near] if not cut else [*self.exact, *self.near]
-        for name in dict.fromkeys([*names, *self.exact, *self.near]):
-            mine, wanted = self.exact.get(name, []), whole.exact.get(name, [])
-            assert mine == (wanted[: len(mine)] if cut else wanted), f"{name}: {mine}, not {wanted}"
-            numbers, right = self.numbers(name), whole.numbers(name)
-            right = right[: len(numbers)] if cut else right
-            assert numbers.shape == right.shape, f"{name}: {numbers.shape}, not {right.shape}"
-            limit = NEAR_SOUND if name == "audio" else NEAR
-            np.testing.assert_allclose(numbers, right, rtol=NEAR, atol=limit, err_msg=name)
-
-    def numbers(self, name: str) -> NDArray[np.float32]:
-        """All of that name, one after the other."""
-        return np.concatenate([np.empty(0, np.float32), *self.near.get(name, [])])
-
-    def _take_chunk(self, modality: str, meta: object) -> None:
-        match meta:
-            case GeneratedTokens(ids=ids):
-                self._add(modality, ids)
-            case CodesChunk(codes=codes):
-                self._add(modality, [codes])
-            case AudioChunk(samples=samples):
-                self.near.setdefault(modality, []).append(samples)
-            case Reading(prompt=prompt, index=index, numbers=numbers):
-                name = f"{modality} of the {'prompt' if prompt else 'tokens'}"
-                self._add(name, [index])
-                self.near.setdefault(name, []).append(np.array(numbers, np.float32))
-            case TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=ranks_n, prompt=prompt):
-                name = f"logprobs of the {'prompt' if prompt else 'tokens'}"
-                rows = zip(range(first, first + len(ranks_n)), ids_nk.tolist(), ranks_n.tolist(), strict=True)
-                self._add(name, [(place, tuple(ids), rank) for place, ids, rank in rows])
-                self.near.setdefault(name, []).append(logprobs_nk.reshape(-1))
-            case other:
-                raise TypeError(f"an unexpected output {other!r}")
-
-    def _add(self, name: str, values: Sequence[object]) -> None:
-        self.exact.setdefault(name, []).extend(values)
-
-
-# What the matrix needs of a model family: an engine under any settings, and requests by content and parameters.
-
-
 class Family(ABC):
-    """writer: the stage that writes the text. stages: the autoregressive ones. prompts: how many different prompts there are."""
+    """A model family in the matrix: an engine under any settings, and requests by content and parameters.
+
+    writer: the stage that writes the text. stages: the autoregressive ones. modalities: that requests ask for. asked: what cells
+    ask for. also: sampling of further stages. prompts: what the front end makes of the contents.
+    """
 
     writer: str
     stages: tuple[str, ...]
-    prompts: int
+    modalities = frozenset({"text"})
+    asked: Sequence[str] = PLAYED
+    also: Mapping[str, SamplingParams] = {}
     vocabulary: Vocabulary
-    pipeline: Pipeline
+    prompts: Sequence[Prepared]
+
+    def __init__(self, folder: Path, *points: EntryPoint) -> None:
+        """points: of the plugins that the checkpoint in `folder` needs."""
+        self.folder, self.checkpoint = folder, Checkpoint(folder)
+        self._plugins = matrix_plugins(*points)
+        self.pipeline = resolve_pipeline(self.checkpoint, self._plugins).pipeline
 
     @abstractmethod
-    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine: ...
+    def said(self, asked: str, prompt: int) -> tuple[list[int], list[tuple[int, ...]] | None]:
+        """What the reference says: tokens without regard to stop strings, and codes if it speaks."""
 
-    @abstractmethod
-    def prepared(
-        self, prompt: int, compiled: CompiledSampling, request_id: str, sample_index: int
-    ) -> EngineRequest: ...
+    def lengths(self, stage: str) -> list[int]:
+        """Of the stage's prompts, in tokens."""
+        return [one.prompt_tokens for one in self.prompts]
 
-    @abstractmethod
+    def change(self, pipeline: Pipeline) -> Pipeline:
+        """What an engine runs of the family's pipeline."""
+        return pipeline
+
+    def assert_read(self, received: Received, prompt: int, ended: bool) -> None:
+        """Checks outputs that other stages make of the text. ended: whether it was ended by what it said."""
+        assert set(received.near) <= {"audio", "logprobs of the prompt", "logprobs of the tokens"}
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        pipeline = resolve_pipeline(self.checkpoint, self._plugins, [Layer("test", settings)]).pipeline
+        plan = check_pipeline(self.change(pipeline), self._plugins)
+        return build_engine(plan, self.checkpoint, self._plugins, device, EngineOptions(dtype="float32", graphs=True))
+
     def few(self, asked: str) -> Mapping[str, int]:
         """By stage, blocks in which any of the requests fits alone, and not all together."""
+        longest = {stage: max(self.lengths(stage)) + (self.sets[asked][stage].max_tokens or 0) for stage in self.stages}
+        return {stage: -(-length // BLOCK) for stage, length in longest.items()}
 
     @cached_property
     def sets(self) -> Mapping[str, Mapping[str, SamplingParams]]:
         """Sampling by stage, by the name of the parameters."""
 
         def say(params: SamplingParams) -> list[list[int]]:
-            return [self._calm({self.writer: params}, prompt).tokens for prompt in range(self.prompts)]
+            return [self._calm({self.writer: params}, prompt).tokens for prompt in range(len(self.prompts))]
 
-        return {name: {self.writer: params} for name, params in text_sets(say, self.vocabulary).items()}
+        texts = text_sets(say, self.vocabulary)
+        return {name: {self.writer: params, **self.also} for name, params in texts.items()}
 
-    @property
-    def defaults(self) -> SamplingParams:
-        """Of the stage that writes."""
-        options = self.pipeline.stage(self.writer).options
+    def defaults(self, stage: str) -> SamplingParams:
+        options = self.pipeline.stage(stage).options
         assert isinstance(options, ArOptions)
         return options.sampling
 
@@ -340,29 +275,35 @@ class Family(ABC):
         return self._compiled(self.sets[asked])
 
     def request(self, asked: str, prompt: int, request_id: str, sample_index: int = 0) -> EngineRequest:
-        return self.prepared(prompt, self.compiled(asked), request_id, sample_index)
+        return self._request(prompt, self.compiled(asked), request_id, sample_index)
 
     @cache  # noqa: B019  (a family lives as long as the tests)
-    def alone(self, asked: str, prompt: int, sample_index: int = 0) -> Told:
-        """What such a request is told by itself: one step at a time, on a device that is never late, all the room there is."""
+    def alone(self, asked: str, prompt: int, sample_index: int = 0) -> Received:
+        """What such a request gets by itself: one step at a time, on a device that is never late, all the room there is."""
         return self._calm(self.sets[asked], prompt, sample_index)
+
+    def _request(
+        self, prompt: int, compiled: CompiledSampling, request_id: str, sample_index: int = 0
+    ) -> EngineRequest:
+        one, sampling = self.prompts[prompt], {**self.also, **compiled.sampling}
+        request = EngineRequest(request_id, self.modalities, one.inputs, one.edges, sampling)
+        return replace(request, rules=compiled.rules(), sample_index=sample_index)
 
     def _compiled(self, sampling: Mapping[str, SamplingParams]) -> CompiledSampling:
         fields = {stage: f"sampling.{stage}" for stage in sampling}
         self.compiler.check(sampling, fields)
         return self.compiler.compile(sampling, fields)
 
-    def _calm(self, sampling: Mapping[str, SamplingParams], prompt: int, sample_index: int = 0) -> Told:
-        told = Told()
-        engine = self._calm_engine
-        request = self.prepared(prompt, self._compiled(sampling), "alone", sample_index)
+    def _calm(self, sampling: Mapping[str, SamplingParams], prompt: int, sample_index: int = 0) -> Received:
+        received, engine = Received(), self._calm_engine
+        request = self._request(prompt, self._compiled(sampling), "alone", sample_index)
         with torch.inference_mode():
-            engine.submit(request, told.take)
+            engine.submit(request, received.take)
             while not engine.idle:
                 engine.tick()
-        if told.error is not None:
-            raise told.error
-        return told
+        if received.error is not None:
+            raise received.error
+        return received
 
     @cached_property
     def _calm_engine(self) -> Engine:
@@ -371,7 +312,43 @@ class Family(ABC):
         return self.engine(CpuDevice(), settings)
 
 
-def blocks_for_one(prompt: int, params: SamplingParams) -> int:
-    """For the longest request. prompt: its tokens at most."""
-    assert params.max_tokens is not None
-    return -(-(prompt + params.max_tokens) // BLOCK)
+# A logits processor that sees what a request has said, as a plugin brings it: no run of `size` tokens comes twice.
+
+
+class Unrepeated:
+    """One text."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._said: list[int] = []
+
+    def push(self, token: int) -> bool:
+        self._said.append(token)
+        return False
+
+    def edit(self) -> LogitsEdit:
+        said, before = self._said, self._size - 1
+        newest = said[len(said) - before :]
+        again = {said[i] for i in range(before, len(said)) if said[i - before : i] == newest}
+        ids = np.array(sorted(again), np.int64)
+        return LogitsEdit(ids=ids, bias=np.full(len(ids), -np.inf, np.float32))
+
+
+class NoRepeat(HistoryProcessor):
+    def open(self, args: Mapping[str, object], vocab_size: int) -> HostLogitsProcessor:
+        size = args["size"]
+        assert isinstance(size, int)
+        return Unrepeated(size)
+
+
+@hookimpl
+def omni_logits_processors() -> Sequence[LogitsProcessorEntry]:
+    return [LogitsProcessorEntry(name="no_repeat", processor=f"{__name__}:NoRepeat")]
+
+
+def matrix_plugins(*points: EntryPoint) -> Plugins:
+    """The plugins at `points` and the matrix's own processor."""
+    plugins = load_plugins([*points, EntryPoint("matrix", __name__, "omni")])
+    for record in plugins.records:
+        assert record.error is None, record.error
+    return plugins

@@ -1,0 +1,13 @@
+"""Fixtures of the families' tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.devices import full_float32
+
+
+@pytest.fixture(autouse=True)
+def no_tf32() -> Iterator[None]:
+    with full_float32():
+        yield

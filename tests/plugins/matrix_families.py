@@ -1,0 +1,285 @@
+"""The model families that the matrix runs on."""
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from omni.api.load import build_frontend
+from omni.device import Device
+from omni.engine import Engine
+from omni.frontend.base import Chat, Prepared
+from omni.frontend.vocabulary import Vocabulary
+from omni.payload import Payload
+from omni.pipeline import Pipeline
+from omni.sampling import NO_RULES, HostLogitsProcessor, SamplingParams
+from omni_ar.hidden_conditioning import HiddenConditioningArgs
+from omni_ar.text_conditioning import TextConditioningArgs
+from omni_text.frontend import build as build_text_frontend
+from tests.plugins.matrix import GREEDY, PLAYED, SAMPLED, SEEDED, TOKENS, Family
+from tests.plugins.matrix_run import AsAsked, arguments, generated
+from tests.plugins.omni_qwen2_5_omni.heard_omni import NOISE_TM
+from tests.plugins.omni_qwen2_5_omni.heard_omni import SHAPES as HEARD_SHAPES
+from tests.plugins.omni_qwen2_5_omni.heard_omni import answer as heard_answer
+from tests.support.ar_driver import plain_prompt
+from tests.support.entry_points import own_entry_points
+from tests.support.hidden_family import CLERK, READER, WRITER, model_of, write_checkpoint
+from tests.support.hidden_model import ReadOut
+from tests.support.received import NEAR, Received
+from tests.support.reference import chat, picture, reference_of, sound, tiny_checkpoint
+from tests.support.tap import with_tap
+from tests.support.tiny_qwen2_5_omni import tiny_folder
+from tests.support.tiny_text import write_chat_model
+
+Said = tuple[list[int], list[tuple[int, ...]] | None]
+
+
+def prepared(ids: Sequence[int], **changes: object) -> Prepared:
+    """A prompt of token ids. changes: of other fields of the `Prompt`."""
+    return Prepared({"text": [Payload(plain_prompt(ids, **changes))]}, prompt_tokens=len(ids))
+
+
+class TextFamily(Family):
+    """A tiny Qwen3 with a tokenizer."""
+
+    writer = "text"
+    stages = ("text",)
+    _QUESTIONS = (
+        "hello",
+        "the blue square and the green one, what is in the picture",
+        "the blue square and the green one, what is in the",
+        "the voice of my",
+        "how many people are in the world and who will come to see them",
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(write_chat_model(folder), *own_entry_points("ar", "local", "text"))
+        vocabulary = build_text_frontend(self.checkpoint).vocabulary()
+        assert vocabulary is not None
+        self.vocabulary = vocabulary
+        self.ids = [vocabulary.encode(question) for question in self._QUESTIONS]
+        self.prompts = [prepared(ids) for ids in self.ids]
+
+    @cached_property
+    def model(self) -> Qwen3ForCausalLM:
+        return Qwen3ForCausalLM.from_pretrained(self.folder)
+
+    def said(self, asked: str, prompt: int) -> Said:
+        params, host_processors = resolved(self, asked)
+        given = arguments(params, len(self.ids[prompt]), host_processors)
+        return generated(self.model, self.ids[prompt], params.stop_token_ids or (), given), None
+
+
+def resolved(family: Family, asked: str) -> tuple[SamplingParams, Sequence[HostLogitsProcessor]]:
+    """The writer's parameters over its stage's own, and the host processors that come with them."""
+    compiled = family.compiled(asked)
+    params = compiled.sampling[family.writer].with_defaults(family.defaults(family.writer))
+    return params, compiled.rules().get(family.writer, NO_RULES).host_processors
+
+
+class HiddenFamily(Family):
+    """A model whose every token emits a hidden state, which two stages read. Its ids write single letters.
+
+    Shape legend: V vocabulary.
+    """
+
+    writer = WRITER
+    stages = (WRITER,)
+    modalities = frozenset({"text", "read", "filed"})
+    _LETTERS = '{}":, ' + string.ascii_lowercase + string.digits + string.ascii_uppercase[:19]
+    vocabulary = Vocabulary(
+        tuple(letter.encode() for letter in _LETTERS),
+        lambda text: [HiddenFamily._LETTERS.index(letter) for letter in text],
+    )
+
+    def __init__(self, folder: Path) -> None:
+        write_checkpoint(folder, readers=(READER, CLERK), credit=4)
+        super().__init__(
+            folder, *own_entry_points("ar", "local"), EntryPoint("hidden", "tests.support.hidden_family", "omni")
+        )
+        self.ids = [
+            # The longer ones begin alike.
+            [(7 * place + 5 + number * (place > 11 or length < 12)) % len(self._LETTERS) for place in range(length)]
+            for number, length in enumerate((3, 14, 13, 5, 18))
+        ]
+        self.prompts = [
+            Prepared(
+                {WRITER: [Payload(plain_prompt(ids, payload_positions=self._positions(ids)))]}, prompt_tokens=len(ids)
+            )
+            for ids in self.ids
+        ]
+        self._model = model_of(self.checkpoint)
+        self._readout = ReadOut(self.checkpoint.config["width"])
+
+    def said(self, asked: str, prompt: int) -> Said:
+        """Everything is computed again for each token, by transformers' processors."""
+        params, host_processors = resolved(self, asked)
+        ids, start = list(self.ids[prompt]), len(self.ids[prompt])
+        rules = AsAsked(params, start, host_processors)
+        with torch.inference_mode():
+            while len(ids) < start + (params.max_tokens or 0):
+                logits_V: Tensor = self._model.head @ self._model.whole(ids)[-1]
+                ids.append(int(rules(torch.tensor([ids]), logits_V[None].clone()).argmax()))
+                over = [processor.push(ids[-1]) for processor in host_processors]
+                if any(over) or ids[-1] in (params.stop_token_ids or ()):
+                    break
+        return ids[start:], None
+
+    def assert_read(self, received: Received, prompt: int, ended: bool) -> None:
+        """A token's hidden state comes with the next one, given out or not. The last has none, be it the limit's or an end."""
+        ids = self.ids[prompt]
+        whole = self._model.emitted_whole([*ids, *received.tokens, *([0] if ended else [])])
+        rows = self._readout.read(whole.numpy())
+        for reader in ("read", "filed"):
+            for part, wanted in (("prompt", rows[self._positions(ids)]), ("tokens", rows[len(ids) - 1 : -1])):
+                np.testing.assert_allclose(
+                    received.numbers(f"{reader} of the {part}"), wanted.flatten(), rtol=0, atol=NEAR
+                )
+
+    @staticmethod
+    def _positions(ids: Sequence[int]) -> NDArray[np.int64]:
+        """Of a prompt, whose hidden states are read."""
+        return np.arange(0, len(ids), 3)
+
+
+SPOKEN = 8
+TALKER_SETS: Mapping[str, SamplingParams] = {
+    "talker defaults": SamplingParams(seed=9, max_tokens=SPOKEN),
+    "talker, all together": SamplingParams(
+        **SAMPLED,
+        min_p=0.01,
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
+        bad_words_ids=((3,), (7, 9)),
+        max_tokens=SPOKEN,
+    ),
+}
+"""Of the talker; its text is as `GREEDY`."""
+
+
+class SpeakingFamily(Family):
+    """Hears, sees, writes and speaks; its codes are tapped."""
+
+    writer = "thinker"
+    stages = ("thinker", "talker")
+    modalities = frozenset({"text", "audio", "codes"})
+    also: Mapping[str, SamplingParams] = {"talker": SamplingParams(temperature=0.0, max_tokens=SPOKEN)}
+    chats: Sequence[Chat]
+
+    def __init__(self, folder: Path, *kinds: str) -> None:
+        """kinds: the family's plugin and those that it alone needs."""
+        tap = EntryPoint("tap", "tests.support.tap", "omni")
+        super().__init__(folder, *own_entry_points("ar", "encoder", "local", *kinds), tap)
+        frontend = build_frontend(self.pipeline, self.checkpoint)
+        vocabulary = frontend.vocabulary()
+        assert vocabulary is not None
+        self.vocabulary = vocabulary
+        self.prompts = [frontend.prepare(asked) for asked in self.chats]
+
+    @cached_property
+    def sets(self) -> Mapping[str, Mapping[str, SamplingParams]]:
+        texts = super().sets
+        return {**texts, **{name: {**texts[GREEDY], "talker": talker} for name, talker in TALKER_SETS.items()}}
+
+    def change(self, pipeline: Pipeline) -> Pipeline:
+        return with_tap(pipeline)
+
+    def lengths(self, stage: str) -> list[int]:
+        if stage == self.writer:
+            return super().lengths(stage)
+        lengths = []
+        for one in self.prompts:
+            args = one.edges["thinker->talker"]
+            assert isinstance(args, TextConditioningArgs | HiddenConditioningArgs)
+            lengths.append(args.prompt.length)
+        return lengths
+
+
+class OmniFamily(SpeakingFamily):
+    """A tiny Qwen3-Omni."""
+
+    asked = (*PLAYED, *TALKER_SETS)
+    chats = (
+        chat("hello"),
+        chat("the blue square and the green one", picture(64, 64, 1), "what is it"),
+        chat("the blue square and the green one", picture(64, 64, 1), "or this", voice="aiden"),
+        chat(sound(0.5, 2), "who"),
+        chat("what is in the picture", picture(32, 64, 3), voice="chelsie"),
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(tiny_checkpoint(81, stop_gain=0.0, codec_stop_gain=0.0), "qwen3_omni", "vocoder")
+
+    def said(self, asked: str, prompt: int) -> Said:
+        params, host_processors = resolved(self, asked)
+        thinker = arguments(params, self.prompts[prompt].prompt_tokens, host_processors)
+        sampling = self.compiled(asked).sampling
+        # The talker is fed embeddings: all ids that its processors see are generated ones.
+        spoken = sampling["talker"].with_defaults(self.defaults("talker"))
+        talker = {**arguments(spoken, 0), "repetition_penalty": 1.0}
+        given = {f"thinker_{name}": value for name, value in thinker.items()}
+        given |= {f"talker_{name}": value for name, value in talker.items()}
+        stops = {**sampling, "talker": msgspec.structs.replace(spoken, stop_token_ids=())}
+        answer = reference_of(self.folder).generate(replace(self.chats[prompt], sampling=stops), given)
+        return answer.ids, [tuple(frame) for frame in answer.codes.T.tolist()]
+
+
+class HeardFamily(SpeakingFamily):
+    """A tiny Qwen2.5-Omni, whose talker hears the thinker, and whose speech is denoised."""
+
+    asked = (GREEDY, *TALKER_SETS)
+    chats = tuple(
+        chat(*parts, voice=voice, max_text=TOKENS, max_codes=SPOKEN)
+        for voice, *parts in (
+            ("Chelsie", "hello"),
+            ("Chelsie", "the blue square and the green one", picture(64, 64, 1), "what is it"),
+            ("Ethan", "the blue square and the green one", picture(64, 64, 1), "or this"),
+            ("Ethan", sound(0.5, 2), "who"),
+            ("Chelsie", "what is in the picture", picture(32, 64, 3)),
+        )
+    )
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(tiny_folder(**HEARD_SHAPES["as written"]), "qwen2_5_omni", "diffusion")
+        self.prompts = [self._with_noise(one) for one in self.prompts]
+
+    @cached_property
+    def sets(self) -> Mapping[str, Mapping[str, SamplingParams]]:
+        sets = super().sets
+        return {name: sets[name] for name in (*self.asked, SEEDED)}
+
+    def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
+        return super().engine(device, {"token2wav.num_steps": 1, **settings})
+
+    def said(self, asked: str, prompt: int) -> Said:
+        assert asked == GREEDY
+        answer = heard_answer(self.folder, self.chats[prompt])
+        return answer.ids, [tuple(frame) for frame in answer.codes.T.tolist()]
+
+    @staticmethod
+    def _with_noise(one: Prepared) -> Prepared:
+        (voice,) = one.inputs["token2wav"]
+        return replace(one, inputs={**one.inputs, "token2wav": [Payload(voice.meta, {"noise": NOISE_TM})]})
+
+
+FAMILIES: Mapping[str, type[TextFamily | HiddenFamily | OmniFamily | HeardFamily]] = {
+    "text": TextFamily,
+    "hidden": HiddenFamily,
+    "qwen3_omni": OmniFamily,
+    "qwen2_5_omni": HeardFamily,
+}
+
+
+@cache
+def family_in(folder: Path, name: str) -> Family:
+    """folder: for checkpoints that tests share nowhere else."""
+    return FAMILIES[name](folder / name)
