@@ -1,16 +1,17 @@
 """Counts memory by observing tensors: for the meta device and devices without allocator statistics."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from omni.device.operator_mode import OperatorMode
 
-class AllocationCount(TorchDispatchMode):
+
+class AllocationCount(OperatorMode):
     """While entered, counts the bytes of every storage that this thread's torch operations allocate on one device.
 
     live: bytes of these storages that still exist. peak: the maximum of `live`. Memory that a kernel allocates and
@@ -18,29 +19,15 @@ class AllocationCount(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
         self._known: set[int] = set()
         self.live = 0
         self.peak = 0
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True would make torch import its compiler, which takes longer than loading a small model.
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: tuple[type, ...],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
-        # In inference mode composite operations arrive undivided: decompose them, since intermediate tensors count.
-        decompose: Callable[..., object] = func.decompose
-        with self:
-            made = decompose(*args, **kwargs)
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        # Intermediate tensors count too.
+        made = self.decompose(func, args, kwargs)
         if made is not NotImplemented:
             return made
         given = {id(tensor.untyped_storage()) for tensor in self._tensors((args, kwargs))}

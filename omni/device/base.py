@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from omni.device.allocations import AllocationCount
@@ -121,13 +122,14 @@ class Device(ABC):
     def wait(self, stream: Stream, event: Event) -> None:
         """Makes later phases on `stream` run after `event`. No stage may wait for another stage's unfinished work."""
 
-    @abstractmethod
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         """A context in which torch enqueues its work on `stream`."""
+        return _NOTHING
 
-    @abstractmethod
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Host memory for non-blocking copies to and from the device (pinned on a GPU)."""
+        # Allocated by numpy, so that it does not count as device memory, which is the same memory on the CPU.
+        return torch.from_numpy(np.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
         """Zeroed host memory that phases may write without a copy. The host reads it once a later event is done.

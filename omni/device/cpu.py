@@ -1,9 +1,7 @@
 """The CPU behind the device interface: a launch runs at once, so every event is done when it is recorded."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from omni.device.base import COMPLETED, Device, Event, Stream
@@ -16,8 +14,8 @@ class CpuStream:
 
 
 class CpuDevice(Device):
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
+    def __init__(self, torch_device: str = "cpu") -> None:
+        super().__init__(torch.device(torch_device))
 
     def stream(self, name: str, *, priority: int = 0) -> CpuStream:
         return CpuStream(name)
@@ -28,13 +26,5 @@ class CpuDevice(Device):
     def wait(self, stream: Stream, event: Event) -> None:
         pass
 
-    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # Allocated by numpy, so that it does not count as device memory, which is the same memory here.
-        words = np.zeros(shape, np.dtype(str(dtype).removeprefix("torch.")))
-        return torch.from_numpy(words)
-
     def synchronize(self) -> None:
         host_waits("Device.synchronize")
-
-    def _on(self, stream: Stream) -> AbstractContextManager[object]:
-        return nullcontext()

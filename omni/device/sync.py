@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from omni.device.base import Device
+from omni.device.operator_mode import OperatorMode
 from omni.device.sync_operators import COPY, MAKES, READS, Operator
 from omni.device.sync_points import sync_allowed
 from omni.errors import ConfigError, SyncError
@@ -107,30 +107,20 @@ def host_waits(operation: str) -> None:
         _here.guard.tell(operation, "ask an event whether it is done, in the next tick again")
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(OperatorMode):
     def __init__(self, guard: SyncGuard) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._guard = guard
         self._cpu = guard.device.torch_device.type == "cpu"
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True would make torch import its compiler.
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> object:
-        kwargs = kwargs or {}
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         if sync_allowed() or (self._cpu and self._guard.device.launching is None):
             return func(*args, **kwargs)
         operator = Operator.of(func)
         if operator.waits is not None or operator.by_arguments:
             self._look(operator, args, kwargs)
         elif operator.composite:
-            # In inference mode composite operations arrive undivided.
-            with self:
-                return func.decompose(*args, **kwargs)
+            return self.decompose(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _look(self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

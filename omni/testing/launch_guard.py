@@ -1,49 +1,25 @@
 """Enforces the rule that device memory is accessed only inside phases."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from omni.device import Device
+from omni.device.operator_mode import OperatorMode
 from omni.testing.retries import no_retries
-
-_VIEWS = frozenset(
-    {
-        "alias",
-        "as_strided",
-        "detach",
-        "diagonal",
-        "expand",
-        "permute",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "t",
-        "transpose",
-        "unbind",
-        "unfold",
-        "unsqueeze",
-        "view",
-        "view_as_complex",
-        "view_as_real",
-        "_unsafe_view",
-    }
-)
-"""Operations that never read, write or allocate tensor memory: they return another tensor over the same storage."""
+from omni.testing.simulation.operations import Nature, describe
 
 
-class LaunchGuard(TorchDispatchMode):
+class LaunchGuard(OperatorMode):
     """While entered, a torch operation of this thread outside a phase of `device` raises AssertionError.
 
-    Views are allowed. Composite operations are judged by their parts: `flatten` of a contiguous tensor is a view, of
-    another tensor a copy. Use the guard around `Engine.tick`, or around a stage worker's, on any device:
+    Views are allowed: they never access or allocate tensor memory. Composite operations are judged by their parts:
+    `flatten` of a contiguous tensor is a view, of another tensor a copy. Use the guard around `Engine.tick`, or around
+    a
+    stage worker's, on any device:
 
-        with LaunchGuard(device):
+    with LaunchGuard(device):
             while engine.tick():
                 pass
 
@@ -58,7 +34,7 @@ class LaunchGuard(TorchDispatchMode):
     """
 
     def __init__(self, device: Device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
         self.operations = 0
         self.launched: set[str] = set()
@@ -75,31 +51,15 @@ class LaunchGuard(TorchDispatchMode):
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._no_retries.__exit__(kind, error, trace)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: tuple[type, ...],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         if self._device.launching is not None:
             self.operations += 1
             self.launched.add(self._device.launching)
             return func(*args, **kwargs)
-        name: str = func.overloadpacket.__name__
-        if name in _VIEWS:
+        operation = describe(func)
+        if operation.nature is Nature.VIEW:
             return func(*args, **kwargs)
-        parts = self._by_parts(func, args, kwargs)
+        parts = self.decompose(func, args, kwargs)
         if parts is NotImplemented:
-            raise AssertionError(f"torch.{name} ran outside a phase: launch it through the device")
+            raise AssertionError(f"torch.{operation.name} ran outside a phase: launch it through the device")
         return parts
-
-    def _by_parts(self, func: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-        # In inference mode composite operations arrive undivided.
-        decompose: Callable[..., object] = func.decompose
-        super().__enter__()  # type: ignore[no-untyped-call]
-        try:
-            return decompose(*args, **kwargs)
-        finally:
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]

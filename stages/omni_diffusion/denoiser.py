@@ -26,8 +26,7 @@ from omni_diffusion.windows import Window, WindowSizes
 from omni_frames import FrameStore
 
 MOST_BEGUN = 2
-"""Maximum windows of one launch: drawing the noise of a window takes the host a fifth of a millisecond, for which other
-stages wait."""
+"""Maximum windows of one launch: drawing a window's noise takes the host 0.2 ms, for which other stages wait."""
 _HEAD = 6
 """Number of int64 in front of a window's codes and noise: the scalar fields of `Windows`, in its order."""
 _ROW, _FRAMES = 0, 4
@@ -66,8 +65,7 @@ class Denoiser:
         self._step_graphs = CapturedGraphs[int, Graph](stream.name, others="windows of other sizes")
 
     def capture(self, size: int) -> None:
-        """Captures steps of `size` rows, and the beginning of as many windows, at most `MOST_BEGUN`, which several
-        sizes share. At start, before there are requests."""
+        """Captures steps of `size` rows, and the beginning of as many windows, at most `MOST_BEGUN`. At start."""
         if (windows := min(size, MOST_BEGUN)) not in self._captured_begins:
             graph = self._device.capture(self._stream, f"{self._stream.name}-begin-{windows}", self.null_begin(windows))
             self._begin_graphs.add(None, windows, graph)
@@ -77,14 +75,12 @@ class Denoiser:
             self._step_graphs.add(width, size, self._device.capture(self._stream, name, self.null_step(size, width)))
 
     def null_begin(self, count: int) -> list[Launch]:
-        """Launches that begin null windows."""
         packed_BX = self._windows.view(Span(0, (count, self._columns)))
         null = Launch.of(set_null_windows, packed_BX, self._null_row, self._sizes.block)
         self._device.enqueue(self._stream, [null])
         return [self._begin(packed_BX)]
 
     def null_step(self, count: int, width: int) -> list[Launch]:
-        """Launches of a step of null rows."""
         packed_2B = self._steps.view(Span(0, (2, count)))
         self._device.enqueue(self._stream, [Launch.of(set_null_steps, packed_2B, self._null_row)])
         return [self._step(packed_2B, width)]
@@ -95,12 +91,11 @@ class Denoiser:
 
     @property
     def can_step(self) -> bool:
-        """Whether fewer than two steps are in flight."""
         return self._steps.ready
 
     def prepare_begin(self, requests: Sequence[DiffusionRequest], windows: Sequence[Window]) -> Callable[[], None]:
         """Enqueues the inputs of a window of each request, at most `MOST_BEGUN`. Returns a function that enqueues their
-        beginning. Both can be retried after a failure, and change no request."""
+        beginning. Both can be retried after a failure."""
         captured = self._begin_graphs.find(None, len(requests))
         packed = np.zeros((captured.size if captured is not None else len(requests), self._columns), np.int64)
         packed[:, _ROW], packed[:, _FRAMES] = self._null_row, self._sizes.block
@@ -110,8 +105,8 @@ class Denoiser:
         return partial(self._run, captured, self._begin(packed_BX))
 
     def prepare_step(self, requests: Sequence[DiffusionRequest]) -> Callable[[], None]:
-        """Enqueues the inputs of each request's next step. Can be retried after a failure. Returns a function that
-        enqueues the step; until then the rows' latents are unchanged."""
+        """Enqueues the inputs of each request's next step. Can be retried. Returns a function that enqueues the
+        step."""
         count = len(requests)
         width = self._sizes.width(max(request.window.frames for request in requests if request.window is not None))
         captured = self._step_graphs.find(width, count)
@@ -186,10 +181,8 @@ def begin_windows(
 def denoise_rows(
     model: DiffusionModel[StateT], state: StateT, latents_RTM: Tensor, packed_2B: Tensor, tf32: bool
 ) -> None:
-    """Advances the latents of some rows by one step. packed_2B: int64, the rows and the step of each.
-
-    Raises ValueError if the model gives another shape.
-    """
+    """Advances the latents of some rows by one step. packed_2B: int64, rows and their steps. Raises ValueError for
+    another shape."""
     rows_B, steps_B = packed_2B.unbind()
     noisy_BTM = latents_RTM.index_select(0, rows_B)
     with products(tf32):

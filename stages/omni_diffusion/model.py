@@ -93,12 +93,13 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
 
     @abstractmethod
     def new_state(self, num_rows: int, window_frames: int) -> StateT:
-        """Preallocated state of `num_rows` rows, the null row included, for windows of up to `window_frames` code frames, on the
-        model's device. Called once, at start-up."""
+        """State of `num_rows` rows, the null row included, for windows of up to `window_frames` code frames, on the
+        model's
+        device. Called once, at start-up."""
 
     @abstractmethod
     def begin(self, state: StateT, windows: Windows) -> None:
-        """Prepares rows for new windows: all inputs of the steps except the latents. Windows of a stream begin in
+        """Prepares rows for new windows: all inputs of the steps except the latents. A stream's windows begin in
         order."""
 
     @abstractmethod

@@ -24,10 +24,7 @@ _UPLOADS = 4
 
 
 class Renderer:
-    """Owns the denoised latents. It does no scheduling.
-
-    latents_RTM: latents of the rows' windows.
-    """
+    """Owns the denoised latents. It does no scheduling. latents_RTM: latents of the rows' windows."""
 
     def __init__(
         self,
@@ -62,7 +59,6 @@ class Renderer:
             self._graphs.add(piece, size, graphs)
 
     def null_pieces(self, count: int, piece: Piece, turn: int = 0) -> list[Launch]:
-        """Launches of pieces of null rows."""
         packed_BX = self._upload.view(Span(0, (count, 2 * piece.fresh + piece.seen)))
         self._device.enqueue(self._stream, [Launch.of(set_null_piece, packed_BX)])
         return [self._render(piece, packed_BX, turn)]
@@ -76,7 +72,8 @@ class Renderer:
         self, requests: Sequence[DiffusionRequest], piece: Piece
     ) -> Callable[[], SampleBatch[DiffusionRequest] | None]:
         """Enqueues the places of each request's latents. Returns a function that enqueues keeping, rendering and the
-        copy to the host; it returns None if nothing is rendered. Both can be retried after a failure."""
+        copy to the
+        host, and returns None if nothing is rendered. Both can be retried."""
         count = len(requests)
         captured = self._graphs.find(piece, count)
         packed = np.empty((captured.size if captured is not None else count, 2 * piece.fresh + piece.seen), np.int64)

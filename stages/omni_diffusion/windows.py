@@ -10,8 +10,7 @@ from omni_diffusion.options import DiffusionOptions
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Code frames that are denoised together; fields as in `model.Windows`. last: whether no frame of the stream
-    follows."""
+    """Code frames that are denoised together; fields as in `model.Windows`. last: whether no frame follows."""
 
     first: int
     context: int
@@ -40,8 +39,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class WindowSizes:
-    """first, later, before, after, block: in code frames. repeats: latent frames of a code frame. context: latent
-    frames on either side for rendering."""
+    """In code frames. repeats: latent frames of a code frame. context: latent frames on either side for rendering."""
 
     first: int
     later: int
@@ -72,8 +70,7 @@ class WindowSizes:
 
     @property
     def capacity(self) -> int:
-        """Waiting frames of a request on the device: those of a window, and as many again to free the producer's
-        memory."""
+        """Waiting frames on the device: those of a window, and as many again to free the producer's memory."""
         return 2 * self.frames
 
     @property
@@ -108,8 +105,8 @@ class WindowSizes:
         return None
 
     def piece(self, rendered: int, done: int, fresh: int, last: bool) -> Piece:
-        """The piece to render once latent frames up to `done` are available, of which `fresh` are new. last: whether
-        none will follow."""
+        """The piece to render once latents up to `done` are available, `fresh` new ones. last: whether none will
+        follow."""
         until = done if last else max(rendered, done - self.context)
         if until == rendered:
             return Piece(fresh, 0, 0, 0)

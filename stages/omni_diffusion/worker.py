@@ -118,7 +118,6 @@ class DiffusionWorker(FrameWorker[DiffusionRequest]):
         return True
 
     def _step(self) -> bool:
-        """Runs one step of all rows that are being denoised."""
         steps = self._model.num_steps
         rows = [request for request in self.rows.owners if request.window is not None and request.step < steps]
         if not rows or not self._denoiser.can_step:

@@ -41,7 +41,7 @@ class PreparedBatch:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """A launched batch. outputs: one entry per item, filled by the device; valid once `end` is done."""
+    """outputs: one entry per item, filled by the device; valid once `end` is done."""
 
     outputs: list[Outputs]
     end: Event
@@ -61,8 +61,7 @@ class BatchEncoder:
         self._inputs = device.zeros((largest,), torch.uint8)
 
     def capture(self, lengths: Iterable[int]) -> None:
-        """Captures batches of these lengths. At start, before there are items. lengths: preferably the largest
-        first."""
+        """Captures batches of these lengths. At start. lengths: preferably the largest first."""
         for length in lengths:
             plan = self._model.plan((), length)
             outputs: dict[str, Tensor] = {}
@@ -84,8 +83,7 @@ class BatchEncoder:
         return PreparedBatch(plan, captured, self._uploader.begin(plan, buffer))
 
     def send(self, batch: PreparedBatch) -> bool:
-        """Enqueues the copy of the next piece of the batch's inputs. Returns whether there was a piece and memory for
-        it."""
+        """Enqueues the copy of the next piece of the inputs. Returns whether there was a piece and memory for it."""
         return self._uploader.advance(batch.transfer)
 
     def launch(self, batch: PreparedBatch) -> EncodedBatch:
@@ -121,8 +119,8 @@ def encode_batch(
 def take_outputs(
     model: EncoderModel, outputs: Mapping[str, Tensor], sizes: Sequence[int], items: list[Outputs]
 ) -> None:
-    """Copies each item's outputs. A view would keep the memory of its whole batch alive while one item is cached, or be
-    overwritten by the next batch."""
+    """Copies each item's outputs: a view would keep the memory of its whole batch alive, or be overwritten by the
+    next."""
     for start, end in pairwise(accumulate(sizes, initial=0)):
         parts = model.item_outputs(outputs, slice(start, end))
         items.append({name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()})

@@ -49,7 +49,6 @@ class OutputCache:
 
 
 def size_of(outputs: Outputs) -> int:
-    """Bytes of device memory."""
     return sum(tensor.nbytes for tensor in outputs.values())
 
 
@@ -65,11 +64,11 @@ class _Held:
 
 
 class HeldOutputs:
-    """Keeps outputs until they are free, and counts their bytes; an output shared by several requests counts once for
-    each.
+    """Keeps outputs until they are free, and counts their bytes, once for each request that shares them.
 
     Outputs were allocated on the stage's stream, so their memory must not be released before readers on other streams
-    are done: `Produced.free`.
+    are
+    done: `Produced.free`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -82,13 +81,13 @@ class HeldOutputs:
 
     @property
     def full(self) -> bool:
-        """Whether the limit of held bytes is reached."""
         return self._bytes >= self._limit
 
     @property
     def first_rank(self) -> tuple[int, int]:
-        """The lowest rank of a request with held outputs. At the limit only that request, or one of lower rank, may add
-        outputs: it could not progress otherwise, and all others progress after its end."""
+        """The lowest rank of a request with held outputs. At the limit only requests up to it may add outputs: it could
+        not
+        progress otherwise, and all others progress after its end."""
         return min(held.rank for held in self._held)
 
     def add(self, produced: Produced, outputs: Outputs, rank: tuple[int, int]) -> None:

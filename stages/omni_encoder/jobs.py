@@ -16,10 +16,10 @@ from omni_encoder.options import EncoderOptions
 class EncoderRequest:
     """A request until its end.
 
-    rank: the lowest is encoded first. paused: whether a consumer is behind.
-    items: number of items received. cached: number of items that were not encoded for this request. waiting: number of
-    items whose outputs are not emitted yet.
-    kept: cached outputs of a paused request, with the items' indexes.
+    rank: the lowest is encoded first. paused: whether a consumer is behind. items: received ones. cached: those that
+    were
+    not encoded for this request. waiting: those whose outputs are not emitted yet. kept: cached outputs of a paused
+    request, with the items' indexes.
     """
 
     id: str
@@ -35,7 +35,7 @@ class EncoderRequest:
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A request that waits for a job's outputs. index: index of the item in the request."""
+    """A request that waits for a job's outputs. index: of the item in the request."""
 
     request: EncoderRequest
     index: int
@@ -45,7 +45,9 @@ class Taker:
 class Job:
     """One piece of media to encode, for all requests with the same content.
 
-    feed: the input that arrived first. after: the end of work on it that failed batches launched.
+    feed: the input that arrived first. alone: whether it must run alone, since its last batch failed
+    (`omni.stage.together`).
+    after: the end of work on it that failed batches launched.
     """
 
     key: ContentKey
@@ -55,17 +57,14 @@ class Job:
     takers: list[Taker] = field(default_factory=list)
     launched: bool = False
     alone: bool = False
-    """Whether it must run alone, since its last batch failed (`omni.stage.together`)."""
     after: Event = COMPLETED
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The lowest rank of its requests."""
         return min(taker.request.rank for taker in self.takers)
 
     @property
     def paused(self) -> bool:
-        """Whether all of its requests are paused."""
         return all(taker.request.paused for taker in self.takers)
 
 
@@ -80,7 +79,7 @@ class JobQueue:
         return len(self._jobs)
 
     def join(self, key: ContentKey, taker: Taker) -> bool:
-        """Adds the taker to the job with this content. Returns whether there is one."""
+        """Adds the taker to the job with this content, if there is one."""
         job = self._jobs.get(key)
         if job is not None:
             job.takers.append(taker)
@@ -99,10 +98,8 @@ class JobQueue:
                 job.feed.release(job.after)
 
     def next_batch(self, up_to: tuple[int, int] | None = None) -> list[Job]:
-        """The first job whose features are ready, and others that may share its batch. Empty if there is none.
-
-        up_to: highest rank of the jobs.
-        """
+        """The first job whose features are ready, and others that may share its batch. up_to: highest rank of the
+        jobs."""
         batch: list[Job] = []
         length = 0
         waiting = [job for job in self._jobs.values() if not (job.launched or job.paused) and job.feed.arrived]
@@ -117,7 +114,6 @@ class JobQueue:
         return batch
 
     def remove(self, job: Job) -> None:
-        """Removes a finished job."""
         del self._jobs[job.key]
 
     def _fits(self, job: Job, first: Job, length: int) -> bool:

@@ -57,8 +57,7 @@ class EncoderModel(nn.Module, ABC):
 
     @abstractmethod
     def largest_item(self, length: int) -> SampleItem:
-        """The item of at most `length` (1 or more) embeddings that takes the most memory to encode, among possible
-        items of requests.
+        """The possible item of at most `length` (1 or more) embeddings that takes the most memory to encode.
 
         Called at start-up, to measure the memory of the largest batch. All items from here share a batch key.
         """

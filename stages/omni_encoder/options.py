@@ -27,8 +27,7 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def captured_lengths(self) -> tuple[int, ...]:
-        """The lengths to capture where graphs are on, the largest first: a smaller batch fits into the memory of a
-        larger one."""
+        """The lengths to capture, the largest first: a smaller batch fits into the memory of a larger one."""
         lengths = self.graph_lengths
         if lengths is None:
             lengths = tuple(min(length, self.max_batch_length) for length in _LENGTHS)

@@ -61,7 +61,7 @@ class EncodePlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffer that holds all inputs."""
+        """Bytes of the buffer of all inputs."""
         return max((start + item.nbytes for _, start, item in self.placed()), default=0)
 
     def placed(self) -> Iterator[tuple[str, int, EncoderInput]]:

@@ -18,23 +18,18 @@ from omni_encoder.plan import EncoderInput
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of a batch.
-
-    bounds_S2: int32, the result of `bounds_input`, on the device. lengths: `EncodePlan.segments`.
-    """
+    """bounds_S2: int32, the result of `bounds_input`, on the device. lengths: `EncodePlan.segments`."""
 
     bounds_S2: Tensor
     lengths: tuple[int, ...] | None
 
     def attend(self, q_SHW: Tensor, k_SHW: Tensor, v_SHW: Tensor, scale: float) -> Tensor:
-        """Attention within segments, `[S, H, W]`; see `attend_segments`. scale: factor of scores, before the
-        softmax."""
+        """Attention within segments, `[S, H, W]`; see `attend_segments`. scale: factor of scores before the softmax."""
         return attend_segments(q_SHW, k_SHW, v_SHW, self.bounds_S2, self.lengths, scale)
 
 
 def bounds_input(lengths: Sequence[int], positions: int) -> EncoderInput:
-    """Bounds of each position's segment, and zeros for padding. lengths: lengths of the segments, in order. positions:
-    number of positions of the batch."""
+    """Bounds of each position's segment, and zeros for padding. lengths: of the segments. positions: of the batch."""
     return EncoderInput((positions, 2), torch.int32, (segment_bounds(lengths),))
 
 

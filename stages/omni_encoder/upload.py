@@ -18,8 +18,7 @@ from omni.device import Device, HostRing, Stream
 from omni_encoder.plan import EncodePlan, Part
 
 _PIECE = 2 * 1024 * 1024
-"""Bytes of a piece: copying it takes the host well under a millisecond, which is acceptable in one tick of the engine
-loop."""
+"""Bytes of a piece: copying it takes the host well under a millisecond, one tick of the engine loop."""
 _SLOTS = 4
 
 
@@ -102,8 +101,7 @@ def _host_bytes(part: Part) -> NDArray[np.uint8]:
 
 
 def clear_rest(rests: list[Tensor]) -> None:
-    """Zeroes the rest of the inputs: an earlier batch may have left NaN there, which a mask does not remove from a
-    sum."""
+    """Zeroes the rest of the inputs: a mask does not remove the NaN of an earlier batch from a sum."""
     for rest in rests:
         rest.zero_()
 

@@ -21,7 +21,7 @@ _MAX_IN_FLIGHT = 2
 
 
 class EncoderWorker(MailboxWorker[EncoderRequest]):
-    """Runs one encoder."""
+    """Runs one encoder. lengths: batch lengths to be captured."""
 
     def __init__(
         self,
@@ -32,7 +32,6 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         priority: int = 0,
         lengths: Sequence[int] = (),
     ) -> None:
-        """lengths: batch lengths to be captured."""
         super().__init__(name)
         self._device = device
         self._stream = device.stream(name, priority=priority)
@@ -63,8 +62,8 @@ class EncoderWorker(MailboxWorker[EncoderRequest]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """batches: launched batches, with `encoded` items. cached: items with known outputs. retries: failed batches
-        whose items ran again, each alone."""
+        """batches: launched, with `encoded` items. cached: items with known outputs. retries: failed batches that ran
+        again."""
         return {**self._totals, "retries": self.retries}
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ class CodeFrames(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Frames that have arrived and are not all copied yet. taken: number of copied frames. after: end of the last copy
-    that reads them."""
+    """Arrived frames that are not all copied yet. taken: number of copied ones. after: end of the last copy that reads
+    them."""
 
     message: Feed
     codes: PageSlice | Tensor | NDArray[np.int64]

@@ -22,8 +22,8 @@ from omni.device import Device, Downloader, HostSlot, PhaseCategory, Stream, dec
 from omni_frames.request import RequestT
 
 MAX_IN_FLIGHT = 2
-"""Maximum batches whose samples the host has not read: one runs, one is queued; rows that become ready meanwhile share
-the next."""
+"""Maximum batches whose samples the host has not read: one runs, one is queued; the next takes all rows that are
+ready."""
 
 declare_categories({"download_samples": PhaseCategory.COPIES})
 

@@ -13,8 +13,8 @@ from omni_frames.request import FrameRequest, RequestT
 
 
 class FrameStore:
-    """A ring of `capacity` frames for each row. The stage's phases read it on the same stream; a place is reused once
-    the host has dropped its frame."""
+    """A ring of `capacity` frames for each row, which the stage's phases read on the same stream. The host drops
+    frames."""
 
     def __init__(self, device: Device, stream: Stream, rows: int, capacity: int, groups: int) -> None:
         self.ring_RCG = device.zeros((rows, capacity, groups), torch.int64)

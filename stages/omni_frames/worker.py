@@ -35,8 +35,7 @@ class FrameWorker(MailboxWorker[RequestT]):
     def __init__(
         self, name: str, device: Device, model: FrameModel, rows: int, capacity: int, most_samples: int, priority: int
     ) -> None:
-        """rows: number of rows. capacity: waiting frames per row on the device. most_samples: maximum samples of one
-        batch."""
+        """capacity: waiting frames per row on the device. most_samples: maximum samples of one batch."""
         super().__init__(name)
         self.device = device
         self.stream = device.stream(name, priority=priority)
@@ -50,8 +49,7 @@ class FrameWorker(MailboxWorker[RequestT]):
 
     @abstractmethod
     def run(self) -> bool:
-        """Launches the work that the rows are ready for; paused requests start none. Returns whether any work was
-        launched."""
+        """Launches the work that the rows are ready for; paused requests start none. Returns whether there was any."""
 
     @abstractmethod
     def over(self, request: RequestT) -> bool:
@@ -76,8 +74,7 @@ class FrameWorker(MailboxWorker[RequestT]):
         }
 
     def counters(self) -> Mapping[str, int]:
-        """steps, frames, samples: number of launched ones. retries: failed batches whose requests ran again, each
-        alone."""
+        """steps, frames, samples: launched ones. retries: failed batches whose requests ran again, each alone."""
         return {**self.totals, "retries": self.retries}
 
     def close(self) -> None:

@@ -28,8 +28,6 @@ declare_categories(CATEGORIES)
 
 
 class LoadedVocoder(MeasuredStage[VocoderWorker]):
-    """A vocoder's largest chunks are those of all rows."""
-
     memory_options = ("max_num_seqs", "first_chunk_frames", "chunk_frames")
 
     def __init__(self, context: StageContext, model: VocoderModel[Any]) -> None:
@@ -44,8 +42,7 @@ class LoadedVocoder(MeasuredStage[VocoderWorker]):
         return partial(dry_run, self._context.stage.name, device=self._context.device, messages=self._all_rows())
 
     def _all_rows(self) -> list[Inbound]:
-        """A request for each row, with the frames of a first chunk and of a later one: rows in step share their
-        chunks."""
+        """For each row a request with the frames of a first and of a later chunk: rows in step share their chunks."""
         sizes = ChunkSizes.of(self._options, self._model)
         count = sizes.first + sizes.later
         codes_NG = torch.zeros((count, self._model.num_groups), dtype=torch.int64, device="cpu")

@@ -9,8 +9,7 @@ from omni_vocoder.options import VocoderOptions
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """Frames of a request's first chunk and of each later one. fewest: minimum frames of a first chunk for the
-    model."""
+    """Frames of a request's first chunk and of each later one. fewest: the minimum of the model's first chunk."""
 
     first: int
     later: int

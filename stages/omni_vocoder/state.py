@@ -48,8 +48,8 @@ class StateLayout:
 class StreamState:
     """The state of R streams between chunks.
 
-    carried_RW: the layers' past inputs. Zeros precede a stream, so a zeroed row is the start of one. frames_R: int64,
-    number of frames decoded so far.
+    carried_RW: the layers' past inputs; zeros at the start of a stream. frames_R: int64, number of frames decoded so
+    far.
     """
 
     carried_RW: Tensor
@@ -82,7 +82,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """The state of the B rows of one call, updated layer by layer. frames_B: number of earlier frames. first: as in
+    """The state of the rows of one call, updated layer by layer. frames_B: number of earlier frames. first: as in
     `load`."""
 
     carried_BW: Tensor
@@ -90,10 +90,8 @@ class StreamChunk:
     first: bool
 
     def extend(self, slot: StateSlot, new: Tensor) -> Tensor:
-        """Returns the slot's past followed by `new` along the slot's time, and keeps the end of it as the new past.
-
-        new: `[B, *shape]`, with any length in time.
-        """
+        """Returns the slot's past followed by `new`, `[B, *shape]` with any length in time, and keeps its end as the
+        new past."""
         if slot.length == 0:
             return new
         dim, past = slot.time + 1, slot.of(self.carried_BW)

@@ -1,32 +1,57 @@
-"""The stage worker: forms batches of rows to decode."""
+"""The stage worker: forms batches of rows, and decodes one chunk of each."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
-from omni.device import Device
+import numpy as np
+from torch import Tensor
+
+from omni.device import Device, Graph, Launch, Span, Uploader
+from omni.graphs import CapturedGraphs
 from omni.stage import Open, together
-from omni_frames import FrameWorker
-from omni_vocoder.decoder import Decoder
+from omni_frames import MAX_IN_FLIGHT, FrameWorker, SampleBatch
 from omni_vocoder.model import StateT, VocoderModel
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.request import ChunkSizes, VocoderRequest
+
+
+class ChunkShape(NamedTuple):
+    """The properties that chunks of one step share: their frames, and whether they are the first of their requests."""
+
+    frames: int
+    first: bool
 
 
 class VocoderWorker(FrameWorker[VocoderRequest]):
     """Runs one vocoder."""
 
     def __init__(
-        self, name: str, device: Device, model: VocoderModel[StateT], options: VocoderOptions, priority: int = 0
+        self, name: str, device: Device, model: VocoderModel[Any], options: VocoderOptions, priority: int = 0
     ) -> None:
         rows, sizes = options.max_num_seqs, ChunkSizes.of(options, model)
         most = rows * max(model.samples(sizes.first, True), model.samples(sizes.later, False))
         super().__init__(name, device, model, rows, sizes.capacity, most, priority)
+        self._model = model
         self._sizes = sizes
-        self._decoder = Decoder(device, self.stream, model, self.store, self.samples, rows, sizes)
+        self._null_row = rows  # pads a batch, with frame 0 of the ring
+        self._state = model.new_state(rows + 1)
+        self._upload = Uploader(device, self.stream, rows * (1 + sizes.largest), 2 * MAX_IN_FLIGHT)
+        others = "chunks of other sizes, at the end of requests,"
+        self._graphs = CapturedGraphs[ChunkShape, list[Graph]](name, others=others)
 
     def capture(self, sizes: Iterable[int]) -> None:
-        """Captures chunks of these numbers of rows. At start."""
-        self._decoder.capture(sizes)
+        """Captures chunks of these numbers of rows. At start. sizes: preferably the largest first."""
+        for size in sizes:
+            for chunk in (ChunkShape(self._sizes.first, True), ChunkShape(self._sizes.later, False)):
+                # The layout of the upload in `prepare`.
+                rows_B, places_BN = Span(0, (size,)), Span(size, (size, chunk.frames))
+                views = self._upload.view(rows_B), self._upload.view(places_BN)
+                self.device.launch(self.stream, set_null_rows, *views, self._null_row)
+                name = f"{self.stream.name}-{chunk.frames}-frames-{size}"
+                decodes = [[self._decode(chunk, *views, turn)] for turn in range(MAX_IN_FLIGHT)]
+                graphs = [self.device.capture(self.stream, name, decode) for decode in decodes]
+                self._graphs.add(chunk, size, graphs)
 
     def open(self, message: Open) -> VocoderRequest:
         return VocoderRequest(message.request_id, set(message.inputs), message.rank)
@@ -36,10 +61,43 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
 
     def run(self) -> bool:
         moved = False
-        while self._decoder.ready and (batch := self._next_batch()):
-            self._decode(batch)
+        while self._upload.ready and self.samples.ready and (batch := self._next_batch()):
+            chunk = ChunkShape(batch[0].next_chunk(self._sizes), not batch[0].started)
+            if self.run_batch(batch, "decoding a chunk", partial(self.prepare, batch, chunk)):
+                for request in batch:
+                    request.consume(chunk.frames, self._sizes.capacity)
+                self.totals["steps"] += 1
+                self.totals["frames"] += chunk.frames * len(batch)
             moved = True
         return moved
+
+    def prepare(
+        self, requests: Sequence[VocoderRequest], chunk: ChunkShape
+    ) -> Callable[[], SampleBatch[VocoderRequest]]:
+        """Enqueues the inputs of each request's next chunk, from its ring. Can be retried after a failure.
+
+        Returns a function that enqueues the decoding, which advances the rows' state, and the copy of the samples. Call
+        it before the next preparation.
+        """
+        count = len(requests)
+        captured = self._graphs.find(chunk, count)
+        size = captured.size if captured is not None else count
+        rows, places = np.full(size, self._null_row), np.zeros((size, chunk.frames), np.int64)
+        rows[:count] = [request.row for request in requests]
+        places[:count] = [self.store.places(request, 0, chunk.frames) for request in requests]
+        rows_B, places_BN = self._upload.send([rows, places])
+        if chunk.first:
+            self.device.launch(self.stream, reset_rows, self._model, self._state, rows_B)
+
+        def launch() -> SampleBatch[VocoderRequest]:
+            turn = self.samples.turn
+            if captured is not None:
+                self.device.replay(self.stream, captured.graph[turn])
+            else:
+                self.device.enqueue(self.stream, [self._decode(chunk, rows_B, places_BN, turn)])
+            return self.samples.send(requests, self._model.samples(*chunk))
+
+        return launch
 
     def _next_batch(self) -> list[VocoderRequest]:
         """Rows whose next chunk has the same shape. First chunks go before later ones: the user waits for them."""
@@ -49,10 +107,40 @@ class VocoderWorker(FrameWorker[VocoderRequest]):
             groups.setdefault((request.started, request.next_chunk(self._sizes)), []).append(request)
         return groups[min(groups, key=lambda key: key[0])] if groups else []
 
-    def _decode(self, batch: list[VocoderRequest]) -> None:
-        frames, first = batch[0].next_chunk(self._sizes), not batch[0].started
-        if self.run_batch(batch, "decoding a chunk", partial(self._decoder.prepare, batch, frames, first)):
-            for request in batch:
-                request.consume(frames, self._sizes.capacity)
-            self.totals["steps"] += 1
-            self.totals["frames"] += frames * len(batch)
+    def _decode(self, chunk: ChunkShape, rows_B: Tensor, places_BN: Tensor, turn: int) -> Launch:
+        wav_BS = self.samples.buffer(turn, rows_B.shape[0], self._model.samples(*chunk))
+        ring_RCG = self.store.ring_RCG
+        return Launch.of(decode_frames, self._model, self._state, ring_RCG, places_BN, rows_B, chunk.first, wav_BS)
+
+
+def set_null_rows(rows_B: Tensor, places_BN: Tensor, null_row: int) -> None:
+    """Writes the inputs of a batch of null rows."""
+    rows_B.fill_(null_row)
+    places_BN.zero_()
+
+
+def reset_rows(model: VocoderModel[StateT], state: StateT, rows_B: Tensor) -> None:
+    model.reset(state, rows_B)
+
+
+def decode_frames(
+    model: VocoderModel[StateT],
+    state: StateT,
+    ring_RCG: Tensor,
+    places_BN: Tensor,
+    rows_B: Tensor,
+    first: bool,
+    wav_BS: Tensor,
+) -> None:
+    """Writes the samples of a chunk of each row of a batch, and advances the rows' state.
+
+    B rows of the batch, N frames of a chunk, S samples of one. ring_RCG: int64, waiting frames, `C` per row. places_BN:
+    int64, places of the chunks' frames in the ring viewed as `[R * C, G]`. rows_B: int64, the rows of `state`.
+    first: whether the chunks are the first of their requests. wav_BS: fp32, the output. Raises ValueError if the model
+    returns another shape.
+    """
+    codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
+    decoded_BS = model.decode(codes_BNG, state, rows_B, first)
+    if decoded_BS.shape != wav_BS.shape:
+        raise ValueError(f"the model gave samples {tuple(decoded_BS.shape)}, promised {tuple(wav_BS.shape)}")
+    wav_BS.copy_(decoded_BS)

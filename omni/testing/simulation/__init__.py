@@ -1,6 +1,6 @@
 """The simulated device: streams that run late and in any order, and a check of every memory access."""
 
-from omni.testing.simulation.access import Access, Race
+from omni.testing.simulation.checker import Access, Race
 from omni.testing.simulation.device import SimulatedDevice
 from omni.testing.simulation.simulation import HangError, Simulation
 from omni.testing.simulation.stream import SimulatedEvent, SimulatedStream

@@ -1,16 +1,100 @@
-"""The happens-before checker: records accesses, and reports unordered ones."""
+"""The happens-before checker: records memory accesses, and reports unordered ones."""
 
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 
-from torch import Tensor
+import msgspec
+from torch import Tensor, nn
 
-from omni.testing.simulation.access import Access, Race
+from omni.device import Phase
 from omni.testing.simulation.clock import HOST, Clock, advance, known
-from omni.testing.simulation.images import Image, SlotImages
-from omni.testing.simulation.naming import name_buffer
-from omni.testing.simulation.region import Region, Selection
-from omni.testing.simulation.shadow import Shadow, key_of
+from omni.testing.simulation.shadow import Image, Region, Selection, Shadow, SlotImages, key_of
 from omni.testing.simulation.stream import Launched, SimulatedStream
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """tick: of the agent's clock. by: the phase and its number among all launches, or the host. operation: torch's, or
+    a call."""
+
+    agent: int
+    tick: int
+    stream: str
+    by: str
+    launch: int
+    operation: str
+    writes: bool
+
+    def __str__(self) -> str:
+        verb = "writes" if self.writes else "reads"
+        who = f"{self.by} (launch {self.launch}, stream {self.stream!r})" if self.launch else self.by
+        return f"{who} {verb} by {self.operation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two unordered accesses, at least one a write, or memory freed under a running reader. byte: offset in the
+    storage."""
+
+    buffer: str
+    byte: int
+    first: Access
+    second: Access
+
+    def __str__(self) -> str:
+        return f"unordered: {self.first}\n      and: {self.second}\n      buffer: {self.buffer}, byte {self.byte}"
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The identity of a race: the places of its two accesses, whatever their time."""
+        return tuple(
+            part for one in (self.first, self.second) for part in (one.stream, one.by, one.operation, str(one.writes))
+        )
+
+
+_DEPTH = 4
+
+
+def name_buffer(phase: Phase, buffers: tuple[object, ...], tensor: Tensor) -> str:
+    """Name, type and shape of a tensor that the phase accesses. No name if no argument leads to the tensor."""
+    kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    key = key_of(tensor)
+    names = list(inspect.signature(phase).parameters)
+    for position, buffer in enumerate(buffers):
+        name = names[position] if position < len(names) else f"argument {position}"
+        for path, found in _tensors(name, buffer, _DEPTH):
+            if key_of(found) == key:
+                return f"{path} ({kind})"
+    return f"a tensor ({kind})"
+
+
+def _tensors(path: str, value: object, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, nn.Module):
+        yield from ((f"{path}.{name}", tensor) for name, tensor in value.named_parameters())
+        yield from ((f"{path}.{name}", tensor) for name, tensor in value.named_buffers())
+    elif depth:
+        for name, part in _parts(value):
+            yield from _tensors(path + name, part, depth - 1)
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif is_dataclass(value):
+        yield from ((f".{field.name}", getattr(value, field.name)) for field in fields(value))
+    elif isinstance(value, msgspec.Struct):
+        yield from ((f".{name}", part) for name, part in msgspec.structs.asdict(value).items())
+    else:
+        try:
+            own = vars(value)
+        except TypeError:  # no signature
+            return
+        yield from ((f".{name}", part) for name, part in own.items())
 
 
 @dataclass(slots=True)
@@ -47,7 +131,6 @@ class Checker:
         advance(self.host, HOST, self.host[HOST] + 1)
 
     def images(self, buffers: tuple[object, ...]) -> list[Image]:
-        """Images of the host slots among a launched phase's buffers."""
         return self._slots.take(buffers)
 
     def begin(self, stream: SimulatedStream, launched: Launched) -> None:
@@ -85,7 +168,7 @@ class Checker:
         shadow.mark((running.stream.agent, writes), region, number)
 
     def made(self, tensor: Tensor, operation: str) -> None:
-        """Records a tensor that the running phase made. A no-op for a known storage."""
+        """Records a tensor that the running phase made, unless its storage is known."""
         key = key_of(tensor)
         running = self._running
         if running is None or key in self._shadows:

@@ -1,23 +1,52 @@
 """A device whose streams run late, in any order that launches, events and waits allow. A seed determines the order."""
 
+import random
 import sys
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 
-import numpy as np
 import torch
 
 from omni.device import COMPLETED, Device, Event, Phase, Stream
 from omni.device.sync import host_waits
-from omni.testing.simulation.access import Race
-from omni.testing.simulation.checker import Checker
+from omni.testing.simulation.checker import Checker, Race
 from omni.testing.simulation.clock import advance, join
 from omni.testing.simulation.host_work import SimulatedHostWorker
 from omni.testing.simulation.recorder import Recorder
-from omni.testing.simulation.schedule import Schedule
 from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEvent, SimulatedStream, Task
 from omni.testing.simulation.waits import WaitLog
+
+_PATIENCE = 1.1
+"""Growth of the time per poll while nothing else happens, so that seconds of stall need few polls."""
+_MAX_IDLE = 250
+
+
+class Schedule:
+    """Draws durations, in seconds of the device's own clock.
+
+    Each stream has a pace of its own, from a hundred times faster than the host to ten times slower, so that seeds
+    differ in which side waits. stalls: the share of phases that take as long as thousands of others.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.stalls = self.random.choice((0.0, 0.0, 0.005, 0.05))
+        self._host_step = 1e-5
+
+    def pace(self) -> float:
+        """Mean seconds of a phase on a new stream."""
+        return float(10 ** self.random.uniform(-7, -4))
+
+    def duration(self, pace: float) -> float:
+        seconds = self.random.expovariate(1 / pace)
+        if self.random.random() < self.stalls:
+            seconds += 10 ** self.random.uniform(-2, 1)
+        return seconds
+
+    def host_step(self, idle: int) -> float:
+        """Seconds until the host's next call. idle: calls since the last launch or finished operation."""
+        return float(self._host_step * self.random.random() * _PATIENCE ** min(idle, _MAX_IDLE))
+
 
 _PATIENT = 1e9
 """Seconds, longer than any operation takes."""
@@ -35,13 +64,11 @@ class SimulatedDevice(Device):
 
     without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream
         does not wait.
-    check: whether accesses are recorded; without it the device is only late.
-
     now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order.
     waits: counts of executed waits. latest: the most operations pending at once, to show that work was late.
     """
 
-    def __init__(self, seed: int | None = None, *, without: str | None = None, check: bool = True) -> None:
+    def __init__(self, seed: int | None = None, *, without: str | None = None) -> None:
         super().__init__(torch.device("cpu"))
         self.now = 0.0
         self.done = 0
@@ -51,8 +78,8 @@ class SimulatedDevice(Device):
         self.latest = 0
         self.schedule = Schedule(seed) if seed is not None else None
         self._without = without
-        self._checker = Checker() if check else None
-        self._recorder = Recorder(self._checker) if self._checker is not None else None
+        self._checker = Checker()
+        self._recorder = Recorder(self._checker)
         self.host_observer = self._checker
         self._launches = 0
         self._events = 0
@@ -61,7 +88,7 @@ class SimulatedDevice(Device):
 
     @property
     def races(self) -> list[Race]:
-        return self._checker.races if self._checker is not None else []
+        return self._checker.races
 
     @property
     def pending(self) -> int:
@@ -79,8 +106,7 @@ class SimulatedDevice(Device):
         pace = self.schedule.pace() if self.schedule is not None else 0.0
         stream = SimulatedStream(name, len(self.streams) + 1, pace)
         self.streams.append(stream)
-        if self._checker is not None:
-            self._checker.add(stream)
+        self._checker.add(stream)
         return stream
 
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
@@ -92,7 +118,7 @@ class SimulatedDevice(Device):
         advance(stream.clock, stream.agent, stream.tick)
         took = self.schedule.duration(stream.pace) if self.schedule is not None else 0.0
         inference, clock = torch.is_inference_mode_enabled(), list(stream.clock)
-        images = self._checker.images(buffers) if self._checker is not None else ()
+        images = self._checker.images(buffers)
         number, tick = self._launches, stream.tick
         self._enqueue(stream, Launched(phase, buffers, number, tick, clock, inference, self.now, took, images))
 
@@ -125,13 +151,9 @@ class SimulatedDevice(Device):
         self.trace.append((names[0], event.stream.name, event.reached))
         if self._without in names:
             return True
-        if event.reached and self._checker is not None:
+        if event.reached:
             join(self._checker.host, event.clock)
         return event.reached
-
-    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # Allocated by numpy, so that the allocation count does not see it.
-        return torch.from_numpy(np.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
 
     def host_worker(self, name: str) -> SimulatedHostWorker:
         return SimulatedHostWorker(self, name)
@@ -139,18 +161,16 @@ class SimulatedDevice(Device):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
         assert isinstance(stream, SimulatedStream)
         tensor = super().empty(shape, dtype, stream)
-        if self._checker is not None:
-            self._checker.allocated(tensor, stream)
+        self._checker.allocated(tensor, stream)
         return tensor
 
     def synchronize(self) -> None:
         host_waits("Device.synchronize")
         while self.skip():
             pass
-        if self._checker is not None:
-            for stream in self.streams:
-                if not stream.queue:
-                    join(self._checker.host, stream.clock)
+        for stream in self.streams:
+            if not stream.queue:
+                join(self._checker.host, stream.clock)
 
     def run(self, names: Iterable[str] | None = None, *, operations: int | None = None) -> int:
         """Runs ready operations of the streams of these names, at most `operations` in all. Returns their number."""
@@ -201,9 +221,8 @@ class SimulatedDevice(Device):
 
     def _tell(self, stream: SimulatedStream) -> None:
         """Orders later work of the stream after all host actions so far."""
-        if self._checker is not None:
-            join(stream.clock, self._checker.host)
-            self._checker.host_step()
+        join(stream.clock, self._checker.host)
+        self._checker.host_step()
 
     def _enqueue(self, stream: SimulatedStream, task: Task) -> None:
         stream.queue.append(task)
@@ -226,18 +245,10 @@ class SimulatedDevice(Device):
         self._running = True
         try:
             with torch.inference_mode(task.inference):
-                if self._checker is None or self._recorder is None:
-                    super().launch(stream, task.phase, *task.buffers)
-                    return
                 self._checker.begin(stream, task)
-                try:
-                    with self._recorder, self._recorder.kernels.watching():
-                        super().launch(stream, task.phase, *task.buffers)
-                finally:
-                    self._checker.end()
+                with self._recorder, self._recorder.kernels.watching():
+                    super().launch(stream, task.phase, *task.buffers)
         finally:
+            self._checker.end()
             self._running = False
         stream.ran.append(name)
-
-    def _on(self, stream: Stream) -> AbstractContextManager[object]:
-        return nullcontext()

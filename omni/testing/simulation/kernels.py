@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.testing.simulation.region import Selection
+from omni.testing.simulation.shadow import Selection
 
 _INTERPRETER = "triton.runtime.interpreter"
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

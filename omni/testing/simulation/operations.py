@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.testing.simulation.region import Selection
+from omni.testing.simulation.shadow import Selection
 
 Arguments = tuple[Any, ...]
 

@@ -1,41 +1,29 @@
 """Observes every torch operation of a phase and reports its accesses to the checker."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from omni.device.operator_mode import OperatorMode
 from omni.testing.simulation.checker import Checker
 from omni.testing.simulation.kernels import KernelWatch
 from omni.testing.simulation.operations import Nature, Operation, describe
 from omni.testing.simulation.shadow import key_of
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(OperatorMode):
     """While entered, records this thread's operations. On the CPU `tolist` and `numpy` are none, and are not seen."""
 
     def __init__(self, checker: Checker) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._checker = checker
         self.kernels = KernelWatch(checker.touch)
         """Observes accesses that are not torch operations; entered together with this mode."""
         self._operations: dict[int, Operation] = {}
         """Keyed by id: hashing an overload takes longer than the rest of the work. Overloads are never freed."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Avoids torch's wrapper of a mode, which takes many times as long as this mode.
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         if self.kernels.running:
             return func(*args, **kwargs)  # record the kernel's accesses, not its interpreter's
         operation = self._operations.get(id(func))
@@ -43,24 +31,16 @@ class Recorder(TorchDispatchMode):
             operation = self._operations[id(func)] = describe(func)
         if operation.nature is Nature.VIEW:
             return func(*args, **kwargs)
-        if operation.nature is Nature.FRESH:
-            result = func(*args, **kwargs)
-            self._made(operation, result)
-            return result
         if operation.nature is Nature.COMPOSED:
-            decompose: Callable[..., object] = func.decompose
-            with self:
-                return decompose(*args, **kwargs)
+            return self.decompose(func, args, kwargs)
         result = func(*args, **kwargs)
         if operation.nature is Nature.PERHAPS_VIEW and _is_view(result, args[0]):
             return result
-        self._record(operation, args, kwargs)
-        self._made(operation, result)
-        return result
-
-    def _made(self, operation: Operation, result: object) -> None:
+        if operation.nature is not Nature.FRESH:
+            self._record(operation, args, kwargs)
         for tensor in _tensors(result):
             self._checker.made(tensor, operation.name)
+        return result
 
     def _record(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         written, name = operation.written_by(args), operation.name

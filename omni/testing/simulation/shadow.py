@@ -1,12 +1,68 @@
-"""Shadow memory: the last accesses to each part of a storage."""
+"""Shadow memory: the last accesses to each part of a storage, and images of host slots at the launch of phases that use
+them."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, UntypedStorage
 
-from omni.testing.simulation.region import Cells, Region
+Cells = NDArray[np.int32]
+Selection = tuple[Any, ...]
+"""A numpy index of the rows or elements of a tensor that an operation accesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A strided part of a storage. start, strides: in bytes. selection: of elements, None for all. whole: all of it."""
+
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    selection: Selection | None
+    whole: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor, size: int, selection: Selection | None) -> "Region":
+        """size: bytes of the tensor's storage."""
+        itemsize = tensor.itemsize
+        start = int(tensor.storage_offset()) * itemsize
+        whole = selection is None and start == 0 and tensor.nbytes == size and tensor.is_contiguous()
+        strides = tuple(stride * itemsize for stride in tensor.stride())
+        return cls(start, tuple(tensor.shape), strides, itemsize, selection, whole)
+
+    def view(self, cells: Cells, granule: int) -> Cells:
+        """A view of `cells`, which has one cell per `granule` bytes of the storage, with the cells of this region."""
+        width = self.itemsize // granule
+        cell = cells.itemsize
+        strides = tuple(stride // granule * cell for stride in self.strides)
+        shape = self.shape
+        if width > 1:
+            shape, strides = (*shape, width), (*strides, cell)
+        return np.ndarray(shape, cells.dtype, cells.data, self.start // granule * cell, strides)
+
+    def latest(self, cells: Cells, granule: int) -> int:
+        """The maximum of the region's cells; 0 if it has none."""
+        part = self.view(cells, granule)
+        if self.selection is not None:
+            part = part[self.selection]
+        return int(part.max()) if part.size else 0
+
+    def fill(self, cells: Cells, granule: int, value: int) -> None:
+        part = self.view(cells, granule)
+        part[... if self.selection is None else self.selection] = value
+
+    def first(self, cells: Cells, granule: int, value: int) -> int:
+        """The byte of the storage at the region's first cell with that value."""
+        mine = np.zeros_like(cells)
+        self.fill(mine, granule, 1)
+        return int(np.flatnonzero((cells == value) & (mine != 0))[0]) * granule
+
 
 Kind = tuple[int, bool]
 """An agent, and whether the access writes."""
@@ -89,3 +145,57 @@ def key_of(tensor: Tensor) -> int:
     """A key of the tensor's storage, unique during its life."""
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A slot's bytes at a launch. version: the slot's version then."""
+
+    tensor: Tensor
+    version: int
+    content: NDArray[np.uint8]
+
+
+class SlotImages:
+    """Host slots that were handed out. The host writes them through numpy, without a torch operation; a comparison of
+    contents when the phase runs detects such writes.
+
+    A slot's version counts the legal changes: handing it out again, and phases that write it.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[int, int] = {}
+
+    def handed_out(self, key: int) -> None:
+        self._versions[key] = self._versions.get(key, 0) + 1
+
+    def written(self, key: int) -> None:
+        """Records a phase's write. A no-op if the key is not a slot's."""
+        if key in self._versions:
+            self._versions[key] += 1
+
+    def gone(self, key: int) -> None:
+        self._versions.pop(key, None)
+
+    def take(self, buffers: Iterable[object]) -> list[Image]:
+        """Images of the slots among a launch's buffers."""
+        images: list[Image] = []
+        if self._versions:
+            for buffer in buffers:
+                version = self._versions.get(key_of(buffer)) if isinstance(buffer, Tensor) else None
+                if version is not None:
+                    assert isinstance(buffer, Tensor)
+                    images.append(Image(buffer, version, _bytes(buffer).copy()))
+        return images
+
+    def changed(self, image: Image) -> int | None:
+        """The first byte that the host changed illegally since the image; None if there is none."""
+        if self._versions.get(key_of(image.tensor)) != image.version:
+            return None
+        places = np.flatnonzero(_bytes(image.tensor) != image.content)
+        return int(places[0]) if places.size else None
+
+
+def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    numbers: NDArray[np.uint8] = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+    return numbers

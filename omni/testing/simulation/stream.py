@@ -9,7 +9,7 @@ from typing import Protocol
 
 from omni.device import Event, Phase
 from omni.testing.simulation.clock import Clock
-from omni.testing.simulation.images import Image
+from omni.testing.simulation.shadow import Image
 
 
 class Asked(Protocol):
@@ -44,7 +44,8 @@ class Launched:
     launches.
 
     due_after: its duration in seconds. inference: whether it was launched, and so runs, in inference mode. images: of
-    its host slots.
+    its
+    host slots.
     """
 
     phase: Phase
@@ -93,8 +94,7 @@ Task = Launched | Mark | Barrier
 
 
 class SimulatedStream:
-    """agent: its number in clocks. ran: names of phases that have run. free_at: end of the last operation, in
-    seconds."""
+    """agent: its number in clocks. ran: names of phases that have run. free_at: seconds, end of the last operation."""
 
     def __init__(self, name: str, agent: int, pace: float) -> None:
         self.name = name

@@ -85,7 +85,8 @@ class Surroundings:
             heads.copy_(pairs.flatten(-2))
 
     def gather(self, kv: Tensor, evaluation_B: Tensor, ahead: bool, past: int | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the block before (if `past` names the layer's history), its own, and the block after (if `ahead`).
+        """Keys and values of the block before (if `past` names the layer's history), its own, and the block after (if
+        `ahead`).
 
         Of `[U, B, K, F, 2, H, W]`, `[U, B, K, J, 2, H, W]`; and the bias of scores, `[U * B * K, 1, F, J]`.
         """
@@ -98,8 +99,8 @@ class Surroundings:
         return torch.cat(parts, 3) if len(parts) > 1 else kv, self._bias[..., places]
 
     def _remember(self, kv: Tensor, evaluation_B: Tensor, past: int) -> Tensor:
-        """Returns the block before the first, or arbitrary finite values, and replaces it in the history by the block
-        to keep."""
+        """Returns the block before the first, or any finite values, and replaces it in the history by the block to
+        keep."""
         history = self._history
         if history is None:
             return kv[:, :, :1]

@@ -116,8 +116,7 @@ class BlockDenoiser(nn.Module, ABC):
 
     @abstractmethod
     def prepare(self, times_E: Tensor) -> None:
-        """Called once, after the weights are loaded. times_E: times of the evaluations, float32, on the weights'
-        device."""
+        """Called once, after the weights are loaded. times_E: of the evaluations, float32, on the weights' device."""
 
     @abstractmethod
     def history_shape(self, rows: int) -> tuple[int, ...]:
@@ -125,8 +124,9 @@ class BlockDenoiser(nn.Module, ABC):
 
     @abstractmethod
     def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
-        """The part of the input that does not depend on the noise, `[B, U, N * repeats, D]`: the same at each
-        evaluation. codes_BNG: int64, any value."""
+        """The part of the input without the noise, `[B, U, N * repeats, D]`, the same at each evaluation. codes_BNG:
+        int64, any
+        value."""
 
     @abstractmethod
     def surroundings(self, window: BlockWindow) -> Surroundings:
@@ -134,7 +134,7 @@ class BlockDenoiser(nn.Module, ABC):
 
     @abstractmethod
     def velocity(self, noisy_BKFM: Tensor, evaluation_B: Tensor, window: BlockWindow, around: Surroundings) -> Tensor:
-        """The velocity of blocks, `[B, K, F, M]` in float32, guidance included. evaluation_B: int64, indexes into the
+        """The velocity of blocks, `[B, K, F, M]`, float32, guidance included. evaluation_B: int64, indexes into the
         times."""
 
 
@@ -169,8 +169,9 @@ class BlockDiffusion(DiffusionModel[BlockState]):
         self._voices_YUV = nn.Buffer(torch.empty(0), persistent=False)
 
     def ready(self, voices_YUV: Tensor) -> None:
-        """Prepares the times and the voices, in order, which are the same for all requests. Called once, after the
-        weights are loaded; voices are on their device and in their dtype."""
+        """Prepares the times and the voices, in order. Called once, after the weights are loaded; voices have their
+        device and
+        dtype."""
         self._schedule = RungeKutta(self.num_steps, device=voices_YUV.device)
         self.net.prepare(self._schedule.times_E)
         self._voices_YUV = nn.Buffer(voices_YUV, persistent=False)

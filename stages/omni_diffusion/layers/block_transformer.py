@@ -116,8 +116,8 @@ class BlockTransformer(BlockDenoiser):
 
     @abstractmethod
     def embed_latents(self, noisy_BKFM: Tensor) -> Tensor:
-        """The part of the input from the latents, in float32, which is added to the condition, `[B, K, F, D]` in the
-        weights' dtype."""
+        """The part of the input from the latents (float32), `[B, K, F, D]` in the weights' dtype, added to the
+        condition."""
 
     def history_shape(self, rows: int) -> tuple[int, ...]:
         back = sum(layer.attn.past is not None for layer in self.transformer_blocks)  # type: ignore[union-attr]

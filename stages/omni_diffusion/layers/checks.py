@@ -1,5 +1,5 @@
-"""Checks of configs for such nets, which would otherwise be built and fail for every input. Fields have the names of
-published configs. The checks raise CheckpointError, naming the field."""
+"""Checks of configs for nets that would otherwise fail for every input. They raise CheckpointError, naming the
+field."""
 
 from omni.checkpoint.checks import Section, check_rates
 

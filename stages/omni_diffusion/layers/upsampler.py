@@ -115,8 +115,7 @@ class UpsamplerShape:
 
     @property
     def context(self) -> int:
-        """Number of frames to either side of a frame that its samples depend on, computed backwards from the
-        waveform."""
+        """Number of frames to either side of a frame that its samples depend on."""
         edge = _EDGE // 2
         first, last = -edge - _REACH, self.samples_per_frame - 1 + edge + _REACH
         widest = max(
@@ -130,8 +129,7 @@ class UpsamplerShape:
 
 
 def upsampler_shape(config: Section, inputs: int) -> UpsamplerShape:
-    """Reads the shape from a config. Raises CheckpointError for kernels that do not give a whole number of samples per
-    input."""
+    """Reads the shape from a config. Raises CheckpointError where `UpsamplerShape` raises ValueError."""
     try:
         return UpsamplerShape(
             inputs=inputs,
@@ -146,8 +144,7 @@ def upsampler_shape(config: Section, inputs: int) -> UpsamplerShape:
 
 
 class ResidualBlock(nn.Module):
-    """Dilated convolutions of one kernel width, each followed by an undilated one, with an activation before every
-    convolution."""
+    """Dilated convolutions, each followed by an undilated one, with an activation before every convolution."""
 
     def __init__(
         self, channels: int, kernel: int, dilations: tuple[int, ...], activation: Callable[[int], nn.Module]

@@ -10,10 +10,9 @@ _MOST_WINDOW = 2**16
 
 
 def check_clip_tower(config: Section, width: int, stride: int) -> None:
-    """Checks a tower for sound. width: width of the text model's embeddings. stride: mel frames of a token, before
-    pooling.
+    """Checks a tower for sound. Raises CheckpointError, naming the field.
 
-    Raises CheckpointError, naming the field.
+    width: width of the text model's embeddings. stride: mel frames of a token, before pooling.
     """
     config.require_counts("d_model", "encoder_ffn_dim", "output_dim")
     config.require_counts("encoder_layers", most=1024)
@@ -32,8 +31,7 @@ def check_clip_tower(config: Section, width: int, stride: int) -> None:
 
 
 def check_picture_tower(config: Section, width: int) -> None:
-    """Checks a tower for pictures. width: width of the text model's embeddings. Raises CheckpointError, naming the
-    field."""
+    """As `check_clip_tower`, for pictures."""
     config.require_counts("hidden_size", "intermediate_size", "out_hidden_size")
     config.require_counts("depth", most=1024)
     config.require_counts("patch_size", "spatial_merge_size", "temporal_patch_size", most=1024)

@@ -77,8 +77,8 @@ class ClipBatch:
 
 
 def lay_out(frames: Sequence[int], bins: int, chunks: Chunks, padded: int) -> ClipBatch:
-    """frames: mel frames of each clip. bins: mel bins. padded: frames that chunks are padded to, at most those of a
-    full chunk."""
+    """frames: mel frames of each clip. bins: mel bins. padded: frames that chunks are padded to, at most a full
+    chunk's."""
     row, most = chunks.row(padded), chunks.row(chunks.frames) * chunks.run
     table: list[tuple[int, int, int]] = []
     tokens, firsts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]

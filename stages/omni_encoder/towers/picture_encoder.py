@@ -111,8 +111,9 @@ class PictureEncoder(EncoderModel):
     """
 
     def __init__(self, tower: PreTrainedModel, patches: Patches, max_pixels: int | None = None) -> None:
-        """tower: a tower of transformers that takes precomputed positions, neighbours and windows. It is modified.
-        max_pixels: maximum pixels of the processor, which shrinks larger pictures; None without a maximum."""
+        """tower: takes precomputed positions, neighbours and windows; it is modified. max_pixels: of the processor,
+        which shrinks
+        larger pictures; None without a maximum."""
         super().__init__()
         use_segments(tower)
         self.tower: Any = tower
@@ -183,8 +184,7 @@ def _interpolated(frames: _Frames, merge: int, side: int, count: int) -> dict[st
 
 
 def _windowed(frames: _Frames, side: int, block: int, count: int) -> dict[str, EncoderInput]:
-    """The order of blocks by windows, and the windows' bounds. frames: sizes in blocks. count: number of patches of the
-    batch."""
+    """The blocks' order by windows, and the windows' bounds. frames: sizes in blocks. count: patches of the batch."""
     order, lengths, start = [], [], 0
     for height, width in frames:
         parts = windows(height, width, side)

@@ -1,5 +1,4 @@
-"""Modules for vocoders. The output of each for a piece of a stream equals that part of its output for the whole
-stream."""
+"""Modules for vocoders. The output for a piece of a stream equals that part of the output for the whole stream."""
 
 from omni_vocoder.layers.rates import UpsamplingRates
 from omni_vocoder.layers.stream_layer import CausalConv, CausalTransposedConv, Residual, Serial, StreamLayer

@@ -7,10 +7,10 @@ from itertools import count
 
 @dataclass(frozen=True, slots=True)
 class UpsamplingRates:
-    """Factors by which a signal is stretched, in order.
+    """Factors by which a signal is stretched, in order. plain: without lookahead.
 
-    plain: factors without lookahead. looking_ahead: factors of later convolutions, each of which removes `rate` samples
-    from the beginning, like `SnakeUpsampling`: it looks ahead by one input.
+    looking_ahead: of later convolutions, each of which removes `rate` samples from the beginning, like
+    `SnakeUpsampling`.
     """
 
     plain: tuple[int, ...]

@@ -12,8 +12,7 @@ from omni_vocoder.state import StateLayout, StreamChunk
 
 
 class StreamLayer(nn.Module, ABC):
-    """A layer whose output for a piece of a stream equals that part of its output for the whole. The chunk holds its
-    past inputs."""
+    """A layer whose output for a piece of a stream equals that part of its output for the whole."""
 
     @abstractmethod
     def forward(self, signal_BCT: Tensor, chunk: StreamChunk | None) -> Tensor:

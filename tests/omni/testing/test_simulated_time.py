@@ -8,8 +8,8 @@ from torch import Tensor
 
 from omni.device import COMPLETED, Phase
 from omni.testing import SimulatedDevice, Simulation
-from omni.testing.simulation.naming import name_buffer
-from omni.testing.simulation.schedule import Schedule
+from omni.testing.simulation.checker import name_buffer
+from omni.testing.simulation.device import Schedule
 
 ROUNDS = 20_000
 

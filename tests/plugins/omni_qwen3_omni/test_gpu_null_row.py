@@ -9,8 +9,8 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from omni_frames import SampleBatch
-from omni_vocoder.decoder import Decoder
 from omni_vocoder.request import VocoderRequest
+from omni_vocoder.worker import ChunkShape, VocoderWorker
 from tests.support.close_calls import Comparison
 from tests.support.omni_engine import CHATS, SHAPES, OmniEngine, answers_alone, assert_all_same
 from tests.support.reference import tiny_checkpoint
@@ -70,17 +70,17 @@ def poison_steps(runner: Runner, unused_id: int | None) -> None:
     runner.execute_model = execute_model
 
 
-def poison_chunks(decoder: Decoder) -> None:
+def poison_chunks(vocoder: VocoderWorker) -> None:
     """Makes NaN of what the vocoder's null row looks back on, before every chunk."""
-    prepare = decoder.prepare
+    prepare = vocoder.prepare
 
     def prepare_poisoned(
-        requests: Sequence[VocoderRequest], frames: int, first: bool
+        requests: Sequence[VocoderRequest], chunk: ChunkShape
     ) -> Callable[[], SampleBatch[VocoderRequest]]:
-        decoder._device.launch(decoder._stream, lambda: decoder._state.carried_RW[-1:].fill_(NAN))
-        return prepare(requests, frames, first)
+        vocoder.device.launch(vocoder.stream, lambda: vocoder._state.carried_RW[-1:].fill_(NAN))
+        return prepare(requests, chunk)
 
-    decoder.prepare = prepare_poisoned
+    vocoder.prepare = prepare_poisoned
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -98,7 +98,7 @@ def test_nan_in_the_null_row_reaches_nobody(device: str, shape: str) -> None:
         omni.device.synchronize()
     poison_steps(runners(omni)["thinker"], unused_id)
     poison_steps(runners(omni)["talker"], None)
-    poison_chunks(omni.engine._workers["code2wav"]._decoder)
+    poison_chunks(omni.engine._workers["code2wav"])
 
     results = omni.run_requests(requests, [0, 3, 5, 9, 14])
 
