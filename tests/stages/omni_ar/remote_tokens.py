@@ -1,7 +1,6 @@
 """A token source whose tokens another rank samples, played in one process: the other rank has row state of its own, and this one
 reads its broadcasts when the test shows them."""
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,14 +95,12 @@ class RemoteTokens:
         state: RowState,
         limits: Limits,
         *,
-        in_turn: bool,
         checks: bool = True,
     ) -> None:
-        """in_turn: `show_next` shows the broadcasts, one at a time; otherwise they are known at once. checks: whether a
-        broadcast for a row that was given to another request is left aside."""
+        """checks: whether a broadcast for a row that was given to another request is left aside."""
         self.late = 0
         """Broadcasts that became next inputs while those of a later step were awaited."""
-        self._shown: float = 0 if in_turn else math.inf
+        self._shown = 0
         self._last_rank = LastRank(device, model, limits)
         self._device = device
         self._stream = stream
@@ -122,9 +119,9 @@ class RemoteTokens:
         due = all(one.arrival.done() for one in self._awaited if one.step + self.lag <= self._step + 1)
         return due and self._ring.ready
 
-    def show_next(self) -> None:
-        """Shows the oldest broadcast that is not known yet."""
-        self._shown += 1
+    def show(self, all_of_them: bool) -> None:
+        """Makes broadcasts known that are not known yet: all, or the oldest."""
+        self._shown = self._sampled if all_of_them else self._shown + 1
 
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
         pass

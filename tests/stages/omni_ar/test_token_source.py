@@ -30,7 +30,8 @@ SAMPLING: list[dict[str, object]] = [
 
 
 class RemoteDriver(ArDriver):
-    """A stage whose tokens another rank samples. in_turn: a broadcast is seen only when nothing else can go on, one at a time."""
+    """A stage whose tokens another rank samples. in_turn: broadcasts are shown one at a time, when
+    nothing else can go on; otherwise after each tick."""
 
     def __init__(self, options: ArOptions, *, in_turn: bool, checks: bool = True) -> None:
         self.in_turn = in_turn
@@ -40,7 +41,7 @@ class RemoteDriver(ArDriver):
 
         def source(stream: Stream, state: RowState, buffers: StepBuffers) -> RemoteTokens:
             limits = Limits.of("text", options, MODEL.shape)
-            self.source = RemoteTokens(device, stream, MODEL, state, limits, in_turn=in_turn, checks=checks)
+            self.source = RemoteTokens(device, stream, MODEL, state, limits, checks=checks)
             return self.source
 
         super().__init__(MODEL, device, options, source)
@@ -52,6 +53,8 @@ class RemoteDriver(ArDriver):
     def tick(self) -> bool:
         moved = super().tick()
         self.most = max(self.most, self.in_flight)
+        if not self.in_turn:
+            self.source.show(all_of_them=True)
         return moved
 
     def advance(self) -> bool:
@@ -60,7 +63,7 @@ class RemoteDriver(ArDriver):
             return True
         if not self.in_flight:
             return False
-        self.source.show_next()
+        self.source.show(all_of_them=False)
         return True
 
     def run(self) -> None:
