@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import cache
@@ -90,7 +90,7 @@ class CharacterDecoder:
     def __init__(self) -> None:
         self._kept = ""
 
-    def push(self, ids: tuple[int, ...]) -> str:
+    def push(self, ids: Sequence[int]) -> str:
         text = self._kept + "".join(map(chr, ids))
         self._kept = "" if len(text) > 1 else text
         return "" if self._kept else text
@@ -109,7 +109,7 @@ class EchoFrontend(Frontend):
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._speaks = checkpoint.config["speaks"]
 
-    def text_decoder(self) -> TextDecoder:
+    def text_decoder(self) -> TextDecoder | None:
         return CharacterDecoder()
 
     def vocabulary(self) -> Vocabulary:

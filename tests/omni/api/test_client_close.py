@@ -8,33 +8,31 @@ from omni import Omni
 from omni.api import session as clients
 from omni.api.session import Client
 from omni.errors import StageError
-from tests.support.echo_family import echo_model, echo_plugins
+from tests.support.echo_family import echo_model
+from tests.support.echo_omni import opened
 
 
 class Panic(BaseException):
     """As of a library in another language."""
 
 
-def opened(path: Path) -> tuple[Omni, Client]:
+def with_client(path: Path) -> tuple[Omni, Client]:
     before = set(clients._OPEN)
-    omni = Omni(echo_model(path), device="cpu", plugins=echo_plugins())
+    omni = opened(echo_model(path))
     (client,) = clients._OPEN - before
     return omni, client
-
-
-def break_downloads(client: Client, error: BaseException) -> None:
-    def close() -> None:
-        raise error
-
-    client._downloads.close = close  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
     ("error", "told"), [(RuntimeError("stuck"), RuntimeError), (Panic("stuck"), StageError)], ids=["error", "panic"]
 )
 def test_the_rest_is_closed(tmp_path: Path, error: BaseException, told: type[Exception]) -> None:
-    omni, client = opened(tmp_path)
-    break_downloads(client, error)
+    omni, client = with_client(tmp_path)
+
+    def close() -> None:
+        raise error
+
+    client._downloads.close = close  # type: ignore[method-assign]
     with pytest.raises(told, match="stuck"):
         omni.close()
     assert client.engine._stopped.is_set()
@@ -46,7 +44,7 @@ def test_the_rest_is_closed(tmp_path: Path, error: BaseException, told: type[Exc
 def test_at_exit_an_error_of_one_model_leaves_no_other_open(
     tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pairs = [opened(tmp_path / name) for name in ("a", "b", "c")]
+    pairs = [with_client(tmp_path / name) for name in ("a", "b", "c")]
     monkeypatch.setattr(clients, "_OPEN", {client for _, client in pairs})
 
     close = Client.close

@@ -1,8 +1,6 @@
 """Media that stand elsewhere: requests download first, by priority, and hold no thread meanwhile; nobody waits for a server."""
 
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,12 +12,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from omni import Omni
 from omni.api.request_queue import THREADS
 from omni.errors import InputError, OverloadedError, StageError
-from tests.support.echo_family import echo_model, echo_plugins, eventually
-from tests.support.entry_points import REPOSITORY
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.echo_family import eventually
+from tests.support.echo_omni import opened, run_program
 
 pytestmark = pytest.mark.thorough
 
@@ -84,17 +80,8 @@ def server() -> Iterator[Server]:
         server.shutdown()
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return echo_model(tmp_path)
-
-
 def seen(*urls: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
-
-
-def opened(model: Path, **overrides: object) -> Omni:
-    return Omni(model, device="cpu", plugins=echo_plugins(), overrides=overrides)
 
 
 def test_what_is_downloaded_is_read(model: Path, server: Server) -> None:
@@ -185,12 +172,9 @@ def test_close_waits_for_no_server(model: Path, server: Server) -> None:
 def test_the_interpreter_ends_beside_what_hangs(model: Path) -> None:
     """A server that never answers, and a library that has a thread for a minute; the model is not even closed."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        program = f"""
-import sys, threading, time
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
-from omni import Omni
-from tests.support.echo_family import echo_plugins, eventually
-from tests.support.echo_family import EchoFrontend
+        ran = run_program(f"""
+from tests.support.echo_family import EchoFrontend, eventually
+from tests.support.echo_omni import opened
 real = EchoFrontend.prepare
 taken = []
 def prepare(self, chat):
@@ -198,16 +182,13 @@ def prepare(self, chat):
     time.sleep(60)
     return real(self, chat)
 EchoFrontend.prepare = prepare
-omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
+omni = opened({str(model)!r})
 url = "http://127.0.0.1:{silent.getsockname()[1]}/"
 image = [{{"role": "user", "content": [{{"type": "image_url", "image_url": url}}]}}]
 streams = [omni.generate(image), omni.generate("text")]
 assert eventually(lambda: taken)
 print(time.time(), flush=True)
-"""
-        ran = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
-        )
+""")
         ended = time.time()
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ended - float(ran.stdout) < 20, "what hangs would have taken 30 or 60 s"

@@ -4,8 +4,6 @@ import asyncio
 import gc
 import os
 import signal
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni import AsyncOmni, Omni, SamplingParams
+from omni import AsyncOmni, Omni
 from omni.api.owner import adapt_to_fork
 from omni.errors import ForkError
-from tests.support.echo_family import echo_model, echo_plugins, eventually
-from tests.support.entry_points import REPOSITORY
+from tests.support.echo_family import echo_plugins, eventually
+from tests.support.echo_omni import ENDLESS, opened, run_program
 from tests.support.patience import PATIENCE_SECONDS
 
-ENDLESS = SamplingParams(max_tokens=10**9)
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork"),
@@ -29,14 +26,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def omni(model: Path) -> Iterator[Omni]:
-    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
+    with opened(model) as omni:
         yield omni
         assert omni.generate("the parent lives", stream=False).text == "the parent lives"
 
@@ -100,7 +92,7 @@ def test_a_stream_of_the_parent(omni: Omni) -> None:
 
 
 def test_close_and_finalizers_are_quiet(model: Path) -> None:
-    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    omni = opened(model)
     streams = [omni.generate("abc", sampling=ENDLESS)]
 
     def let_go() -> None:
@@ -143,7 +135,7 @@ def test_many_forks_beside_busy_threads(omni: Omni) -> None:
 
 def test_another_model_in_the_child(omni: Omni, model: Path) -> None:
     def load() -> None:
-        with Omni(model, device="cpu", plugins=echo_plugins()) as own:
+        with opened(model) as own:
             assert own.generate("in the child", stream=False).text == "in the child"
 
     assert in_child(load) == "fine"
@@ -152,11 +144,8 @@ def test_another_model_in_the_child(omni: Omni, model: Path) -> None:
 def test_a_child_that_ends_as_programs_do(model: Path) -> None:
     """With its atexit functions: the parent's model is not closed, and its timeline not written, by the child."""
     program = f"""
-import os, sys
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
-from omni import Omni
-from tests.support.echo_family import echo_plugins
-omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
+from tests.support.echo_omni import opened
+omni = opened({str(model)!r})
 stream = omni.generate("hello")
 child = os.fork()
 if child == 0:
@@ -164,41 +153,27 @@ if child == 0:
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status), omni.generate("hello", stream=False).text)
 """
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    ran = run_program(program, "-W", "ignore")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "7 hello\n", "")
 
 
 def test_another_model_in_the_child_of_a_parent_whose_torch_has_threads(model: Path) -> None:
     """OpenMP's threads stay with the parent: torch would wait for them for ever."""
     program = f"""
-import os, sys, torch
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
-from omni import Omni
-from tests.support.echo_family import echo_plugins
+import torch
+from tests.support.echo_omni import opened
 torch.set_num_threads(2)
 assert torch.ones(10_000_000).mul(2).sum() == 20_000_000
 child = os.fork()
 if child == 0:
-    with Omni({str(model)!r}, device="cpu", plugins=echo_plugins()) as omni:
+    with opened({str(model)!r}) as omni:
         assert omni.generate("hello", stream=False).text == "hello"
         assert torch.ones(10_000_000).mul(2).sum() == 20_000_000
     os._exit(7)
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
 """
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    ran = run_program(program, "-W", "ignore")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "7\n", "")
 
 

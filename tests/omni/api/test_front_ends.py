@@ -10,7 +10,8 @@ from omni import Omni
 from omni.checkpoint import Checkpoint
 from omni.errors import ConfigError, InputError
 from omni.frontend.base import Chat, Frontend, Prepared, TextDecoder
-from tests.support.echo_family import EchoFrontend, echo_model, echo_plugins
+from tests.support.echo_family import EchoFrontend
+from tests.support.echo_omni import opened
 
 
 class NoBase:
@@ -18,7 +19,8 @@ class NoBase:
 
     def __init__(self, checkpoint: Checkpoint) -> None: ...
 
-    def prepare(self, chat: Chat) -> Prepared: ...
+    def prepare(self, chat: Chat) -> Prepared:
+        raise NotImplementedError
 
 
 class Mute(EchoFrontend):
@@ -40,14 +42,9 @@ class Fine(EchoFrontend):
 GIVEN: list[Chat] = []
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return echo_model(tmp_path)
-
-
-def _with(frontend: type, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Omni:
+def _with(frontend: type, model: Path, monkeypatch: pytest.MonkeyPatch) -> Omni:
     monkeypatch.setattr("tests.support.echo_family.EchoFrontend", frontend)
-    return Omni(folder, device="cpu", plugins=echo_plugins())
+    return opened(model)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +55,10 @@ def _with(frontend: type, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Omni
     ],
 )
 def test_a_front_end_that_lacks_something_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, frontend: type, words: str
+    model: Path, monkeypatch: pytest.MonkeyPatch, frontend: type, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        _with(frontend, folder, monkeypatch)
+        _with(frontend, model, monkeypatch)
 
 
 def test_defaults_are_those_of_a_model_that_only_reads_text() -> None:
@@ -75,8 +72,8 @@ def test_defaults_are_those_of_a_model_that_only_reads_text() -> None:
 
 
 @pytest.fixture
-def fine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Omni]:
-    with _with(Fine, folder, monkeypatch) as omni:
+def fine(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Omni]:
+    with _with(Fine, model, monkeypatch) as omni:
         yield omni
 
 
@@ -89,8 +86,9 @@ def test_sound_comes_at_the_rate_that_is_wanted(fine: Omni) -> None:
 
 
 def test_names_reach_the_family(fine: Omni) -> None:
-    messages = [{"role": "user", "name": "ann", "content": "a"}, {"role": "assistant", "name": None, "content": "b"}]
-    assert fine.generate([*messages, {"role": "user", "content": "c"}], stream=False).text == "a|b|c"
+    messages: list[dict[str, object]] = [{"role": "user", "name": "ann", "content": "a"}]
+    messages += [{"role": "assistant", "name": None, "content": "b"}, {"role": "user", "content": "c"}]
+    assert fine.generate(messages, stream=False).text == "a|b|c"
     assert [message.name for message in GIVEN[-1].messages] == ["ann", None, None]
 
 
@@ -100,9 +98,8 @@ def test_what_is_no_name_is_refused(fine: Omni, name: object, words: str) -> Non
         fine.generate([{"role": "user", "name": name, "content": "a"}], stream=False)
 
 
-def test_names_are_refused_where_they_mean_nothing(folder: Path) -> None:
-    with (
-        Omni(folder, device="cpu", plugins=echo_plugins()) as omni,
-        pytest.raises(InputError, match=r"messages\[0\]\.name: is given, but this model does not distinguish speakers"),
+def test_names_are_refused_where_they_mean_nothing(omni: Omni) -> None:
+    with pytest.raises(
+        InputError, match=r"messages\[0\]\.name: is given, but this model does not distinguish speakers"
     ):
         omni.generate([{"role": "user", "name": "ann", "content": "a"}], stream=False)

@@ -1,7 +1,5 @@
 """Log-probabilities as users get them, on a family that says of its tokens what is easy to check."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -10,14 +8,7 @@ from omni.api.request_output import RequestOutput
 from omni.api.results import TokenLogprob
 from omni.engine import StageFinished, StageOutput
 from omni.payload import GeneratedTokens, TokenLogprobs
-from tests.support.echo_family import CharacterDecoder, echo_model, echo_plugins
-
-
-@pytest.fixture(scope="module")
-def omni(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omni]:
-    model = echo_model(tmp_path_factory.mktemp("model"))
-    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
-        yield omni
+from tests.support.echo_family import CharacterDecoder
 
 
 def expected(text: str, top: int) -> list[TokenLogprob]:

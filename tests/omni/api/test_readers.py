@@ -3,31 +3,20 @@
 import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from omni import AsyncOmni, Omni, Output, SamplingParams
+from omni import AsyncOmni, Omni, Output
 from omni.api import AsyncOutputStream, OutputStream
 from omni.errors import StageError
-from tests.support.echo_family import BREAK, GATES, echo_model, echo_plugins, eventually
+from tests.support.echo_family import BREAK, GATES, eventually
+from tests.support.echo_omni import ENDLESS, coroutine, opened
 
 pytestmark = pytest.mark.thorough
 
-ENDLESS = SamplingParams(max_tokens=10**9)
-SEEDS = range(40)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def omni(model: Path) -> Iterator[Omni]:
-    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
-        yield omni
+SEEDS = range(20)
 
 
 class Readers:
@@ -123,22 +112,11 @@ def test_one_of_the_readers_closes(omni: Omni) -> None:
 
 
 def test_a_model_that_is_closed_ends_all_threads(model: Path) -> None:
-    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    omni = opened(model)
     readers = Readers(omni.generate("abc", sampling=ENDLESS), 3)
     omni.close()
     readers.end()
     assert [type(error) for error in readers.errors] == [StageError]
-
-
-def run(model: Path, test: Callable[[AsyncOmni], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with AsyncOmni(model, device="cpu", plugins=echo_plugins()) as omni:
-            async with asyncio.timeout(60):
-                await test(omni)
-                while not omni.idle:
-                    await asyncio.sleep(0.001)
-
-    asyncio.run(main())
 
 
 async def read(stream: AsyncOutputStream, got: list[Output]) -> None:
@@ -147,57 +125,49 @@ async def read(stream: AsyncOutputStream, got: list[Output]) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_tasks_share_the_outputs_and_all_end(model: Path, count: int) -> None:
-    async def test(omni: AsyncOmni) -> None:
-        for _ in SEEDS:
-            got: list[Output] = []
-            stream = omni.generate(["hello world", "other"])
-            await asyncio.gather(*(read(stream, got) for _ in range(count)))
-            assert sum(output.finished for output in got) == 2
-            texts = ["".join(output.text for output in got if output.index == index) for index in (0, 1)]
-            assert texts == ["hello world", "other"], "tasks of one loop get them in order"
-
-    run(model, test)
+@coroutine
+async def test_tasks_share_the_outputs_and_all_end(omni: AsyncOmni, count: int) -> None:
+    for _ in SEEDS:
+        got: list[Output] = []
+        stream = omni.generate(["hello world", "other"])
+        await asyncio.gather(*(read(stream, got) for _ in range(count)))
+        assert sum(output.finished for output in got) == 2
+        texts = ["".join(output.text for output in got if output.index == index) for index in (0, 1)]
+        assert texts == ["hello world", "other"], "tasks of one loop get them in order"
 
 
-def test_a_failure_is_raised_in_one_task_and_all_end(model: Path) -> None:
-    async def test(omni: AsyncOmni) -> None:
-        for _ in SEEDS:
-            stream = omni.generate(f"hello{BREAK}")
-            ends = await asyncio.gather(*(read(stream, []) for _ in range(4)), return_exceptions=True)
-            assert sorted(type(end).__name__ for end in ends) == ["NoneType"] * 3 + ["StageError"]
-
-    run(model, test)
+@coroutine
+async def test_a_failure_is_raised_in_one_task_and_all_end(omni: AsyncOmni) -> None:
+    for _ in SEEDS:
+        stream = omni.generate(f"hello{BREAK}")
+        ends = await asyncio.gather(*(read(stream, []) for _ in range(4)), return_exceptions=True)
+        assert sorted(type(end).__name__ for end in ends) == ["NoneType"] * 3 + ["StageError"]
 
 
 @pytest.mark.parametrize("how", ["close", "cancel"])
-def test_a_close_or_a_cancelled_task_ends_all_tasks(model: Path, how: str) -> None:
-    async def test(omni: AsyncOmni) -> None:
-        for seed in SEEDS:
-            stream = omni.generate(["abc", "def"], sampling=ENDLESS)
-            tasks = [asyncio.create_task(read(stream, [])) for _ in range(4)]
-            for _ in range(1 + seed % 9):
-                await asyncio.sleep(0)
-            if how == "close":
-                await stream.aclose()
-            else:
-                tasks[seed % 4].cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            cancelled = [index for index, end in enumerate(ends) if isinstance(end, asyncio.CancelledError)]
-            assert cancelled == ([] if how == "close" else [seed % 4])
-            assert all(end is None for index, end in enumerate(ends) if index not in cancelled)
-
-    run(model, test)
+@coroutine
+async def test_a_close_or_a_cancelled_task_ends_all_tasks(omni: AsyncOmni, how: str) -> None:
+    for seed in SEEDS:
+        stream = omni.generate(["abc", "def"], sampling=ENDLESS)
+        tasks = [asyncio.create_task(read(stream, [])) for _ in range(4)]
+        for _ in range(1 + seed % 9):
+            await asyncio.sleep(0)
+        if how == "close":
+            await stream.aclose()
+        else:
+            tasks[seed % 4].cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        cancelled = [index for index, end in enumerate(ends) if isinstance(end, asyncio.CancelledError)]
+        assert cancelled == ([] if how == "close" else [seed % 4])
+        assert all(end is None for index, end in enumerate(ends) if index not in cancelled)
 
 
-def test_tasks_that_wait_for_the_first_output_end_with_the_stream(model: Path) -> None:
-    async def test(omni: AsyncOmni) -> None:
-        GATES["tasks"].clear()
-        stream = omni.generate("wait tasks")
-        tasks = [asyncio.create_task(read(stream, [])) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        await stream.aclose()
-        assert await asyncio.gather(*tasks) == [None] * 3
-        GATES["tasks"].set()
-
-    run(model, test)
+@coroutine
+async def test_tasks_that_wait_for_the_first_output_end_with_the_stream(omni: AsyncOmni) -> None:
+    GATES["tasks"].clear()
+    stream = omni.generate("wait tasks")
+    tasks = [asyncio.create_task(read(stream, [])) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    await stream.aclose()
+    assert await asyncio.gather(*tasks) == [None] * 3
+    GATES["tasks"].set()

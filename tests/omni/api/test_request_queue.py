@@ -15,12 +15,12 @@ from PIL import Image
 from omni import Omni, Result, SamplingParams
 from omni.api.request_queue import THREADS, PreparingThread
 from omni.errors import OmniError, OverloadedError, StageError
-from omni.frontend.base import Chat, ImagePart, Prepared
+from omni.frontend.base import Chat, ImagePart, Prepared, TextPart
 from omni.payload import Payload
-from tests.support.echo_family import EchoFrontend, echo_model, echo_plugins, eventually
+from tests.support.echo_family import EchoFrontend, eventually
+from tests.support.echo_omni import ENDLESS, assert_nothing_held, opened
 from tests.support.patience import PATIENCE_SECONDS
 
-ENDLESS = SamplingParams(max_tokens=10**9)
 PICTURE = np.zeros((4, 5, 3), np.uint8)
 PREPARED: list[str] = []
 """Texts of requests, in the order in which they were taken up."""
@@ -33,7 +33,7 @@ STUCK = threading.Event()
 class Slow(EchoFrontend):
     def prepare(self, chat: Chat) -> Prepared:
         parts = [part for message in chat.messages for part in message.content]
-        text = "".join(part.text for part in parts if not isinstance(part, ImagePart))
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
         PREPARED.append(text)
         if any(isinstance(part, ImagePart) for part in parts):
             assert (STUCK if text == "stuck" else OPEN).wait(PATIENCE_SECONDS)
@@ -51,16 +51,6 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     STUCK.set()
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return echo_model(tmp_path)
-
-
-def opened(model: Path, **engine: int) -> Omni:
-    overrides = {f"engine.{name}": value for name, value in engine.items()}
-    return Omni(model, device="cpu", plugins=echo_plugins(), overrides=overrides)
-
-
 def seen(text: str, picture: Any = PICTURE) -> list[dict[str, Any]]:
     parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": picture}]
     return [{"role": "user", "content": parts}]
@@ -68,13 +58,6 @@ def seen(text: str, picture: Any = PICTURE) -> list[dict[str, Any]]:
 
 def waiting(omni: Omni) -> int:
     return omni.usage()["frontend"]["requests"]
-
-
-def assert_nothing_held(omni: Omni) -> None:
-    assert eventually(lambda: omni.idle)
-    assert eventually(lambda: not any(count for usage in omni.usage().values() for count in usage.values())), (
-        omni.usage()
-    )
 
 
 def test_an_urgent_text_waits_for_no_picture(model: Path) -> None:
@@ -173,7 +156,7 @@ def test_the_queue_is_in_order_of_priority_then_arrival(model: Path) -> None:
 
 
 def test_all_that_waits_is_counted_and_the_newcomer_is_refused(model: Path) -> None:
-    with opened(model, max_waiting_requests=5) as omni:
+    with opened(model, **{"engine.max_waiting_requests": 5}) as omni:
         # What threads and places are free for does not wait.
         most = 5 + THREADS + 1
         results = omni.generate([seen(f"{number}") for number in range(most + 7)])
@@ -193,7 +176,7 @@ def test_all_that_waits_is_counted_and_the_newcomer_is_refused(model: Path) -> N
 
 
 def test_the_least_urgent_gives_way_and_is_told(model: Path) -> None:
-    with opened(model, max_waiting_requests=3) as omni:
+    with opened(model, **{"engine.max_waiting_requests": 3}) as omni:
         most = 3 + THREADS + 1
         streams = [omni.generate(seen(f"{number}"), priority=number % 3) for number in range(most)]
         assert eventually(lambda: waiting(omni) == most)
@@ -214,7 +197,7 @@ def test_the_least_urgent_gives_way_and_is_told(model: Path) -> None:
 
 def test_bytes_that_wait_are_bounded_and_shared_ones_counted_once(model: Path) -> None:
     big = np.zeros((1000, 1000, 3), np.uint8)
-    with opened(model, max_waiting_bytes=8_000_000) as omni:
+    with opened(model, **{"engine.max_waiting_bytes": 8_000_000}) as omni:
         shared = omni.generate([seen(f"{number}", big) for number in range(30)])
         assert eventually(lambda: waiting(omni) == 30)
         assert 3_000_000 <= omni.usage()["frontend"]["bytes"] < 3_200_000
@@ -251,7 +234,7 @@ def test_preparing_pauses_where_memory_is_full_and_all_are_answered(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.support.echo_family.EchoFrontend", Heavy)
-    with opened(model, max_active_requests=1, max_waiting_bytes=3_000_000) as omni:
+    with opened(model, **{"engine.max_active_requests": 1, "engine.max_waiting_bytes": 3_000_000}) as omni:
         first = omni.generate("first", sampling=ENDLESS)
         next(first)
         rest = omni.generate([f"text {number}" for number in range(30)])
@@ -271,7 +254,7 @@ def test_preparing_pauses_where_memory_is_full_and_all_are_answered(
 
 
 def test_several_answers_wait_as_one_request(model: Path) -> None:
-    with opened(model, max_active_requests=2, max_waiting_requests=1) as omni:
+    with opened(model, **{"engine.max_active_requests": 2, "engine.max_waiting_requests": 1}) as omni:
         first = omni.generate("abc", n=5, sampling=SamplingParams(max_tokens=200))
         next(first)
         assert waiting(omni) == 1
@@ -282,7 +265,7 @@ def test_several_answers_wait_as_one_request(model: Path) -> None:
 
 
 def test_the_cancelled_leave_at_once(model: Path) -> None:
-    with opened(model, max_waiting_requests=2) as omni:
+    with opened(model, **{"engine.max_waiting_requests": 2}) as omni:
         for _ in range(50):
             streams = [omni.generate(seen("x")) for _ in range(THREADS)]
             streams.append(omni.generate(seen("y")))
@@ -297,7 +280,8 @@ def test_the_cancelled_leave_at_once(model: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_floods_and_cancellations_leave_nothing(model: Path, seed: int) -> None:
     """Threads that ask, read, give up and let go at random, beyond every bound: each request has one end, and nothing is held."""
-    limits = {"max_active_requests": 3, "max_waiting_requests": 6, "max_waiting_bytes": 20_000}
+    bounds = {"active_requests": 3, "waiting_requests": 6, "waiting_bytes": 20_000}
+    limits = {f"engine.max_{name}": most for name, most in bounds.items()}
     ends: list[str] = []
     wrong: list[object] = []
 

@@ -1,8 +1,5 @@
 """`n` answers to one request, on a family that echoes."""
 
-import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,20 +7,13 @@ import pytest
 from omni import AsyncOmni, InputError, Omni, SamplingParams
 from omni.errors import StageError
 from tests.support import echo_family
-from tests.support.echo_family import BREAK_OTHERS, OPENED, SAMPLE, echo_model, echo_plugins, eventually
+from tests.support.echo_family import BREAK_OTHERS, OPENED, SAMPLE, eventually
+from tests.support.echo_omni import coroutine
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def omni(model: Path) -> Iterator[Omni]:
+@pytest.fixture(autouse=True)
+def nothing_asked() -> None:
     OPENED.clear()
-    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
-        yield omni
-        assert eventually(lambda: omni.idle)
 
 
 def test_a_result_has_the_other_answers(omni: Omni):
@@ -113,12 +103,8 @@ def test_bounds(omni: Omni, n: Any, words: str):
     assert caught.value.field == "n"
 
 
-def test_coroutines(model: Path):
-    async def ask() -> None:
-        async with AsyncOmni(model, device="cpu", plugins=echo_plugins()) as omni:
-            result = await omni.complete(f"x{SAMPLE}", n=2)
-            assert [result.text, result.alternatives[0].text] == ["x0", "x1"]
-            seen = {out.sample async for out in omni.generate("hello", n=3)}
-            assert seen == {0, 1, 2}
-
-    asyncio.run(ask())
+@coroutine
+async def test_coroutines(omni: AsyncOmni) -> None:
+    result = await omni.complete(f"x{SAMPLE}", n=2)
+    assert [result.text, result.alternatives[0].text] == ["x0", "x1"]
+    assert {out.sample async for out in omni.generate("hello", n=3)} == {0, 1, 2}

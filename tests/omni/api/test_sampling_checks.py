@@ -1,7 +1,5 @@
 """What is refused at submission, and under which name."""
 
-import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,19 +7,7 @@ import pytest
 from omni import AsyncOmni, InputError, Omni, SamplingParams
 from omni.errors import ConfigError
 from omni.sampling import StructuredOutput
-from tests.support.echo_family import echo_model, echo_plugins
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return echo_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def omni(model: Any) -> Iterator[Omni]:
-    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
-        yield omni
-
+from tests.support.echo_omni import coroutine, opened
 
 AT_ONCE: dict[str, tuple[Any, str, str]] = {
     "id out of the vocabulary": (
@@ -120,17 +106,12 @@ def test_others_are_answered_meanwhile(omni: Omni):
     assert omni.generate("hello", stream=False).text == "hello"
 
 
-def test_coroutines_hear_of_forms_that_do_not_compile_where_they_read(model: Any):
+@coroutine
+async def test_coroutines_get_errors_of_grammars_where_they_read(omni: AsyncOmni) -> None:
     """Compiling may take seconds, which an event loop has not."""
-
-    async def ask() -> None:
-        params = SamplingParams(structured=StructuredOutput(regex="a("))
-        async with AsyncOmni(model, device="cpu", plugins=echo_plugins()) as omni:
-            outputs = omni.generate("hello", sampling=params)
-            with pytest.raises(InputError, match=r"sampling.structured.regex: does not compile"):
-                await anext(outputs)
-
-    asyncio.run(ask())
+    outputs = omni.generate("hello", sampling=SamplingParams(structured=StructuredOutput(regex="a(")))
+    with pytest.raises(InputError, match=r"sampling.structured.regex: does not compile"):
+        await anext(outputs)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +126,5 @@ def test_coroutines_hear_of_forms_that_do_not_compile_where_they_read(model: Any
 )
 def test_settings_are_refused_at_the_start(model: Any, path: str, value: str, words: str):
     with pytest.raises(ConfigError) as caught:
-        Omni(model, device="cpu", plugins=echo_plugins(), overrides={path: value})
+        opened(model, **{path: value})
     assert words in str(caught.value)

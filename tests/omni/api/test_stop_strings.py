@@ -1,6 +1,5 @@
 """Texts end before their stop strings, whole and streamed, on a family that echoes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,6 @@ from omni import Omni, SamplingParams
 from tests.support.echo_family import echo_model, echo_plugins
 
 TEXT = "One. Two: ENd END of it"
-
-
-@pytest.fixture(scope="module")
-def omni(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omni]:
-    model = echo_model(tmp_path_factory.mktemp("model"))
-    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
-        yield omni
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import gc
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,7 @@ import torch
 from omni import Omni, Output, SamplingParams
 from omni.errors import InputError, OmniError, StageError
 from tests.support.echo_family import BREAK, GATES, RATE, SAMPLES, echo_model, echo_plugins, eventually, pitch
-
-ENDLESS = SamplingParams(max_tokens=10**9)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return echo_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def omni(model: Path) -> Iterator[Omni]:
-    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
-        yield omni
-        assert eventually(lambda: omni.idle)
-        assert not any(count for usage in omni.usage().values() for count in usage.values())
+from tests.support.echo_omni import ENDLESS
 
 
 def sung(text: str) -> torch.Tensor:

@@ -1,8 +1,6 @@
 """Closing, failing and being forgotten: no thread and no request stays behind."""
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from omni import Omni, Output, SamplingParams
+from omni import Omni, Output
 from omni.errors import CheckpointError, ConfigError, StageError
 from tests.support.echo_family import EXPLODE, GATES, echo_model, echo_plugins, eventually
-from tests.support.entry_points import REPOSITORY
+from tests.support.echo_omni import ENDLESS, opened, run_program
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.thorough
-
-ENDLESS = SamplingParams(max_tokens=10**9)
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +24,8 @@ def no_thread_stays() -> Iterator[None]:
     assert eventually(lambda: set(threading.enumerate()) <= before)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return echo_model(tmp_path)
-
-
 def test_close_is_idempotent(model: Path) -> None:
-    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    omni = opened(model)
     omni.close()
     omni.close()
     with pytest.raises(StageError, match="it is closed"):
@@ -43,7 +34,7 @@ def test_close_is_idempotent(model: Path) -> None:
 
 def test_close_while_busy_ends_every_stream(model: Path) -> None:
     GATES["closing"].clear()
-    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    omni = opened(model)
     errors: list[str] = []
 
     def read(stream: Iterator[Output]) -> None:
@@ -70,7 +61,7 @@ def test_close_while_busy_ends_every_stream(model: Path) -> None:
 
 
 def test_close_from_two_threads_waits_in_both(model: Path) -> None:
-    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    omni = opened(model)
     stream = omni.generate("abc", sampling=ENDLESS)
     thread = threading.Thread(target=omni.close)
     thread.start()
@@ -82,7 +73,7 @@ def test_close_from_two_threads_waits_in_both(model: Path) -> None:
 
 
 def test_an_engine_failure_ends_requests_and_close_still_works(model: Path) -> None:
-    with Omni(model, device="cpu", plugins=echo_plugins()) as omni:
+    with opened(model) as omni:
         bystander = omni.generate("abc", sampling=ENDLESS)
         with pytest.raises(StageError, match="RuntimeError: boom"):
             omni.generate(f"ab{EXPLODE}", stream=False)
@@ -93,7 +84,7 @@ def test_an_engine_failure_ends_requests_and_close_still_works(model: Path) -> N
 
 
 def test_a_forgotten_model_is_closed(model: Path) -> None:
-    omni = Omni(model, device="cpu", plugins=echo_plugins())
+    omni = opened(model)
     assert omni.generate("hello", stream=False).text == "hello"
     del omni
     gc.collect()
@@ -102,7 +93,7 @@ def test_a_forgotten_model_is_closed(model: Path) -> None:
 
 def test_a_stream_keeps_its_model(model: Path) -> None:
     GATES["kept"].clear()
-    stream = Omni(model, device="cpu", plugins=echo_plugins()).generate("wait kept")
+    stream = opened(model).generate("wait kept")
     gc.collect()
     time.sleep(0.05)
     GATES["kept"].set()
@@ -110,33 +101,24 @@ def test_a_stream_keeps_its_model(model: Path) -> None:
 
 
 def test_an_open_model_does_not_hang_the_interpreter(model: Path) -> None:
-    program = f"""
-import sys
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
-from omni import Omni, Output, SamplingParams
-from tests.support.echo_family import echo_plugins
-omni = Omni({str(model)!r}, device="cpu", plugins=echo_plugins())
-stream = omni.generate("abc", sampling=SamplingParams(max_tokens=10**9))
+    ran = run_program(f"""
+from tests.support.echo_omni import ENDLESS, opened
+omni = opened({str(model)!r})
+stream = omni.generate("abc", sampling=ENDLESS)
 print(next(stream).index)
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
-    )
+""")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "0\n", "")
 
 
 def test_what_is_wrong_with_the_model_is_said_at_once(model: Path, tmp_path: Path) -> None:
-    plugins = echo_plugins()
-    with pytest.raises(ConfigError, match=r"writer\.speed: there is no option"):
-        Omni(model, device="cpu", plugins=plugins, overrides={"writer.speed": 3})
-    with pytest.raises(ConfigError, match="dtype"):
-        Omni(model, device="cpu", plugins=plugins, dtype="int8")
-    with pytest.raises(ConfigError, match="load_format"):
-        Omni(model, device="cpu", plugins=plugins, load_format="gguf")
+    for setting, value in (("writer.speed", 3), ("engine.dtype", "int8"), ("engine.load_format", "gguf")):
+        with pytest.raises(ConfigError, match=setting.partition(".")[2]):
+            opened(model, **{setting: value})
     with pytest.raises(ConfigError, match="device"):
-        Omni(model, device="tpu", plugins=plugins)
+        Omni(model, device="tpu", plugins=echo_plugins())
     with pytest.raises(CheckpointError, match="there is no folder"):
-        Omni(tmp_path / "nowhere", device="cpu", plugins=plugins)
-    (model / "config.json").write_text('{"model_type": "echo"}')
+        opened(tmp_path / "nowhere")
+    broken = echo_model(tmp_path)
+    (broken / "config.json").write_text('{"model_type": "echo"}')
     with pytest.raises(CheckpointError, match=r"config\.json: does not fit family 'echo': KeyError: 'speaks'"):
-        Omni(model, device="cpu", plugins=plugins)
+        opened(broken)
