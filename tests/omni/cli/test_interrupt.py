@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from omni.cli import app
 from tests.omni.cli.echo_program import environment, program, wait_for_handlers
-from tests.support.echo_family import echo_model
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
@@ -52,11 +51,6 @@ for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(lock)
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> str:
-    return str(echo_model(tmp_path))
-
-
-@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a process, of which nothing is left after the test."""
     with ExitStack() as processes:
@@ -68,6 +62,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
             return process
 
         yield start
+
+
+def assert_begins(process: Process, text: bytes) -> None:
+    assert process.stdout is not None
+    assert process.stdout.read(len(text)) == text
 
 
 def end(process: Process, code: int = 130, line: bytes = b"interrupted\n") -> None:
@@ -106,8 +105,7 @@ def test_a_start_that_stalls_keeps_nobody(start: Start, code: str) -> None:
 def test_while_an_answer_comes_in_no_wav_is_written(start: Start, tmp_path: Path, model: str) -> None:
     (tmp_path / "a.wav").write_bytes(b"before")
     process = start(program(), "run", model, "hello", "--out", "a.wav", *ENDLESS)
-    assert process.stdout is not None
-    assert process.stdout.read(5) == b"hello"
+    assert_begins(process, b"hello")
     process.send_signal(signal.SIGINT)
     end(process)
     assert {path.name for path in tmp_path.iterdir()} == {"echo", "a.wav"}
@@ -116,8 +114,7 @@ def test_while_an_answer_comes_in_no_wav_is_written(start: Start, tmp_path: Path
 
 def test_a_termination_ends_it_too(start: Start, model: str) -> None:
     process = start(program(), "run", model, "hello", *ENDLESS)
-    assert process.stdout is not None
-    assert process.stdout.read(5) == b"hello"
+    assert_begins(process, b"hello")
     process.send_signal(signal.SIGTERM)
     end(process, 143, b"terminated\n")
 
@@ -133,8 +130,8 @@ omni.api.session.Client.close = close
 
 def test_a_second_one_waits_for_no_closing(start: Start, model: str) -> None:
     process = start(program(at="omni.cli.run", code=CLOSES_NEVER), "run", model, "x", *ENDLESS)
+    assert_begins(process, b"xx")
     assert process.stdout is not None
-    assert process.stdout.read(2) == b"xx"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline().endswith(b"closing\n")
     process.send_signal(signal.SIGINT)
@@ -169,8 +166,7 @@ def test_what_becomes_another_error_is_none(start: Start) -> None:
 
 def test_a_closing_that_does_not_end_has_its_limit(start: Start, model: str) -> None:
     process = start(program(at="omni.cli.run", code=SHORT_LIMIT + CLOSES_NEVER), "run", model, "x", *ENDLESS)
-    assert process.stdout is not None
-    assert process.stdout.read(2) == b"xx"
+    assert_begins(process, b"xx")
     process.send_signal(signal.SIGINT)
     end(process)
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -15,27 +14,17 @@ from typer.testing import CliRunner, Result
 from omni.cli import app
 from tests.omni.cli.echo_program import environment, program
 from tests.support.echo_family import RATE, SAMPLES, echo_model
-from tests.support.echo_plugin import POINT
-from tests.support.entry_points import own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.resources import no_file_over
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]
 
 ENDLESS = ("--max-tokens", "1000000000")
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EntryPoint]:
-    points = [POINT, *own_entry_points("local")]
-    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
+def in_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    return points
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    return str(echo_model(tmp_path))
 
 
 def call(model: str, *arguments: str) -> Result:

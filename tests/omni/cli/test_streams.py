@@ -7,7 +7,7 @@ import pytest
 import soundfile
 
 from tests.omni.cli.echo_program import environment, program
-from tests.support.echo_family import RATE, SAMPLES, echo_model
+from tests.support.echo_family import RATE, SAMPLES
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiers import SLOW, few
 
@@ -15,11 +15,6 @@ pytestmark = pytest.mark.thorough
 
 Ran = subprocess.CompletedProcess[bytes]
 FULL = "error: standard output: cannot be written (No space left on device); send it where there is room\n"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    return str(echo_model(tmp_path))
 
 
 def run(folder: Path, redirections: str, *arguments: str) -> Ran:

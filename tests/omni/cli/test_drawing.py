@@ -91,18 +91,11 @@ class Reader:
 
     def _below(self, row: int, column: int) -> str:
         for name, (at, first, last) in self.places.items():
-            boxed = (
-                at == row + 1
-                and first - 2 <= column
-                and self.at(row, column) == "─"
-                and self._same_box(row, column, first)
-            )
+            boxed = at == row + 1 and first - 2 <= column and self.at(row, column) == "─"
+            boxed = boxed and "┐" not in self.rows[row][first - 2 : column]
             if boxed or (at == row and first <= column <= last):
                 return name
         raise AssertionError(f"an arrow points at nothing at {row}, {column}")
-
-    def _same_box(self, row: int, column: int, first: int) -> bool:
-        return "┐" not in self.rows[row][first - 2 : column]
 
 
 @st.composite
@@ -117,9 +110,7 @@ def graphs(draw_from: st.DrawFn, most: int) -> Graph:
 
 
 @given(graphs(most=8))
-def test_every_arrow_is_drawn_and_leads_where_it_should(
-    graph: Graph,
-) -> None:
+def test_every_arrow_is_drawn_and_leads_where_it_should(graph: Graph) -> None:
     names, arrows, ends = graph
     reader = Reader(draw(pipeline(names, arrows, ends)), [*names, *ends])
     for number, name in enumerate(names):

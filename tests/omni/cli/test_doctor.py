@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from tests.support.tiny_text import write_text_model
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
-    """The entry points that commands find. A test may change them."""
-    points = own_entry_points()
-    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
-    return points
+pytestmark = pytest.mark.usefixtures("installed")
+
+
+@pytest.fixture
+def points() -> list[EntryPoint]:
+    return own_entry_points()
 
 
 @pytest.fixture(autouse=True)
@@ -158,35 +157,29 @@ def test_weights_of_another_configuration_are_found(folder: Path) -> None:
     assert "has no weights for" in problem("shapes", folder)
 
 
-def unknown_type(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "unheard_of"}')
-
-
-def no_sizes(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
-
-
-def no_tokenizer(folder: Path) -> None:
-    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
-        (folder / name).unlink(missing_ok=True)
-
-
-def no_preprocessor(folder: Path) -> None:
-    (folder / "preprocessor_config.json").unlink()
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"model_type": "unheard_of"}', "no plugin serves model type 'unheard_of'"),
+        ('{"model_type": "qwen3_omni_moe"}', "config.json"),
+    ],
+)
+def test_a_config_that_does_not_suffice(folder: Path, content: str, words: str) -> None:
+    (folder / "config.json").write_text(content)
+    assert words in problem("pipeline", folder)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "name", "words"),
+    ("files", "words"),
     [
-        (unknown_type, "pipeline", "no plugin serves model type 'unheard_of'"),
-        (no_sizes, "pipeline", "config.json"),
-        (no_tokenizer, "processor", "tokenizer"),
-        (no_preprocessor, "processor", "preprocessor_config.json: is missing"),
+        (("tokenizer.json", "vocab.json", "merges.txt"), "tokenizer"),
+        (("preprocessor_config.json",), "preprocessor_config.json: is missing"),
     ],
 )
-def test_what_else_a_folder_may_lack(folder: Path, spoil: Callable[[Path], None], name: str, words: str) -> None:
-    spoil(folder)
-    assert words in problem(name, folder)
+def test_files_that_a_processor_lacks(folder: Path, files: tuple[str, ...], words: str) -> None:
+    for name in files:
+        (folder / name).unlink(missing_ok=True)
+    assert words in problem("processor", folder)
 
 
 def test_a_family_whose_plugin_is_not_installed(whole: Path, installed: list[EntryPoint]) -> None:
@@ -231,32 +224,20 @@ def test_a_device_that_is_not_here(whole: Path) -> None:
 
 
 def test_memory_that_does_not_suffice(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "the stages need"
-    assert words in problem("memory", whole, "--set", "engine.memory_bytes=1000000")
+    assert "the stages need" in problem("memory", whole, "--set", "engine.memory_bytes=1000000")
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**9, 10**6))
     assert "0.0 GiB are free; lower max_model_len" in problem("memory", whole)
     held = 2 * EncoderOptions().held_bytes
     least, most = held + 556 * 10**6, held + 637 * 10**6
     monkeypatch.setattr("omni.cli.doctor.model.host_memory", lambda: (10**10, (least + most) // 2))
-    found = checks(whole)
-    assert (found["memory"]["status"], found["memory"]["remedy"]) == (
-        "warning",
-        "set engine.memory_bytes, and the stages divide it",
-    )
-
-
-@pytest.fixture
-def with_broken(installed: list[EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_doctor_plugin.py").write_text("import nothing_of_this_name\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    installed.append(EntryPoint("broken", "broken_doctor_plugin", "omni"))
+    memory = checks(whole)["memory"]
+    assert memory["status"] == "warning"
+    assert memory["remedy"] == "set engine.memory_bytes, and the stages divide it"
 
 
 @pytest.mark.usefixtures("with_broken")
 def test_a_broken_plugin_is_named_with_the_last_line_of_its_reason() -> None:
-    words = (
-        "is broken: ModuleNotFoundError: No module named 'nothing_of_this_name'; `omni plugins --verbose` shows where"
-    )
+    words = "is broken: ModuleNotFoundError: No module named 'nothing_of_this_name'; `omni plugins --verbose` shows"
     assert words in problem("broken")
 
 

@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -18,26 +17,13 @@ from typer.testing import CliRunner, Result
 import omni
 from omni.cli import app
 from omni.errors import InputError
-from tests.support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPLES, echo_model
-from tests.support.echo_plugin import POINT
+from tests.omni.cli.echo_program import program
+from tests.support.echo_family import BREAK, BREAK_OTHERS, OPENED, RATE, SAMPLE, SAMPLES
 from tests.support.entry_points import REPOSITORY, own_entry_points
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.resources import no_file_over
 
-ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
-    """The entry points that commands find. A test may change them."""
-    points = [POINT, *own_entry_points("local")]
-    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: points)
-    return points
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    return str(echo_model(tmp_path))
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 def call(*arguments: str) -> Result:
@@ -120,20 +106,13 @@ def test_one_failing_answer_does_not_hide_the_others(model: str) -> None:
 
 
 def test_settings_reach_every_sampling_parameter(model: str) -> None:
-    settings = {
-        "stop": '["lo"]',
-        "min_tokens": "2",
-        "logit_bias": '{"5": 1.5}',
-        "bad_words_ids": "[[1, 2], [3]]",
-        "structured": '{"choice": ["hello"]}',
-        "processors": '{"name": {"key": 1}}',
-        "ignore_eos": "true",
-        "allowed_token_ids": "[1, 2]",
-        "min_p": "0.5",
-        "logprobs": "2",
-    }
+    settings = [
+        *('stop=["lo"]', "min_tokens=2", 'logit_bias={"5": 1.5}', "bad_words_ids=[[1, 2], [3]]", "logprobs=2"),
+        *('structured={"choice": ["hello"]}', 'processors={"name": {"key": 1}}', "ignore_eos=true", "min_p=0.5"),
+        "allowed_token_ids=[1, 2]",
+    ]
     OPENED.clear()
-    given = [argument for name, value in settings.items() for argument in ("--set", f"writer.sampling.{name}={value}")]
+    given = [argument for setting in settings for argument in ("--set", f"writer.sampling.{setting}")]
     result = call("run", model, "hello", *given, "--modalities", "text", "--device", "cpu")
     assert (result.exit_code, result.stdout) == (0, "hel\n"), result.output
     assert len(OPENED[0].rules.host_processors) == 1
@@ -214,15 +193,8 @@ def test_an_error_that_is_not_omnis_is_one_line_too(model: str) -> None:
     assert refused("run", model, "hi", "--device", "cpu") == f"error: {problem}; use it as published"
 
 
-@pytest.fixture
-def with_broken(installed: list[EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_echo_plugin.py").write_text("import nothing_of_this_name\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    installed.append(EntryPoint("broken", "broken_echo_plugin", "omni"))
-
-
 @pytest.mark.usefixtures("with_broken")
-def test_plugins_as_a_table() -> None:
+def test_plugins_as_a_table_and_as_json() -> None:
     result = call("plugins")
     assert result.exit_code == 0
     lines = {line.split()[0]: line for line in result.stdout.splitlines()}
@@ -231,10 +203,6 @@ def test_plugins_as_a_table() -> None:
     assert lines["broken"].endswith("broken: ModuleNotFoundError: No module named 'nothing_of_this_name'")
     assert "Traceback" not in result.stdout
     assert "Traceback" in call("plugins", "--verbose").stdout
-
-
-@pytest.mark.usefixtures("with_broken")
-def test_plugins_as_json() -> None:
     records = {record["name"]: record for record in json.loads(call("plugins", "--json").stdout)}
     assert records["local"]["registered"] == ["connector local"]
     assert records["local"]["error"] is None
@@ -243,21 +211,11 @@ def test_plugins_as_json() -> None:
 
 
 def test_plugins_needs_no_torch() -> None:
-    program = f"""
-import sys
-sys.path[:0] = {ROOTS}
-from omni.plugin import manager
-from tests.support.entry_points import own_entry_points
-manager.entry_points = lambda group: own_entry_points()
-from omni.cli import app
-app(["plugins"], standalone_mode=False)
-print("torch" in sys.modules)
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
-    )
+    last = 'import atexit\natexit.register(lambda: print("torch" in sys.modules))\n'
+    command = [*program(before=last), "plugins"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
     *table, torch_imported = ran.stdout.splitlines()
-    assert len(table) == 1 + len(own_entry_points())
+    assert len(table) == 2 + len(own_entry_points())
     assert torch_imported == "False"
 
 
@@ -345,19 +303,10 @@ def test_tiny_asks_which_of_several(tmp_path: Path, installed: list[EntryPoint])
 
 def test_on_a_terminal_the_audio_is_counted_after_the_text(model: str, tmp_path: Path) -> None:
     out = tmp_path / "a.wav"
-    program = f"""
-import sys
-sys.path[:0] = {ROOTS}
-from omni.plugin import manager
-from tests.support.echo_plugin import POINT
-from tests.support.entry_points import own_entry_points
-manager.entry_points = lambda group: [POINT, *own_entry_points("local")]
-from omni.cli import app
-app(["run", {model!r}, "he\\nllo", "--out", {str(out)!r}, "--device", "cpu"])
-"""
+    command = [*program(), "run", model, "he\nllo", "--out", str(out), "--device", "cpu"]
     leader, follower = pty.openpty()
     with os.fdopen(leader, "rb", buffering=0) as screen:
-        ran = subprocess.Popen([sys.executable, "-c", program], stdout=follower, stderr=follower, close_fds=True)
+        ran = subprocess.Popen(command, stdout=follower, stderr=follower, close_fds=True)
         os.close(follower)
         shown = b""
         try:
@@ -372,17 +321,8 @@ app(["run", {model!r}, "he\\nllo", "--out", {str(out)!r}, "--device", "cpu"])
 
 
 def test_a_reader_that_goes_away_is_no_error(model: str) -> None:
-    program = f"""
-import os, sys
-sys.path[:0] = {ROOTS}
-from omni.plugin import manager
-from tests.support.echo_plugin import POINT
-from tests.support.entry_points import own_entry_points
-manager.entry_points = lambda group: [POINT, *own_entry_points("local")]
-from omni.cli import app
-app(["run", {model!r}, "hello", "--max-tokens", "1000000000", "--device", "cpu"])
-"""
-    ran = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [*program(), "run", model, "hello", "--max-tokens", "1000000000", "--device", "cpu"]
+    ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert ran.stdout is not None
     assert ran.stderr is not None
     with ran.stdout, ran.stderr:

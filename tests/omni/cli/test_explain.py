@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.support.echo_family import EchoKind, echo_model
 from tests.support.echo_plugin import POINT
 from tests.support.entry_points import own_entry_points
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("installed")]
 
 _TOWER = ("max_batch_length", "cache_bytes")
 _STAGE = {"max_model_len": 256, "max_num_seqs": 2}
@@ -40,9 +41,9 @@ SETTINGS: dict[str, object] = {
 SET = [word for path, value in SETTINGS.items() for word in ("--set", f"{path}={value}")]
 
 
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni.plugin.manager.entry_points", lambda group: [POINT, *own_entry_points()])
+@pytest.fixture
+def points() -> list[EntryPoint]:
+    return [POINT, *own_entry_points()]
 
 
 @pytest.fixture(scope="module")
@@ -184,15 +185,8 @@ def test_too_little_memory_is_part_of_the_report_until_it_is_measured(folder: Pa
     measured = call(*small, "--measure")
     assert (measured.exit_code, measured.stdout) == (1, "")
     assert measured.stderr.startswith("error: engine.memory_bytes: the stages need")
-    rows = measured.stderr.splitlines()[1:]
-    assert [row.split()[0] for row in rows] == [
-        "stage",
-        "audio_encoder",
-        "vision_encoder",
-        "thinker",
-        "talker",
-        "code2wav",
-    ]
+    rows = [row.split()[0] for row in measured.stderr.splitlines()[1:]]
+    assert rows == ["stage", "audio_encoder", "vision_encoder", "thinker", "talker", "code2wav"]
 
 
 def test_pages_that_are_chosen_are_the_fewest_and_the_most(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,14 +29,9 @@ def test_versions_are_ordered_as_packaging_orders_them(one: str, other: str, loc
 
 
 def test_requirements_are_read_as_packaging_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [
-        "msgspec>=0.19",
-        "tokenizers",
-        "torch >= 2.11",
-        'ruff>=0.9; extra == "dev"',
-        "torchaudio>=2; extra == 'gpu'",
-    ]
-    monkeypatch.setattr(environment.metadata, "requires", lambda name: texts)
+    texts = ["msgspec>=0.19", "tokenizers", "torch >= 2.11"]
+    texts += ['ruff>=0.9; extra == "dev"', "torchaudio>=2; extra == 'gpu'"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: texts)
     for text, found in zip(texts, environment.requirements(), strict=True):
         read = Reference(text)
         assert found.name == read.name
@@ -43,7 +39,7 @@ def test_requirements_are_read_as_packaging_reads_them(monkeypatch: pytest.Monke
         assert found.extra is None if read.marker is None else read.marker.evaluate({"extra": found.extra or ""})
 
 
-def by_name(found: list[Check]) -> dict[str, Check]:
+def by_name(found: Iterable[Check]) -> dict[str, Check]:
     return {check.name: check for check in found}
 
 
@@ -62,7 +58,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_what_is_installed_and_new_enough_is_well(packages: dict[str, str]) -> None:
-    found = by_name(list(environment.check_environment()))
+    found = by_name(environment.check_environment())
     assert {check.status for check in found.values()} == {"ok"}
     assert found["omni"].detail == __version__
     assert found["python"].detail.startswith(sys.version.split()[0])
@@ -72,14 +68,14 @@ def test_what_is_installed_and_new_enough_is_well(packages: dict[str, str]) -> N
 def test_what_is_missing_or_too_old_is_a_problem(packages: dict[str, str]) -> None:
     packages["torch"] = "2.9.1"
     del packages["msgspec"]
-    found = by_name(list(environment.check_environment()))
+    found = by_name(environment.check_environment())
     assert (found["torch"].status, found["torch"].detail) == ("problem", "2.9.1 is older than 2.11")
     assert (found["msgspec"].status, found["msgspec"].remedy) == ("problem", "pip install 'msgspec>=0.19'")
 
 
 def test_python_too_old(packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "sys", SimpleNamespace(version_info=(3, 10), executable="/usr/bin/python"))
-    found = by_name(list(environment.check_environment()))
+    found = by_name(environment.check_environment())
     assert (found["python"].status, found["python"].remedy) == ("problem", "use Python 3.11 or newer")
 
 
@@ -88,10 +84,10 @@ def test_packages_for_cuda_beside_a_torch_without(
     name: str, packages: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages[name] = "2.13.0"
-    check = by_name(list(environment.check_environment()))[f"{name} and torch"]
+    check = by_name(environment.check_environment())[f"{name} and torch"]
     assert (check.status, check.remedy) == ("warning", f"pip uninstall {name}")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert f"{name} and torch" not in by_name(list(environment.check_environment()))
+    assert f"{name} and torch" not in by_name(environment.check_environment())
 
 
 @pytest.mark.parametrize(
@@ -100,12 +96,12 @@ def test_packages_for_cuda_beside_a_torch_without(
 )
 def test_triton_beside_a_newer_numpy(triton: str, numpy: str, trapped: bool, packages: dict[str, str]) -> None:
     packages.update(triton=triton, numpy=numpy)
-    assert ("triton and numpy" in by_name(list(environment.check_environment()))) == trapped
+    assert ("triton and numpy" in by_name(environment.check_environment())) == trapped
 
 
 def test_not_installed_but_run_from_its_folder(packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "requirements", list)
-    check = by_name(list(environment.check_environment()))["packages"]
+    check = by_name(environment.check_environment())["packages"]
     assert check.status == "warning"
     assert "not installed" in check.detail
 
@@ -115,13 +111,9 @@ def test_a_package_that_fails_to_import_is_named_and_the_rest_is_checked(tmp_pat
     roots = [str(tmp_path), *(str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages"))]
     program = f"import sys; sys.path[:0] = {roots}; from omni.cli import main; main()"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", program, "doctor"]
     ran = subprocess.run(
-        [sys.executable, "-c", program, "doctor"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-        env=environment,
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, env=environment
     )
     assert (ran.returncode, ran.stderr) == (1, "")
     assert "  problem  import torch: OSError: shared object file" in ran.stdout
@@ -131,7 +123,7 @@ def test_a_package_that_fails_to_import_is_named_and_the_rest_is_checked(tmp_pat
 
 
 def test_the_cpu_is_described_as_the_system_does() -> None:
-    found = by_name(list(devices.check_devices()))
+    found = by_name(devices.check_devices())
     total, free = devices.host_memory()
     assert 0 < free <= total <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert found["cpu"].detail.startswith(f"{len(os.sched_getaffinity(0))} cores, ")
@@ -161,7 +153,7 @@ def test_cuda_devices_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A card")
-    found = by_name(list(devices.check_devices()))
+    found = by_name(devices.check_devices())
     assert (found["cuda:0"].status, found["cuda:0"].detail) == ("ok", "A card, 8.0 GiB of 16.0 GiB free")
     assert (found["cuda:1"].status, found["cuda:1"].detail) == ("problem", "RuntimeError: nothing is left")
     assert "cuda" not in found
@@ -171,4 +163,4 @@ def test_cuda_devices_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None
 def test_no_cuda_device(built: str | None, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", built)
-    assert by_name(list(devices.check_devices()))["cuda"].status == status
+    assert by_name(devices.check_devices())["cuda"].status == status
