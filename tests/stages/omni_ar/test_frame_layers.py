@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from omni_ar.layers import DecoderConfig, DecoderLayers, FrameLayers, FrequencyScaling, first_pass
@@ -9,23 +10,21 @@ from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 from tests.support.one_row import OneRow
 
 ROWS, GROUPS, CODES = 3, 6, 11
-SCALED = FrequencyScaling(factor=8.0, slow_turns=0.5, fast_turns=2.0, trained_positions=32)
 CPU = torch.device("cpu")
 
 
-def config(**changes: object) -> DecoderConfig:
-    fields: dict[str, object] = {
-        "width": 24,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "mlp_width": 40,
-        "max_positions": 64,
-        "rope_theta": 100.0,
-        "rms_norm_eps": 1e-5,
-    }
-    return DecoderConfig(**(fields | changes))
+CONFIG = DecoderConfig(
+    width=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_width=40,
+    max_positions=64,
+    rope_theta=100.0,
+    rms_norm_eps=1e-5,
+)
+SCALED = FrequencyScaling(factor=8.0, slow_turns=0.5, fast_turns=2.0, trained_positions=32)
 
 
 class Plain(ArModel):
@@ -62,11 +61,13 @@ class Plain(ArModel):
         return hidden_RD
 
 
-@pytest.mark.parametrize("changes", [{}, {"qk_norm": False, "rope_scaling": SCALED}, {"attention_bias": True}])
-def test_each_group_is_predicted_from_all_positions_before_it(changes: dict[str, object]):
+@pytest.mark.parametrize(
+    "config", [CONFIG, replace(CONFIG, qk_norm=False, rope_scaling=SCALED), replace(CONFIG, attention_bias=True)]
+)
+def test_each_group_is_predicted_from_all_positions_before_it(config: DecoderConfig):
     generator = torch.Generator().manual_seed(3)
-    layers = FrameLayers(config(**changes), device=CPU, dtype=torch.float32)
-    plain = Plain(config(**changes))
+    layers = FrameLayers(config, device=CPU, dtype=torch.float32)
+    plain = Plain(config)
     for parameter in layers.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * (0.5 if parameter.dim() == 1 else 0.3)
     plain.decoder.load_state_dict(layers.state_dict())

@@ -56,9 +56,7 @@ def edits(tokens: list[int]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", edits([0] * TOKENS))
-def test_greedy_tokens_are_those_of_transformers(
-    reference: TextReference, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_greedy_tokens_are_those_of_transformers(reference, tmp_path, name, caplog):
     tokens = reference.answer(5, 1.0)
     generation = {"eos_token_id": None, "max_new_tokens": TOKENS} | edits(tokens)[name]
     ids = torch.tensor([PROMPTS[5]])
@@ -85,9 +83,7 @@ def test_greedy_tokens_are_those_of_transformers(
         {"temperature": None, "top_k": None, "top_p": None, "min_p": None},
     ],
 )
-def test_what_is_drawn_from_is_what_transformers_draws_from(
-    reference: TextReference, generation: dict[str, Any]
-) -> None:
+def test_the_distribution_is_that_of_transformers(reference, generation):
     """A field that is null is as one that is not there."""
     config, _ = reference.model._prepare_generation_config(GenerationConfig.from_dict(SAMPLED | generation))
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3Config, Qwen3Model
+from transformers import Qwen3Config, Qwen3Model, Qwen3MoeConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from omni.checkpoint import stacked_destinations
+from omni.errors import CheckpointError
 from omni_ar.attention import AttentionMetadata, KVCache, PrefillRow, TorchPagedAttention
 from omni_ar.layers import Attention, DecoderLayer, GatedMLP, RMSNorm, RotaryEmbedding, SparseMoE
+from omni_ar.layers.decoder import decoder_config
 
 # Published weights of a module that keeps some of them stacked.
 
@@ -47,9 +49,15 @@ def attention(layer=0, **overrides):
     return Attention(WIDTH, HEADS, KV_HEADS, HEAD_DIM, **{"qk_norm_eps": EPS, "layer": layer, **overrides})
 
 
-def stack(**overrides):
+def stack(dtype=None, **overrides):
     layers = [
-        DecoderLayer(attention(layer, **overrides), GatedMLP(WIDTH, 40), width=WIDTH, norm_eps=EPS)
+        DecoderLayer(
+            attention(layer, dtype=dtype, **overrides),
+            GatedMLP(WIDTH, 40, dtype=dtype),
+            width=WIDTH,
+            norm_eps=EPS,
+            dtype=dtype,
+        )
         for layer in range(LAYERS)
     ]
     return nn.ModuleList(layers)
@@ -86,7 +94,8 @@ class Rows:
     def step(self, pieces):
         """pieces: (row, x `[n, D]`, whether it is a decode), decodes first. Returns the outputs in that order."""
         decodes = [row for row, _, is_decode in pieces if is_decode]
-        positions, slots, prefills = [], [], []
+        positions: list[Tensor] = []
+        slots, prefills = [], []
         for row, x, is_decode in pieces:
             position = self.lengths[row] + torch.arange(len(x))
             slots.append(self.tables[row][position // BLOCK] * BLOCK + position % BLOCK)
@@ -137,7 +146,7 @@ def test_layers_whole_chunked_and_decoded_in_a_mixed_batch(reference):
     load_published(layers, reference.layers.state_dict())
     first, second = inputs(11, WIDTH, seed=4), inputs(9, WIDTH, seed=5)
     rows = Rows(layers)
-    parts = [[], []]
+    parts: list[list[Tensor]] = [[], []]
     # A prompt; its decode beside the other's first chunk; beside its second chunk; both decode.
     for pieces in (
         [(0, first[:6], False)],
@@ -167,16 +176,7 @@ def test_without_query_and_key_norms_there_are_no_such_parameters():
 
 def test_layers_in_bf16_stay_near_fp32():
     wide = randomize(stack(), seed=7)
-    narrow = nn.ModuleList(
-        DecoderLayer(
-            attention(layer, dtype=torch.bfloat16),
-            GatedMLP(WIDTH, 40, dtype=torch.bfloat16),
-            width=WIDTH,
-            norm_eps=EPS,
-            dtype=torch.bfloat16,
-        )
-        for layer in range(LAYERS)
-    ).requires_grad_(False)
+    narrow = stack(torch.bfloat16).requires_grad_(False)
     narrow.load_state_dict(wide.state_dict())
     x = inputs(10, WIDTH)
     (exact,), (rounded,) = (Rows(wide).step([(0, x, False)]), Rows(narrow, torch.bfloat16).step([(0, x, False)]))
@@ -185,10 +185,9 @@ def test_layers_in_bf16_stay_near_fp32():
 
 
 def test_modules_can_be_built_on_the_meta_device():
-    build = {"device": "meta", "dtype": torch.bfloat16}
-    moe = SparseMoE(WIDTH, 16, 4, 2, True, **build)
-    layer = DecoderLayer(attention(**build), moe, width=WIDTH, norm_eps=EPS, **build)
-    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in layer.parameters())
+    moe = SparseMoE(WIDTH, 16, 4, 2, True, device="meta")
+    layer = DecoderLayer(attention(device="meta"), moe, width=WIDTH, norm_eps=EPS, device="meta")
+    assert all(p.is_meta for p in layer.parameters())
     assert {name for name, _ in layer.named_parameters()} == {
         *(f"self_attn.{name}_proj.weight" for name in ("qkv", "o")),
         *(f"self_attn.{name}_norm.weight" for name in "qk"),
@@ -196,3 +195,18 @@ def test_modules_can_be_built_on_the_meta_device():
         "input_layernorm.weight",
         "post_attention_layernorm.weight",
     }
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(4, 5), (4, 0), (8193, 2)])
+def test_experts_that_no_token_could_be_sent_to_are_refused(experts: int, top_k: int):
+    config = Qwen3MoeConfig(num_hidden_layers=1, num_experts=experts, num_experts_per_tok=top_k)
+    with pytest.raises(CheckpointError) as caught:
+        decoder_config(config)
+    assert str(caught.value).startswith(
+        f"config.json: num_experts_per_tok: is {top_k} of {experts} experts; use at least 1"
+    )
+
+
+def test_all_experts_for_every_token_are_fine():
+    config = decoder_config(Qwen3MoeConfig(num_hidden_layers=1, num_experts=4, num_experts_per_tok=4))
+    assert (config.num_experts, config.top_k) == (4, 4)

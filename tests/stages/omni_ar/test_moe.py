@@ -27,15 +27,19 @@ def randomize(module, seed):
     return module.eval().requires_grad_(False)
 
 
-def config_fields(width, intermediate, experts, top_k, norm_topk):
-    return {
-        "hidden_size": width,
-        "moe_intermediate_size": intermediate,
-        "num_experts": experts,
-        "num_experts_per_tok": top_k,
-        "norm_topk_prob": norm_topk,
-        "hidden_act": "silu",
-    }
+def published(block, config, width, intermediate, experts, top_k, norm_topk, **fields):
+    """transformers' block of random weights."""
+    made = config(
+        hidden_size=width,
+        moe_intermediate_size=intermediate,
+        num_experts=experts,
+        num_experts_per_tok=top_k,
+        norm_topk_prob=norm_topk,
+        hidden_act="silu",
+        **fields,
+    )
+    made._experts_implementation = "eager"
+    return randomize(block(made), seed=1)
 
 
 def _published(reference):
@@ -71,9 +75,7 @@ def inputs(tokens, width, seed=0):
 @pytest.mark.parametrize(("experts", "top_k", "tokens"), [(8, 2, 33), (4, 4, 5), (16, 1, 3), (1, 1, 2), (6, 3, 1)])
 def test_sparse(width, intermediate, norm_topk, experts, top_k, tokens):
     sizes = (width, intermediate, experts, top_k, norm_topk)
-    config = Qwen3OmniMoeTextConfig(**config_fields(*sizes))
-    config._experts_implementation = "eager"
-    reference = randomize(Qwen3OmniMoeThinkerTextSparseMoeBlock(config), seed=1)
+    reference = published(Qwen3OmniMoeThinkerTextSparseMoeBlock, Qwen3OmniMoeTextConfig, *sizes)
     ours = copy_checkpoint(reference, SparseMoE(*sizes))
     x = inputs(tokens, width)
     torch.testing.assert_close(ours(x), reference(x[None])[0], rtol=1e-5, atol=1e-6)
@@ -82,9 +84,8 @@ def test_sparse(width, intermediate, norm_topk, experts, top_k, tokens):
 @pytest.mark.parametrize(("width", "intermediate"), SIZES)
 def test_with_a_shared_expert(width, intermediate):
     sizes = (width, intermediate, 8, 3, True)
-    config = Qwen3OmniMoeTalkerTextConfig(**config_fields(*sizes), shared_expert_intermediate_size=12)
-    config._experts_implementation = "eager"
-    reference = randomize(Qwen3OmniMoeTalkerTextSparseMoeBlock(config), seed=2)
+    shared = {"shared_expert_intermediate_size": 12}
+    reference = published(Qwen3OmniMoeTalkerTextSparseMoeBlock, Qwen3OmniMoeTalkerTextConfig, *sizes, **shared)
     ours = copy_checkpoint(reference, SharedExpertMoE(*sizes, 12))
     x = inputs(19, width)
     expected = reference(x[None])[0]
@@ -146,7 +147,7 @@ def test_a_token_does_not_depend_on_its_neighbours():
 
 def test_routing_can_be_observed():
     moe = randomize(SparseMoE(16, 24, 8, 3, True), seed=8)
-    seen = []
+    seen: list[torch.Tensor] = []
     with observe_routing(seen.append):
         moe(inputs(4, 16, seed=1))
         moe(inputs(2, 16, seed=2))

@@ -108,12 +108,12 @@ class Pressure(RuleBasedStateMachine):
         if self.talker:
             texts = [number % 3, 2, 1]
             self.asked[name] = Asked(salt, prompt, answer(salt, prompt, max_tokens, texts, 4), [], texts)
-            self.driver.speak(name, plain_prompt(prompt), rank=rank, cache_salt=salt, **sampling)
+            self.driver.speak(name, plain_prompt(prompt), params=sampling, rank=rank, cache_salt=salt)
             return
         places = sorted(place for place in wanted if place < len(prompt))
         self.asked[name] = Asked(salt, prompt, answer(salt, prompt, max_tokens), places, [])
         given = plain_prompt(prompt, payload_positions=np.array(places, np.int64))
-        self.driver.ask(name, given, rank=rank, cache_salt=salt, **sampling)
+        self.driver.ask(name, given, sampling, rank=rank, cache_salt=salt)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -261,7 +261,7 @@ def _without_warnings_of_faults(caplog: pytest.LogCaptureFixture) -> None:
 
 
 SETTINGS = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestPressure = Pressure.TestCase
 TestPressure.settings = SETTINGS

@@ -3,6 +3,7 @@
 import pytest
 
 from omni.sampling import SamplingParams
+from omni_ar.kernels.step.status import RowStatus
 from omni_ar.run.request import ArRequest
 from omni_ar.run.status import TRANSITIONS, RequestStatus
 
@@ -60,3 +61,18 @@ def test_every_status_is_reached_and_can_be_aborted():
 def test_only_requests_that_have_ended_take_no_tokens():
     ended = {RequestStatus.FAILED, RequestStatus.WAITING_FOR_LOGPROBS, RequestStatus.FINISHED}
     assert {status for status in RequestStatus if not status.takes_tokens} == ended
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "has_frame"),
+    [
+        (RowStatus.RUNNING, None, True),
+        (RowStatus.STOPPED, "stop", False),
+        (RowStatus.FULL, "length", False),
+        (RowStatus.STOPPED_WITH_FRAME, "stop", True),
+        (RowStatus.FULL_WITH_FRAME, "length", True),
+    ],
+)
+def test_what_a_status_says(status: RowStatus, reason: str | None, has_frame: bool) -> None:
+    assert (status.reason if status.over else None, status.has_frame) == (reason, has_frame)
+    assert RowStatus(int(status)) is status, "it travels as a number"

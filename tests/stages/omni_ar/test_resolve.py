@@ -114,9 +114,10 @@ def test_more_biases_than_there_is_room_for():
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_no_more_likeliest_ids_than_there_are(field):
-    assert resolve_sampling(SamplingParams(**{field: 4}), GREEDY, "codes", 4)
+    most, more = (msgspec.structs.replace(SamplingParams(), **{field: count}) for count in (4, 5))
+    assert resolve_sampling(most, GREEDY, "codes", 4)
     with pytest.raises(InputError, match=f"sampling.codes.{field}: 5 is more than the vocabulary has; use at most 4"):
-        resolve_sampling(SamplingParams(**{field: 5}), GREEDY, "codes", 4)
+        resolve_sampling(more, GREEDY, "codes", 4)
 
 
 def test_bounds_themselves_are_fine():

@@ -24,8 +24,8 @@ KNOWN_ANSWERS = [
 
 
 def philox(counter, key):
-    words = philox4x32(tuple(torch.tensor([w]) for w in counter), tuple(torch.tensor([w]) for w in key))
-    return tuple(int(word) for word in words)
+    a, b, c, d, k, m = (torch.tensor([word]) for word in (*counter, *key))
+    return tuple(int(word) for word in philox4x32((a, b, c, d), (k, m)))
 
 
 def philox_of_integers(counter, key):

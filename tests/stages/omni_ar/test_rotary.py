@@ -25,12 +25,16 @@ def random_positions(axes, tokens, seed, limit=40_000):
     return torch.randint(0, limit, (axes, tokens), generator=torch.Generator().manual_seed(seed))
 
 
+def published(embedding, config, head_dim, **rope):
+    """transformers' rotary embedding."""
+    return embedding(config(head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": THETA, **rope}))
+
+
 def reference(head_dim, section, positions_PT, dtype=torch.float32):
-    config = Qwen3OmniMoeTextConfig(
-        head_dim=head_dim,
-        rope_parameters={"rope_type": "default", "rope_theta": THETA, "mrope_section": list(section)},
+    rotary = published(
+        Qwen3OmniMoeThinkerTextRotaryEmbedding, Qwen3OmniMoeTextConfig, head_dim, mrope_section=list(section)
     )
-    cos, sin = Qwen3OmniMoeThinkerTextRotaryEmbedding(config)(torch.zeros(1, dtype=dtype), positions_PT[:, None])
+    cos, sin = rotary(torch.zeros(1, dtype=dtype), positions_PT[:, None])
     return cos[0], sin[0]
 
 
@@ -53,8 +57,7 @@ def test_one_axis_is_three_equal_axes(head_dim, section):
 
 def test_without_sections():
     positions = random_positions(1, 20, seed=2)
-    config = Qwen3Config(head_dim=64, rope_parameters={"rope_type": "default", "rope_theta": THETA})
-    expected = Qwen3RotaryEmbedding(config)(torch.zeros(1), positions)
+    expected = published(Qwen3RotaryEmbedding, Qwen3Config, 64)(torch.zeros(1), positions)
     ours = RotaryEmbedding(64, THETA)(positions, torch.float32)
     assert all(torch.equal(x, y[0]) for x, y in zip(ours, expected, strict=True))
 
@@ -126,7 +129,7 @@ def test_scaled_frequencies(factor, slow, fast, trained):
     positions = random_positions(1, 50, seed=3)
     scaling = {"factor": factor, "low_freq_factor": slow, "high_freq_factor": fast}
     rope = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": trained, **scaling}
-    expected = LlamaRotaryEmbedding(LlamaConfig(head_dim=64, rope_parameters=rope))(torch.zeros(1), positions)
+    expected = published(LlamaRotaryEmbedding, LlamaConfig, 64, **rope)(torch.zeros(1), positions)
     ours = RotaryEmbedding(
         64,
         5e5,

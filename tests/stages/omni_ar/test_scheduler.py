@@ -13,7 +13,7 @@ from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator, RowTable
 from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
 from omni_ar.run.limits import MAX_STARTS, Limits
-from omni_ar.run.plan import StepPlan
+from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.status import RequestStatus
@@ -175,7 +175,7 @@ def test_a_long_prompt_takes_what_decodes_leave_of_the_budget():
     stage.add(request("a", 4, 20), request("b", 2, 20))
     stage.step()
     stage.add(request("c", 13, 5))
-    chunks = []
+    chunks: list[PrefillChunk] = []
     while not any(chunk.last for chunk in chunks):
         plan = stage.step()
         assert plan is not None

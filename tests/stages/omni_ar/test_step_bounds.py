@@ -2,20 +2,27 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from omni.device import Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.sampling import SamplingParams
+from omni.sampling import HostRules, SamplingParams, StopVerdict
+from omni.stage.receiver import copy_rows
 from omni_ar.kernels.step.state import RowState, StepBuffers
-from omni_ar.model import Batch
+from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
+from omni_ar.run.plan import StepPlan
+from omni_ar.run.profile import run_largest_steps
 from omni_ar.run.source import LocalTokens, TokenSource
+from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.row_feeder import MODEL, feeder
 from tests.support.ar_driver import ArDriver
 from tests.support.devices import QueuedDevice
+from tests.support.small_codec import SmallCodec
 from tests.support.small_text import SmallText, greedy
 
 PROMPT = [5, 9, 2, 44, 17, 3]
@@ -49,7 +56,7 @@ def test_what_no_request_could_ask_for_is_refused_before_there_is_one(asked: dic
     worker = ArDriver(SmallText()).worker
     worker.check(SamplingParams(), "sampling")
     with pytest.raises(InputError) as caught:
-        worker.check(SamplingParams(**asked), "sampling")
+        worker.check(replace(SamplingParams(), **asked), "sampling")
     assert caught.value.field == f"sampling.{named}"
 
 
@@ -139,3 +146,162 @@ def test_log_probabilities_of_tokens_that_come_from_elsewhere_are_refused():
     driver.run()
     assert str(driver.error("scored")).startswith("sampling.text.logprobs: is given, and text gets its tokens without")
     assert driver.tokens("plain") == greedy(model, PROMPT, 3)
+
+
+PROMPTS = [[5, 9, 2, 44, 17, 3, 3, 8], [1, 60, 33]]
+
+
+class StopAt:
+    """Stops at a token, as a matcher of texts does at a string that one token completes."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def push(self, token: int) -> StopVerdict:
+        return StopVerdict(int(token == self._token), token == self._token)
+
+
+def test_tokens_after_a_stop_string_are_dropped_before_log_probs_come():
+    """The device knows no stop strings: its steps in flight go on, and the request's end waits for its log-probabilities."""
+    device, model = QueuedDevice(), SmallText()
+    driver = ArDriver(model, device, ArOptions(max_num_seqs=2, block_size=4, max_in_flight=4))
+    said = greedy(model, PROMPTS[0], 8)
+    stop = said[2]
+    assert stop not in said[:2]
+    driver.ask("0", PROMPTS[0], rules=HostRules(stops=StopAt(stop)), max_tokens=8, logprobs=1)
+    for _ in range(4):
+        driver.tick()
+    assert driver.held["steps"] == 4
+    with torch.inference_mode():
+        device.run({stream.name for stream in device.streams if not stream.name.endswith("-scores")})
+    driver.tick()
+    assert not driver.ends, "its log-probabilities are not here"
+    assert driver.tokens("0") == said[:2]
+    driver.run()
+    assert driver.tokens("0") == said[:2]
+    assert driver.done("0").held == (stop,)
+    assert driver.done("0").counts["tokens"] == 3
+    assert driver.counter("discarded_tokens") == 1
+    assert not driver.held
+
+
+@pytest.mark.parametrize(("ahead", "blocks"), [(2, 12), (4, 11)])
+def test_a_request_that_lost_its_blocks_goes_on_when_its_steps_are_read(ahead: int, blocks: int):
+    """It is asked whether it could start while they are unread, and must be asked again."""
+    device, model, tokens = QueuedDevice(), SmallText(), 14
+    options = ArOptions(max_num_seqs=2, block_size=2, max_in_flight=ahead, num_blocks=blocks, max_model_len=24)
+    driver = ArDriver(model, device, options)
+    driver.ask_all(PROMPTS, max_tokens=tokens)
+    for _ in range(50):
+        for _ in range(ahead + 1):
+            driver.tick()
+        device.synchronize()
+    assert driver.counter("preemptions") > 0
+    assert driver.all_tokens(2) == [greedy(model, prompt, tokens) for prompt in PROMPTS]
+    assert not driver.held
+
+
+def test_a_tick_that_reads_a_token_says_that_it_moved():
+    """Else the engine would take the stage for one that waits for the device, and sleep."""
+    device, model = QueuedDevice(), SmallText()
+    driver = ArDriver(model, device)
+    driver.ask("0", PROMPTS[0], max_tokens=1)
+    assert driver.tick(), "it launched a step"
+    assert not driver.tick()
+    device.synchronize()
+    assert driver.tick(), "it read the last token, and there is nothing else to do"
+    assert driver.tokens("0") == greedy(model, PROMPTS[0], 1)
+
+
+class HoldAll:
+    """Every token may be part of a stop string that is not complete yet."""
+
+    def __init__(self) -> None:
+        self._said = 0
+
+    def push(self, token: int) -> StopVerdict:
+        self._said += 1
+        return StopVerdict(self._said, False)
+
+
+def test_tokens_that_were_held_back_go_with_their_request():
+    """Its record may live on in a queue; what it held back is nobody's, and must not."""
+    driver = ArDriver(SmallText(payload=True, emits_tokens=True))
+    driver.ask("0", PROMPTS[0], rules=HostRules(stops=HoldAll()), max_tokens=8)
+    for _ in range(4):
+        driver.tick()
+    request = driver.worker.requests["0"]
+    messages = [message for withheld in request.withheld for message in withheld.messages]
+    assert len(messages) > len(request.withheld) > 1, "tokens, and hidden states of those before"
+    driver.abort("0")
+    driver.tick()
+    assert not request.withheld
+    assert all(message.free for message in messages)
+    driver.release_lent()
+    driver.run()
+    assert not driver.held
+
+
+def measured(model: ArModel, options: ArOptions, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """The plans of all steps that were run."""
+    driver = ArDriver(model, options=options)
+    runner, plans = driver.worker._runner, []
+    execute = runner.execute_model
+
+    def kept(plan: StepPlan) -> StepContext:
+        plans.append(plan)
+        return execute(plan)
+
+    monkeypatch.setattr(runner, "execute_model", kept)
+    with torch.inference_mode():
+        run_largest_steps(runner, model.shape, Limits.of("text", options, model.shape))
+    return plans
+
+
+@pytest.mark.parametrize(("length", "budget"), [(2, 8), (3, 8), (20, 7), (20, 64)])
+@pytest.mark.parametrize("payload", [False, True])
+def test_rows_are_full_and_chunks_take_the_whole_budget(
+    length: int, budget: int, payload: bool, monkeypatch: pytest.MonkeyPatch
+):
+    options = ArOptions(max_num_seqs=4, block_size=4, max_model_len=length, max_num_batched_tokens=budget)
+    decodes, mixed, scored = measured(SmallText(payload=payload), options, monkeypatch)
+    assert [request.num_computed_tokens for request in decodes.decodes] == [length - 1] * 4
+    assert not decodes.chunks
+    longest = max(length - 2, 1)
+    assert mixed.chunk_tokens == min(budget, 4 * longest)
+    assert len(mixed.decodes) + len(mixed.chunks) == 4
+    for chunk in (*mixed.chunks, *scored.chunks):
+        assert chunk.start + chunk.length == chunk.request.length == length - 1
+        assert chunk.start >= 0
+        assert chunk.start or length == 2, "a chunk behind a context needs more than one without"
+        assert chunk.request.wants_hidden == payload
+    assert scored.chunk_tokens == min(budget, longest)
+    assert len(scored.decodes) == 3
+
+
+def test_nothing_is_scored_of_a_model_whose_prompt_is_no_row_of_its_tokens(monkeypatch: pytest.MonkeyPatch):
+    options = ArOptions(max_num_seqs=2, block_size=4, max_model_len=20)
+    assert Limits.of("codec", options, SmallCodec().shape).scored_tokens == 0
+    assert len(measured(SmallCodec(), options, monkeypatch)) == 2
+
+
+class Asked(TorchFunctionMode):
+    """copies: whether each conversion was asked not to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[object] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.to:
+            self.copies.append((kwargs or {}).get("non_blocking"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_rows_that_come_from_the_host_are_copied_without_waiting():
+    """No CPU shows the wait: what is asked of torch does."""
+    conditioning, rows = torch.zeros(4, 2), torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    with Asked() as asked:
+        copy_rows(conditioning, rows, slice(None), torch.tensor([2]), slice(None))
+    assert asked.copies == [True]
+    assert conditioning.tolist() == [[0, 0], [0, 0], [1, 2], [0, 0]]

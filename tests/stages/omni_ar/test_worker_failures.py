@@ -112,7 +112,7 @@ def test_a_model_that_raises_in_a_batch_of_one_fails_it():
 def test_a_prompt_with_tensors_is_released():
     driver = ArDriver(MODEL)
     driver.open("r")
-    ref = driver.feed("r", *malformed())
+    ref = driver.feed("r", malformed()[0])
     driver.tick()
     assert ref.freed
 

@@ -202,6 +202,10 @@ def test_a_captured_prompt_reads_chunks_when_it_is_replayed(tokens, decodes, omn
         new_q, new, expected = mixed_batch(taken, lengths, prefills, spare=spare)
         q.copy_(new_q)
         meta.decode_lengths_R.copy_(new.decode_lengths_R)
+        assert meta.prefill_rows_P4 is not None
+        assert new.prefill_rows_P4 is not None
+        assert meta.block_table_NM is not None
+        assert new.block_table_NM is not None
         meta.prefill_rows_P4.copy_(new.prefill_rows_P4)
         width = new.block_table_NM.shape[1]
         meta.block_table_NM[: len(new.block_table_NM), :width] = new.block_table_NM

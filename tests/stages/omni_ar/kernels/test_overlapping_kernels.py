@@ -57,10 +57,10 @@ class Chain:
 
         cos, sin = rotary_table(self.slots[None], self.frequency, None, torch.bfloat16)
         norms = HeadNorms(self.head_norm, self.head_norm, EPS)
-        x, delta = self.x, self.x
+        (key, value), x, delta = self.pages, self.x, self.x
         for qkv_weight, o_weight, gate_up_weight, down_weight in self.layers:
             qkv, x = normed(x, delta, qkv_weight, False)
-            query = qk_norm_rope_write(qkv, norms, cos, sin, HEADS, *self.pages, self.slots, prefetch=o_weight)
+            query = qk_norm_rope_write(qkv, norms, cos, sin, HEADS, key, value, self.slots, prefetch=o_weight)
             delta = linear(query.flatten(1) + self.pages[0].flatten(1).repeat(1, HEADS // KV_HEADS), o_weight)
             active, x = normed(x, delta, gate_up_weight, True)
             delta = linear(active, down_weight)

@@ -79,9 +79,10 @@ class Layer:
         heads = self.qkv.double().unflatten(-1, (-1, self.width))
         query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         turned = []
-        for x, weight in ((query, 0), (key, 1)):
-            if self.norms is not None:
-                x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norms[weight].double()
+        weights = (None, None) if self.norms is None else (self.norms.query_W, self.norms.key_W)
+        for x, weight in zip((query, key), weights, strict=True):
+            if weight is not None:
+                x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
             first, second = x.chunk(2, -1)
             turned.append(x * cos + torch.cat((-second, first), -1) * sin)
         pages = [page.double() for page in self.pages]

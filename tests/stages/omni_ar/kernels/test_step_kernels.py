@@ -96,7 +96,7 @@ def tensors(of: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
 
 def on_device(of: Any, device: str) -> Any:
     """A copy there."""
-    copies = {}
+    copies: dict[str, Any] = {}
     for field in dataclasses.fields(of):
         value = getattr(of, field.name)
         if isinstance(value, Tensor):

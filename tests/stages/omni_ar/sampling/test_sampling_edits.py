@@ -71,6 +71,8 @@ def test_a_drawn_row_that_may_say_nothing_yields_no_id():
 def test_edits_of_several_guides_allow_what_all_allow_and_add_up():
     merged = merge_edits([edit([1, 2, 3]), edit(None, i2=1.5, i4=1.0), edit([2, 3, 4], i2=2.0)], VOCAB)
     assert unpack_bitmask(torch.from_numpy(merged.allowed)[None], VOCAB)[0].nonzero().flatten().tolist() == [2, 3]
+    assert merged.ids is not None
+    assert merged.bias is not None
     assert dict(zip(merged.ids.tolist(), merged.bias.tolist(), strict=True)) == {2: 3.5, 4: 1.0}
     nothing = merge_edits([], VOCAB)
     assert (nothing.allowed, nothing.ids, nothing.bias) == (None, None, None)
@@ -92,7 +94,7 @@ def test_a_tokenizer_may_know_fewer_ids_than_the_model_or_more(known):
         (LogitsEdit(ids=np.zeros(1, np.int64)), "go together"),
         (LogitsEdit(ids=np.zeros(1, np.int32), bias=np.zeros(1, np.float32)), "ids are int32"),
         (LogitsEdit(ids=np.zeros(1, np.int64), bias=np.zeros(2, np.float32)), r"bias is float32 \[2\]"),
-        (LogitsEdit(ids=np.zeros(1, np.int64), bias=np.zeros(1)), "bias is float64"),
+        (LogitsEdit(ids=np.zeros(1, np.int64), bias=np.zeros(1, np.int64)), "bias is int64"),
         (LogitsEdit(ids=np.array([VOCAB]), bias=np.zeros(1, np.float32)), "reach from 130 to 130"),
         (LogitsEdit(ids=np.array([-1]), bias=np.zeros(1, np.float32)), "reach from -1 to -1"),
         (LogitsEdit(ids=np.array([1]), bias=np.array([np.nan], np.float32)), "must be finite"),
@@ -108,7 +110,9 @@ def test_edits_take_no_more_of_the_upload_than_they_may():
     vocab = 3000
     ids = np.arange(MAX_EDITED_IDS)
     full = LogitsEdit(np.full(bitmask_size(vocab), -1), ids, np.zeros(len(ids), np.float32))
-    assert len(merge_edits([full, full], vocab).ids) == MAX_EDITED_IDS
+    merged = merge_edits([full, full], vocab).ids
+    assert merged is not None
+    assert len(merged) == MAX_EDITED_IDS
     assert 2 * (1 + bitmask_size(vocab) + 3 * MAX_EDITED_IDS) == edit_size(vocab, 2)
     one_more = LogitsEdit(ids=np.array([MAX_EDITED_IDS]), bias=np.zeros(1, np.float32))
     with pytest.raises(ValueError, match="at most 1024"):

@@ -50,7 +50,7 @@ def run(rows, prompts, logits_SRV, places):
     """Tokens of the rows in `places`, run together for STEPS steps."""
     bench = SamplerBench(VOCAB, ROWS)
     bench.start([starting(place, rows[place], prompts[place]) for place in places])
-    tokens = {place: [] for place in places}
+    tokens: dict[int, list[int]] = {place: [] for place in places}
     for step, logits_RV in enumerate(logits_SRV):
         before = logits_RV.clone()
         ids = bench.sample(logits_RV[places], places, [step] * len(places))
@@ -63,7 +63,7 @@ def run(rows, prompts, logits_SRV, places):
 
 def reference(p, prompt, logits_SV):
     """One row by transformers, with our noise as the last processor."""
-    outputs = []
+    outputs: list[int] = []
     for step, logits_V in enumerate(logits_SV):
         scores_V = reference_logits(logits_V, p, prompt, outputs)
         if p.temperature:
@@ -76,7 +76,7 @@ def reference(p, prompt, logits_SV):
 PROMPTS = st.lists(IDS, min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(
     st.lists(parameters(), min_size=ROWS, max_size=ROWS),
     st.lists(PROMPTS, min_size=ROWS, max_size=ROWS),
@@ -91,7 +91,7 @@ def test_a_row_gets_what_transformers_gives_it_in_any_company(rows, prompts, see
         assert reference(rows[place], prompts[place], logits_SRV[:, place]) == together[place]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(parameters(), min_size=ROWS, max_size=ROWS), PROMPTS, st.integers(0, 2**31))
 def test_a_captured_step_need_not_know_what_its_rows_need(rows, prompt, seed):
     logits_RV = torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
@@ -118,7 +118,7 @@ def test_each_feature_changes_tokens():
     assert all(changed), changed
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(parameters(), min_size=ROWS, max_size=ROWS), st.integers(0, 2**31), st.sets(st.integers(0, ROWS - 1)))
 def test_edits_of_some_rows_change_those_and_no_others(rows, seed, edited):
     generator = torch.Generator().manual_seed(seed)

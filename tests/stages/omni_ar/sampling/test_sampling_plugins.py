@@ -13,7 +13,7 @@ class Push(LogitsProcessor):
 
     width = 2
 
-    def pack(self, args):
+    def pack(self, args, vocab_size):
         return args["id"], args["by"]
 
     def apply(self, logits_RV, rows):
@@ -30,7 +30,7 @@ class Watch(LogitsProcessor):
     def __init__(self):
         self.shown = []
 
-    def pack(self, args):
+    def pack(self, args, vocab_size):
         return ()
 
     def apply(self, logits_RV, rows):

@@ -1,12 +1,15 @@
 """Penalties and warpers against transformers', alone and chained, bit for bit, on logits with many ties."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -48,32 +51,21 @@ def row_by_row(values, make_processor, ids=None):
     return torch.cat(rows)
 
 
-@given(logits_and(setting("temperature")))
-def test_temperature(case):
-    values, temperatures = case
-    expected = row_by_row(values, lambda r: TemperatureLogitsWarper(temperatures[r]))
-    assert torch.equal(apply_temperature(values, torch.tensor(temperatures)), expected)
+WARPERS: dict[str, tuple[st.SearchStrategy[float], Callable[..., LogitsProcessor], Callable[..., Tensor]]] = {
+    "temperature": (setting("temperature"), TemperatureLogitsWarper, apply_temperature),
+    "top_k": (st.integers(1, 60), TopKLogitsWarper, lambda values, k_R: keep_top(values, k_R, None)),
+    "top_p": (setting("top_p"), TopPLogitsWarper, lambda values, p_R: keep_top(values, None, p_R.double())),
+    "min_p": (setting("min_p"), MinPLogitsWarper, lambda values, p_R: keep_top(values, None, None, p_R.float())),
+}
 
 
-@given(logits_and(st.integers(1, 60)))
-def test_top_k(case):
-    values, top_ks = case
-    expected = row_by_row(values, lambda r: TopKLogitsWarper(top_ks[r]))
-    assert torch.equal(keep_top(values, torch.tensor(top_ks), None), expected)
-
-
-@given(logits_and(setting("top_p")))
-def test_top_p(case):
-    values, top_ps = case
-    expected = row_by_row(values, lambda r: TopPLogitsWarper(top_ps[r]))
-    assert torch.equal(keep_top(values, None, torch.tensor(top_ps, dtype=torch.float64)), expected)
-
-
-@given(logits_and(setting("min_p")))
-def test_min_p(case):
-    values, min_ps = case
-    expected = row_by_row(values, lambda r: MinPLogitsWarper(min_ps[r]))
-    assert torch.equal(keep_top(values, None, None, torch.tensor(min_ps)), expected)
+@pytest.mark.parametrize("name", WARPERS)
+@given(data=st.data())
+def test_a_warper_alone(name, data):
+    strategy, theirs, ours = WARPERS[name]
+    values, settings = data.draw(logits_and(strategy))
+    settings_R = torch.tensor(settings, dtype=torch.float64 if name in ("top_p", "min_p") else None)
+    assert torch.equal(ours(values, settings_R), row_by_row(values, lambda r: theirs(settings[r])))
 
 
 def within_sigmas(logits_V, top_n_sigma):
