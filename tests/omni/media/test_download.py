@@ -1,11 +1,7 @@
 """Downloads end: with the content, with an error that names the field, or because nobody wants them any more."""
 
-import os
 import socket
 import ssl
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -17,6 +13,7 @@ from omni.errors import InputError, OmniError, StageError
 from omni.media import Downloads, MediaOptions
 from omni.media import http as media_http
 from tests.omni.media.web import CERTIFICATE, OK, Page, Visit, Web, content, redirect, serve
+from tests.support.echo_omni import run_program
 from tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.thorough
@@ -25,8 +22,18 @@ CONTENT = bytes(range(256)) * 64
 LIMIT = 20_000
 
 
-def silent(visit: Visit) -> None:
-    visit.wait_for_end()
+def then(sent: bytes, go_on: Page) -> Page:
+    """A page that begins with `sent`."""
+
+    def page(visit: Visit) -> None:
+        visit.send(sent)
+        go_on(visit)
+
+    return page
+
+
+def dripping(data: bytes) -> Page:
+    return lambda visit: visit.drip(data)
 
 
 PAGES: dict[str, Page] = {
@@ -37,13 +44,13 @@ PAGES: dict[str, Page] = {
     "/until-the-end": lambda visit: visit.send(OK + b"\r\n" + CONTENT),
     "/moved": redirect("/file"),
     "/moved-twice": redirect("moved"),
-    "/silent": silent,
-    "/drips-its-header": lambda visit: visit.drip(b"x"),
-    "/drips-headers": lambda visit: (visit.send(OK), visit.drip(b"X-Again: 1\r\n"))[1],
-    "/drips-its-body": lambda visit: (visit.send(OK + b"\r\n"), visit.drip(b"x"))[1],
-    "/goes-on": lambda visit: visit.drip(b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "/silent": Visit.wait_for_end,
+    "/drips-its-header": dripping(b"x"),
+    "/drips-headers": then(OK, dripping(b"X-Again: 1\r\n")),
+    "/drips-its-body": then(OK + b"\r\n", dripping(b"x")),
+    "/goes-on": dripping(b"HTTP/1.1 100 Continue\r\n\r\n"),
     "/ends-early": lambda visit: visit.send(OK + b"Content-Length: 99\r\n\r\nx"),
-    "/says-it-is-huge": lambda visit: (visit.send(OK + b"Content-Length: 20001\r\n\r\n"), visit.wait_for_end())[1],
+    "/says-it-is-huge": then(OK + b"Content-Length: 20001\r\n\r\n", Visit.wait_for_end),
     "/is-huge": lambda visit: visit.send(OK + b"\r\n" + bytes(LIMIT + 1)),
     "/packed": content(b"\x1f\x8b", b"Content-Encoding: gzip\r\n"),
     "/no-http": lambda visit: visit.send(b"SSH-2.0-OpenSSH_9.6\r\n"),
@@ -123,20 +130,10 @@ def test_a_url_that_gives_nothing_usable(web: Web, path: str, words: str) -> Non
 @pytest.mark.parametrize(
     "url",
     [
-        "http://127.0.0.1:1/x",
-        "http://",
-        "https://[::1",
-        "http://a b/",
-        "http://127.0.0.1:99999/",
-        "http://user:secret@127.0.0.1/",
-        "http://\ud800/",
-        "http://127.0.0.1/\ud800",
-        "http://127.0.0.1/\n",
-        "http://" + "a" * 10**6,
-        "http://127.0.0.1/" + "a" * 10**6,
+        *("http://127.0.0.1:1/x", "http://", "https://[::1", "http://a b/", "http://127.0.0.1:99999/", "http:///x"),
+        *("http:x", "http://user:secret@127.0.0.1/", "http://\ud800/", "http://127.0.0.1/\ud800"),
+        *("http://127.0.0.1/\n", "http://" + "a" * 10**6, "http://127.0.0.1/" + "a" * 10**6),
         "http://[fe80::1%25eth0]/",
-        "http:///x",
-        "http:x",
     ],
     ids=lambda url: ascii(url[:30]),
 )
@@ -228,7 +225,7 @@ def test_waiting_for_its_turn_is_not_counted(web: Web) -> None:
 
 
 def test_cancelling_ends_the_connection() -> None:
-    with serve({"/silent": silent}) as web:
+    with serve({"/silent": Visit.wait_for_end}) as web:
         downloads = Downloads(options(download_seconds=600.0))
         future = downloads.fetch(web.url("/silent"), "here")
         web.wait_for(1)
@@ -241,7 +238,7 @@ def test_cancelling_ends_the_connection() -> None:
 
 def test_closing_ends_everything_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     over, _ = slow_names(monkeypatch)
-    with serve({"/drip": lambda visit: visit.drip(b"x")}) as web:
+    with serve({"/drip": dripping(b"x")}) as web:
         downloads = Downloads(options(download_seconds=600.0, max_downloads=2))
         urls = [web.url("/drip"), "http://slow.test/", web.url("/drip")]
         futures = [downloads.fetch(url, "here") for url in urls]
@@ -293,37 +290,27 @@ def test_closing_before_anything_was_downloaded() -> None:
 
 def test_the_interpreter_ends_at_once() -> None:
     """In the middle of a download, of a question for a name, and without `close`."""
-    script = """
-        import socket, threading
-        from omni.media import Downloads, MediaOptions
-
-        listener = socket.create_server(("127.0.0.1", 0))
-        system = socket.getaddrinfo
-        asked = threading.Event()
-
-        def look(host, *args, **settings):
-            if host == "slow.test":
-                asked.set()
-                threading.Event().wait()
-            return system(host, *args, **settings)
-
-        socket.getaddrinfo = look
-        downloads = Downloads(MediaOptions(download_seconds=3600.0, proxies=False))
-        here = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        waiting = [downloads.fetch(url, "here") for url in (here, "http://slow.test")]
-        listener.accept()
-        asked.wait()
-        assert not any(each.done() for each in waiting)
-        assert all(thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
-        print("over", flush=True)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        env=os.environ,
-    )
+    done = run_program("""
+import socket
+from omni.media import Downloads, MediaOptions
+listener = socket.create_server(("127.0.0.1", 0))
+system = socket.getaddrinfo
+asked = threading.Event()
+def look(host, *args, **settings):
+    if host == "slow.test":
+        asked.set()
+        threading.Event().wait()
+    return system(host, *args, **settings)
+socket.getaddrinfo = look
+downloads = Downloads(MediaOptions(download_seconds=3600.0, proxies=False))
+here = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+waiting = [downloads.fetch(url, "here") for url in (here, "http://slow.test")]
+listener.accept()
+asked.wait()
+assert not any(each.done() for each in waiting)
+assert all(thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
+print("over", flush=True)
+""")
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 
 
@@ -350,6 +337,18 @@ def names(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
     return asked
 
 
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The addresses that are connected to from now on; none answers."""
+    connected: list[tuple[str, int]] = []
+
+    async def connect(remote_host: str, remote_port: int, **settings: Any) -> None:
+        connected.append((remote_host, remote_port))
+        raise OSError("not in a test")
+
+    monkeypatch.setattr("anyio.connect_tcp", connect)
+    return connected
+
+
 def test_private_addresses_are_refused_by_address(monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
     asked = len(web.heads)
     names(monkeypatch, ["127.0.0.1"])
@@ -364,18 +363,10 @@ def test_private_addresses_are_refused_by_address(monkeypatch: pytest.MonkeyPatc
 def test_the_address_that_was_checked_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
     """A name that has a public address when it is checked, and a private one a moment later."""
     asked = names(monkeypatch, ["93.184.216.34"], ["127.0.0.1"])
-    connected: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        "anyio.connect_tcp", lambda remote_host, remote_port, **settings: _note(connected, remote_host, remote_port)
-    )
+    connected = connections(monkeypatch)
     refused(web.url("/file", "media.test"), private_addresses=False)
     assert asked == ["media.test"]
     assert connected == [("93.184.216.34", web.port)]
-
-
-async def _note(connected: list[tuple[str, int]], host: str, port: int) -> None:
-    connected.append((host, port))
-    raise OSError("not in a test")
 
 
 def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
@@ -383,10 +374,7 @@ def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch, web: Web) ->
     names(monkeypatch, ["127.1.2.3", "127.0.0.1"])
     assert fetch(web.url("/file", "media.test")) == CONTENT
     names(monkeypatch, ["10.0.0.1", "127.0.0.1", "93.184.216.34"])
-    connected: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        "anyio.connect_tcp", lambda remote_host, remote_port, **settings: _note(connected, remote_host, remote_port)
-    )
+    connected = connections(monkeypatch)
     refused(web.url("/file", "media.test"), private_addresses=False)
     assert connected == [("93.184.216.34", web.port)]
 

@@ -3,6 +3,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,24 +33,12 @@ def test_every_source_gives_the_same_picture(tmp_path: Path) -> None:
     data = encode(picture)
     file = tmp_path / "picture.png"
     file.write_bytes(data)
-    sources = [
-        file,
-        str(file),
-        file.as_uri(),
-        data,
-        bytearray(data),
-        "data:image/png;base64," + base64.b64encode(data).decode(),
-        picture,
-        PIXELS,
-        PIXELS.transpose(2, 0, 1),
-        torch.from_numpy(PIXELS),
-        torch.from_numpy(PIXELS).permute(2, 0, 1),
-        PIXELS.astype(np.float32) / 255,
-        torch.from_numpy(PIXELS).permute(2, 0, 1).double() / 255,
+    tensor, uri = torch.from_numpy(PIXELS), "data:image/png;base64," + base64.b64encode(data).decode()
+    sources: list[object] = [
+        *(file, str(file), file.as_uri(), data, bytearray(data), uri, picture, PIXELS, PIXELS.transpose(2, 0, 1)),
+        *(tensor, tensor.permute(2, 0, 1), PIXELS.astype(np.float32) / 255, tensor.permute(2, 0, 1).double() / 255),
         np.concatenate([PIXELS, np.zeros((HEIGHT, WIDTH, 1), np.uint8)], 2),
-        encode(picture, "BMP"),
-        encode(picture, "WEBP", lossless=True),
-        encode(picture, "TIFF"),
+        *(encode(picture, "BMP"), encode(picture, "WEBP", lossless=True), encode(picture, "TIFF")),
     ]
     for source in sources:
         image = load(source)
@@ -160,7 +149,13 @@ def test_hashes_tell_content_apart() -> None:
     same = content_hash(samples.copy())
     assert content_hash(samples) == same
     assert content_hash(np.arange(12, dtype=np.float32)[::2] / 2) == same
-    others = [samples.reshape(2, 3), samples.astype(np.float64), samples.view(np.int32), samples[::-1], samples[:5]]
+    others: list[NDArray[Any]] = [
+        samples.reshape(2, 3),
+        samples.astype(np.float64),
+        samples.view(np.int32),
+        samples[::-1],
+        samples[:5],
+    ]
     assert len({same, *(content_hash(other) for other in others)}) == 6
     assert content_hash(Image.fromarray(PIXELS)) == content_hash(PIXELS)
     assert content_hash(Image.fromarray(PIXELS)) != content_hash(Image.fromarray(PIXELS).rotate(180))
