@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from omni.errors import InputError, quoted
+from omni.errors import CheckpointError, InputError, quoted
 from omni.frontend import probe
 from omni.frontend.base import AudioPart, Chat, Frontend, ImagePart, Part, TextDecoder, TextPart
 from omni.frontend.encoding import ControlTokens, Encoder, Ids
@@ -243,6 +243,11 @@ class MultimodalFrontend(ChatFrontend):
         check_word(words, "video_token", lambda: words.video_token)
         placeholders = {"audio": layout.audio_token, "image": layout.image_token}
         ids = self.check_template(placeholders, answer=True)
+        if self._images.merge_size != layout.merge:
+            problem = (
+                f"is {self._images.merge_size}, beside {layout.merge} of config.json's vision_config.spatial_merge_size"
+            )
+            raise CheckpointError(f"{PREPROCESSOR}: merge_size", problem, "use the files of one model")
         with blamed_on(PREPROCESSOR):
             pixels = picture(self._images, probe.picture(), layout.merge).tensors["pixels"]
             features = self.sounds([probe.sound(self.sample_rate)])[0].tensors["features"]

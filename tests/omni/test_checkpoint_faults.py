@@ -58,6 +58,9 @@ NAMED: list[tuple[str, str, Any, str]] = [
     ("qwen2_5_omni", f"{BIGVGAN}.upsample_rates.0", 0, "upsample_rates[0]: is 0, below 1"),
     ("qwen2_5_omni", f"{BIGVGAN}.upsample_rates.0", 2**40, "upsample_rates[0]: is 1099511627776, above 256"),
     ("qwen3_omni", "code2wav_config.upsample_rates", [200, 200, 200], "gives 32,000,000 samples for a frame"),
+    ("qwen3_omni", "thinker_config.audio_config.conv_chunksize", 0, "conv_chunksize: is 0, below 1"),
+    ("qwen3_omni", "thinker_config.audio_config.conv_chunksize", -1, "conv_chunksize: is -1, below 1"),
+    ("qwen2_5_omni", f"{DIT}.enc_channels.2", 1, "enc_channels[2]: is 1, no multiple of enc_res2net_scale"),
     ("csm", "codec_config.upsampling_ratios.1", 0, "upsampling_ratios[1]: is 0, below 1"),
     ("csm", "codec_config.dilation_growth_rate", 0, "dilation_growth_rate: is 0, below 1"),
     (
@@ -108,6 +111,14 @@ def test_what_was_found_is_named(
         Omni(folder, device="cpu", plugins=tiny_plugins())
     assert words in str(caught.value)
     assert "config.json" in str(caught.value)
+
+
+def test_processors_of_another_model_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(VALUES, "this", 1)
+    fault = Fault("preprocessor_config.json", ("merge_size",), "this")
+    folder = spoil(FAMILIES["qwen3_omni"](), tmp_path / "model", fault)
+    with pytest.raises(CheckpointError, match=r"preprocessor_config.json: merge_size: is 1, beside 2 of config.json"):
+        Omni(folder, device="cpu", plugins=tiny_plugins())
 
 
 def test_a_decoder_without_heads_has_those_of_its_kind(tmp_path: Path) -> None:

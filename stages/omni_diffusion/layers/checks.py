@@ -34,7 +34,8 @@ def check_speaker_encoder(dit: Section) -> None:
     dit.require_counts("enc_kernel_sizes", "enc_dilations", most=_MOST_REACH)
     # One convolution for each.
     dit.require_counts("enc_res2net_scale", most=1024)
-    for place, channels in enumerate(dit["enc_channels"][:-2]):
+    # The first and the last layer are plain convolutions.
+    for place, channels in list(enumerate(dit["enc_channels"]))[1:-1]:
         scale = dit["enc_res2net_scale"]
         problem = f"is {channels}, no multiple of enc_res2net_scale, which is {scale}"
         dit.require(channels % scale == 0, f"enc_channels[{place}]", problem)

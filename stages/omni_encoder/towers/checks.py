@@ -23,6 +23,8 @@ def check_clip_tower(config: Section, width: int, stride: int) -> None:
     config.require(config["d_model"] % 2 == 0, "d_model", f"is odd: {config['d_model']}")
     config.require_equal({"output_dim": width})
     config.require_counts("max_source_positions", least=-(-2 * config["n_window"] // stride), most=_MOST_POSITIONS)
+    if config.get("conv_chunksize") is not None:
+        config.require_counts("conv_chunksize", most=2**20)
     if config.get("downsample_hidden_size") is not None:
         config.require_counts("downsample_hidden_size")
     if config.get("n_window_infer") is not None:
