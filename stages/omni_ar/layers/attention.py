@@ -3,12 +3,13 @@
 Shape legend: T tokens, D model width, H query heads, W head width, X = width of one token's queries, keys and values.
 """
 
-import torch
+from typing import Unpack
+
 from torch import Tensor, nn
 
 from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
 from omni_ar.kernels.rope import HeadNorms, qk_norm_rope_write
-from omni_ar.layers.linear import Linear, StackedLinear
+from omni_ar.layers.linear import Factory, Linear, StackedLinear
 from omni_ar.layers.norm import RMSNorm
 
 
@@ -16,7 +17,7 @@ class AttentionProjections(nn.Module):
     """The parameters of an attention layer: `qkv_proj` (stacked), `o_proj`, and optionally `q_norm` and `k_norm`.
 
     qk_norm_eps: None for models without RMSNorm over each query and key head. bias: whether all four projections have
-    one; without `output_bias`, all but the last.
+    one; without `output_bias`, all but the last. layer: index into the KV cache, if the keys and values are in one.
     """
 
     def __init__(
@@ -29,22 +30,23 @@ class AttentionProjections(nn.Module):
         qk_norm_eps: float | None,
         bias: bool = False,
         output_bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        layer: int = 0,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
+        self.layer = layer
         kv = num_kv_heads * head_dim
         parts = {"q_proj": num_heads * head_dim, "k_proj": kv, "v_proj": kv}
-        self.qkv_proj = StackedLinear(width, parts, bias=bias, device=device, dtype=dtype)
-        self.o_proj = Linear(num_heads * head_dim, width, bias=bias and output_bias, device=device, dtype=dtype)
+        self.qkv_proj = StackedLinear(width, parts, bias=bias, **factory)
+        self.o_proj = Linear(num_heads * head_dim, width, bias=bias and output_bias, **factory)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if qk_norm_eps is not None:
-            self.q_norm = RMSNorm(head_dim, qk_norm_eps, device=device, dtype=dtype)
-            self.k_norm = RMSNorm(head_dim, qk_norm_eps, device=device, dtype=dtype)
+            self.q_norm = RMSNorm(head_dim, qk_norm_eps, **factory)
+            self.k_norm = RMSNorm(head_dim, qk_norm_eps, **factory)
 
     @property
     def norms(self) -> HeadNorms | None:
@@ -54,38 +56,7 @@ class AttentionProjections(nn.Module):
 
 
 class Attention(AttentionProjections):
-    """Grouped-query attention with rotary positions and, optionally, RMSNorm over each query and key head.
-
-    qk_norm_eps: None for models without these norms. bias, output_bias: as in `AttentionProjections`. layer: index into
-    the KV cache.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        *,
-        qk_norm_eps: float | None,
-        bias: bool = False,
-        output_bias: bool = True,
-        layer: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            width,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            qk_norm_eps=qk_norm_eps,
-            bias=bias,
-            output_bias=output_bias,
-            device=device,
-            dtype=dtype,
-        )
-        self.layer = layer
+    """Grouped-query attention with rotary positions and, optionally, RMSNorm over each query and key head."""
 
     def forward(
         self,

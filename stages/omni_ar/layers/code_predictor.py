@@ -3,12 +3,14 @@
 Shape legend: R rows, D width, G code groups.
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from omni_ar.layers.decoder import DecoderConfig
 from omni_ar.layers.frame_layers import FrameLayers, first_pass
-from omni_ar.layers.linear import Linear
+from omni_ar.layers.linear import Factory, Linear
 from omni_ar.model import Codes, DrawCode
 
 
@@ -19,21 +21,11 @@ class CodePredictor(nn.Module):
     Parameters: `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        vocab_size: int,
-        num_groups: int,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, vocab_size: int, num_groups: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self._groups = num_groups
-        self.model = _Decoder(config, vocab_size, num_groups, device=device, dtype=dtype)
-        heads = (
-            Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype) for _ in range(num_groups - 1)
-        )
+        self.model = _Decoder(config, vocab_size, num_groups, **factory)
+        heads = (Linear(config.width, vocab_size, bias=False, **factory) for _ in range(num_groups - 1))
         self.lm_head = nn.ModuleList(heads)
 
     def predict(self, hidden_RD: Tensor, code0_R: Tensor, code0_RD: Tensor, draw: DrawCode) -> Codes:
@@ -67,9 +59,7 @@ class CodePredictor(nn.Module):
 class _Decoder(FrameLayers):
     """An embedding table per predicted group, layers, final norm."""
 
-    def __init__(
-        self, config: DecoderConfig, vocab_size: int, num_groups: int, *, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        super().__init__(config, device=device, dtype=dtype)
-        tables = (nn.Embedding(vocab_size, config.width, device=device, dtype=dtype) for _ in range(num_groups - 1))
+    def __init__(self, config: DecoderConfig, vocab_size: int, num_groups: int, **factory: Unpack[Factory]) -> None:
+        super().__init__(config, **factory)
+        tables = (nn.Embedding(vocab_size, config.width, **factory) for _ in range(num_groups - 1))
         self.codec_embedding = nn.ModuleList(tables)

@@ -3,12 +3,13 @@
 Shape legend: T tokens, R rows, D width, V vocabulary, G code groups.
 """
 
-import torch
+from typing import Unpack
+
 from torch import Tensor, nn
 
 from omni_ar.layers.code_predictor import CodePredictor
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
-from omni_ar.layers.linear import Linear
+from omni_ar.layers.linear import Factory, Linear
 from omni_ar.layers.text_model import decoder_shape
 from omni_ar.model import ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens
 
@@ -30,15 +31,14 @@ class CodecTalker(CodecModel):
         vocab_size: int,
         codes: int,
         num_groups: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self._decoder_config, self._num_groups = config, num_groups
-        self.codec_embedding = nn.Embedding(vocab_size, config.width, device=device, dtype=dtype)
-        self.decoder = DecoderLayers(config, device=device, dtype=dtype)
-        self.codec_head = Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype)
-        self.code_predictor = CodePredictor(predictor, codes, num_groups, device=device, dtype=dtype)
+        self.codec_embedding = nn.Embedding(vocab_size, config.width, **factory)
+        self.decoder = DecoderLayers(config, **factory)
+        self.codec_head = Linear(config.width, vocab_size, bias=False, **factory)
+        self.code_predictor = CodePredictor(predictor, codes, num_groups, **factory)
 
     @property
     def shape(self) -> ArShape:

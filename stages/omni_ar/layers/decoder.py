@@ -1,15 +1,15 @@
 """A stack of pre-norm decoder layers: rotary attention, then a feed-forward network or experts."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
-from omni_ar.layers.attention import Attention
+from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder_layer import DecoderLayer
+from omni_ar.layers.linear import Factory
 from omni_ar.layers.mlp import GatedMLP
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
 from omni_ar.layers.norm import RMSNorm
@@ -67,7 +67,9 @@ def decoder_config(hf: Any, path: str = "", *, reads_chats: bool = False) -> Dec
     config = Section(raw, path)
     _check_widths(config)
     config.require_counts("max_position_embeddings", least=_FEWEST_POSITIONS if reads_chats else 1, most=2**62)
-    rope, head_dim = _rope(config), raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    rope = config.part("rope_parameters")
+    rope.require_numbers("rope_theta")
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     config.require(head_dim % 2 == 0, "head_dim", f"is {head_dim}, an odd number: rotary dimensions turn in pairs")
     experts = raw.get("num_experts") or raw.get("num_local_experts") or 0
     if experts:
@@ -107,12 +109,6 @@ def _check_widths(config: Section) -> None:
     act = config["hidden_act"]
     if act != "silu":
         raise CheckpointError(config.field("hidden_act"), f"{quoted(act)} is not supported", "use a model with silu")
-
-
-def _rope(config: Section) -> Section:
-    rope = config.part("rope_parameters")
-    rope.require_numbers("rope_theta")
-    return rope
 
 
 def _check_section(rope: Section, head_dim: int) -> None:
@@ -156,13 +152,13 @@ def _rope_scaling(rope: Section) -> FrequencyScaling | None:
 class DecoderLayers(nn.Module):
     """Layers and the final norm. Parameter names below it: `layers.N...`, `norm.weight`."""
 
-    def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, **factory: Unpack[Factory]) -> None:
         super().__init__()
         rotary = (config.head_dim, config.rope_theta, config.mrope_section, config.rope_scaling)
         self.rotary = RotaryEmbedding(*rotary, interleaved=config.mrope_interleaved)
-        layers = (_layer(config, index, device, dtype) for index in range(config.num_layers))
+        layers = (decoder_layer(config, Attention, index, **factory) for index in range(config.num_layers))
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(config.width, config.rms_norm_eps, device=device, dtype=dtype)
+        self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory)
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:
         """Returns normalized hidden states `[T, D]` for input embeddings `[T, D]`."""
@@ -174,8 +170,11 @@ class DecoderLayers(nn.Module):
         return hidden_TD
 
 
-def _layer(config: DecoderConfig, index: int, device: torch.device, dtype: torch.dtype) -> DecoderLayer:
-    attention = Attention(
+def decoder_layer(
+    config: DecoderConfig, kind: type[AttentionProjections], index: int, **factory: Unpack[Factory]
+) -> DecoderLayer:
+    """A layer of the stack. kind: of its attention."""
+    attention = kind(
         config.width,
         config.num_heads,
         config.num_kv_heads,
@@ -184,17 +183,16 @@ def _layer(config: DecoderConfig, index: int, device: torch.device, dtype: torch
         bias=config.attention_bias,
         output_bias=config.output_bias,
         layer=index,
-        device=device,
-        dtype=dtype,
+        **factory,
     )
-    mlp = _mlp(config, index, device, dtype)
-    return DecoderLayer(attention, mlp, width=config.width, norm_eps=config.rms_norm_eps, device=device, dtype=dtype)
+    mlp = _mlp(config, index, **factory)
+    return DecoderLayer(attention, mlp, width=config.width, norm_eps=config.rms_norm_eps, **factory)
 
 
-def _mlp(config: DecoderConfig, index: int, device: torch.device, dtype: torch.dtype) -> GatedMLP | SparseMoE:
+def _mlp(config: DecoderConfig, index: int, **factory: Unpack[Factory]) -> GatedMLP | SparseMoE:
     if not config.num_experts or index in config.dense_layers:
-        return GatedMLP(config.width, config.mlp_width, device=device, dtype=dtype)
+        return GatedMLP(config.width, config.mlp_width, **factory)
     shape = (config.width, config.expert_width, config.num_experts, config.top_k, config.norm_topk)
     if config.shared_expert_width:
-        return SharedExpertMoE(*shape, config.shared_expert_width, device=device, dtype=dtype)
-    return SparseMoE(*shape, device=device, dtype=dtype)
+        return SharedExpertMoE(*shape, config.shared_expert_width, **factory)
+    return SparseMoE(*shape, **factory)

@@ -1,12 +1,11 @@
 """One pre-norm transformer layer."""
 
-from typing import Protocol
+from typing import Protocol, Unpack
 
-import torch
 from torch import Tensor, nn
 
-from omni_ar.attention import AttentionBackend, AttentionMetadata, KVCache
-from omni_ar.layers.attention import Attention
+from omni_ar.layers.attention import AttentionProjections
+from omni_ar.layers.linear import Factory
 from omni_ar.layers.norm import RMSNorm
 
 
@@ -30,36 +29,26 @@ class DecoderLayer(nn.Module):
 
     def __init__(
         self,
-        self_attn: Attention,
+        self_attn: AttentionProjections,
         mlp: FeedForward,
         *,
         width: int,
         norm_eps: float,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(width, norm_eps, device=device, dtype=dtype)
-        self.post_attention_layernorm = RMSNorm(width, norm_eps, device=device, dtype=dtype)
+        self.input_layernorm = RMSNorm(width, norm_eps, **factory)
+        self.post_attention_layernorm = RMSNorm(width, norm_eps, **factory)
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        delta_TD: Tensor | None,
-        cos_TW: Tensor,
-        sin_TW: Tensor,
-        cache: KVCache,
-        meta: AttentionMetadata,
-        backend: AttentionBackend,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x_TD: Tensor, delta_TD: Tensor | None, *attention: object) -> tuple[Tensor, Tensor]:
         """Maps the residual stream and its pending addition, from the previous layer, to those of this layer.
 
         x_TD: `[T, D]`. delta_TD: `[T, D]`, or float32 parts `[P, T, D]` (`residual_sum`); None without a pending
-        addition. cos_TW, sin_TW: as `RotaryEmbedding` returns them.
+        addition. attention: arguments of `self_attn` behind the output of `qkv_proj`.
         """
         qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
-        attended_TD = self.self_attn(qkv_TX, cos_TW, sin_TW, cache, meta, backend)
+        attended_TD = self.self_attn(qkv_TX, *attention)
         delta_TD, x_TD = self.mlp.fused_mlp(self.post_attention_layernorm, x_TD, attended_TD)
         return x_TD, delta_TD

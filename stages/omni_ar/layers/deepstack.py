@@ -1,10 +1,12 @@
 """A text model with DeepStack features of pictures, and with a payload of hidden states between its layers."""
 
-import torch
+from typing import Unpack
+
 from torch import Tensor
 
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.decoder import DecoderConfig
+from omni_ar.layers.linear import Factory
 from omni_ar.layers.text_model import TextModel, decoder_shape
 from omni_ar.model import ArShape, Batch, PayloadSink
 
@@ -26,10 +28,9 @@ class DeepstackModel(TextModel):
         deepstack: tuple[str, ...],
         hidden_layer: int | None,
         tied: bool = False,
-        device: torch.device,
-        dtype: torch.dtype,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(config, vocab_size, tied=tied, device=device, dtype=dtype)
+        super().__init__(config, vocab_size, tied=tied, **factory)
         self._deepstack = deepstack
         self._hidden_layer = hidden_layer
 

@@ -21,14 +21,7 @@ class FrameCache:
 
 
 class FrameAttention(AttentionProjections):
-    """Causal self-attention within each row's frame, with rotary positions. Arguments: as for
-    `AttentionProjections`."""
-
-    def room(self, hidden_RD: Tensor, positions: int) -> FrameCache:
-        """An uninitialized cache for frames of `positions` positions, with the rows, device and dtype of
-        `hidden_RD`."""
-        shape = (hidden_RD.shape[0], positions, self.num_kv_heads, self.head_dim)
-        return FrameCache(hidden_RD.new_empty(shape), hidden_RD.new_empty(shape))
+    """Causal self-attention within each row's frame, with rotary positions."""
 
     def forward(self, qkv_TX: Tensor, start: int, cos_GW: Tensor, sin_GW: Tensor, cache: FrameCache) -> Tensor:
         """Returns the pending addition to the residual stream, `[T, D]`, possibly in parts (`residual_sum`), for the

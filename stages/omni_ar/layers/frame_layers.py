@@ -5,13 +5,14 @@ queries, keys and values.
 """
 
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from omni_ar.layers.decoder import DecoderConfig
+from omni_ar.layers.decoder import DecoderConfig, decoder_layer
 from omni_ar.layers.frame_attention import FrameAttention, FrameCache
-from omni_ar.layers.mlp import GatedMLP
+from omni_ar.layers.linear import Factory
 from omni_ar.layers.norm import RMSNorm
 from omni_ar.layers.rotary import RotaryEmbedding
 
@@ -28,11 +29,13 @@ class FrameLayers(nn.Module):
     A frame is a sequence of its own: hidden state, code 0, code 1, ... in positions 0, 1, 2, ...; position g predicts group g.
     """
 
-    def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
-        """config: its M-RoPE fields are ignored, since positions have one axis here."""
+    def __init__(self, config: DecoderConfig, **factory: Unpack[Factory]) -> None:
+        """config: of a dense stack. Its M-RoPE fields are ignored, since positions have one axis here."""
         super().__init__()
-        self.layers = nn.ModuleList(_FrameLayer(config, device=device, dtype=dtype) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.width, config.rms_norm_eps, device=device, dtype=dtype)
+        layers = (decoder_layer(config, FrameAttention, index, **factory) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(layers)
+        self._heads = (config.num_kv_heads, config.head_dim)
+        self.norm = RMSNorm(config.width, config.rms_norm_eps, **factory)
         self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, scaling=config.rope_scaling)
 
     def run(self, first_TD: Tensor, num_groups: int, choose: ChooseCode, embed: EmbedCode) -> list[Tensor]:
@@ -41,8 +44,8 @@ class FrameLayers(nn.Module):
         first_TD: inputs of the first two positions, `[2 * R, D]`; those of a row are adjacent (`first_pass`).
         """
         cos_GW, sin_GW = self.rotary(torch.arange(num_groups, device=first_TD.device)[None], first_TD.dtype)
-        layers = [layer for layer in self.layers if isinstance(layer, _FrameLayer)]
-        cache = [layer.self_attn.room(first_TD[::2], num_groups) for layer in layers]
+        shape = (first_TD.shape[0] // 2, num_groups, *self._heads)
+        cache = [FrameCache(first_TD.new_empty(shape), first_TD.new_empty(shape)) for _ in self.layers]
         codes: list[Tensor] = []
         # The first pass has two tokens a row, the others one.
         x_TD, start, count = first_TD, 0, 2
@@ -50,7 +53,7 @@ class FrameLayers(nn.Module):
             if codes:
                 x_TD, start, count = embed(codes[-1], group - 1), start + count, 1
             delta_TD: Tensor | None = None
-            for layer, frames in zip(layers, cache, strict=True):
+            for layer, frames in zip(self.layers, cache, strict=True):
                 x_TD, delta_TD = layer(x_TD, delta_TD, start, cos_GW, sin_GW, frames)
             normed_TD, _ = self.norm.add(x_TD, delta_TD)
             codes.append(choose(normed_TD[count - 1 :: count], group))
@@ -61,33 +64,3 @@ def first_pass(hidden_RD: Tensor, code0_RD: Tensor) -> Tensor:
     """The inputs of a frame's first two positions for `FrameLayers.run`: each row's hidden state and embedding of code
     0."""
     return torch.stack([hidden_RD, code0_RD], 1).flatten(0, 1)
-
-
-class _FrameLayer(nn.Module):
-    """A decoder layer over the few tokens of one frame. Its last addition is fused with the next layer's norm."""
-
-    def __init__(self, config: DecoderConfig, *, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__()
-        width, eps = config.width, config.rms_norm_eps
-        self.self_attn = FrameAttention(
-            width,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            qk_norm_eps=eps if config.qk_norm else None,
-            bias=config.attention_bias,
-            output_bias=config.output_bias,
-            device=device,
-            dtype=dtype,
-        )
-        self.mlp = GatedMLP(width, config.mlp_width, device=device, dtype=dtype)
-        self.input_layernorm = RMSNorm(width, eps, device=device, dtype=dtype)
-        self.post_attention_layernorm = RMSNorm(width, eps, device=device, dtype=dtype)
-
-    def forward(
-        self, x_TD: Tensor, delta_TD: Tensor | None, start: int, cos_GW: Tensor, sin_GW: Tensor, frames: FrameCache
-    ) -> tuple[Tensor, Tensor]:
-        qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
-        attended_TD = self.self_attn(qkv_TX, start, cos_GW, sin_GW, frames)
-        delta_TD, x_TD = self.mlp.fused_mlp(self.post_attention_layernorm, x_TD, attended_TD)
-        return x_TD, delta_TD

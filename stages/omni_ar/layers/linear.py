@@ -1,12 +1,20 @@
 """Linear maps: single ones, and stacks of several maps with the same input, computed as one matrix product."""
 
 from collections.abc import Mapping
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from omni.checkpoint import Destination, StackedWeights
 from omni_ar.kernels.linear import linear, linear_parts
+
+
+class Factory(TypedDict, total=False):
+    """Keyword arguments of every module: device and dtype of its parameters, as in `nn.Linear`."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class Linear(nn.Linear):
@@ -33,10 +41,9 @@ class StackedLinear(Linear, StackedWeights):
         parts: Mapping[str, int],
         *,
         bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(inputs, sum(parts.values()), bias=bias, device=device, dtype=dtype)
+        super().__init__(inputs, sum(parts.values()), bias=bias, **factory)
         self.parts = dict(parts)
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:

@@ -5,6 +5,7 @@ Shape legend: T tokens, D width, E experts, K experts per token, I intermediate 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from omni.checkpoint import Destination, StackedWeights
 from omni_ar.kernels.linear import linear
 from omni_ar.kernels.moe import Experts, Norm, SharedExpert, mix_experts, route
 from omni_ar.kernels.norm import rms_norm
+from omni_ar.layers.linear import Factory
 from omni_ar.layers.mlp import GatedMLP
 from omni_ar.layers.norm import RMSNorm
 
@@ -48,16 +50,14 @@ class SparseMoE(nn.Module, StackedWeights):
         num_experts: int,
         top_k: int,
         norm_topk: bool,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.top_k = top_k
         self.norm_topk = norm_topk
-        self.gate = nn.Linear(width, num_experts, bias=False, device=device, dtype=dtype)
-        self.experts_gate_up = _weight(num_experts, 2 * intermediate, width, device, dtype)
-        self.experts_down = _weight(num_experts, width, intermediate, device, dtype)
+        self.gate = nn.Linear(width, num_experts, bias=False, **factory)
+        self.experts_gate_up = _weight(num_experts, 2 * intermediate, width, **factory)
+        self.experts_down = _weight(num_experts, width, intermediate, **factory)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """`[T, D]`, T at least 1, to `[T, D]`."""
@@ -65,11 +65,7 @@ class SparseMoE(nn.Module, StackedWeights):
         return y_TD
 
     def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Adds `delta_TD` to the residual stream, then applies norm and experts. Returns the output and the stream,
-        both `[T, D]`.
-
-        delta_TD may be in parts (`residual_sum`).
-        """
+        """See `FeedForward.fused_mlp`."""
         return self._mix(x_TD, delta_TD, Norm(norm.weight, norm.eps))
 
     def _mix(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor]:
@@ -92,9 +88,8 @@ class SparseMoE(nn.Module, StackedWeights):
                 ("up", "experts_gate_up", (expert, slice(inner, 2 * inner))),
                 ("down", "experts_down", (expert,)),
             ):
-                destinations[f"{prefix}experts.{expert}.{part}_proj.weight"] = Destination(
-                    f"{prefix}{parameter}", index
-                )
+                published = f"{prefix}experts.{expert}.{part}_proj.weight"
+                destinations[published] = Destination(f"{prefix}{parameter}", index)
         return destinations
 
     def _shared(self) -> SharedExpert | None:
@@ -119,23 +114,19 @@ class SharedExpertMoE(SparseMoE):
         top_k: int,
         norm_topk: bool,
         shared_intermediate: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
-        super().__init__(width, intermediate, num_experts, top_k, norm_topk, device=device, dtype=dtype)
-        self.shared_expert = GatedMLP(width, shared_intermediate, device=device, dtype=dtype)
-        self.shared_expert_gate = nn.Linear(width, 1, bias=False, device=device, dtype=dtype)
+        super().__init__(width, intermediate, num_experts, top_k, norm_topk, **factory)
+        self.shared_expert = GatedMLP(width, shared_intermediate, **factory)
+        self.shared_expert_gate = nn.Linear(width, 1, bias=False, **factory)
 
     def _shared(self) -> SharedExpert:
         expert = self.shared_expert
         return SharedExpert(expert.gate_up_proj.weight, expert.down_proj.weight, self.shared_expert_gate.weight)
 
 
-def _weight(
-    experts: int, outputs: int, inputs: int, device: torch.device | str | None, dtype: torch.dtype | None
-) -> nn.Parameter:
-    weight = nn.Parameter(torch.empty(experts, outputs, inputs, device=device, dtype=dtype))
+def _weight(experts: int, outputs: int, inputs: int, **factory: Unpack[Factory]) -> nn.Parameter:
+    weight = nn.Parameter(torch.empty(experts, outputs, inputs, **factory))
     bound = inputs**-0.5  # as nn.Linear
     nn.init.uniform_(weight, -bound, bound)
     return weight

@@ -1,21 +1,22 @@
 """Root mean square normalization (Zhang and Sennrich, 2019, arXiv:1910.07467)."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from omni_ar.kernels.linear import norm_linear
 from omni_ar.kernels.norm import add_rms_norm, rms_norm
+from omni_ar.layers.linear import Factory
 
 
 class RMSNorm(nn.Module):
     """Normalizes the last dimension in fp32 and scales it by `weight` `[width]`."""
 
-    def __init__(
-        self, width: int, eps: float, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, width: int, eps: float, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(width, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., width]` to the same shape and dtype."""

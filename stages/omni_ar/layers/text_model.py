@@ -1,7 +1,7 @@
 """A complete causal text model, as a base class for families."""
 
 import logging
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from omni.checkpoint import load_weights
 from omni.stage import StageContext
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers
-from omni_ar.layers.linear import Linear
+from omni_ar.layers.linear import Factory, Linear
 from omni_ar.model import ArModel, ArShape, Batch, NextTokens, PromptTokens
 
 _log = logging.getLogger(__name__)
@@ -22,15 +22,13 @@ class TextModel(ArModel):
     whether the output matrix is the embedding table, unless the checkpoint has its own.
     """
 
-    def __init__(
-        self, config: DecoderConfig, vocab_size: int, *, tied: bool, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, config: DecoderConfig, vocab_size: int, *, tied: bool, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self._config = config
         self._tied = tied
-        self.embed_tokens = nn.Embedding(vocab_size, config.width, device=device, dtype=dtype)
-        self.decoder = DecoderLayers(config, device=device, dtype=dtype)
-        self.lm_head = Linear(config.width, vocab_size, bias=False, device=device, dtype=dtype)
+        self.embed_tokens = nn.Embedding(vocab_size, config.width, **factory)
+        self.decoder = DecoderLayers(config, **factory)
+        self.lm_head = Linear(config.width, vocab_size, bias=False, **factory)
         if tied:
             self.lm_head.weight = self.embed_tokens.weight
 

@@ -7,15 +7,12 @@ width.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from omni.device import Device, Launch, Span, Stream
+from omni.device import Launch, Span
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
-from omni_ar.kernels.step.state import RowState, StepBuffers
-from omni_ar.model import ArModel, Batch, PayloadSink, PlacedEmbedding, PromptTokens
-from omni_ar.run.limits import Limits
-from omni_ar.run.pack import PackedChunks, PackedEmbedding, PackedStep
+from omni_ar.model import Batch, PayloadSink, PlacedEmbedding, PromptTokens
+from omni_ar.run.pack import PackedChunks, PackedStep
 from omni_ar.run.pages import Pages
 from omni_ar.run.phases import (
     Embedded,
@@ -30,7 +27,7 @@ from omni_ar.run.phases import (
     run_forward,
 )
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
-from omni_ar.run.state import ChunkBuffers, next_width
+from omni_ar.run.state import ChunkBuffers, Resources, next_width
 from omni_ar.run.step import PromptScores
 
 View = Callable[[Span], Tensor]
@@ -52,25 +49,9 @@ class ChunkStep:
 class Forward:
     """Makes lists of launches over the stage's buffers, without launching them."""
 
-    def __init__(
-        self,
-        device: Device,
-        stream: Stream,
-        model: ArModel,
-        backend: AttentionBackend,
-        limits: Limits,
-        dtype: torch.dtype,
-        state: RowState,
-        buffers: StepBuffers,
-    ) -> None:
-        self._device = device
-        self._stream = stream
-        self._model = model
+    def __init__(self, stage: Resources, backend: AttentionBackend) -> None:
+        self._stage = stage
         self._backend = backend
-        self._limits = limits
-        self._dtype = dtype
-        self._state = state
-        self._buffers = buffers
 
     def decodes(self, rows_R: Tensor, steps_XR: Tensor, blocks: int, pages: Pages) -> list[Launch]:
         """Launches of a batch of decode rows only. They depend on the arguments alone, so they can be captured. blocks:
@@ -78,13 +59,13 @@ class Forward:
         count, embedded = rows_R.shape[0], Embedded()
         padded_shape, sink = PaddedShape(count, 0, 0), None
         if pages.hidden is not None and self._emits(padded_shape):
-            sink = PayloadSink(pages.hidden, self._buffers.slots_T[:count])
+            sink = PayloadSink(pages.hidden, self._stage.buffers.slots_T[:count])
         batch = self._batch(self._metadata(padded_shape, blocks), pages, sink)
-        kept = Kept(None, self._buffers.hidden[:count])
+        kept = Kept(None, self._stage.buffers.hidden[:count])
         return [
             self._prepare(rows_R, blocks),
             self.embed([self.nexts(steps_XR)], None, embedded),
-            Launch.of(run_forward, self._model, embedded, batch, kept),
+            Launch.of(run_forward, self._stage.model, embedded, batch, kept),
         ]
 
     def chunks(self, step: ChunkStep, pages: Pages) -> list[Launch]:
@@ -98,23 +79,23 @@ class Forward:
         batch = self._batch(metadata, pages, sink, prompt_start, embeddings)
         return [
             *self._inputs(step, embeddings, blocks, embedded, pages),
-            Launch.of(run_forward, self._model, embedded, batch, self._kept(step)),
+            Launch.of(run_forward, self._stage.model, embedded, batch, self._kept(step)),
         ]
 
     def captured(self, padded_shape: PaddedShape, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         """The forward of a batch with chunks that only the device knows, for capture. `fill` runs before it, and `keep`
         after it."""
         total = padded_shape.total
-        metadata = self._metadata(padded_shape, self._limits.max_blocks, rows_P4=buffers.rows_P4)
+        metadata = self._metadata(padded_shape, self._stage.limits.max_blocks, rows_P4=buffers.rows_P4)
         batch = self._batch(metadata, pages, self._payload(padded_shape, pages))
         embedded, kept = Embedded(buffers.inputs_TD[:total]), Kept(None, buffers.outputs_TD[:total])
-        return [Launch.of(run_forward, self._model, embedded, batch, kept)]
+        return [Launch.of(run_forward, self._stage.model, embedded, batch, kept)]
 
     def fill(self, step: ChunkStep, buffers: ChunkBuffers, pages: Pages) -> list[Launch]:
         """Launches that write the inputs of a captured forward."""
         embedded = Embedded(buffers.inputs_TD[: step.padded_shape.total])
         embeddings = _placed(step.chunks, step.view)
-        return self._inputs(step, embeddings, self._limits.max_blocks, embedded, pages, buffers.rows_P4)
+        return self._inputs(step, embeddings, self._stage.limits.max_blocks, embedded, pages, buffers.rows_P4)
 
     def keep(self, step: ChunkStep, buffers: ChunkBuffers) -> Launch:
         """Keeps the hidden states that are needed from a captured forward's output."""
@@ -123,16 +104,16 @@ class Forward:
     def decode_blocks(self, plan: StepPlan) -> int:
         """Maximum number of blocks in use of the decode rows' tables."""
         longest = max(request.num_computed_tokens for request in plan.decodes) + 1
-        return -(-longest // self._limits.block_size)
+        return -(-longest // self._stage.limits.block_size)
 
     def nexts(self, steps_XR: Tensor) -> NextInputs:
         """The prepared inputs of decode rows."""
         count = steps_XR.shape[1]
-        return NextInputs(self._buffers.ids_N[:count], steps_XR, self._buffers.codes_ND[:count])
+        return NextInputs(self._stage.buffers.ids_N[:count], steps_XR, self._stage.buffers.codes_ND[:count])
 
     def embed(self, nexts: Sequence[NextInputs], prompts: PromptTokens | None, embedded: Embedded) -> Launch:
         """Computes the batch's input embeddings."""
-        return Launch.of(embed_inputs, self._model, nexts, prompts, self._state.conditioning, embedded)
+        return Launch.of(embed_inputs, self._stage.model, nexts, prompts, self._stage.rows.conditioning, embedded)
 
     def _inputs(
         self,
@@ -145,7 +126,7 @@ class Forward:
     ) -> list[Launch]:
         """Places and embeds a batch with chunks, including its padding. rows_P4: an additional destination of the
         chunks' rows."""
-        chunks, padded_shape, view, buffers = step.chunks, step.padded_shape, step.view, self._buffers
+        chunks, padded_shape, view, buffers = step.chunks, step.padded_shape, step.view, self._stage.buffers
         targets, uploaded = [buffers.places_AT[:, padded_shape.decodes : padded_shape.total]], [view(chunks.places)]
         if rows_P4 is not None:
             targets.append(rows_P4)
@@ -169,13 +150,15 @@ class Forward:
 
     def _kept(self, step: ChunkStep) -> Kept:
         chunks, view = step.chunks, step.view
-        hidden_RD = self._buffers.hidden[: chunks.last.size]
+        hidden_RD = self._stage.buffers.hidden[: chunks.last.size]
         if step.scores is None:
             return Kept(view(chunks.last), hidden_RD)
         return Kept(view(chunks.last), hidden_RD, view(chunks.scored_tokens), step.scores.hidden_sD)
 
     def _prepare(self, rows_R: Tensor, blocks: int) -> Launch:
-        return Launch.of(prepare_decodes, self._state, rows_R, self._limits.block_size, self._buffers, blocks)
+        return Launch.of(
+            prepare_decodes, self._stage.rows, rows_R, self._stage.limits.block_size, self._stage.buffers, blocks
+        )
 
     def _metadata(
         self,
@@ -184,16 +167,16 @@ class Forward:
         prefills: tuple[PrefillRow, ...] = (),
         rows_P4: Tensor | None = None,
     ) -> AttentionMetadata:
-        buffers, decodes = self._buffers, padded_shape.decodes
+        buffers, decodes = self._stage.buffers, padded_shape.decodes
         return AttentionMetadata(
             slots_T=buffers.slots_T[: padded_shape.total],
             num_decode=decodes,
             decode_block_table_RM=buffers.table_NM[:decodes, :blocks],
             decode_lengths_R=buffers.lengths_N[:decodes],
-            decode_max_length=blocks * self._limits.block_size,
+            decode_max_length=blocks * self._stage.limits.block_size,
             prefills=prefills,
             prefill_rows_P4=rows_P4,
-            block_table_NM=self._state.block_table,
+            block_table_NM=self._stage.rows.block_table,
         )
 
     def _batch(
@@ -204,51 +187,48 @@ class Forward:
         prompt_start: int = 0,
         embeddings: Sequence[PlacedEmbedding] = (),
     ) -> Batch:
-        positions_PT = self._buffers.positions_PT[:, : metadata.slots_T.shape[0]]
+        positions_PT = self._stage.buffers.positions_PT[:, : metadata.slots_T.shape[0]]
         return Batch(positions_PT, metadata, pages.kv, self._backend, prompt_start, embeddings, sink)
 
     def _emits(self, padded_shape: PaddedShape) -> bool:
         """Whether consumers need hidden states of the batch's decode rows."""
-        return padded_shape.decodes > 0 and self._model.shape.emits_tokens
+        return padded_shape.decodes > 0 and self._stage.model.shape.emits_tokens
 
     def _payload(self, padded_shape: PaddedShape, pages: Pages) -> PayloadSink | None:
         """The payload sink of a batch with chunks."""
-        return (
-            PayloadSink(pages.hidden, self._buffers.payload_slots_T[: padded_shape.total])
-            if pages.hidden is not None
-            else None
-        )
+        if pages.hidden is None:
+            return None
+        return PayloadSink(pages.hidden, self._stage.buffers.payload_slots_T[: padded_shape.total])
 
     def _replay(self, step: ChunkStep, pages: Pages) -> tuple[NextInputs, list[Launch]]:
         """The inputs of replayed tokens of preempted requests, and the launches that restore their frames."""
-        model, chunks, view, count = self._model, step.chunks, step.view, step.chunks.replayed
-        codes_nD = self._device.empty((count, next_width(model)), self._dtype, self._stream)
+        stage, chunks, view, count = self._stage, step.chunks, step.view, step.chunks.replayed
+        codes_nD = stage.device.empty((count, next_width(stage.model)), stage.dtype, stage.stream)
         launches: list[Launch] = []
         if pages.codes is not None:
             saved = [_saved(chunk) for chunk in step.plan.replays]
             first = step.padded_shape.decodes
-            slots_n = self._buffers.slots_T[first : first + count]
-            launches.append(Launch.of(restore_frames, model, saved, slots_n, pages.codes, codes_nD))
+            slots_n = self._stage.buffers.slots_T[first : first + count]
+            launches.append(Launch.of(restore_frames, stage.model, saved, slots_n, pages.codes, codes_nD))
         return NextInputs(view(chunks.ids), view(chunks.steps), codes_nD), launches
 
     def _prefill_rows(self, plan: StepPlan) -> tuple[PrefillRow, ...]:
         rows = []
         start = len(plan.decodes)
         for chunk in plan.chunks:
-            table_M = self._state.block_table[chunk.request.row_index]
+            table_M = self._stage.rows.block_table[chunk.request.row_index]
             rows.append(PrefillRow(start, chunk.length, chunk.start, table_M))
             start += chunk.length
         return tuple(rows)
 
 
 def _placed(chunks: PackedChunks, view: View) -> tuple[PlacedEmbedding, ...]:
-    return tuple(_placed_embedding(embedding, view) for embedding in chunks.embeddings)
-
-
-def _placed_embedding(packed: PackedEmbedding, view: View) -> PlacedEmbedding:
-    """A chunk's part of an embedding: views of its tensors, whose second-last dimension is that of positions."""
-    tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.embedding.tensors.items()}
-    return PlacedEmbedding(packed.name, view(packed.tokens), tensors)
+    """The chunks' parts of embeddings: views of the tensors, whose second-last dimension is that of positions."""
+    placed = []
+    for packed in chunks.embeddings:
+        tensors = {name: tensor[..., packed.rows, :] for name, tensor in packed.embedding.tensors.items()}
+        placed.append(PlacedEmbedding(packed.name, view(packed.tokens), tensors))
+    return tuple(placed)
 
 
 def _saved(chunk: PrefillChunk) -> Tensor:

@@ -7,10 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from omni.device import Device, Event, Graph, Launch, Stream, Uploader
+from omni.device import Device, Event, Graph, Launch, Uploader
 from omni.graphs import CapturedGraphs
 from omni_ar.attention import AttentionBackend
-from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.captured_chunks import CapturedChunks
@@ -30,7 +29,7 @@ from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, star
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
-from omni_ar.run.state import allocate_rows, allocate_step_buffers
+from omni_ar.run.state import Resources, allocate_rows, allocate_step_buffers
 from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
@@ -44,8 +43,7 @@ from omni_ar.run.step import (
 )
 from omni_ar.sampling import EVERYTHING, SamplingFlags, merge_flags, view_edits, view_starts
 
-SourceFactory = Callable[[Stream, RowState, StepBuffers], TokenSource]
-"""Makes a token source for the stage's stream and state."""
+SourceFactory = Callable[[Resources], TokenSource]
 
 
 class Runner:
@@ -73,20 +71,17 @@ class Runner:
         self._processors = processors
         self._state = allocate_rows(device, model, limits, dtype, processors)
         self._buffers = allocate_step_buffers(device, model, limits, dtype)
-        self._forward = Forward(device, self.stream, model, backend, limits, dtype, self._state, self._buffers)
+        stage = Resources(name, device, self.stream, model, limits, dtype, self._state, self._buffers)
+        self._forward = Forward(stage, backend)
         self._graphs = CapturedGraphs[Literal["decode", "codes"], Graph](name)
-        self._captured_chunks = CapturedChunks(name, device, self.stream, model, self._forward, limits, dtype)
+        self._captured_chunks = CapturedChunks(stage, self._forward)
         self.captures_chunks = backend.captures_prefills
         """Whether the attention backend supports capture of steps with prompts."""
         self._pages: Pages | None = None
         # One more than steps in flight: a step that fails half-way may leave a copy in flight.
         self._uploader = Uploader(device, self.stream, limits.upload_words, limits.ring + 1)
-        self.source: TokenSource = (
-            LocalTokens(name, device, self.stream, model, self._state, self._buffers, limits, processors)
-            if source is None
-            else source(self.stream, self._state, self._buffers)
-        )
-        self._scorer = Scorer(name, device, self.stream, model, self._buffers)
+        self.source: TokenSource = LocalTokens(stage, processors) if source is None else source(stage)
+        self._scorer = Scorer(stage)
         self._steady: _Steady | None = None
 
     def allocate(self, num_blocks: int) -> None:

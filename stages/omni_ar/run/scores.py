@@ -2,10 +2,9 @@
 
 import torch
 
-from omni.device import Device, Downloader, Stream
-from omni_ar.kernels.step.state import StepBuffers
-from omni_ar.model import ArModel
+from omni.device import Downloader
 from omni_ar.run.phases import copy_scores, score_prompt, score_tokens
+from omni_ar.run.state import Resources
 from omni_ar.run.step import ScoreHandoff, StepContext
 
 _LOGITS_AT_ONCE = 64
@@ -18,15 +17,11 @@ class Scorer:
     A slot, on the device and in the host's ring, is reused once the host has read it.
     """
 
-    def __init__(self, name: str, device: Device, stream: Stream, model: ArModel, buffers: StepBuffers) -> None:
-        self._device = device
-        self._stream = stream
-        self._model = model
-        self._buffers = buffers
-        ring, tokens, words = buffers.scores.shape
-        self._downloads = Downloader(
-            device, stream, device.stream(f"{name}-scores"), (tokens, words), torch.int64, ring
-        )
+    def __init__(self, stage: Resources) -> None:
+        self._stage = stage
+        ring, tokens, fields = stage.buffers.scores.shape
+        copies = stage.device.stream(f"{stage.name}-scores")
+        self._downloads = Downloader(stage.device, stage.stream, copies, (tokens, fields), torch.int64, ring)
 
     @property
     def ready(self) -> bool:
@@ -50,22 +45,15 @@ class Scorer:
         counts = [request.sampling.logprobs or 0 for request in asking]
         rows = len(context.rows) if counts else 0
         total = rows + (prompt.ids_s.shape[0] if prompt is not None else 0)
-        scores = self._buffers.scores[self._downloads.turn, :total]
-        launch = self._device.launch
+        stage, buffers = self._stage, self._stage.buffers
+        scores = buffers.scores[self._downloads.turn, :total]
+        launch, stream = stage.device.launch, stage.stream
         if rows:
-            logits_RV, accepted_RW = self._buffers.logits_NV[:rows], self._buffers.accepted_NW[:rows]
-            launch(self._stream, score_tokens, logits_RV, accepted_RW, max(counts), scores[:rows])
+            logits_RV, accepted_RW = buffers.logits_NV[:rows], buffers.accepted_NW[:rows]
+            launch(stream, score_tokens, logits_RV, accepted_RW, max(counts), scores[:rows])
         if prompt is not None:
-            launch(
-                self._stream,
-                score_prompt,
-                self._model,
-                prompt.hidden_sD,
-                prompt.ids_s,
-                prompt.count,
-                _LOGITS_AT_ONCE,
-                scores[rows:],
-            )
+            given = (prompt.hidden_sD, prompt.ids_s, prompt.count, _LOGITS_AT_ONCE)
+            launch(stream, score_prompt, stage.model, *given, scores[rows:])
         sent = self._downloads.send(copy_scores, scores)
         chunks, prompt_count = (prompt.chunks, prompt.count) if prompt is not None else ((), 0)
         requests = dict.fromkeys([*asking, *(chunk.request for chunk in chunks)])

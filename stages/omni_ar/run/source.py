@@ -5,14 +5,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from omni.device import Device, Graph, Launch, SharedRing, Stream
+from omni.device import Graph, Launch, SharedRing
 from omni.graphs import CapturedGraphs
 from omni_ar.categories import HAND_OVER
-from omni_ar.kernels.step.state import RowState, StepBuffers
-from omni_ar.model import ArModel
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, set_counter
+from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
 
@@ -85,28 +83,12 @@ class LocalTokens:
     lag = 1
     gives_logits = True
 
-    def __init__(
-        self,
-        name: str,
-        device: Device,
-        stream: Stream,
-        model: ArModel,
-        state: RowState,
-        buffers: StepBuffers,
-        limits: Limits,
-        processors: Sequence[NamedProcessor] = (),
-    ) -> None:
-        self._name = name
-        self._device = device
-        self._stream = stream
-        self._model = model
-        self._state = state
-        self._buffers = buffers
-        self._drafts = limits.step_ids - 1
+    def __init__(self, stage: Resources, processors: Sequence[NamedProcessor] = ()) -> None:
+        self._stage = stage
         self._processors = processors
-        self._graphs = CapturedGraphs[None, Graph](name)
+        self._graphs = CapturedGraphs[None, Graph](stage.name)
         # Its turns follow `RowState.counter`, which the device counts.
-        self._handoffs = SharedRing(device, stream, state.handoff)
+        self._handoffs = SharedRing(stage.device, stage.stream, stage.rows.handoff)
 
     @property
     def ready(self) -> bool:
@@ -115,7 +97,9 @@ class LocalTokens:
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
         size = rows_B.shape[0]
         sampling = self._sampling(rows_B, advance_B, EVERYTHING, None)
-        self._graphs.add(None, size, self._device.capture(self._stream, f"{self._name}-sample-{size}", sampling))
+        self._graphs.add(
+            None, size, self._stage.device.capture(self._stage.stream, f"{self._stage.name}-sample-{size}", sampling)
+        )
         self._set_counter()  # capturing may have run steps
 
     def begin(self, step: int) -> None:
@@ -127,13 +111,13 @@ class LocalTokens:
     def sample(self, context: StepContext, frames: Callable[[StepContext], None] | None = None) -> TokenHandoff:
         graph = self._captured(context)
         if graph is not None:
-            self._device.replay(self._stream, graph)
+            self._stage.device.replay(self._stage.stream, graph)
         else:
             sampling = self._sampling(context.rows_R, context.advance_R, context.flags, context.edits)
-            self._device.enqueue(self._stream, sampling)
+            self._stage.device.enqueue(self._stage.stream, sampling)
         if frames is not None:
             frames(context)
-        self._device.moment(self._stream, HAND_OVER)
+        self._stage.device.moment(self._stage.stream, HAND_OVER)
         sent = self._handoffs.send()
         return TokenHandoff(host=sent.slot, ready=sent.ready, made=sent.made)
 
@@ -151,16 +135,17 @@ class LocalTokens:
         self, rows_R: Tensor, advance_R: Tensor, flags: SamplingFlags, edits: StepEdits | None
     ) -> list[Launch]:
         """Launches up to the token point."""
-        count, state, buffers = rows_R.shape[0], self._state, self._buffers
+        stage, count, state, buffers = self._stage, rows_R.shape[0], self._stage.rows, self._stage.buffers
+        drafts = stage.limits.step_ids - 1
         hidden_RD, logits_RV, accepted_RW = (
             all_rows[:count] for all_rows in (buffers.hidden, buffers.logits_NV, buffers.accepted_NW)
         )
         ids_R = accepted_RW[:, 2]
         return [
-            Launch.of(compute_logits, self._model, hidden_RD, logits_RV),
+            Launch.of(compute_logits, stage.model, hidden_RD, logits_RV),
             Launch.of(sample_rows, state, logits_RV, rows_R, flags, edits, self._processors, ids_R),
             Launch.of(accept_tokens, state, rows_R, accepted_RW),
-            Launch.of(post_update, state, rows_R, accepted_RW, advance_R, self._drafts, flags),
+            Launch.of(post_update, state, rows_R, accepted_RW, advance_R, drafts, flags),
         ]
 
     def forget(self) -> None:
@@ -168,4 +153,4 @@ class LocalTokens:
         self._set_counter()  # the device may have counted the step
 
     def _set_counter(self) -> None:
-        self._device.launch(self._stream, set_counter, self._state.counter, self._handoffs.turn)
+        self._stage.device.launch(self._stage.stream, set_counter, self._stage.rows.counter, self._handoffs.turn)

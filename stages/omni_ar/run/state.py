@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni.device import Device
+from omni.device import Device, Stream
 from omni.sampling import MAX_LOGPROBS
 from omni_ar.kernels.step.state import ROW_FIELDS, RowState, StepBuffers
-from omni_ar.model import ArModel, ArShape, CodecModel
+from omni_ar.model import ArModel, CodecModel
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.sampling import SamplingState
@@ -73,6 +73,20 @@ def allocate_step_buffers(device: Device, model: ArModel, limits: Limits, dtype:
 
 
 @dataclass(frozen=True, slots=True)
+class Resources:
+    """What the launches of a stage share. name: of its stream and graphs, and for logs."""
+
+    name: str
+    device: Device
+    stream: Stream
+    model: ArModel
+    limits: Limits
+    dtype: torch.dtype
+    rows: RowState
+    buffers: StepBuffers
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkBuffers:
     """Buffers between the phases and a captured forward of a batch with chunks. P chunks; `tokens`: maximum tokens of a
     batch.
@@ -85,13 +99,12 @@ class ChunkBuffers:
     outputs_TD: Tensor
 
     @classmethod
-    def allocate(
-        cls, device: Device, shape: ArShape, limits: Limits, tokens: int, dtype: torch.dtype
-    ) -> "ChunkBuffers":
+    def allocate(cls, stage: Resources, tokens: int) -> "ChunkBuffers":
+        zeros, shape = stage.device.zeros, stage.model.shape
         return cls(
-            inputs_TD=device.zeros((tokens, shape.input_width or shape.hidden_width), dtype),
-            rows_P4=device.zeros((limits.captured_chunks, 4), torch.int64),
-            outputs_TD=device.zeros((tokens, shape.hidden_width), dtype),
+            inputs_TD=zeros((tokens, shape.input_width or shape.hidden_width), stage.dtype),
+            rows_P4=zeros((stage.limits.captured_chunks, 4), torch.int64),
+            outputs_TD=zeros((tokens, shape.hidden_width), stage.dtype),
         )
 
 

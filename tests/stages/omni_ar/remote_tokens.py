@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omni.device import Device, HostRing, HostSlot, Stream
+from omni.device import HostRing, HostSlot
 from omni_ar.kernels.step.state import FIELD_INDEX, RowState
-from omni_ar.run.limits import Limits
 from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, start_rows
-from omni_ar.run.state import allocate_rows, allocate_step_buffers
+from omni_ar.run.state import Resources, allocate_rows, allocate_step_buffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import SamplingFlags, SamplingStart
-from tests.support.small_text import SmallText
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,10 @@ class Awaited:
 class LastRank:
     """Has the rows' sampling state and nothing else of them."""
 
-    def __init__(self, device: Device, model: SmallText, limits: Limits) -> None:
-        self._model, self._limits = model, limits
-        self._state = allocate_rows(device, model, limits, torch.float32)
-        self._buffers = allocate_step_buffers(device, model, limits, torch.float32)
+    def __init__(self, first: Resources) -> None:
+        self._model, self._limits = first.model, first.limits
+        self._state = allocate_rows(first.device, first.model, first.limits, first.dtype)
+        self._buffers = allocate_step_buffers(first.device, first.model, first.limits, first.dtype)
 
     def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:
         table_nM = torch.zeros(len(rows_n), self._limits.max_blocks, dtype=torch.int64)
@@ -87,24 +85,14 @@ class RemoteTokens:
     lag = 2
     gives_logits = False
 
-    def __init__(
-        self,
-        device: Device,
-        stream: Stream,
-        model: SmallText,
-        state: RowState,
-        limits: Limits,
-        *,
-        checks: bool = True,
-    ) -> None:
+    def __init__(self, stage: Resources, *, checks: bool = True) -> None:
         """checks: whether a broadcast for a row that was given to another request is left aside."""
         self.late = 0
         """Broadcasts that became next inputs while those of a later step were awaited."""
         self._shown = 0
-        self._last_rank = LastRank(device, model, limits)
-        self._device = device
-        self._stream = stream
-        self._state = state
+        self._last_rank = LastRank(stage)
+        self._device, self._stream, self._state = stage.device, stage.stream, stage.rows
+        device, limits = stage.device, stage.limits
         self._drafts = limits.step_ids - 1
         self._checks = checks
         size = (limits.rows, 3 + limits.step_ids)

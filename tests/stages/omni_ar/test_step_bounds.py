@@ -6,18 +6,16 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from omni.device import Stream
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.sampling import HostRules, SamplingParams, StopVerdict
 from omni.stage.receiver import copy_rows
-from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.profile import run_largest_steps
-from omni_ar.run.source import LocalTokens, TokenSource
+from omni_ar.run.source import LocalTokens
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.row_feeder import MODEL, feeder
 from tests.support.ar_driver import ArDriver
@@ -133,14 +131,8 @@ class Elsewhere(LocalTokens):
 
 
 def test_log_probabilities_of_tokens_that_come_from_elsewhere_are_refused():
-    model, device = SmallText(), CpuDevice()
-    options = ArOptions(max_num_seqs=2, block_size=4)
-    limits = Limits.of("text", options, model.shape)
-
-    def source(stream: Stream, state: RowState, buffers: StepBuffers) -> TokenSource:
-        return Elsewhere("text", device, stream, model, state, buffers, limits)
-
-    driver = ArDriver(model, device, options, source)
+    model = SmallText()
+    driver = ArDriver(model, source=Elsewhere)
     driver.ask("scored", PROMPT, max_tokens=3, logprobs=1)
     driver.ask("plain", PROMPT, max_tokens=3)
     driver.run()

@@ -3,12 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from omni.device import Stream
-from omni.device.cpu import CpuDevice
-from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.options import ArOptions
-from omni_ar.run.limits import Limits
 from omni_ar.run.scores import Scorer
+from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.remote_tokens import RemoteTokens
 from tests.support.ar_driver import ArDriver
@@ -37,14 +34,12 @@ class RemoteDriver(ArDriver):
         self.in_turn = in_turn
         self.most = 0
         """Steps that were in flight at once."""
-        device = CpuDevice()
 
-        def source(stream: Stream, state: RowState, buffers: StepBuffers) -> RemoteTokens:
-            limits = Limits.of("text", options, MODEL.shape)
-            self.source = RemoteTokens(device, stream, MODEL, state, limits, checks=checks)
+        def source(stage: Resources) -> RemoteTokens:
+            self.source = RemoteTokens(stage, checks=checks)
             return self.source
 
-        super().__init__(MODEL, device, options, source)
+        super().__init__(MODEL, options=options, source=source)
 
     @property
     def in_flight(self) -> int:
