@@ -2,12 +2,12 @@
 
 import tempfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
@@ -45,24 +45,8 @@ EDITING = {
 """What they leave of a text may be a control token, which the text does not hold."""
 WORDS = ["<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_pad|>", "<|begin_of_text|>", "<|end_of_text|>", "<|end|>"]
 BITS = [
-    "<|im_",
-    "start|>",
-    "<",
-    "|>",
-    "|",
-    ">",
-    "<|",
-    "</think>",
-    "<think>",
-    "\n",
-    " ",
-    "  ",
-    "the",
-    " hello",
-    "b",
-    "é",
-    "e\u0301",
-    "好",
+    *("<|im_", "start|>", "<", "|>", "|", ">", "<|", "</think>", "<think>", "\n", " ", "  ", "the", " hello", "b"),
+    *("é", "e\u0301", "好"),
 ]
 
 
@@ -72,10 +56,9 @@ class Reader(TokenizedFrontend):
 
     def pieces_ids(self, turns: Any) -> list[int]:
         """As for texts with control tokens, whether there are any or not."""
-        pieces = self._control.pieces(
-            turns, self.render(turns, answer=True), lambda turns: self.render(turns, answer=True)
-        )
-        return self._encoder.encode_pieces(pieces).tolist()
+        render = partial(self.render, answer=True)
+        pieces = self._control.pieces(turns, render(turns), render)
+        return list(map(int, self._encoder.encode_pieces(pieces)))
 
     @property
     def words(self) -> dict[int, str]:
@@ -146,9 +129,11 @@ CASES = [
     *(("qwen3", template, True) for template in TEMPLATES if template != "own"),
 ]
 """Family, template, and whether each message is one text."""
+some = settings(max_examples=40)
 
 
 @pytest.mark.parametrize(("family", "template", "whole"), CASES)
+@some
 @given(turns=chats(BITS))
 def test_texts_without_control_tokens_are_as_in_transformers(
     family: str, template: str, whole: bool, turns: list[dict[str, Any]]
@@ -165,6 +150,7 @@ def test_texts_without_control_tokens_are_as_in_transformers(
 @pytest.mark.parametrize(
     ("family", "template", "whole"), [*CASES, *(("qwen3", template, True) for template in EDITING)]
 )
+@some
 @given(turns=chats([*WORDS, *BITS]))
 def test_no_text_writes_a_control_token(family: str, template: str, whole: bool, turns: list[dict[str, Any]]) -> None:
     front = reader(family, template)
@@ -175,6 +161,7 @@ def test_no_text_writes_a_control_token(family: str, template: str, whole: bool,
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2.5", "bytes"])
+@some
 @given(turns=chats([*WORDS, *BITS]))
 def test_the_text_is_that_of_split_special_tokens(family: str, turns: list[dict[str, Any]]) -> None:
     front, words = reader(family), tokenizer(family)
@@ -199,6 +186,7 @@ def split(piece: str, word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2.5", "bytes"])
+@some
 @given(turns=chats([*WORDS, *BITS]))
 def test_a_switch_gives_transformers_behaviour(family: str, turns: list[dict[str, Any]]) -> None:
     assert reader(family).turns_ids(asked("tokens"), turns).tolist() == expected(family, "own", turns)
@@ -234,7 +222,12 @@ def test_a_usual_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     front = Reader(tokenizer("qwen3"))
     rendered: list[object] = []
     render = front.render
-    monkeypatch.setattr(front, "render", lambda turns, answer: rendered.append(turns) or render(turns, answer=answer))
+
+    def counted(turns: Any, answer: bool) -> str:
+        rendered.append(turns)
+        return render(turns, answer=answer)
+
+    monkeypatch.setattr(front, "render", counted)
     front.turns_ids(asked(), [{"role": "system", "content": " be\nkind "}, {"role": "user", "content": "hello"}])
     assert len(rendered) == 1
 

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import random
 import re
 import threading
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +20,11 @@ from omni.frontend.hf_vocabulary import hf_vocabulary
 from omni.frontend.vocabulary import Vocabulary
 from omni.sampling import StructuredOutput
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
-from tests.omni.frontend.tokenizer_makes import MAKES
+from tests.omni.frontend.tokenizer_makes import MAKES, id_of
 from tests.omni.frontend.tokenizer_makes import vocabulary as vocabulary_of
 from tests.support.interrupts import everywhere
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.resources import resident_bytes
 
 pytestmark = pytest.mark.thorough
 
@@ -52,7 +51,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary, int]:
     tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"), 4096)
     vocabulary = hf_vocabulary(tokenizer)
     assert vocabulary is not None
-    return vocabulary, tokenizer.convert_tokens_to_ids("<|im_end|>")
+    return vocabulary, id_of(tokenizer, "<|im_end|>")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,15 @@ def compiler(tiny: tuple[Vocabulary, int]) -> GrammarCompiler:
     return GrammarCompiler(tiny[0])
 
 
-def ids_in(mask: Sequence[int]) -> list[int]:
-    return [64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if bits >> bit & 1]
+def allowed(matcher: GrammarMatcher) -> list[int]:
+    """The ids that may come next."""
+    mask = matcher.edit().allowed
+    assert mask is not None
+    return [64 * word + bit for word, bits in enumerate(mask.tolist()) for bit in range(64) if bits >> bit & 1]
+
+
+def matcher_of(compiler: GrammarCompiler, ends: Sequence[int] = (), **form: Any) -> GrammarMatcher:
+    return GrammarMatcher(compiler.compile(StructuredOutput(**form), "structured"), ends, "structured")
 
 
 def walk(matcher: GrammarMatcher, vocabulary: Vocabulary, ends: Sequence[int], seed: int) -> str | None:
@@ -69,9 +75,7 @@ def walk(matcher: GrammarMatcher, vocabulary: Vocabulary, ends: Sequence[int], s
     dice = random.Random(seed)
     said = b""
     for _ in range(400):
-        allowed = matcher.edit().allowed
-        assert allowed is not None
-        choices = ids_in(allowed.tolist())
+        choices = allowed(matcher)
         ending = [i for i in choices if i in ends]
         token = dice.choice(ending) if ending and dice.random() < 0.3 else dice.choice(choices)
         if token not in ends:
@@ -137,7 +141,7 @@ def test_every_text_has_the_form(tiny: tuple[Vocabulary, int], compiler: Grammar
 @pytest.mark.parametrize("form", ["json", "choice", "lark"])
 def test_every_text_has_the_form_whatever_make_the_tokenizer(make: str, form: str):
     structured, has_form = FORMS[form]
-    end = MAKES[make]().convert_tokens_to_ids("<|end|>")
+    end = id_of(MAKES[make](), "<|end|>")
     grammar = GrammarCompiler(vocabulary_of(make)).compile(structured, "structured")
     texts = [walk(GrammarMatcher(grammar, [end], "structured"), vocabulary_of(make), [end], seed) for seed in range(20)]
     assert sum(text is not None for text in texts) > 4
@@ -146,31 +150,24 @@ def test_every_text_has_the_form_whatever_make_the_tokenizer(make: str, form: st
 
 def test_what_a_form_forces_is_allowed_in_the_tokens_of_a_text():
     for make in ("byte level", "byte fallback"):
-        grammar = GrammarCompiler(vocabulary_of(make)).compile(StructuredOutput(json={"type": "object"}), "structured")
-        allowed = GrammarMatcher(grammar, [], "structured").edit().allowed
-        assert allowed is not None
-        assert {vocabulary_of(make).written(token)[:1] for token in ids_in(allowed.tolist())} == {b"{"}
+        matcher = matcher_of(GrammarCompiler(vocabulary_of(make)), json={"type": "object"})
+        assert {vocabulary_of(make).written(token)[:1] for token in allowed(matcher)} == {b"{"}
 
 
 def test_every_choice_is_possible(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler):
     vocabulary, end = tiny
-    grammar = compiler.compile(StructuredOutput(choice=CHOICES), "structured")
     for choice in CHOICES:
-        matcher = GrammarMatcher(grammar, [end], "structured")
+        matcher = matcher_of(compiler, [end], choice=CHOICES)
         for token in vocabulary.encode(choice):
-            allowed = matcher.edit().allowed
-            assert allowed is not None
-            assert token in ids_in(allowed.tolist())
+            assert token in allowed(matcher)
             matcher.push(token)
 
 
 def said(compiler: GrammarCompiler, regex: str, text: str, ends: Sequence[int]) -> tuple[list[int], bool]:
     """What may follow a text over single bytes, and whether nothing can."""
-    matcher = GrammarMatcher(compiler.compile(StructuredOutput(regex=regex), "structured"), ends, "structured")
+    matcher = matcher_of(compiler, ends, regex=regex)
     over = [matcher.push(byte) for byte in text.encode()]
-    allowed = matcher.edit().allowed
-    assert allowed is not None
-    return ids_in(allowed.tolist()), bool(over) and over[-1]
+    return allowed(matcher), bool(over) and over[-1]
 
 
 @cache
@@ -189,21 +186,19 @@ def test_ends_are_allowed_exactly_where_the_text_may_end():
 
 
 def test_a_mask_has_the_words_of_the_vocabulary():
-    matcher = GrammarMatcher(bytes_compiler().compile(StructuredOutput(regex="a"), "structured"), [0], "structured")
-    allowed = matcher.edit().allowed
-    assert allowed is not None
-    assert (allowed.dtype, allowed.shape) == ("int64", (4,))
+    mask = matcher_of(bytes_compiler(), [0], regex="a").edit().allowed
+    assert mask is not None
+    assert (str(mask.dtype), mask.shape) == ("int64", (4,))
 
 
 def test_what_no_token_can_go_on_with_is_refused():
     only_a = GrammarCompiler(Vocabulary((b"a",), lambda text: [0]))
-    matcher = GrammarMatcher(only_a.compile(StructuredOutput(regex="ab"), "structured"), [], "structured")
+    matcher = matcher_of(only_a, regex="ab")
     with pytest.raises(InputError, match="structured: no token of the vocabulary"):
         matcher.push(0)
-    nothing = only_a.compile(StructuredOutput(regex=""), "structured")
     with pytest.raises(InputError, match="structured: no token of the vocabulary"):
-        GrammarMatcher(nothing, [], "structured").edit()
-    assert GrammarMatcher(nothing, [5], "structured").edit().allowed is not None
+        matcher_of(only_a, regex="").edit()
+    assert matcher_of(only_a, [5], regex="").edit().allowed is not None
 
 
 BAD: dict[str, tuple[StructuredOutput, str, str]] = {
@@ -235,7 +230,12 @@ def test_a_form_is_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest
     compiled: list[str] = []
     fresh = GrammarCompiler(AB, 20 * compiled_bytes("a{19}"))
     compile_one = fresh._compile
-    monkeypatch.setattr(fresh, "_compile", lambda form, text: compiled.append(text) or compile_one(form, text))
+
+    def counted(form: str, text: str) -> object:
+        compiled.append(text)
+        return compile_one(form, text)
+
+    monkeypatch.setattr(fresh, "_compile", counted)
     with ThreadPoolExecutor(8) as pool:
         forms = [StructuredOutput(regex="a+")] * 40
         grammars = list(pool.map(lambda form: fresh.compile(form, "f"), forms))
@@ -252,11 +252,7 @@ def test_a_form_is_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest
 
 def test_refused_forms_are_not_kept():
     fresh = GrammarCompiler(AB)
-    for form in (
-        StructuredOutput(regex="a("),
-        StructuredOutput(json="{"),
-        StructuredOutput(grammar="root ::= ("),
-    ):
+    for form in (StructuredOutput(regex="a("), StructuredOutput(json="{"), StructuredOutput(grammar="root ::= (")):
         for _ in range(2):
             with pytest.raises(InputError, match="does not compile"):
                 fresh.compile(form, "f")
@@ -327,23 +323,19 @@ def test_forms_of_megabytes_are_refused_before_they_are_compiled(
 
 
 def test_what_is_kept_takes_no_more_memory_than_is_reckoned():
-    forms = [
-        {"type": "object", "properties": {f"{form} {name}": {"type": "string", "maxLength": 50} for name in range(600)}}
-        for form in range(8)
+    text = {"type": "string", "maxLength": 50}
+    forms: list[dict[str, object]] = [
+        {"type": "object", "properties": {f"{form} {name}": text for name in range(600)}} for form in range(8)
     ]
     fresh = GrammarCompiler(AB)
     fresh.compile(StructuredOutput(json={"type": "object"}), "f")
+    gc.collect()
     before = resident_bytes()
     for form in forms:
         fresh.compile(StructuredOutput(json=form), "f")
     assert fresh.kept > 5
-    assert resident_bytes() - before < min(KEPT_BYTES, sum(compiled_bytes(json.dumps(form)) for form in forms))
-
-
-def resident_bytes() -> int:
-    """Of this process."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    assert resident_bytes() - before < min(KEPT_BYTES, sum(compiled_bytes(json.dumps(form)) for form in forms))
 
 
 def test_requests_of_one_form_do_not_disturb_each_other(tiny: tuple[Vocabulary, int], compiler: GrammarCompiler):

@@ -37,7 +37,7 @@ def first_end(text: bytes, stops: Sequence[bytes], after: int) -> tuple[int, int
 
 
 def expected(stops: Sequence[bytes], tokens: Sequence[bytes], min_tokens: int) -> list[StopVerdict]:
-    verdicts = []
+    verdicts: list[StopVerdict] = []
     for count in range(1, len(tokens) + 1):
         said, before = tokens[:count], len(b"".join(tokens[: count - 1]))
         text = b"".join(said)

@@ -17,7 +17,7 @@ from tests.support.reference import tiny_checkpoint
 from tests.support.tiny_qwen2_5_omni import tiny_folder
 from tests.support.tiny_text import write_chat_model
 
-CHAT = [
+CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": [{"type": "text", "text": "what is {{ this }}"}, {"type": "image", "image": ""}]},
     {"role": "assistant", "content": [{"type": "text", "text": "a <b> & 'c'"}]},
@@ -103,10 +103,8 @@ def test_it_ends_whatever_it_does(what: str, monkeypatch: pytest.MonkeyPatch) ->
     seconds = SECONDS if what == "nested loops" else 0.2
     monkeypatch.setattr(effort, "SECONDS", seconds)
     begin = time.thread_time()
-    with pytest.raises(
-        CheckpointError,
-        match=r"^chat_template: cannot render a chat \((takes more than|makes|asks|nests|splits|has a filter)",
-    ):
+    problem = r"^chat_template: cannot render a chat \((takes more than|makes|asks|nests|splits|has a filter)"
+    with pytest.raises(CheckpointError, match=problem):
         ChatTemplate("{{ messages }}" + ENDLESS[what], {}, "chat_template").probe(CHAT, answer=True)
     # CPU time of this thread: other load does not count. One operation may still be under way at the end of it.
     assert time.thread_time() - begin < seconds + 2

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from omni.frontend.hf_vocabulary import hf_vocabulary
-from tests.omni.frontend.tokenizer_makes import MAKES, SAMPLE, vocabulary
+from tests.omni.frontend.tokenizer_makes import MAKES, SAMPLE, id_of, vocabulary
 
 TEXTS = [SAMPLE[0], "Größe, 你好世界", *SAMPLE[2:], "a\tb\nc", "\u00a0x\u0378", "two  spaces"]
 
@@ -43,10 +43,9 @@ def test_a_text_is_what_its_ids_write(make: str, text: str):
 
 @pytest.mark.parametrize("make", MAKES)
 def test_special_and_unknown_ids_write_nothing(make: str):
-    end = MAKES[make]().convert_tokens_to_ids("<|end|>")
+    end, think = (id_of(MAKES[make](), word) for word in ("<|end|>", "<think>"))
     assert vocabulary(make).written(end) == b""
     assert vocabulary(make).written(len(vocabulary(make).tokens) + 7) == b""
-    think = MAKES[make]().convert_tokens_to_ids("<think>")
     assert vocabulary(make).written(think) == b"<think>"
 
 

@@ -54,6 +54,12 @@ def metaspace() -> PreTrainedTokenizerFast:
 MAKES = {"byte level": byte_level, "byte fallback": byte_fallback, "metaspace": metaspace}
 
 
+def id_of(tokenizer: PreTrainedTokenizerFast, word: str) -> int:
+    found = tokenizer.convert_tokens_to_ids(word)
+    assert isinstance(found, int)
+    return found
+
+
 @cache
 def vocabulary(make: str) -> Vocabulary:
     known = hf_vocabulary(MAKES[make]())
