@@ -16,7 +16,7 @@ from omni.frontend.base import Chat
 from omni.payload import Payload
 from omni.sampling import SamplingParams
 from tests.support.close_calls import WatchedCpu
-from tests.support.omni_engine import Expected, OmniEngine, assert_same
+from tests.support.omni_engine import UNCACHED, Expected, OmniEngine, assert_same, watched
 from tests.support.reference import Answer, chat, picture, says, sound
 from tests.support.tiny_qwen2_5_omni import given, reference_model, sound_of, speak, tiny_folder
 
@@ -76,19 +76,12 @@ class HeardEngine(OmniEngine):
 def answers_alone(shape: str, whole: bool) -> list[Expected]:
     """To `CHATS`, on the CPU, in plain torch, one request after the other: those of transformers, but for sampled requests, and for
     sound that is not denoised as a whole. shape: of `SHAPES`."""
-    folder, device = tiny_folder(**SHAPES[shape]), WatchedCpu()
-    settings = {"thinker.prefix_cache": False, "talker.prefix_cache": False}
-    engine = HeardEngine(folder, settings | dict(WHOLE if whole else STREAMED), device)
-    expected = []
-    for asked in CHATS:
-        device.forget()
-        result = engine.answer(asked)
-        assert device.choices >= len(result.ids) + result.codes.numel(), "choices went past the watch"
+    folder = tiny_folder(**SHAPES[shape])
+    expected = watched(HeardEngine(folder, {**UNCACHED, **(WHOLE if whole else STREAMED)}, WatchedCpu()), CHATS)
+    for asked, one in zip(CHATS, expected, strict=True):
         if whole and not any(params.temperature for params in asked.sampling.values()):
-            assert_same(result, answer(folder, asked))
-        expected.append(Expected(result, set(device.close)))
+            assert_same(one.result, answer(folder, asked))
     assert len({tuple(one.result.ids) for one in expected}) == len(CHATS)
-    assert all(len(one.result.frames) > 5 for one in expected[:-1]), "it says too little to compare"
     return expected
 
 
