@@ -14,8 +14,9 @@ from omni.payload import Payload
 from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni_local.connector import LocalConnector, LocalPending
 from tests.omni.fault_bench import CHATS, NO_CACHES, SHAPE, TOGETHER, failures
+from tests.support.engines import GIVEN_UP
 from tests.support.faults import Faults, planted
-from tests.support.omni_engine import GIVEN_UP, OmniEngine, Result
+from tests.support.omni_engine import OmniEngine, Result
 from tests.support.pressure import overrides
 from tests.support.reference import tiny_checkpoint
 from tests.support.tiers import few

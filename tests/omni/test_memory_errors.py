@@ -106,7 +106,7 @@ def test_what_a_text_stage_has_no_room_for(
 ) -> None:
     graphs = isinstance(device, FullWhenCaptured)
     with pytest.raises(ConfigError) as caught:
-        TextEngine(text, {"text.num_blocks": 77}, device, memory, graphs)
+        TextEngine(text, {"text.num_blocks": 77}, device, memory_bytes=memory, graphs=graphs)
     assert str(caught.value) == f"engine.device: cpu has no room for {what} of stage 'text'; {remedy}"
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 

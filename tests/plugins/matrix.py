@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,18 @@ import numpy as np
 import torch
 
 from omni.checkpoint import Checkpoint
-from omni.config import Layer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, check_pipeline, resolve_pipeline
+from omni.engine import Engine, EngineRequest, Plan, resolve_pipeline
 from omni.frontend.base import Prepared
 from omni.frontend.compile import CompiledSampling, SamplingCompiler
 from omni.frontend.vocabulary import Vocabulary
 from omni.hookspecs import hookimpl
-from omni.pipeline import Pipeline
 from omni.plugin.entries import LogitsProcessorEntry
-from omni.plugin.manager import Plugins, load_plugins
 from omni.sampling import HostLogitsProcessor, LogitsEdit, SamplingParams, StructuredOutput
 from omni_ar.options import ArOptions
 from omni_ar.processors import HistoryProcessor
+from tests.support.engines import TickedEngine, plugins_of
 from tests.support.received import Received
 
 BLOCK = 2
@@ -220,10 +217,10 @@ class Family(ABC):
     vocabulary: Vocabulary
     prompts: Sequence[Prepared]
 
-    def __init__(self, folder: Path, *points: EntryPoint) -> None:
-        """points: of the plugins that the checkpoint in `folder` needs."""
+    def __init__(self, folder: Path, *names: str, **modules: str) -> None:
+        """names, modules: of the plugins that the checkpoint in `folder` needs, as `plugins_of` takes them."""
         self.folder, self.checkpoint = folder, Checkpoint(folder)
-        self._plugins = matrix_plugins(*points)
+        self._plugins = plugins_of(*names, matrix=__name__, **modules)
         self.pipeline = resolve_pipeline(self.checkpoint, self._plugins).pipeline
 
     @abstractmethod
@@ -234,18 +231,16 @@ class Family(ABC):
         """Of the stage's prompts, in tokens."""
         return [one.prompt_tokens for one in self.prompts]
 
-    def change(self, pipeline: Pipeline) -> Pipeline:
-        """What an engine runs of the family's pipeline."""
-        return pipeline
+    def change(self, plan: Plan) -> Plan:
+        """What an engine runs of the family's plan."""
+        return plan
 
     def assert_read(self, received: Received, prompt: int, ended: bool) -> None:
         """Checks outputs that other stages make of the text. ended: whether it was ended by what it said."""
         assert set(received.near) <= {"audio", "logprobs of the prompt", "logprobs of the tokens"}
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
-        pipeline = resolve_pipeline(self.checkpoint, self._plugins, [Layer("test", settings)]).pipeline
-        plan = check_pipeline(self.change(pipeline), self._plugins)
-        return build_engine(plan, self.checkpoint, self._plugins, device, EngineOptions(dtype="float32", graphs=True))
+        return TickedEngine(self.folder, self._plugins, settings, device, self.change, graphs=True).engine
 
     def few(self, asked: str) -> Mapping[str, int]:
         """By stage, blocks in which any of the requests fits alone, and not all together."""
@@ -344,11 +339,3 @@ class NoRepeat(HistoryProcessor):
 @hookimpl
 def omni_logits_processors() -> Sequence[LogitsProcessorEntry]:
     return [LogitsProcessorEntry(name="no_repeat", processor=f"{__name__}:NoRepeat")]
-
-
-def matrix_plugins(*points: EntryPoint) -> Plugins:
-    """The plugins at `points` and the matrix's own processor."""
-    plugins = load_plugins([*points, EntryPoint("matrix", __name__, "omni")])
-    for record in plugins.records:
-        assert record.error is None, record.error
-    return plugins

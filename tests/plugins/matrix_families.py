@@ -4,7 +4,6 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -16,11 +15,10 @@ from transformers import Qwen3ForCausalLM
 
 from omni.api.load import build_frontend
 from omni.device import Device
-from omni.engine import Engine
+from omni.engine import Engine, Plan, check_pipeline
 from omni.frontend.base import Chat, Prepared
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
-from omni.pipeline import Pipeline
 from omni.sampling import NO_RULES, HostLogitsProcessor, SamplingParams
 from omni_ar.hidden_conditioning import HiddenConditioningArgs
 from omni_ar.text_conditioning import TextConditioningArgs
@@ -31,7 +29,6 @@ from tests.plugins.omni_qwen2_5_omni.heard_omni import NOISE_TM
 from tests.plugins.omni_qwen2_5_omni.heard_omni import SHAPES as HEARD_SHAPES
 from tests.plugins.omni_qwen2_5_omni.heard_omni import answer as heard_answer
 from tests.support.ar_driver import plain_prompt
-from tests.support.entry_points import own_entry_points
 from tests.support.hidden_family import CLERK, READER, WRITER, model_of, write_checkpoint
 from tests.support.hidden_model import ReadOut
 from tests.support.received import NEAR, Received
@@ -62,7 +59,7 @@ class TextFamily(Family):
     )
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(write_chat_model(folder), *own_entry_points("ar", "local", "text"))
+        super().__init__(write_chat_model(folder), "ar", "local", "text")
         vocabulary = build_text_frontend(self.checkpoint).vocabulary()
         assert vocabulary is not None
         self.vocabulary = vocabulary
@@ -103,9 +100,7 @@ class HiddenFamily(Family):
 
     def __init__(self, folder: Path) -> None:
         write_checkpoint(folder, readers=(READER, CLERK), credit=4)
-        super().__init__(
-            folder, *own_entry_points("ar", "local"), EntryPoint("hidden", "tests.support.hidden_family", "omni")
-        )
+        super().__init__(folder, "ar", "local", hidden="tests.support.hidden_family")
         self.ids = [
             # The longer ones begin alike.
             [(7 * place + 5 + number * (place > 11 or length < 12)) % len(self._LETTERS) for place in range(length)]
@@ -177,8 +172,7 @@ class SpeakingFamily(Family):
 
     def __init__(self, folder: Path, *kinds: str) -> None:
         """kinds: the family's plugin and those that it alone needs."""
-        tap = EntryPoint("tap", "tests.support.tap", "omni")
-        super().__init__(folder, *own_entry_points("ar", "encoder", "local", *kinds), tap)
+        super().__init__(folder, "ar", "encoder", "local", *kinds, tap="tests.support.tap")
         frontend = build_frontend(self.pipeline, self.checkpoint)
         vocabulary = frontend.vocabulary()
         assert vocabulary is not None
@@ -190,8 +184,8 @@ class SpeakingFamily(Family):
         texts = super().sets
         return {**texts, **{name: {**texts[GREEDY], "talker": talker} for name, talker in TALKER_SETS.items()}}
 
-    def change(self, pipeline: Pipeline) -> Pipeline:
-        return with_tap(pipeline)
+    def change(self, plan: Plan) -> Plan:
+        return check_pipeline(with_tap(plan.pipeline), self._plugins)
 
     def lengths(self, stage: str) -> list[int]:
         if stage == self.writer:

@@ -25,7 +25,8 @@ from omni.testing import SimulatedDevice
 from omni_ar.sampling import gumbel
 from tests.plugins.matrix import GREEDY, SEEDED, Cell, Family
 from tests.support.devices import LateDevice
-from tests.support.received import LEFT, Received
+from tests.support.engines import GIVEN_UP
+from tests.support.received import Received
 from tests.support.sampler_bench import reference_logits, reference_warp
 
 
@@ -99,7 +100,7 @@ class _Party:
         ]
         for number in leaving:
             self.left.add(number)
-            self.engine.abort(str(number), LEFT)
+            self.engine.abort(str(number), GIVEN_UP)
         return bool(leaving)
 
 
@@ -168,7 +169,7 @@ def check(family: Family, cell: Cell, asks: Sequence[Ask], played: Played) -> No
         except AssertionError as error:
             error.add_note(f"request {number}: {ask} in {cell}, device seed {cell.seed}")
             raise
-    assert any(one.error is LEFT for one in played.received)
+    assert any(one.error is GIVEN_UP for one in played.received)
     preemptions = played.preemptions(family)
     assert (preemptions[family.writer] > 0) == cell.few_blocks, f"{preemptions} preemptions"
     # Prompts that are scored read nothing, and in few blocks what others left is gone soon.

@@ -62,7 +62,7 @@ def of_last_stage(name: str, case: str) -> dict[str, object]:
         if case == "padded":
             vocoder["graph_batch_sizes"] = (5,)
         if "few blocks" in case:
-            vocoder["max_num_seqs"], blocks = 1, {"thinker.num_blocks": 22, "talker.num_blocks": 34}
+            vocoder["max_num_seqs"], blocks = 1, both(num_blocks=36 if "chunked" in case else 24)
     else:
         vocoder["graph_batch_sizes"] = {"few rows": (1,), "padded": (5,)}.get(case, (2, 5))
         if case == "few rows":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ class ArWorkerDriver(StageDriver):
         cache_salt: str = "",
         rules: HostRules = NO_RULES,
         sample_index: int = 0,
-        **sampling: object,
+        **sampling: Any,
     ) -> None:
         """Opens a request and feeds its prompt. params, sampling: sampling parameters."""
         asked = replace(SamplingParams(), **{**params, **sampling})
@@ -86,7 +87,7 @@ class ArWorkerDriver(StageDriver):
             self.end(request_id)
 
     def ask_all(
-        self, prompts: Iterable[Sequence[int] | Prompt], params: Mapping[str, object] = {}, **sampling: object
+        self, prompts: Iterable[Sequence[int] | Prompt], params: Mapping[str, object] = {}, **sampling: Any
     ) -> None:
         """Asks for each prompt, named by its index."""
         for index, prompt in enumerate(prompts):
@@ -102,7 +103,7 @@ class ArWorkerDriver(StageDriver):
         pad: int | None = None,
         rank: tuple[int, int] = (0, 0),
         cache_salt: str = "",
-        **sampling: object,
+        **sampling: Any,
     ) -> None:
         """Opens a request of a codec model and feeds its prompt. texts, pad: its conditioning; None if `condition` feeds it."""
         sources = (SOURCE, TEXT)

@@ -9,7 +9,6 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -22,13 +21,13 @@ from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.pipeline.stage import Memory
 from omni.plugin.entries import ModelFamily, StageKindEntry
-from omni.plugin.manager import Plugins, load_plugins
+from omni.plugin.manager import Plugins
 from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from omni_frames import CodeFrames
 from omni_vocoder.options import VocoderOptions
-from tests.support.entry_points import own_entry_points
+from tests.support.engines import plugins_of
 from tests.support.small_codec import GROUPS, SmallCodec
 from tests.support.tap import CodesChunk
 from tests.support.wavemaker import WaveMaker
@@ -188,10 +187,7 @@ def build_nothing(context: StageContext) -> None:
 
 def codec_plugins() -> Plugins:
     """The family, and what it needs."""
-    plugins = load_plugins([EntryPoint("codec", _HERE, "omni"), *own_entry_points("ar", "vocoder", "local")])
-    for record in plugins.records:
-        assert record.error is None, record.error
-    return plugins
+    return plugins_of("ar", "vocoder", "local", codec=_HERE)
 
 
 @hookimpl

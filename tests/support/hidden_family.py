@@ -8,7 +8,6 @@ A checkpoint says how wide hidden states are and who reads them.
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from omni.checkpoint import Checkpoint
@@ -16,10 +15,10 @@ from omni.hookspecs import hookimpl
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.pipeline.stage import Memory
 from omni.plugin.entries import ModelFamily, StageKindEntry
-from omni.plugin.manager import Plugins, load_plugins
+from omni.plugin.manager import Plugins
 from omni.stage import StageContext
 from omni_ar.options import ArOptions
-from tests.support.entry_points import own_entry_points
+from tests.support.engines import plugins_of
 from tests.support.hidden_model import HiddenText, ReadOut
 from tests.support.hidden_reader import ClerkOptions, ReaderOptions
 
@@ -96,10 +95,7 @@ def build_readout(context: StageContext) -> ReadOut:
 
 def hidden_plugins() -> Plugins:
     """The family, its kinds of stages, and what else it needs."""
-    plugins = load_plugins([EntryPoint("hidden", _HERE, "omni"), *own_entry_points("ar", "local")])
-    for record in plugins.records:
-        assert record.error is None, record.error
-    return plugins
+    return plugins_of("ar", "local", hidden=_HERE)
 
 
 @hookimpl

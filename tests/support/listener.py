@@ -6,7 +6,6 @@ Shape legend: T tokens, R rows, D width, W width of step rows.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -20,14 +19,14 @@ from omni.hookspecs import hookimpl
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.plugin.entries import ModelFamily
-from omni.plugin.manager import Plugins, load_plugins
+from omni.plugin.manager import Plugins
 from omni.sampling import HostRules, SamplingParams
 from omni.stage import StageContext
 from omni_ar.inputs import Prompt, StepInputs, TokenHidden
 from omni_ar.model import ArShape, NextTokens
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import plain_prompt
-from tests.support.entry_points import own_entry_points
+from tests.support.engines import plugins_of
 from tests.support.hidden_model import HiddenText
 from tests.support.small_text import WIDTH, SmallText, random_matrix
 
@@ -206,10 +205,7 @@ def answer(written: Sequence[int], tokens: Sequence[int], heard: Sequence[int], 
 
 def listener_plugins() -> Plugins:
     """The family, and what it needs."""
-    plugins = load_plugins([EntryPoint("listener", _HERE, "omni"), *own_entry_points("ar", "local")])
-    for record in plugins.records:
-        assert record.error is None, record.error
-    return plugins
+    return plugins_of("ar", "local", listener=_HERE)
 
 
 @hookimpl

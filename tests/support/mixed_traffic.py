@@ -16,11 +16,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from omni.checkpoint import Checkpoint
-from omni.config import Layer
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.engine import Engine, EngineOptions, EngineRequest, build_engine, resolve_pipeline
+from omni.engine import Engine, EngineRequest
 from omni.engine.route import Credit
 from omni.frontend.base import Chat
 from omni.payload import Payload
@@ -30,13 +28,14 @@ from omni_ar.inputs import StepInputs
 from tests.support.ar_driver import plain_prompt
 from tests.support.codec_family import SPEAKER, codec_plugins
 from tests.support.codec_family import write_checkpoint as write_codec
+from tests.support.engines import GIVEN_UP, TickedEngine
 from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins
 from tests.support.hidden_family import write_checkpoint as write_hidden
 from tests.support.listener import LISTENER, listener_plugins
 from tests.support.listener import ask as ask_listener
 from tests.support.listener import write_checkpoint as write_listener
 from tests.support.omni_engine import OmniEngine
-from tests.support.received import LEFT, Received
+from tests.support.received import Received
 from tests.support.reference import chat, picture, sizes, sound, tiny_checkpoint
 from tests.support.small_codec import codec_prompt
 from tests.support.small_text import NothingTwice, TwoInARow
@@ -121,9 +120,8 @@ class HiddenWorld:
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
         options = dict(settings)
-        checkpoint, plugins = Checkpoint(self._folders[str(options.pop(_PAUSES))]), hidden_plugins()
-        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", options)])
-        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
+        folder = self._folders[str(options.pop(_PAUSES))]
+        return TickedEngine(folder, hidden_plugins(), options, device, graphs=True).engine
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
         length = (1, 4, 9, 17, 12, 21)[content % 6]
@@ -167,9 +165,7 @@ class CodecWorld:
         return 10
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
-        checkpoint, plugins = Checkpoint(self._folder), codec_plugins()
-        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", settings)])
-        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
+        return TickedEngine(self._folder, codec_plugins(), settings, device, graphs=True).engine
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
         length = (1, 4, 9, 14, 6)[content % 5]
@@ -211,9 +207,8 @@ class ListenerWorld:
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine:
         options = dict(settings)
-        checkpoint, plugins = Checkpoint(self._folders[int(str(options.pop(_CREDIT)))]), listener_plugins()
-        plan = resolve_pipeline(checkpoint, plugins, [Layer("test", options)])
-        return build_engine(plan, checkpoint, plugins, device, EngineOptions(dtype="float32", graphs=True))
+        folder = self._folders[int(str(options.pop(_CREDIT)))]
+        return TickedEngine(folder, listener_plugins(), options, device, graphs=True).engine
 
     def request(self, content: int, request_id: str, priority: int) -> EngineRequest:
         length, answers = (1, 4, 9, 3, 6)[content % 5], (self._TOKENS, 9, 18)[content % 3]
@@ -376,7 +371,7 @@ def play(world: World, plan: Scenario, device: SimulatedDevice) -> Played:
         for ask in plan.asks:
             simulation.at(ask.tick, lambda a=ask: scene.enter(a), f"submit {ask.id}")
             if ask.leaves is not None:
-                simulation.at(ask.leaves, lambda a=ask: engine.abort(a.id, LEFT), f"abort {ask.id}")
+                simulation.at(ask.leaves, lambda a=ask: engine.abort(a.id, GIVEN_UP), f"abort {ask.id}")
         for stall in plan.stalls:
             simulation.at(stall.tick, lambda s=stall: _stall(device, s), "stall")
         with _telling(scene.happened):
@@ -409,7 +404,7 @@ class _Scene:
         return moved
 
     def total(self) -> Counter[str]:
-        self.happened["aborts"] += sum(one.error is LEFT for one in self.received.values())
+        self.happened["aborts"] += sum(one.error is GIVEN_UP for one in self.received.values())
         self.happened["scored"] += sum(one.scored for one in self.received.values())
         return self.happened + _totals(self._engine)
 
@@ -433,7 +428,7 @@ def check(world: World, plan: Scenario, played: Played) -> None:
     for ask in plan.asks:
         received = played.received[ask.id]
         assert received.over, f"{ask} has no end"
-        assert received.error is not LEFT or ask.leaves is not None
+        assert received.error is not GIVEN_UP or ask.leaves is not None
         try:
             received.assert_like(alone(world, ask.content))
         except AssertionError as error:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omni.api.load import build_frontend
-from omni.checkpoint import Checkpoint
-from omni.config import Layer
 from omni.device import Device, open_device
 from omni.engine import (
-    Engine,
-    EngineOptions,
     EngineOutput,
     EngineRequest,
     Plan,
@@ -27,16 +22,15 @@ from omni.engine import (
     RequestFinished,
     StageFinished,
     StageOutput,
-    build_engine,
     check_pipeline,
-    resolve_pipeline,
 )
-from omni.errors import OmniError, StageError
+from omni.errors import OmniError
 from omni.frontend.base import Chat
 from omni.payload import AudioChunk, GeneratedTokens
-from omni.plugin.manager import Plugins, load_plugins
+from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
 from tests.support.close_calls import Choice, Comparison, WatchedCpu
+from tests.support.engines import GIVEN_UP, TickedEngine, plugins_of
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.reference import Answer, chat, picture, reference_of, says, sizes, sound, tiny_checkpoint
 from tests.support.tap import CodesChunk, with_tap
@@ -75,29 +69,10 @@ CHATS: list[Chat] = [
 ]
 
 
-_MODULES = {
-    "ar": "omni_ar.plugin",
-    "encoder": "omni_encoder.plugin",
-    "vocoder": "omni_vocoder.plugin",
-    "diffusion": "omni_diffusion.plugin",
-    "csm": "omni_csm.plugin",
-    "qwen2_5_omni": "omni_qwen2_5_omni.plugin",
-    "qwen3_omni": "omni_qwen3_omni.plugin",
-    "local": "omni_local.plugin",
-    "tap": "tests.support.tap",
-}
-
-GIVEN_UP = StageError("request", "being tested", "it was given up")
-"""The error of a request that a test gave up."""
-
-
 @cache
 def in_tree_plugins() -> Plugins:
     """The repository's plugins and the tap, found without an installation."""
-    plugins = load_plugins([EntryPoint(name, module, "omni") for name, module in _MODULES.items()])
-    for record in plugins.records:
-        assert record.error is None, record.error
-    return plugins
+    return plugins_of(tap="tests.support.tap")
 
 
 @dataclass(slots=True)
@@ -154,30 +129,28 @@ class Result:
                 raise TypeError(f"an unexpected output {other!r}")
 
 
-class OmniEngine:
-    """An engine for the checkpoint in `folder`. overrides: options by dotted path, as `--set` has them."""
+class OmniEngine(TickedEngine):
+    """A speaking family's pipeline with a tap."""
 
     def __init__(
         self,
         folder: Path,
         overrides: Mapping[str, object] | None = None,
         device: str | Device = "cpu",
-        memory_bytes: int | None = None,
         change: Callable[[Plan], Plan] = lambda plan: plan,
-        graphs: bool | None = None,
         plugins: Plugins | None = None,
-        dtype: str = "float32",
+        **options: Any,
     ) -> None:
-        """change: of the checked plan, before anything is built. graphs: as in `EngineOptions`. plugins: None for those in tree."""
-        self.folder = folder
-        checkpoint, plugins = Checkpoint(folder), plugins or in_tree_plugins()
-        pipeline = resolve_pipeline(checkpoint, plugins, [Layer("test", overrides or {})]).pipeline
-        speaks = any(output.modality == "audio" for output in pipeline.outputs)
-        plan = change(check_pipeline(with_tap(pipeline) if speaks else pipeline, plugins))
-        self.device = open_device(device) if isinstance(device, str) else device
-        self.frontend = build_frontend(pipeline, checkpoint)
-        options = EngineOptions(dtype=dtype, memory_bytes=memory_bytes, graphs=graphs)
-        self.engine: Engine = build_engine(plan, checkpoint, plugins, self.device, options)
+        """plugins: None for those in tree."""
+        plugins = plugins or in_tree_plugins()
+
+        def tapped(plan: Plan) -> Plan:
+            speaks = any(output.modality == "audio" for output in plan.pipeline.outputs)
+            return change(check_pipeline(with_tap(plan.pipeline), plugins) if speaks else plan)
+
+        device = open_device(device) if isinstance(device, str) else device
+        super().__init__(folder, plugins, overrides, device, tapped, **options)
+        self.frontend = build_frontend(self.plan.pipeline, self.checkpoint)
         self.most_rows: dict[str, int] = {}
         self.waited = False
         self._count = 0
@@ -235,11 +208,6 @@ class OmniEngine:
         self.assert_free()
         assert all(result.over for result in results)
         return results
-
-    def assert_free(self) -> None:
-        """No stage holds anything."""
-        held = {name: {k: n for k, n in usage.items() if n} for name, usage in self.engine.usage().items()}
-        assert not any(held.values()), held
 
     def _watch(self) -> None:
         for name, usage in self.engine.usage().items():

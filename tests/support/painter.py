@@ -5,7 +5,6 @@ Shape legend: B rows, K blocks of a window, N code frames, F latent frames of a 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from omni.hookspecs import hookimpl
 from omni.payload import Payload
 from omni.pipeline import Output, Pipeline, Stage
 from omni.plugin.entries import ModelFamily
-from omni.plugin.manager import Plugins, load_plugins
+from omni.plugin.manager import Plugins
 from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, Windows
@@ -27,6 +26,7 @@ from omni_diffusion.noise import Noise
 from omni_diffusion.options import DiffusionOptions
 from omni_diffusion.windows import Window
 from omni_diffusion.worker import DiffusionWorker
+from tests.support.engines import plugins_of
 from tests.support.frame_bench import POISON, FrameBench
 
 BLOCK, REPEATS, WIDTH, RATE, STEPS, VOICES = 3, 2, 2, 3, 3, 4
@@ -254,8 +254,7 @@ def paint_pipeline(painter: str = "build_painter") -> Pipeline:
 
 def paint_plugins() -> Plugins:
     """The plugins that the pipeline needs, loaded as entry points are."""
-    modules = {"diffusion": "omni_diffusion.plugin", "local": "omni_local.plugin", "paint": _HERE}
-    return load_plugins([EntryPoint(name, module, "omni") for name, module in modules.items()])
+    return plugins_of("diffusion", "local", paint=_HERE)
 
 
 def published(checkpoint: Checkpoint) -> Pipeline:

@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.engine import EngineOutput, RequestFailed, RequestFinished, StageFinished, StageOutput
-from omni.errors import OmniError, StageError
+from omni.errors import OmniError
 from omni.payload import AudioChunk, GeneratedTokens, TokenLogprobs
+from tests.support.engines import GIVEN_UP
 from tests.support.hidden_model import Reading
 from tests.support.tap import CodesChunk
 
-LEFT = StageError("request", "being tested", "it was given up")
-"""The error of requests that a test gives up."""
 NEAR = 1e-5
 """Of 1, or of the number where that is more: log-probabilities, and what readers make of hidden states. Batches add float32 numbers
 up in different orders."""
@@ -68,7 +67,7 @@ class Received:
     def assert_like(self, whole: "Received") -> None:
         """The same as `whole`, or its beginning if the request was given up."""
         cut = self.error is not None
-        if self.error is not None and self.error is not LEFT:
+        if self.error is not None and self.error is not GIVEN_UP:
             raise self.error
         names = [*whole.exact, *whole.near] if not cut else [*self.exact, *self.near]
         for name in dict.fromkeys([*names, *self.exact, *self.near]):

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from omni import Omni, Output, SamplingParams
-from omni.plugin.manager import Plugins, load_plugins
+from omni.plugin.manager import Plugins
 from tests.support.echo_family import eventually
-from tests.support.entry_points import REPOSITORY, own_entry_points
+from tests.support.engines import plugins_of
+from tests.support.entry_points import REPOSITORY
 from tests.support.patience import PATIENCE_SECONDS
 
 ASSETS = REPOSITORY / "examples" / "assets"
@@ -27,7 +28,7 @@ TOLERANCE = 1e-4
 @cache
 def tiny_plugins() -> Plugins:
     """The repository's plugins, found without an installation."""
-    return load_plugins(own_entry_points())
+    return plugins_of()
 
 
 def lengths(tokens: int, codes: int, seed: int = 1, **fields: Any) -> dict[str, SamplingParams]:

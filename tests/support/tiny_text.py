@@ -3,37 +3,27 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from omni.checkpoint import Checkpoint
-from omni.config import Layer
 from omni.device import Device
-from omni.device.cpu import CpuDevice
 from omni.engine import (
-    Engine,
-    EngineOptions,
     EngineOutput,
     EngineRequest,
     RequestFailed,
     StageFinished,
     StageOutput,
-    build_engine,
-    resolve_pipeline,
 )
-from omni.errors import StageError
 from omni.payload import GeneratedTokens, Payload
-from omni.plugin.manager import load_plugins
 from omni.sampling import SamplingParams
 from omni_qwen3_omni.tiny.tokenizer import write_tokenizer
 from tests.support.ar_driver import plain_prompt
-from tests.support.entry_points import own_entry_points
+from tests.support.engines import GIVEN_UP, TickedEngine, plugins_of
 
 VOCAB = 211
-LEFT = StageError("request", "being tested", "it was given up")
-"""The error of requests that a test gave up."""
-_SHAPE = {
+_SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -44,7 +34,12 @@ _SHAPE = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,  # the default leaves logits so flat that a model repeats one token
 }
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "mlp_only_layers": [1],
+}
 
 
 def write_text_model(folder: Path, kind: str) -> PreTrainedModel:
@@ -71,45 +66,31 @@ class TextRecorder:
             self.tokens.extend(output.meta.ids)
         elif isinstance(output, StageFinished):
             self.reason = output.reason
-        elif isinstance(output, RequestFailed) and output.error is not LEFT:
+        elif isinstance(output, RequestFailed) and output.error is not GIVEN_UP:
             raise output.error
 
 
-class TextEngine:
-    """An engine of the text family, ticked by the test."""
+class TextEngine(TickedEngine):
+    """An engine of the text family."""
+
+    run = TickedEngine.run_to_end
 
     def __init__(
         self,
         folder: Path,
         overrides: Mapping[str, object] | None = None,
         device: Device | None = None,
-        memory_bytes: int | None = None,
-        graphs: bool | None = None,
+        **options: Any,
     ) -> None:
-        self.plugins = load_plugins(own_entry_points("ar", "local", "text"))
-        checkpoint = Checkpoint(folder)
-        self.plan = resolve_pipeline(checkpoint, self.plugins, [Layer("test", overrides or {})])
-        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes, graphs=graphs)
-        self.engine: Engine = build_engine(self.plan, checkpoint, self.plugins, device or CpuDevice(), options)
+        self.plugins = plugins_of("ar", "local", "text")
+        super().__init__(folder, self.plugins, overrides, device, **options)
 
-    def submit(self, request_id: str, ids: Sequence[int], **sampling: object) -> TextRecorder:
+    def submit(self, request_id: str, ids: Sequence[int], **sampling: Any) -> TextRecorder:
         recorder = TextRecorder()
         inputs = {"text": [Payload(plain_prompt(ids))]}
         asked = {"text": SamplingParams(**sampling)}
         self.engine.submit(EngineRequest(request_id, frozenset({"text"}), inputs, sampling=asked), recorder)
         return recorder
-
-    def leave(self, request_id: str) -> None:
-        """Gives a request up; its recorder keeps what came before."""
-        self.engine.abort(request_id, LEFT)
-
-    def tick(self) -> bool:
-        with torch.inference_mode():
-            return self.engine.tick()
-
-    def run(self) -> None:
-        while not self.engine.idle:
-            self.tick()
 
 
 # What transformers answers for a tiny text checkpoint.

@@ -1,7 +1,6 @@
 """A tiny streaming vocoder whose whole decode is one formula."""
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from omni.device import Device
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
-from omni.plugin.manager import Plugins, load_plugins
+from omni.plugin.manager import Plugins
 from omni.stage import StageContext
 from omni_encoder.inputs import Encoded
 from omni_encoder.model import EncoderModel, SampleItem
@@ -21,6 +20,7 @@ from omni_frames import CodeFrames
 from omni_vocoder.model import VocoderModel
 from omni_vocoder.options import VocoderOptions
 from omni_vocoder.worker import VocoderWorker
+from tests.support.engines import plugins_of
 from tests.support.frame_bench import POISON, FrameBench
 
 DECAY = 0.5
@@ -177,5 +177,4 @@ def voice_pipeline(coder: str = "build_coder", wavemaker: str = "build_wavemaker
 
 def builtin_plugins() -> Plugins:
     """The plugins that the pipeline needs, loaded as entry points are."""
-    modules = {"encoder": "omni_encoder.plugin", "vocoder": "omni_vocoder.plugin", "local": "omni_local.plugin"}
-    return load_plugins([EntryPoint(name, module, "omni") for name, module in modules.items()])
+    return plugins_of("encoder", "vocoder", "local")

@@ -3,18 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omni.checkpoint import Checkpoint
-from omni.config import Layer
 from omni.device import Device
-from omni.device.cpu import CpuDevice
 from omni.engine import (
-    Engine,
-    EngineOptions,
     EngineOutput,
     EngineRequest,
     Plan,
@@ -22,21 +18,16 @@ from omni.engine import (
     RequestFinished,
     StageFinished,
     StageOutput,
-    build_engine,
-    resolve_pipeline,
 )
-from omni.errors import OmniError, StageError
+from omni.errors import OmniError
 from omni.payload import GeneratedTokens, Payload
 from omni.sampling import SamplingParams
-from omni.testing.simulation import SimulatedDevice, Simulation
 from tests.support.ar_driver import plain_prompt
+from tests.support.engines import GIVEN_UP, TickedEngine
 from tests.support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of
 from tests.support.hidden_model import Reading, ReadOut
 from tests.support.small_text import greedy
 
-LEFT = StageError("request", "being tested", "it was given up")
-"""The error of requests that a test gave up."""
-_MOST_TICKS = 200_000
 TOLERANCE = 1e-5
 """Of weighted sums over a row, which are of the order of 1: batches add float32 numbers up in different orders."""
 
@@ -77,7 +68,7 @@ class HiddenResult:
                 self.over = True
             case RequestFailed(error=error):
                 self.over, self.error = True, error
-                if error is not LEFT:
+                if error is not GIVEN_UP:
                     raise error
 
     def read(self, modality: str, *, prompt: bool = False) -> NDArray[np.float32]:
@@ -87,27 +78,23 @@ class HiddenResult:
         return np.array([reading.numbers for reading in found], np.float32)
 
 
-class HiddenEngine:
-    """overrides: options by dotted path, as `--set` has them. change: of the checked plan, before anything is built."""
+class HiddenEngine(TickedEngine):
+    run = TickedEngine.run_to_end
 
     def __init__(
         self,
         folder: Path,
         overrides: Mapping[str, object] | None = None,
         device: Device | None = None,
-        memory_bytes: int | None = None,
         change: Callable[[Plan], Plan] = lambda plan: plan,
+        **options: Any,
     ) -> None:
-        checkpoint, plugins = Checkpoint(folder), hidden_plugins()
-        self.device = device or CpuDevice()
-        self.model = model_of(checkpoint)
-        self.plan = change(resolve_pipeline(checkpoint, plugins, [Layer("test", overrides or {})]))
+        super().__init__(folder, hidden_plugins(), overrides, device, change, **options)
+        self.model = model_of(self.checkpoint)
         self.modalities = frozenset(output.modality for output in self.plan.pipeline.outputs)
-        options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
-        self.engine: Engine = build_engine(self.plan, checkpoint, plugins, self.device, options)
         self.log: list[tuple[str, str]] = []
         """Every request's outputs in the order they came: id and modality."""
-        self._readout = ReadOut(checkpoint.config["width"])
+        self._readout = ReadOut(self.checkpoint.config["width"])
 
     def submit(
         self,
@@ -118,7 +105,7 @@ class HiddenEngine:
         modalities: frozenset[str] | None = None,
         priority: int = 0,
         sample_index: int = 0,
-        **sampling: object,
+        **sampling: Any,
     ) -> HiddenResult:
         """payload: prompt positions whose hidden states are read too. modalities: all by default."""
         result = HiddenResult()
@@ -139,36 +126,6 @@ class HiddenEngine:
         )
         self.engine.submit(request, take)
         return result
-
-    def leave(self, request_id: str) -> None:
-        """Gives a request up; its result keeps what came before."""
-        self.engine.abort(request_id, LEFT)
-
-    def tick(self) -> bool:
-        with torch.inference_mode():
-            return self.engine.tick()
-
-    def simulate(self, tick: Callable[[], bool] | None = None) -> Simulation:
-        """Its ticks on a simulated device; `Simulation.run` brings it to its end. tick: one of them, as the test has it."""
-        assert isinstance(self.device, SimulatedDevice)
-        return Simulation(self.device, tick or self.tick, lambda: self.engine.idle, lambda: str(self.engine.usage()))
-
-    def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Until nothing is under way, or `until`; at the end nothing is held. A device is asked again and again;
-        on a simulated one `simulate` skips what nobody waits for."""
-        for _ in range(_MOST_TICKS):
-            if self.engine.idle:
-                self.assert_free()
-                return
-            if until():
-                return
-            self.tick()
-        raise AssertionError(f"stuck with {self.engine.usage()}")
-
-    def assert_free(self) -> None:
-        """No stage holds anything."""
-        held = {name: {k: n for k, n in usage.items() if n} for name, usage in self.engine.usage().items()}
-        assert not any(held.values()), held
 
     def greedy(self, ids: Sequence[int], max_tokens: int, *, stops: Sequence[int] = ()) -> list[int]:
         """Greedy tokens, everything recomputed for each."""

@@ -17,7 +17,8 @@ from omni.pipeline import Edge, Pipeline, validate
 from omni.testing import LaunchGuard
 from omni.testing.simulation import SimulatedDevice
 from omni_local.connector import LocalConnector
-from tests.omni.engine.hidden_engine import LEFT, HiddenEngine, HiddenResult
+from tests.omni.engine.hidden_engine import HiddenEngine, HiddenResult
+from tests.support.engines import GIVEN_UP
 from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint
 from tests.support.resources import records
 from tests.support.tiers import SLOW, few
@@ -39,7 +40,7 @@ def submit_all(engine: HiddenEngine, tokens: int = TOKENS) -> list[HiddenResult]
 
 def expect_all(engine: HiddenEngine, results: list[HiddenResult], tokens: int = TOKENS) -> None:
     for prompt, result in zip(PROMPTS, results, strict=True):
-        if result.error is not LEFT:
+        if result.error is not GIVEN_UP:
             assert result.tokens == engine.greedy(prompt, tokens)
             engine.expect(result, prompt, [0, len(prompt) - 1])
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from omni.errors import StageError
+from tests.support.engines import GIVEN_UP
 from tests.support.omni_engine import OmniEngine, Result
 from tests.support.reference import chat, picture, sound, tiny_checkpoint
 from tests.support.tiny_omni import SHAPE, TOLERANCE
 
-GIVEN_UP = StageError("request", "being tested", "it was given up")
 VICTIM = chat("what is it", sound(0.4, seed=1), picture(56, 84, seed=1), max_text=7, max_codes=14)
 OTHER = chat("who said so", sound(0.4, seed=2), picture(56, 56, seed=2), voice="aiden", max_text=9, max_codes=13)
 NO_CACHES = {"audio_encoder.cache_bytes": 0, "vision_encoder.cache_bytes": 0}

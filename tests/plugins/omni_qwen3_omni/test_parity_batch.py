@@ -20,7 +20,8 @@ from omni_vocoder.worker import VocoderWorker
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, MIXED, VOICES
 from tests.support import omni_engine
 from tests.support.devices import StirredDevice
-from tests.support.omni_engine import GIVEN_UP, OmniEngine, Result, assert_parity, assert_same
+from tests.support.engines import GIVEN_UP
+from tests.support.omni_engine import OmniEngine, Result, assert_parity, assert_same
 from tests.support.pressure import NO_CACHE, SMALL_BUDGET, Overrides, counted, few_blocks, overrides
 from tests.support.reference import Answer, chat, picture, reference_of, sizes, sound, tiny_checkpoint
 from tests.support.tap import with_tap
