@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from types import FrameType
 
 import torch
@@ -64,11 +65,13 @@ class SimulatedDevice(Device):
 
     without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream
         does not wait.
+    check: whether accesses are recorded; without it the device is only late.
+
     now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order.
     waits: counts of executed waits. latest: the most operations pending at once, to show that work was late.
     """
 
-    def __init__(self, seed: int | None = None, *, without: str | None = None) -> None:
+    def __init__(self, seed: int | None = None, *, without: str | None = None, check: bool = True) -> None:
         super().__init__(torch.device("cpu"))
         self.now = 0.0
         self.done = 0
@@ -79,7 +82,7 @@ class SimulatedDevice(Device):
         self.schedule = Schedule(seed) if seed is not None else None
         self._without = without
         self._checker = Checker()
-        self._recorder = Recorder(self._checker)
+        self._recorder = Recorder(self._checker) if check else None
         self.host_observer = self._checker
         self._launches = 0
         self._events = 0
@@ -118,7 +121,7 @@ class SimulatedDevice(Device):
         advance(stream.clock, stream.agent, stream.tick)
         took = self.schedule.duration(stream.pace) if self.schedule is not None else 0.0
         inference, clock = torch.is_inference_mode_enabled(), list(stream.clock)
-        images = self._checker.images(buffers)
+        images = self._checker.images(buffers) if self._recorder is not None else ()
         number, tick = self._launches, stream.tick
         self._enqueue(stream, Launched(phase, buffers, number, tick, clock, inference, self.now, took, images))
 
@@ -246,7 +249,10 @@ class SimulatedDevice(Device):
         try:
             with torch.inference_mode(task.inference):
                 self._checker.begin(stream, task)
-                with self._recorder, self._recorder.kernels.watching():
+                with ExitStack() as stack:
+                    if self._recorder is not None:
+                        stack.enter_context(self._recorder)
+                        stack.enter_context(self._recorder.kernels.watching())
                     super().launch(stream, task.phase, *task.buffers)
         finally:
             self._checker.end()
