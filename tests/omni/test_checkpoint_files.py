@@ -86,9 +86,8 @@ def test_a_link_that_leaves_the_folder(model: Path) -> None:
     shutil.move(model / SINGLE, model.parent / "outside.safetensors")
     (model / "link.safetensors").symlink_to("../outside.safetensors")
     (model / INDEX).write_text(json.dumps({"weight_map": {"a.weight": "link.safetensors"}}))
-    with pytest.raises(
-        CheckpointError, match=r"weight_map\.a\.weight: 'link\.safetensors' leads out of the folder, to "
-    ):
+    words = r"weight_map\.a\.weight: 'link\.safetensors' leads out of the folder, to "
+    with pytest.raises(CheckpointError, match=words):
         load(model)
 
 
@@ -164,19 +163,19 @@ def test_json_that_nests_without_end(model: Path, file: str, depth: int) -> None
             load(model)
 
 
-def test_json_of_two_million_keys(model: Path) -> None:
+def test_json_of_a_million_keys(model: Path) -> None:
     begin = time.thread_time()
-    keys = "{" + ",".join(f'"{n:x}":0' for n in range(2_000_000)) + "}"
+    keys = "{" + ",".join(f'"{n:x}":0' for n in range(1_000_001)) + "}"
     made = time.thread_time()
-    (model / "config.json").write_text(keys)
+    (model / "config.json").write_text(keys.ljust(MAX_BYTES + 1))
     with pytest.raises(CheckpointError, match=r"^config\.json: has .* bytes, above 16,777,216"):
         load(model)
-    (model / "config.json").write_text("{" + ",".join(f'"{n:x}":0' for n in range(1_000_000)) + "}")
+    (model / "config.json").write_text(keys)
     with pytest.raises(CheckpointError, match=rf"^config\.json: holds more than {MAX_VALUES:,} values"):
         load(model)
     shutil.copy(chat_folder() / "config.json", model)
     (model / INDEX).write_text('{"weight_map": ' + keys.replace(":0", ':"a"') + "}")
-    with pytest.raises(CheckpointError, match=rf"^{INDEX}: weight_map: names 2,000,000 weights, not 1 to 1,000,000"):
+    with pytest.raises(CheckpointError, match=rf"^{INDEX}: weight_map: names 1,000,001 weights, not 1 to 1,000,000"):
         load(model)
     assert time.thread_time() - made < SECONDS + (made - begin)
 
@@ -185,9 +184,8 @@ def test_a_header_of_many_weights(model: Path) -> None:
     with (model / SINGLE).open("wb") as file:
         file.write(struct.pack("<Q", 2**26))
         file.truncate(2**27)
-    with pytest.raises(
-        CheckpointError, match=r"^model\.safetensors: has a header of 67,108,864 bytes, above 33,554,432"
-    ):
+    words = r"^model\.safetensors: has a header of 67,108,864 bytes, above 33,554,432"
+    with pytest.raises(CheckpointError, match=words):
         load(model)
 
 
@@ -219,7 +217,7 @@ def deflated(path: Path, sizes: dict[str, int]) -> None:
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small file that unpacks to much."""
     path = tmp_path_factory.mktemp("bomb") / "t.pt"
-    deflated(path, {"0": 900 << 20})
+    deflated(path, {"0": 200 << 20})
     return path
 
 
@@ -234,7 +232,7 @@ def test_a_packed_pickle_that_unpacks_to_much(tmp_path: Path, bomb: Path) -> Non
         with pytest.raises(CheckpointError, match=r"^t\.pt: unpacks to .* bytes, above"):
             read_table(packed, "voices")
         assert time.thread_time() - begin < 1
-    assert max(900 << 20, MAX_UNPACKED) == 900 << 20
+    assert MAX_UNPACKED < 200 << 20
 
 
 def test_a_packed_pickle_among_a_models_files(tmp_path: Path, bomb: Path) -> None:

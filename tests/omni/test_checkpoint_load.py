@@ -28,13 +28,10 @@ class Experts(nn.Module, StackedWeights):
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
         destinations: dict[str, Destination] = {}
+        gate, up = slice(0, INNER), slice(INNER, 2 * INNER)
         for expert in range(EXPERTS):
-            destinations[f"experts.{expert}.gate_proj.weight"] = Destination(
-                "experts_gate_up", (expert, slice(0, INNER))
-            )
-            destinations[f"experts.{expert}.up_proj.weight"] = Destination(
-                "experts_gate_up", (expert, slice(INNER, 2 * INNER))
-            )
+            destinations[f"experts.{expert}.gate_proj.weight"] = Destination("experts_gate_up", (expert, gate))
+            destinations[f"experts.{expert}.up_proj.weight"] = Destination("experts_gate_up", (expert, up))
             destinations[f"experts.{expert}.down_proj.weight"] = Destination("experts_down", (expert,))
         return destinations
 
@@ -148,11 +145,8 @@ class Stacked(nn.Module, StackedWeights):
         self.norm = nn.LayerNorm(WIDTH)
 
     def stacked_weights(self, name: str) -> dict[str, Destination]:
-        return {
-            f"{x}.{kind}": Destination(f"qkv.{kind}", (rows,))
-            for x, rows in ROWS.items()
-            for kind in ("weight", "bias")
-        }
+        kinds = ("weight", "bias")
+        return {f"{x}.{kind}": Destination(f"qkv.{kind}", (rows,)) for x, rows in ROWS.items() for kind in kinds}
 
 
 ROWS = {"q": slice(0, 4), "k": slice(4, 6), "v": slice(6, 8)}
@@ -160,7 +154,7 @@ ROWS = {"q": slice(0, 4), "k": slice(4, 6), "v": slice(6, 8)}
 
 def published_parts() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    shapes = {"norm.weight": (WIDTH,), "norm.bias": (WIDTH,)}
+    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (WIDTH,), "norm.bias": (WIDTH,)}
     for name, rows in ROWS.items():
         outputs = rows.stop - rows.start
         shapes |= {f"{name}.weight": (outputs, WIDTH), f"{name}.bias": (outputs,)}

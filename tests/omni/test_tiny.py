@@ -1,6 +1,7 @@
 """What tiny checkpoints are written with: weights that keep the scale of signals, words that stay whole."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ TOKENS = ChatTokens(
     video=("<v>", "<V>", "</v>"),
     default_system="you are here",
 )
-CHAT = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "who is"}, {"type": "image"}]}]
+CHAT: Any = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "who is"}, {"type": "image"}]}]
 PROMPT = (
     "<|im_start|>system\nyou are here<|im_end|>\n<|im_start|>user\n<a><A></a>who is<v><I></v><|im_end|>\n"
     "<|im_start|>assistant\n"
@@ -51,28 +52,24 @@ def test_both_kinds_of_tokenizer_files_are_read_back(tmp_path: Path, older: bool
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert {"system", "user", "assistant", "<A>", "Ġis"} <= set(tokenizer.convert_ids_to_tokens(ids))
-    assert {tokenizer.decode([i]).strip() for i in sayable(tokenizer, len(tokenizer))} == {*WORDS, *".,?!"}
+    assert {str(tokenizer.decode([i])).strip() for i in sayable(tokenizer, len(tokenizer))} == {*WORDS, *".,?!"}
     ids_of = tokenizer.get_vocab()
-    assert TOKENS.media_ids(ids_of, "_token_index") == {
-        "audio_token_index": ids_of["<A>"],
-        "image_token_index": ids_of["<I>"],
-        "video_token_index": ids_of["<V>"],
-        "audio_start_token_id": ids_of["<a>"],
-        "audio_end_token_id": ids_of["</a>"],
-        "vision_start_token_id": ids_of["<v>"],
-        "vision_end_token_id": ids_of["</v>"],
-    }
+    names = {"audio_token_index": "<A>", "image_token_index": "<I>", "video_token_index": "<V>"}
+    names |= {"audio_start_token_id": "<a>", "audio_end_token_id": "</a>"}
+    names |= {"vision_start_token_id": "<v>", "vision_end_token_id": "</v>"}
+    assert TOKENS.media_ids(ids_of, "_token_index") == {name: ids_of[token] for name, token in names.items()}
 
 
 @torch.no_grad()
 def test_matrices_keep_the_scale_of_what_they_multiply() -> None:
     """Twice it, and less in parts that are deep; of a transposed convolution too, where only some taps meet."""
-    model = nn.ModuleDict({"head": nn.Linear(64, 512), "vocoder": nn.ConvTranspose1d(64, 64, 8, stride=4)})
+    head, vocoder = nn.Linear(64, 512), nn.ConvTranspose1d(64, 64, 8, stride=4)
+    model = nn.ModuleDict({"head": head, "vocoder": vocoder})
     fill(model, torch.Generator().manual_seed(0), deep="vocoder")
     noise = torch.randn(64, 64, 50, generator=torch.Generator().manual_seed(1))
-    assert model["head"](noise[:, :, 0]).std() == pytest.approx(2, rel=0.1)
-    assert model["vocoder"](noise)[..., 8:-8].std() == pytest.approx(0.8, rel=0.1)
-    assert 0.05 < model["head"].bias.std() < 0.2
+    assert head(noise[:, :, 0]).std() == pytest.approx(2, rel=0.1)
+    assert vocoder(noise)[..., 8:-8].std() == pytest.approx(0.8, rel=0.1)
+    assert 0.05 < head.bias.std() < 0.2
 
 
 def test_the_waveform_has_its_peak_and_the_head_its_words() -> None:
@@ -82,9 +79,8 @@ def test_the_waveform_has_its_peak_and_the_head_its_words() -> None:
     head = nn.Linear(4, 6, bias=False)
     before = head.weight.detach().clone()
     tame(head, {0, 1}, {2}, gain=3.0)
-    torch.testing.assert_close(
-        head.weight.detach() / before, torch.tensor([1, 1, 3, 0.1, 0.1, 0.1])[:, None].expand(6, 4)
-    )
+    factors = torch.tensor([1, 1, 3, 0.1, 0.1, 0.1])[:, None].expand(6, 4)
+    torch.testing.assert_close(head.weight.detach() / before, factors)
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 128])

@@ -85,7 +85,8 @@ class Model:
 
     def ask(self, omni: Omni, index: int) -> Result:
         chat, sampling = self._asked[index % len(self._asked)]
-        return omni.generate(chat, sampling=sampling, stream=False)
+        result: Result = omni.generate(chat, sampling=sampling, stream=False)
+        return result
 
     def check(self, omni: Omni, index: int) -> None:
         """The answer is the one that it gives alone."""

@@ -192,7 +192,7 @@ ONE_ODD = [st.fixed_dictionaries({name: VALUES}) for name in NAMES]
 ALL_ODD = st.fixed_dictionaries(dict.fromkeys(NAMES, VALUES))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(arguments=st.one_of(*ONE_ODD, ALL_ODD))
 def test_any_other_value_is_an_input_error(echo: Pipeline, arguments: Any) -> None:
     error = error_of(echo, arguments)

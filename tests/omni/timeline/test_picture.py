@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +20,7 @@ from tests.support.resources import no_file_over
 GAPS = (5_000, 90_000, 5_000, 5_000)
 
 
-def scene(trace: Trace, **chosen: int) -> Scene:
+def scene(trace: Trace, **chosen: Any) -> Scene:
     return scene_of([("title", trace, window_of(trace, **chosen))])
 
 
