@@ -77,12 +77,11 @@ def test_a_ring_hands_out_slots_in_turn_once_their_events_are_done():
     for slot in (first, second):
         slot.take()[:] = 7
         slot.guard(device.record(stream))
-    assert not ring.ready
+    ready = [ring.ready]
     with pytest.raises(RuntimeError, match="reused while the device may still use it"):
         ring.advance().take()
     device.synchronize()
-    assert first.free
-    assert ring.ready
+    assert [*ready, ring.ready, first.free] == [False, True, True]
     assert ring.advance() is second
 
 
@@ -134,14 +133,14 @@ def test_a_shared_ring_hands_over_the_slot_of_the_turn():
         device.launch(stream, write, memory.device, ring.turn, number)
         sent.append(ring.send())
     device.launch(stream, write, torch.zeros(1, 1), 0, 0)
-    assert not ring.ready, "nobody has read the first"
+    ready = [ring.ready]
     with pytest.raises(RuntimeError, match="read before the device had written it"):
         sent[0].slot.read()
     device.run({"s"}, operations=4)
     assert [one.slot.read().tolist() for one in sent] == [[5], [6]]
-    assert not ring.ready
+    ready.append(ring.ready)
     sent[0].slot.release()
-    assert ring.ready, "what follows the second is not waited for"
+    assert [*ready, ring.ready] == [False, False, True], "what follows the second is not waited for"
     assert ring.turn == 0
 
 
@@ -159,11 +158,11 @@ def test_a_step_that_failed_leaves_nothing_to_be_read():
 
 def test_a_slot_that_is_handed_out_is_not_free():
     slot = HostRing.allocate(CpuDevice(), (1,), torch.int64, slots=1).advance()
-    assert slot.free
+    free = [slot.free]
     slot.take()
-    assert not slot.free
+    free.append(slot.free)
     slot.guard(COMPLETED)
-    assert slot.free
+    assert [*free, slot.free] == [True, False, True]
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cpu:0", "", "cuda:-1", "cuda:99"])

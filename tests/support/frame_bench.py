@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from omni_frames import CodeFrames, FrameModel
 from tests.support.devices import QueuedDevice
 from tests.support.stage_driver import StageDriver
 
+Wave: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 POISON = 999
 """A code that models of tests cannot stand. Pages hold it where nothing was written."""
 PAGE = 4
@@ -52,6 +54,13 @@ class FrameBench(StageDriver):
     ) -> Ref:
         """Feeds frames out of scattered page slots."""
         return self.feed(request_id, frames(self.slice(codes, write)), ready)
+
+    def speak(self, request_id: str, codes: NDArray[np.int64]) -> Ref:
+        """A whole request."""
+        self.open(request_id)
+        ref = self.feed_pages(request_id, codes)
+        self.end(request_id)
+        return ref
 
     def slice(self, codes: NDArray[np.int64], write: bool = True) -> PageSlice:
         """Frames in scattered page slots of their own."""
@@ -76,9 +85,7 @@ class FrameBench(StageDriver):
             chunks.append(message.payload.meta.samples)
         return chunks
 
-    def expect_wave(
-        self, request_id: str, num_frames: int, wave: NDArray[np.float32], rtol: float, atol: float = 0
-    ) -> None:
+    def expect_wave(self, request_id: str, num_frames: int, wave: Wave, rtol: float, atol: float = 0) -> None:
         """That it ended, with these samples of so many frames."""
         np.testing.assert_allclose(self.wave(request_id), wave, rtol=rtol, atol=atol)
         assert self.ends[request_id] == Done(request_id, "stop", {"frames": num_frames, "samples": len(wave)})
@@ -112,9 +119,7 @@ class Listener:
                 if isinstance(self.device, QueuedDevice):
                     self.device.synchronize()
 
-    def expect_wave(
-        self, name: str, stage: str, num_frames: int, wave: NDArray[np.float32], rtol: float, atol: float = 0
-    ) -> None:
+    def expect_wave(self, name: str, stage: str, num_frames: int, wave: Wave, rtol: float, atol: float = 0) -> None:
         """These samples of so many frames, then the ends."""
         *outputs, finished, last = self.heard[name]
         chunks = [o.meta.samples for o in outputs if isinstance(o, StageOutput) and isinstance(o.meta, AudioChunk)]

@@ -6,6 +6,7 @@ Shape legend: B rows, K blocks of a window, N code frames, F latent frames of a 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from omni.payload import Payload
 from omni.pipeline import Output, Pipeline, Stage
 from omni.plugin.entries import ModelFamily
 from omni.plugin.manager import Plugins
+from omni.sampling import SamplingParams
 from omni.stage import StageContext
 from omni_diffusion.inputs import Voice
 from omni_diffusion.model import DiffusionModel, Windows
@@ -187,9 +189,9 @@ def heard(latents_TM: NDArray[np.float64], context: int) -> NDArray[np.float64]:
 class Bench(FrameBench):
     """A diffusion stage and a talker's code pages."""
 
-    def __init__(self, device: Device, model: Painter | None = None, **options: int) -> None:
+    def __init__(self, device: Device, model: Painter | None = None, /, **options: int | SamplingParams) -> None:
         self.model = model or Painter()
-        self.options = DiffusionOptions(**options)  # type: ignore[arg-type]
+        self.options = msgspec.structs.replace(DiffusionOptions(), **options)
         self.diffusion = DiffusionWorker("diffusion", device, self.model, self.options)
         super().__init__(self.diffusion, self.model, device)
 

@@ -64,6 +64,12 @@ class StageDriver:
         """What the worker still holds."""
         return {name: count for name, count in self.worker.usage().items() if count}
 
+    def error(self, request_id: str) -> str:
+        """What the request failed with."""
+        end = self.ends[request_id]
+        assert isinstance(end, Failed)
+        return str(end.error)
+
     def _take(self, message: Outbound) -> None:
         assert message.request_id not in self.ends, "a request that is over gives nothing"
         if isinstance(message, Produced):

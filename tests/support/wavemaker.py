@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -102,9 +103,11 @@ def whole_wave(model: WaveMaker, codes: Sequence[Sequence[int]]) -> NDArray[np.f
 class Bench(FrameBench):
     """A vocoder and a talker's code pages."""
 
-    def __init__(self, device: Device, model: WaveMaker | None = None, **options: int) -> None:
+    def __init__(self, device: Device, model: WaveMaker | None = None, /, **options: int) -> None:
         self.model = model or WaveMaker()
-        self.vocoder = VocoderWorker("vocoder", device, self.model, VocoderOptions(**options))
+        self.vocoder = VocoderWorker(
+            "vocoder", device, self.model, msgspec.structs.replace(VocoderOptions(), **options)
+        )
         super().__init__(self.vocoder, self.model, device)
 
     def expect_whole(self, request_id: str, codes: NDArray[np.int64]) -> None:

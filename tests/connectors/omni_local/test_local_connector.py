@@ -50,7 +50,7 @@ def test_an_aborted_payload_says_why(stream: Stream) -> None:
 
 def test_refuses_another_connectors_reference() -> None:
     class Foreign:
-        freed = False
+        freed = released = False
 
     with pytest.raises(TypeError, match="Foreign"):
         LocalConnector().release(Foreign(), COMPLETED)

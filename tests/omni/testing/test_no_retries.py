@@ -1,33 +1,22 @@
 """A batch that fails and is run again, alone, leaves results right: whoever tests is told all the same."""
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.payload import Payload
-from omni.stage import MailboxWorker
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation, no_retries, planted_faults
 from omni_ar.options import ArOptions
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
-from omni_encoder.inputs import MediaItem
-from omni_encoder.options import EncoderOptions
-from omni_encoder.worker import EncoderWorker
-from tests.support import painter, wavemaker
 from tests.support.ar_driver import ArDriver
-from tests.support.faults import FaultyDevice
-from tests.support.frame_bench import random_codes
 from tests.support.small_text import SmallText, greedy
-from tests.support.stage_driver import StageDriver
-from tests.support.tower import Tower
 
 PROMPTS = [[(11 * index + 5 * place * place) % 60 for place in range(9)] for index in range(3)]
 TOKENS = [4, 8, 12]
-TOLD = r"batches failed and were run again, \d+ in all:\n- {}: {}: planted"
 
 
 @pytest.fixture
@@ -57,33 +46,23 @@ def assert_healed(driver: ArDriver) -> None:
     assert driver.counter("retries")
 
 
-@pytest.mark.usefixtures("replays_fail")
-def test_an_error_of_every_replay_beside_decodes_is_healed_and_told() -> None:
-    driver = under_pressure(CpuDevice())
-    with (
-        pytest.raises(AssertionError, match=TOLD.format(r"text, running a step in a batch of \d", "IndexError")),
-        no_retries(),
-    ):
-        driver.run()
-    assert_healed(driver)
+def told(batch: str) -> AbstractContextManager[object]:
+    problem = rf"batches failed and were run again, \d+ in all:\n- {batch}: IndexError: planted"
+    return pytest.raises(AssertionError, match=problem)
 
 
 @pytest.mark.usefixtures("replays_fail")
-def test_a_simulation_tells() -> None:
-    device = SimulatedDevice(3)
+@pytest.mark.parametrize("guard", [no_retries, LaunchGuard, Simulation])
+def test_an_error_of_every_replay_beside_decodes_is_healed_and_told(guard: object) -> None:
+    """The results are right; whoever looks for retries raises at its end."""
+    device = SimulatedDevice(3) if guard is Simulation else CpuDevice()
     driver = under_pressure(device)
-    simulation = Simulation(device, driver.tick, lambda: len(driver.ends) == len(PROMPTS))
-    with pytest.raises(AssertionError, match=TOLD.format("text, .*", "IndexError")), torch.inference_mode():
-        simulation.run()
-    assert_healed(driver)
-
-
-@pytest.mark.usefixtures("replays_fail")
-def test_a_launch_guard_tells() -> None:
-    device = CpuDevice()
-    driver = under_pressure(device)
-    with pytest.raises(AssertionError, match=TOLD.format("text, .*", "IndexError")), LaunchGuard(device):
-        driver.run()
+    with told(r"text, running a step in a batch of \d"), torch.inference_mode():
+        if isinstance(device, SimulatedDevice):
+            Simulation(device, driver.tick, lambda: len(driver.ends) == len(PROMPTS)).run()
+        else:
+            with LaunchGuard(device) if guard is LaunchGuard else no_retries():
+                driver.run()
     assert_healed(driver)
 
 
@@ -108,53 +87,3 @@ def test_another_error_says_it_too() -> None:
         run()
     (note,) = raised.value.__notes__
     assert note.startswith("batches failed and were run again")
-
-
-def encode(device: FaultyDevice) -> MailboxWorker[object]:
-    """Two pictures, of which a batch fails."""
-    worker = EncoderWorker("stage", device, Tower(), EncoderOptions())
-    driver = StageDriver(worker, device.stream("test"))
-    device.faults.plant(("stage", "encode_batch"), 0, after=False)
-    driver.open("a")
-    for index in range(2):
-        item = MediaItem(index=index, key=str(index), batch_key=0, length=1)
-        driver.feed_host("a", Payload(item, {"x": torch.tensor([1.0 + index])}))
-    driver.end("a")
-    driver.settle(device)
-    assert driver.ends["a"].counts == {"items": 2, "cached": 0}
-    return worker
-
-
-def decode(device: FaultyDevice) -> MailboxWorker[object]:
-    bench = wavemaker.Bench(device, first_chunk_frames=3, chunk_frames=2)
-    codes = {name: random_codes(7, seed) for seed, name in enumerate("ab")}
-    bench.open(*codes)
-    for name, own in codes.items():
-        bench.feed_pages(name, own)
-    bench.end(*codes)
-    device.faults.plant(("vocoder", "reset_rows"), 0, after=False)
-    bench.settle(device)
-    for name, own in codes.items():
-        bench.expect_whole(name, own)
-    return bench.vocoder
-
-
-def denoise(device: FaultyDevice) -> MailboxWorker[object]:
-    bench = painter.Bench(device, first_chunk_blocks=1, chunk_blocks=2, blocks_before=1, blocks_after=1)
-    codes = {name: random_codes(11, seed) for seed, name in enumerate("ab")}
-    for name, own in codes.items():
-        bench.speak(name, own)
-    device.faults.plant(("diffusion", "begin_windows"), 0, after=False)
-    bench.settle(device)
-    for name, own in codes.items():
-        bench.expect(name, own)
-    return bench.diffusion
-
-
-@pytest.mark.parametrize("play", [encode, decode, denoise])
-def test_every_kind_of_stage_counts_and_tells(play: Callable[[FaultyDevice], MailboxWorker[object]]) -> None:
-    """Beside autoregressive stages, of which the tests above are."""
-    worker: list[MailboxWorker[object]] = []
-    with pytest.raises(AssertionError, match=TOLD.format(".*", "PlantedError")), no_retries():
-        worker.append(play(FaultyDevice()))
-    assert worker[0].counters()["retries"] == 1

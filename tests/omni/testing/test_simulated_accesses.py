@@ -4,7 +4,7 @@ Each access is of the two rows in the middle of a buffer. Another stream reads o
 the rows around them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from omni.device import Phase
-from omni.testing import Race, SimulatedDevice
+from tests.omni.testing.pair import fill, look, races_of
 
 TWO = torch.ones(2, 2)
 """What is added, copied and so on: of the shape of the rows that are touched, and touched by nobody else."""
@@ -28,25 +28,12 @@ def indices() -> Tensor:
     return torch.empty(2, 2, dtype=torch.int64)
 
 
-def steps(x: Tensor, **others: list[Tensor]) -> dict[str, list[Tensor]]:
-    """Arguments of a fused optimizer's step, those that are not given left to themselves."""
-    names = ("self", "grads", "exp_avgs", "exp_avg_sqs")
-    return {name: others.get(name, [torch.ones(2, 2)]) for name in names}
-
-
-def adam(**written: list[Tensor]) -> None:
-    torch._fused_adam_(
-        *steps(TWO, **written).values(),
-        [],
-        [torch.tensor(1.0)],
-        lr=0.1,
-        beta1=0.9,
-        beta2=0.9,
-        weight_decay=0.0,
-        eps=1e-8,
-        amsgrad=False,
-        maximize=False,
-    )
+def adam(parameters: Tensor = TWO, *, grads: Tensor = TWO, exp_avgs: Tensor = TWO, exp_avg_sqs: Tensor = TWO) -> None:
+    """A fused optimizer's step on clones of `TWO`, in place of what is not given."""
+    parts = [[TWO.clone() if part is TWO else part] for part in (parameters, grads, exp_avgs, exp_avg_sqs)]
+    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8}
+    fused = torch.ops.aten._fused_adam_.default
+    fused(*parts, [], [torch.tensor(1.0)], amsgrad=False, maximize=False, **numbers)
 
 
 IN_PLACE: dict[str, Access] = {
@@ -94,7 +81,7 @@ OUT: dict[str, Access] = {
     "mm": lambda x: torch.mm(TWO, TWO, out=x),
     "matmul, which is composed": lambda x: torch.matmul(TWO, TWO, out=x),
     "bmm": lambda x: torch.bmm(TWO[None], TWO[None], out=x[None]),
-    "linear": lambda x: torch._C._nn.linear(TWO, TWO, out=x),
+    "linear": lambda x: torch.ops.aten.linear.out(TWO, TWO, out=x),
     "softmax": lambda x: torch.softmax(TWO, -1, out=x),
     "cat": lambda x: torch.cat([TWO[:1], TWO[1:]], out=x),
     "stack": lambda x: torch.stack([TWO[0], TWO[1]], out=x),
@@ -169,10 +156,10 @@ SEVERAL: dict[str, Access] = {
     "_foreach_zero_": lambda x: torch._foreach_zero_([x[0], x[1]]),
     "_foreach_lerp_": lambda x: torch._foreach_lerp_([x], [TWO], 0.5),
     "_foreach_addcdiv_": lambda x: torch._foreach_addcdiv_([x], [TWO], [TWO], 1.0),
-    "a fused step's parameters": lambda x: adam(self=[x]),
-    "a fused step's gradients, which it may scale": lambda x: adam(grads=[x]),
-    "a fused step's first moments": lambda x: adam(exp_avgs=[x]),
-    "a fused step's second moments": lambda x: adam(exp_avg_sqs=[x]),
+    "a fused step's parameters": lambda x: adam(x),
+    "a fused step's gradients, which it may scale": lambda x: adam(grads=x),
+    "a fused step's first moments": lambda x: adam(exp_avgs=x),
+    "a fused step's second moments": lambda x: adam(exp_avg_sqs=x),
     "a custom operation": lambda x: torch.ops.omni_tests.raise_both(x[0], [torch.ones(2), x[1]], TWO),
 }
 READS: dict[str, Access] = {
@@ -237,24 +224,6 @@ def custom_operation() -> Iterator[None]:
     library._destroy()
 
 
-def fill(x: Tensor) -> None:
-    x.fill_(2)
-
-
-def look(x: Tensor) -> None:
-    x.sum()
-
-
-def race_of(phases: Sequence[tuple[Phase, Tensor]], inference: bool) -> list[Race]:
-    """What is found of phases that are launched on streams of their own."""
-    with torch.inference_mode(inference):
-        device = SimulatedDevice()
-        for number, (phase, x) in enumerate(phases):
-            device.launch(device.stream(f"stream {number}"), phase, x)
-        device.synchronize()
-    return device.races
-
-
 def memory(inference: bool) -> Tensor:
     with torch.inference_mode(inference):
         return torch.ones(6, 2)
@@ -270,7 +239,7 @@ def test_an_access_and_another_of_the_same_rows(access: Access, writes: bool, in
         for turned in (False, True):
             rows = memory(inference)[2:4]
             phases: list[tuple[Phase, Tensor]] = [(touch, rows), (other, rows)]
-            races = race_of(phases[::-1] if turned else phases, inference)
+            races = races_of(phases[::-1] if turned else phases, inference)
             if not writes and other is look:
                 assert races == [], "reads need no order"
                 continue
@@ -289,7 +258,7 @@ def test_an_access_and_another_of_all_the_buffer(access: Access, writes: bool, i
     for turned in (False, True):
         whole = memory(inference)
         phases: list[tuple[Phase, Tensor]] = [(touch, whole[2:4]), (fill, whole)]
-        assert race_of(phases[::-1] if turned else phases, inference)
+        assert races_of(phases[::-1] if turned else phases, inference)
 
 
 @each_mode
@@ -299,7 +268,7 @@ def test_an_access_and_others_of_other_rows(access: Access, writes: bool, infere
         access(x)
 
     whole = memory(inference)
-    assert race_of([(fill, whole[:2]), (touch, whole[2:4]), (fill, whole[4:])], inference) == []
+    assert races_of([(fill, whole[:2]), (touch, whole[2:4]), (fill, whole[4:])], inference) == []
 
 
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
@@ -312,4 +281,4 @@ def test_a_mask_chooses_what_it_is_true_of(mask: torch.dtype):
 
     for rows, meets in ((slice(0, 2), False), (slice(2, 3), True), (slice(4, 6), False)):
         whole = memory(False)
-        assert bool(race_of([(take, whole), (fill, whole[rows])], False)) == meets
+        assert bool(races_of([(take, whole), (fill, whole[rows])], False)) == meets

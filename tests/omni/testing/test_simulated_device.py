@@ -2,23 +2,21 @@
 
 import functools
 import itertools
+import statistics
 import time
 
 import pytest
 import torch
-from torch import Tensor
 
 from omni.device import COMPLETED
 from omni.testing import SimulatedDevice, check_connector
+from omni.testing.simulation.device import Schedule
 from omni_local.connector import LocalConnector
+from tests.omni.testing.pair import copy
 
 
 def append(log: list[str], entry: str) -> None:
     log.append(entry)
-
-
-def copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source)
 
 
 def fail() -> None:
@@ -26,7 +24,7 @@ def fail() -> None:
 
 
 def test_without_a_seed_nothing_runs_until_it_is_told_to():
-    device, log = SimulatedDevice(), []
+    device, log = SimulatedDevice(), list[str]()
     one, two = device.stream("one"), device.stream("two")
     for entry in "abc":
         device.launch(one, append, log, f"one-{entry}")
@@ -40,12 +38,13 @@ def test_without_a_seed_nothing_runs_until_it_is_told_to():
 
 
 def test_a_stream_waits_for_an_event_and_an_event_for_its_stream():
-    device, log = SimulatedDevice(), []
+    device, log = SimulatedDevice(), list[str]()
     one, two = device.stream("one"), device.stream("two")
     device.launch(one, append, log, "first")
     event = device.record(one)
     device.wait(two, event)
     device.wait(two, COMPLETED)
+    assert len(device.waits.counts) == 1, "a wait for what is over is no wait"
     device.launch(two, append, log, "second")
     assert device.run({"two"}) == 0
     assert not event.done()
@@ -65,7 +64,7 @@ def test_a_copy_reads_its_source_when_it_runs():
 
 
 def test_a_phase_runs_in_the_mode_that_it_was_launched_in():
-    device, modes = SimulatedDevice(), []
+    device, modes = SimulatedDevice(), list[bool]()
     stream = device.stream("s")
 
     def look() -> None:
@@ -79,7 +78,7 @@ def test_a_phase_runs_in_the_mode_that_it_was_launched_in():
 
 
 def test_a_phase_raises_where_it_runs_and_the_stream_goes_on():
-    device, log = SimulatedDevice(), []
+    device, log = SimulatedDevice(), list[str]()
     stream = device.stream("s")
     device.launch(stream, fail)
     device.launch(stream, append, log, "after")
@@ -133,7 +132,7 @@ def test_seeds_give_every_order_that_streams_and_waits_allow():
 
 def test_a_stalled_stream_waits_while_others_go_on_in_simulated_time():
     began = time.monotonic()
-    device, log = SimulatedDevice(seed=1), []
+    device, log = SimulatedDevice(seed=1), list[str]()
     device.schedule.stalls = 0  # type: ignore[union-attr]
     stalled, lively = device.stream("stalled"), device.stream("lively")
     device.launch(stalled, append, log, "stalled")
@@ -157,7 +156,7 @@ def test_the_local_connector_keeps_its_contract_on_it():
 
 
 def test_host_work_is_done_late_and_gives_what_it_gave_or_raised():
-    device, log = SimulatedDevice(), []
+    device, log = SimulatedDevice(), list[str]()
 
     def work(entry: str) -> str:
         log.append(entry)
@@ -166,7 +165,7 @@ def test_host_work_is_done_late_and_gives_what_it_gave_or_raised():
         return entry
 
     worker = device.host_worker("thinking")
-    good, bad = (worker.submit(lambda entry=entry: work(entry)) for entry in ("good", "bad"))
+    good, bad = (worker.submit(functools.partial(work, entry)) for entry in ("good", "bad"))
     assert not good.done()
     with pytest.raises(RuntimeError, match="before the work was done"):
         good.result()
@@ -186,10 +185,23 @@ def test_host_work_is_done_late_and_gives_what_it_gave_or_raised():
 def test_one_task_of_the_host_may_overtake_another():
     orders = set()
     for seed in range(20):
-        device, log = SimulatedDevice(seed), []
+        device, log = SimulatedDevice(seed), list[str]()
         worker = device.host_worker("thinking")
         for entry in "ab":
             worker.submit(functools.partial(append, log, entry))
         device.synchronize()
         orders.add("".join(log))
     assert orders == {"ab", "ba"}
+
+
+def test_stalled_phases_are_as_many_as_said_and_take_as_long_as_thousands():
+    seen = set()
+    for seed in range(20):
+        schedule, pace = Schedule(seed), 1e-6
+        seconds = [schedule.duration(pace) for _ in range(4000)]
+        stalled = sum(took > 1000 * pace for took in seconds) / len(seconds)
+        assert abs(stalled - schedule.stalls) < 0.02
+        assert (stalled > 0) == (schedule.stalls > 0)
+        assert 0.5 * pace < statistics.median(seconds) < pace
+        seen.add(schedule.stalls)
+    assert len(seen) == 3, "seeds of all kinds were drawn"

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from omni.testing import Race, SimulatedDevice
+from omni.testing import SimulatedDevice
 from omni_ar.kernels.norm.kernel import rms_norm
+from tests.omni.testing.pair import fill, look, races_of
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels do not run on the CPU here")
 
@@ -89,23 +90,6 @@ each_kernel = pytest.mark.parametrize(("kernel", "writes"), CASES)
 each_mode = pytest.mark.parametrize("inference", [False, True], ids=["plain", "inference"])
 
 
-def fill(x: Tensor) -> None:
-    x.fill_(2)
-
-
-def look(x: Tensor) -> None:
-    x.sum()
-
-
-def races(*phases, inference: bool = False) -> list[Race]:
-    with torch.inference_mode(inference):
-        device = SimulatedDevice()
-        for number, (phase, x) in enumerate(phases):
-            device.launch(device.stream(f"stream {number}"), phase, x)
-        device.synchronize()
-    return device.races
-
-
 @each_mode
 @each_kernel
 def test_a_kernel_s_accesses_are_seen(kernel, writes, inference):
@@ -115,7 +99,7 @@ def test_a_kernel_s_accesses_are_seen(kernel, writes, inference):
     for touch in (fill, look):
         rows = torch.zeros(6, 2)[2:4]
         for phases in (((launch, rows), (touch, rows)), ((touch, rows), (launch, rows))):
-            found = races(*phases, inference=inference)
+            found = races_of(phases, inference)
             if not writes and touch is look:
                 assert found == []
                 continue
@@ -131,7 +115,7 @@ def test_what_a_kernel_leaves_alone_is_not_reported(kernel, writes):
         kernel(x)
 
     whole = torch.zeros(6, 2)
-    assert races((fill, whole[:2]), (launch, whole[2:4]), (fill, whole[4:])) == []
+    assert races_of([(fill, whole[:2]), (launch, whole[2:4]), (fill, whole[4:])]) == []
 
 
 def test_masks_strides_and_loaded_addresses_say_what_is_touched():
@@ -147,9 +131,9 @@ def test_masks_strides_and_loaded_addresses_say_what_is_touched():
         scatter[(1,)](torch.tensor([3, 0]), x, BLOCK=2)
 
     for launch, alone in ((masked, rows[1, 1]), (column, rows[:, 1]), (scattered, rows[0, 1]), (scattered, rows[1, 0])):
-        assert races((launch, rows), (fill, alone)) == [], launch
+        assert races_of([(launch, rows), (fill, alone)]) == [], launch
     for launch, shared in ((masked, rows[1, 0]), (column, rows[1, :1]), (scattered, rows[1, 1])):
-        assert len(races((launch, rows), (look, shared))) == 1, launch
+        assert len(races_of([(launch, rows), (look, shared)])) == 1, launch
 
 
 def test_descriptors_are_seen():
@@ -158,8 +142,8 @@ def test_descriptors_are_seen():
     def launch(x: Tensor) -> None:
         copy_tile[(1,)](tile(x), tile(out), ROWS=2, COLUMNS=4)
 
-    assert {race.first.writes for race in races((launch, source), (fill, source))} == {False}
-    assert {race.first.operation for race in races((launch, source), (look, out))} == {"copy_tile"}
+    assert {race.first.writes for race in races_of([(launch, source), (fill, source)])} == {False}
+    assert {race.first.operation for race in races_of([(launch, source), (look, out)])} == {"copy_tile"}
 
 
 def test_a_kernel_that_fails_leaves_nothing_behind():
@@ -187,5 +171,5 @@ def test_kernels_and_operations_of_one_phase_are_told_apart():
         double_rows[(1,)](x[2:], other(), 4, BLOCK=4)
         x[:2].add_(1)
 
-    (race,) = races((both, rows), (look, rows))
+    (race,) = races_of([(both, rows), (look, rows)])
     assert (race.first.operation, race.byte) == ("add_", 0)

@@ -10,56 +10,38 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from omni.device import COMPLETED, Downloader, SharedRing, Uploader
-from omni.testing import Race, SimulatedDevice
+from omni.device import COMPLETED, Downloader, Phase, SharedRing, Uploader
+from omni.testing import SimulatedDevice
+from omni.testing.simulation.checker import name_buffer
+from tests.omni.testing.pair import Pair, copy, fill, look, races_of
 
 TWO = torch.ones(2, 2)
 INDEX = torch.tensor([0, 1])
 
-Access = Callable[[Tensor], object]
 each_mode = pytest.mark.parametrize("inference", [False, True], ids=["plain", "inference"])
-
-
-def fill(x: Tensor) -> None:
-    x.fill_(2)
-
-
-def look(x: Tensor) -> None:
-    x.sum()
-
-
-class Pair:
-    """Two streams that nothing orders."""
-
-    def __init__(self) -> None:
-        self.device = SimulatedDevice()
-        self.one, self.two = self.device.stream("one"), self.device.stream("two")
-        self.made: list[Tensor] = []
-
-    def finish(self) -> list[Race]:
-        self.device.synchronize()
-        return self.device.races
 
 
 def test_all_of_a_buffer_after_parts_of_it_and_parts_after_all_of_it():
     """What is told of a part comes before what is told of the whole, and the other way round."""
     for first, last in [("part", "whole"), ("whole", "part"), ("part", "part"), ("whole", "whole")]:
         for other in (fill, look):
-            pair, rows = Pair(), torch.zeros(4, 2)
+            pair = Pair()
+            rows = pair.rows
             regions = {"part": rows[1:3], "whole": rows}
             pair.device.launch(pair.one, fill, regions[first])
-            pair.device.wait(pair.two, pair.device.record(pair.one))
+            pair.order()
             pair.device.launch(pair.one, fill, regions[last])
             pair.device.launch(pair.two, other, rows[2])
-            (race,) = pair.finish()
+            race = pair.race()
             assert {race.first.launch, race.second.launch} == {2, 3}, (first, last)
 
 
 def test_parts_that_were_touched_before_all_was_are_ordered_where_that_is():
-    pair, rows = Pair(), torch.zeros(4, 2)
+    pair = Pair()
+    rows = pair.rows
     pair.device.launch(pair.one, fill, rows[1:3])
     pair.device.launch(pair.one, fill, rows)
-    pair.device.wait(pair.two, pair.device.record(pair.one))
+    pair.order()
     pair.device.launch(pair.one, look, rows[3])
     pair.device.launch(pair.two, fill, rows[:3])
     assert pair.finish() == []
@@ -67,12 +49,12 @@ def test_parts_that_were_touched_before_all_was_are_ordered_where_that_is():
 
 @pytest.mark.parametrize("first", [fill, look])
 @pytest.mark.parametrize("regions", [(slice(0, 4), slice(0, 2)), (slice(0, 2), slice(0, 4)), (slice(0, 4),) * 2])
-def test_a_part_that_is_touched_again_leaves_the_rest_as_it_was_touched(first: Access, regions: tuple[slice, slice]):
+def test_a_part_that_is_touched_again_leaves_the_rest_as_it_was_touched(first: Phase, regions: tuple[slice, slice]):
     """One stream touches a region and then, in the same way, another: both are remembered."""
-    pair, rows = Pair(), torch.zeros(4, 2)
+    pair = Pair()
     for region in regions:
-        pair.device.launch(pair.one, first, rows[region])
-    pair.device.launch(pair.two, fill, rows[3])
+        pair.device.launch(pair.one, first, pair.rows[region])
+    pair.device.launch(pair.two, fill, pair.rows[3])
     assert len(pair.finish()) == 1
 
 
@@ -126,14 +108,14 @@ MAKES: dict[str, Callable[[], Tensor]] = {
 @each_mode
 @pytest.mark.parametrize("how", MAKES)
 @pytest.mark.parametrize("other", [fill, look])
-def test_memory_of_a_phase_that_another_stream_uses(how: str, other: Access, inference: bool):
-    pair = Pair()
+def test_memory_of_a_phase_that_another_stream_uses(how: str, other: Phase, inference: bool):
+    pair, made = Pair(), list[Tensor]()
 
     def make() -> None:
-        pair.made.append(MAKES[how]())
+        made.append(MAKES[how]())
 
     def use() -> None:
-        other(pair.made[0])
+        other(made[0])
 
     with torch.inference_mode(inference):
         pair.device.launch(pair.one, make)
@@ -146,23 +128,23 @@ def test_memory_of_a_phase_that_another_stream_uses(how: str, other: Access, inf
 @pytest.mark.parametrize("how", MAKES)
 def test_memory_of_a_phase_that_goes_back_under_a_reader(how: str, waits: bool, inference: bool):
     """It is its stream's again: of no use to others that have not been waited for."""
-    pair = Pair()
+    pair, made = Pair(), list[Tensor]()
     device = pair.device
 
     def make() -> None:
-        pair.made.append(MAKES[how]())
+        made.append(MAKES[how]())
 
     def use() -> None:
-        look(pair.made[0])
+        look(made[0])
 
     with torch.inference_mode(inference):
         device.launch(pair.one, make)
-        device.wait(pair.two, device.record(pair.one))
+        pair.order()
         device.launch(pair.two, use)
         if waits:
             device.wait(pair.one, device.record(pair.two))
         device.run()
-        pair.made.clear()
+        made.clear()
     assert [race.second.operation for race in device.races] == ["giving it back to stream 'one'"] * (not waits)
 
 
@@ -191,7 +173,7 @@ def test_an_upload_slot_that_is_filled_again_under_its_copy():
     upload.launch(begun)
     begun.slot.guard(COMPLETED)
     upload.begin()
-    (race,) = pair.finish()
+    race = pair.race()
     assert {race.first.operation, race.second.operation} == {"HostSlot.take", "copy_"}
 
 
@@ -201,7 +183,7 @@ def test_an_upload_that_another_stream_reads():
         upload = Uploader(pair.device, pair.one, words=4, slots=2)
         (view,) = upload.send([np.arange(4)])
         if ordered:
-            pair.device.wait(pair.two, pair.device.record(pair.one))
+            pair.order()
         pair.device.launch(pair.two, look, view)
         pair.device.run()
         assert bool(pair.device.races) != ordered
@@ -209,28 +191,24 @@ def test_an_upload_that_another_stream_reads():
         assert {race.second.operation for race in pair.finish()} == {"copy_"} | (set() if ordered else {"sum"})
 
 
-def copy_rows(host: Tensor, rows: Tensor) -> None:
-    host.copy_(rows, non_blocking=True)
-
-
 def test_a_download_that_is_read_before_it_is_over():
     pair, rows = Pair(), torch.ones(4)
     download = Downloader(pair.device, pair.one, pair.two, (4,), torch.float32, 2)
-    sent = download.send(copy_rows, rows)
+    sent = download.send(copy, rows)
     pair.device.run()
     sent.slot.guard(COMPLETED)
     sent.slot.read()
-    (race,) = pair.finish()
+    race = pair.race()
     assert (race.first.operation, race.second.operation) == ("copy_", "HostSlot.read")
 
 
 def test_a_download_whose_source_is_written_again():
     pair, rows = Pair(), torch.ones(4)
     download = Downloader(pair.device, pair.one, pair.two, (4,), torch.float32, 2)
-    download.send(copy_rows, rows)
+    download.send(copy, rows)
     pair.device.launch(pair.one, fill, rows[3:])
-    (race,) = pair.finish()
-    assert {race.first.by, race.second.by} == {"copy_rows", "fill"}
+    race = pair.race()
+    assert {race.first.by, race.second.by} == {"copy", "fill"}
 
 
 def test_shared_memory_read_or_written_too_early_is_reported():
@@ -242,7 +220,39 @@ def test_shared_memory_read_or_written_too_early_is_reported():
     sent.slot.guard(COMPLETED)
     pair.device.run()
     sent.slot.read()
-    (race,) = pair.finish()
+    race = pair.race()
     assert (race.first.by, race.second.operation) == ("fill", "HostSlot.read")
     pair.device.launch(pair.one, fill, shared.device[1])
     assert len(pair.finish()) == 1, "the other slot"
+
+
+FIRST = torch.zeros(1, dtype=torch.int64)
+
+
+def select_rows(tensor: Tensor) -> None:
+    tensor.index_select(0, FIRST)
+
+
+def fill_rows(tensor: Tensor) -> None:
+    tensor.index_fill_(0, FIRST, 1.0)
+
+
+def gather_element(tensor: Tensor) -> None:
+    tensor.gather(0, FIRST[0])
+
+
+@pytest.mark.parametrize("read", [select_rows, gather_element])
+def test_a_scalar_may_be_taken_from_by_index(read: Phase):
+    scalar = torch.zeros(())
+    assert len(races_of([(read, scalar), (fill_rows, scalar)])) == 1
+    assert scalar == 1
+
+
+def test_a_buffer_is_named_among_arguments_of_every_kind():
+    def phase(count: int, name: str, pages: dict[str, list[Tensor]], rows: Tensor) -> None: ...
+
+    key, rows = torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64)
+    buffers = (3, "x", {"keys": [key]}, rows, object())
+    assert name_buffer(phase, buffers, rows) == "rows (int64 [4])"
+    assert name_buffer(phase, buffers, key) == "pages['keys'][0] (float32 [2, 3])"
+    assert name_buffer(phase, buffers, torch.zeros(1)) == "a tensor (float32 [1])"

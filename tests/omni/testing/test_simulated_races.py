@@ -8,19 +8,8 @@ import torch
 from torch import Tensor
 
 from omni.device import HostRing, HostSlot
-from omni.testing import Race, SimulatedDevice
-
-
-def write(rows: Tensor) -> None:
-    rows.fill_(1)
-
-
-def read(rows: Tensor) -> None:
-    rows.sum()
-
-
-def copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source, non_blocking=True)
+from omni.testing import SimulatedDevice
+from tests.omni.testing.pair import Pair, copy, fill, look, races_of
 
 
 def gather(pages: Tensor, slots_n: Tensor, out_nD: Tensor) -> None:
@@ -31,46 +20,28 @@ def store(pages: Tensor, slots_n: Tensor, rows_nD: Tensor) -> None:
     pages.flatten(0, 1).index_copy_(0, slots_n, rows_nD)
 
 
-def only(device: SimulatedDevice) -> Race:
-    (race,) = device.races
-    return race
-
-
-class Pair:
-    """Two streams that nothing orders, and a buffer."""
-
-    def __init__(self) -> None:
-        self.device = SimulatedDevice()
-        self.one, self.two = self.device.stream("one"), self.device.stream("two")
-        self.rows = torch.zeros(4, 2)
-
-    def finish(self) -> list[Race]:
-        self.device.synchronize()
-        return self.device.races
-
-
 @pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
 def test_a_copy_without_a_wait_is_reported_in_whichever_order_it_happened(order: tuple[str, str]):
     pair = Pair()
     target = torch.zeros(4, 2)
-    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.launch(pair.one, fill, pair.rows)
     pair.device.launch(pair.two, copy, target, pair.rows)
     for name in order:
         pair.device.run({name})
-    race = only(pair.device)
+    (race,) = pair.device.races
     names = {race.first.by: race.first, race.second.by: race.second}
-    assert (names["write"].stream, names["write"].operation, names["write"].launch) == ("one", "fill_", 1)
+    assert (names["fill"].stream, names["fill"].operation, names["fill"].launch) == ("one", "fill_", 1)
     assert (names["copy"].stream, names["copy"].operation, names["copy"].launch) == ("two", "copy_", 2)
-    assert names["write"].writes
+    assert names["fill"].writes
     assert not names["copy"].writes
-    assert race.buffer == ("source" if order[1] == "two" else "rows") + " (float32 [4, 2])"
+    assert race.buffer == ("source" if order[1] == "two" else "x") + " (float32 [4, 2])"
     with pytest.raises(AssertionError, match=r"copy \(launch 2, stream 'two'\) reads by copy_"):
         pair.device.assert_no_races()
 
 
 def test_what_is_pending_at_the_end_is_looked_at_too():
     pair = Pair()
-    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.launch(pair.one, fill, pair.rows)
     pair.device.launch(pair.two, copy, torch.zeros(4, 2), pair.rows)
     assert pair.device.races == []
     with pytest.raises(AssertionError, match="1 races"):
@@ -78,74 +49,56 @@ def test_what_is_pending_at_the_end_is_looked_at_too():
     assert not pair.device.pending
 
 
-def test_a_wait_orders():
-    pair = Pair()
-    pair.device.launch(pair.one, write, pair.rows)
-    pair.device.wait(pair.two, pair.device.record(pair.one))
-    pair.device.launch(pair.two, read, pair.rows)
-    assert not pair.finish()
+def test_waits_through_a_third_stream_and_synchronizing_order():
+    def third(pair: Pair) -> None:
+        stream = pair.device.stream("third")
+        pair.device.wait(stream, pair.device.record(pair.one))
+        pair.device.wait(pair.two, pair.device.record(stream))
+
+    def synchronize(pair: Pair) -> None:
+        pair.device.synchronize()
+
+    for order in (Pair.order, third, synchronize):
+        pair = Pair()
+        pair.device.launch(pair.one, fill, pair.rows)
+        order(pair)
+        pair.device.launch(pair.two, fill, pair.rows)
+        assert not pair.finish(), order
 
 
 def test_a_wait_orders_no_more_than_was_enqueued_before_its_event():
     pair = Pair()
     event = pair.device.record(pair.one)
-    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.launch(pair.one, fill, pair.rows)
     pair.device.wait(pair.two, event)
-    pair.device.launch(pair.two, read, pair.rows)
+    pair.device.launch(pair.two, look, pair.rows)
     assert len(pair.finish()) == 1
 
 
-def test_a_third_stream_orders_two():
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_host_orders_what_it_has_asked_for(asks: bool):
     pair = Pair()
-    third = pair.device.stream("third")
-    pair.device.launch(pair.one, write, pair.rows)
-    pair.device.wait(third, pair.device.record(pair.one))
-    pair.device.wait(pair.two, pair.device.record(third))
-    pair.device.launch(pair.two, write, pair.rows)
-    assert not pair.finish()
-
-
-def test_the_host_orders_what_it_has_learned():
-    pair = Pair()
-    pair.device.launch(pair.one, write, pair.rows)
+    pair.device.launch(pair.one, fill, pair.rows)
     event = pair.device.record(pair.one)
     pair.device.run()
-    assert event.done()
-    pair.device.launch(pair.two, read, pair.rows)
-    assert not pair.finish()
-
-
-def test_the_host_orders_nothing_that_it_has_not_asked_for():
-    pair = Pair()
-    pair.device.launch(pair.one, write, pair.rows)
-    pair.device.record(pair.one)
-    pair.device.run()
-    pair.device.launch(pair.two, read, pair.rows)
-    assert len(pair.finish()) == 1
-
-
-def test_synchronizing_orders():
-    pair = Pair()
-    pair.device.launch(pair.one, write, pair.rows)
-    pair.device.synchronize()
-    pair.device.launch(pair.two, write, pair.rows)
-    assert not pair.finish()
+    assert not asks or event.done()
+    pair.device.launch(pair.two, look, pair.rows)
+    assert bool(pair.finish()) != asks
 
 
 def test_reads_need_no_order():
     pair = Pair()
     for stream in (pair.one, pair.two):
-        pair.device.launch(stream, read, pair.rows)
+        pair.device.launch(stream, look, pair.rows)
     assert not pair.finish()
 
 
 def test_one_race_is_reported_once_however_often_it_happens():
     pair = Pair()
     for _ in range(5):
-        pair.device.launch(pair.one, write, pair.rows)
-        pair.device.launch(pair.two, read, pair.rows)
-    pair.device.synchronize()
-    assert len(pair.device.races) == 1
+        pair.device.launch(pair.one, fill, pair.rows)
+        pair.device.launch(pair.two, look, pair.rows)
+    pair.race()
 
 
 PARTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], bool]] = {
@@ -166,8 +119,8 @@ PARTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], b
 def test_parts_of_a_buffer_conflict_where_they_meet(parts: str):
     first, second, meets = PARTS[parts]
     pair = Pair()
-    pair.device.launch(pair.one, write, first(pair.rows))
-    pair.device.launch(pair.two, read, second(pair.rows))
+    pair.device.launch(pair.one, fill, first(pair.rows))
+    pair.device.launch(pair.two, look, second(pair.rows))
     assert bool(pair.finish()) == meets
 
 
@@ -198,7 +151,7 @@ def test_indices_choose_the_rows_that_are_touched(how: str, rows: list[int], inf
 
     with torch.inference_mode(inference):
         pair = Pair()
-        pair.device.launch(pair.one, write, pair.rows[1:3])
+        pair.device.launch(pair.one, fill, pair.rows[1:3])
         pair.device.launch(pair.two, choose, pair.rows, torch.tensor(rows))
         assert bool(pair.finish()) == (rows == [1])
 
@@ -215,15 +168,8 @@ VIEWS: dict[str, Callable[[Tensor], object]] = {
 COPIES: dict[str, Callable[[Tensor], object]] = {
     "flatten": lambda x: x.T.flatten(),
     "reshape": lambda x: x.T.reshape(4, 2),
-    "to another type": lambda x: x.to(torch.float64),
-    "contiguous": lambda x: x.T.contiguous(),
-    "matmul": lambda x: x @ x.T,
-    "linear": lambda x: torch.nn.functional.linear(x, torch.ones(3, 2)),
-    "stack": lambda x: torch.stack([torch.ones(4, 2), x]),
-    "where": lambda x: torch.where(torch.tensor(True), 1.0, x),
-    "out": lambda x: torch.add(x, 1, out=torch.empty(4, 2)),
-    "item": lambda x: x[0, 0].item(),
 }
+"""Others are among the reads of `test_simulated_accesses`."""
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -231,14 +177,12 @@ COPIES: dict[str, Callable[[Tensor], object]] = {
     ("looks", "touches"), [*((f, False) for f in VIEWS.values()), *((f, True) for f in COPIES.values())]
 )
 def test_views_touch_nothing_and_copies_read(looks: Callable[[Tensor], object], touches: bool, inference: bool):
-    def look(rows: Tensor) -> None:
+    def view(rows: Tensor) -> None:
         looks(rows)
 
     with torch.inference_mode(inference):
-        pair = Pair()
-        pair.device.launch(pair.one, write, pair.rows)
-        pair.device.launch(pair.two, look, pair.rows)
-        assert bool(pair.finish()) == touches
+        rows = torch.zeros(4, 2)
+    assert bool(races_of([(fill, rows), (view, rows)], inference)) == touches
 
 
 def test_pages_reused_while_a_consumer_reads_are_reported_by_their_name():
@@ -246,7 +190,7 @@ def test_pages_reused_while_a_consumer_reads_are_reported_by_their_name():
     pages, out = torch.zeros(3, 2, 2), torch.zeros(2, 2)
     device = pair.device
     device.launch(pair.one, store, pages, torch.tensor([2, 3]), torch.ones(2, 2))
-    device.wait(pair.two, device.record(pair.one))
+    pair.order()
     device.launch(pair.two, gather, pages, torch.tensor([2, 3]), out)
     device.launch(pair.one, store, pages, torch.tensor([4, 5]), torch.ones(2, 2))
     assert not pair.finish()
@@ -274,7 +218,7 @@ def test_a_host_slot_rewritten_under_its_copy_is_reported_in_any_order():
         device.run({"another", *(["copies"] if first else [])})
         slot.take()[:] = 2
         device.synchronize()
-        race = only(device)
+        (race,) = device.races
         assert {race.first.operation, race.second.operation} == {"copy_", "HostSlot.take"}
         assert "the host writes by HostSlot.take" in str(race)
 
@@ -288,7 +232,7 @@ def test_a_host_slot_read_before_its_copy_is_reported():
     slot.guard(before)
     device.run()
     assert np.array_equal(slot.read(), [1, 1, 1, 1]), "by luck"
-    race = only(device)
+    (race,) = device.races
     assert (race.first.by, race.second.by, race.second.operation) == ("copy", "the host", "HostSlot.read")
     assert race.buffer == "a host slot (int64 [4])"
 
@@ -328,7 +272,7 @@ def test_what_the_host_writes_into_a_slot_after_the_launch_is_reported(late: boo
     if not late:
         device.assert_no_races()
         return
-    race = only(device)
+    (race,) = device.races
     assert (race.first.by, race.second.by, race.byte) == ("the host", "copy", 16)
     assert "the host writes by the slot's array, after the launch" in str(race)
     assert race.buffer == "source (int64 [4])"
@@ -360,52 +304,35 @@ def test_memory_made_in_a_phase_is_checked_too():
     device.launch(one, make)
     device.launch(two, use)
     device.synchronize()
-    assert only(device).first.by == "make"
+    assert [race.first.by for race in device.races] == ["make"]
 
 
-def let_go(waits: bool) -> SimulatedDevice:
+@pytest.mark.parametrize("how", ["not at all", "by a wait", "by the host"])
+def test_memory_given_back_unknown_to_its_reader_is_reported(how: str):
     """The host gives memory of one stream back while another reads it, with or without that stream's knowledge."""
     device = SimulatedDevice()
     home, reader = device.stream("home"), device.stream("reader")
     rows = device.empty((8,), torch.float32, home)
-    device.launch(home, write, rows)
+    device.launch(home, fill, rows)
     device.wait(reader, device.record(home))
-    device.launch(reader, read, rows)
-    if waits:
-        device.wait(home, device.record(reader))
+    device.launch(reader, look, rows)
+    end = device.record(reader)
+    if how == "by a wait":
+        device.wait(home, end)
+    if how == "by the host":
+        device.run()
+        assert end.done()
     del rows
     device.synchronize()
-    return device
-
-
-def test_memory_given_back_under_a_reader_is_reported():
-    race = only(let_go(waits=False))
-    assert race.first.by == "read"
-    assert race.second.operation == "giving it back to stream 'home'"
-
-
-def test_memory_given_back_when_its_stream_waits_for_the_reader_is_fine():
-    let_go(waits=True).assert_no_races()
-
-
-def test_memory_freed_after_the_host_saw_its_reader_end_is_fine():
-    device = SimulatedDevice()
-    home, reader = device.stream("home"), device.stream("reader")
-    rows = device.empty((8,), torch.float32, home)
-    device.wait(reader, device.record(home))
-    device.launch(reader, read, rows)
-    end = device.record(reader)
-    device.run()
-    assert end.done()
-    del rows
-    device.assert_no_races()
+    found = [(race.first.by, race.second.operation) for race in device.races]
+    assert found == [("look", "giving it back to stream 'home'")] * (how == "not at all")
 
 
 def test_fresh_memory_is_for_its_stream_alone():
     device = SimulatedDevice()
     home, other = device.stream("home"), device.stream("other")
-    device.launch(home, read, torch.zeros(2))
+    device.launch(home, look, torch.zeros(2))
     rows = device.empty((8,), torch.float32, home)
-    device.launch(other, write, rows)
+    device.launch(other, fill, rows)
     device.synchronize()
-    assert "what stream 'home' had before" in str(only(device))
+    assert ["what stream 'home' had before" in str(race) for race in device.races] == [True]

@@ -1,5 +1,7 @@
 """Driving on a simulated device: actions at their moments, hangs that say what is waited for."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -54,14 +56,35 @@ def test_it_runs_until_all_is_done(seed: int):
     assert simulation.ticks > max(moments)
 
 
-def test_actions_come_at_their_rounds_in_order():
-    device = SimulatedDevice(1)
-    counter, came = Counter(device), []
+def test_actions_come_before_the_rounds_that_they_name_in_order():
+    """A round that is far away comes at once where nothing else happens."""
+    device, came = SimulatedDevice(1), list[tuple[int, int]]()
+
+    def act(tick: int) -> None:
+        came.append((tick, simulation.ticks))
+
+    counter = Counter(device)
     simulation = Simulation(device, counter.tick, counter.idle)
-    for tick in (70, 3, 500):
-        simulation.at(tick, lambda tick=tick: came.append((tick, simulation.ticks)))
+    for tick in (70, 3, 0, 500):
+        simulation.at(tick, partial(act, tick))
     simulation.run()
-    assert came == [(3, 3), (70, 70), (500, 500)]
+    assert came == [(0, 0), (3, 3), (70, 70), (500, 500)]
+
+
+def test_the_device_goes_on_beside_a_host_that_is_busy_with_other_things():
+    """Nobody asks for an event, and every round does something: only the rounds themselves make time pass."""
+    device = SimulatedDevice(3)
+    device.launch(device.stream("main"), add_one, torch.zeros(1))
+    rounds = 0
+
+    def tick() -> bool:
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 20_000, "time stands still"
+        return True
+
+    Simulation(device, tick, lambda: not device.pending).run()
+    assert device.done == 1
 
 
 def run(seed: int) -> SimulatedDevice:

@@ -1,5 +1,6 @@
 """A stream by itself is what the stage gives, and what the book says."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -33,7 +34,9 @@ def test_it_is_what_the_book_says(count: int) -> None:
 def test_pieces_and_windows_are_those_of_a_whole_stream(options: tuple[int, int, int, int], context: int) -> None:
     """Frame by frame: each is fresh once and rendered once, in order, with all the context there is around it."""
     names = ("first_chunk_blocks", "chunk_blocks", "blocks_before", "blocks_after")
-    sizes = WindowSizes.of(DiffusionOptions(**dict(zip(names, options, strict=True))), Painter(context))
+    sizes = WindowSizes.of(
+        msgspec.structs.replace(DiffusionOptions(), **dict(zip(names, options, strict=True))), Painter(context)
+    )
     usual = sizes.usual_pieces()
     for total in range(1, 14 * BLOCK):
         done = rendered = 0

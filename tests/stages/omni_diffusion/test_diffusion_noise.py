@@ -1,5 +1,6 @@
 """Noise is a function of seed, sample and place alone."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -100,4 +101,4 @@ def test_of_sampling_parameters_the_seed_alone_is_known() -> None:
 )
 def test_options_are_checked(options: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        DiffusionOptions(**options)  # type: ignore[arg-type]
+        msgspec.structs.replace(DiffusionOptions(), **options)

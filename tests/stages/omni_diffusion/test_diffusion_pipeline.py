@@ -1,5 +1,6 @@
 """The diffusion kind in the real engine: registered, measured, captured, seeded by request."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ class Speaker(Listener):
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("make_device", [CpuDevice, QueuedDevice, pytest.param(CudaDevice, marks=pytest.mark.gpu)])
-def test_many_requests_one_bad_one_aborted(make_device: type[Device], graphs: bool, tmp_path: Path) -> None:
+def test_many_requests_one_bad_one_aborted(make_device: Callable[[], Device], graphs: bool, tmp_path: Path) -> None:
     device = make_device()
     listener = Speaker(device, tmp_path, paint_pipeline(), paint_plugins(), graphs)
     codes = {f"r{n}": random_codes(4 + 5 * n, n) for n in range(5)}

@@ -1,6 +1,7 @@
 """Batches that replay what was captured, and those that do not."""
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,53 +9,36 @@ import torch
 from omni.checkpoint import Checkpoint
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.payload import Payload
 from omni.pipeline import Stage
 from omni.stage import StageContext
-from omni_encoder.inputs import MediaItem
 from omni_encoder.kind import LoadedEncoder
 from omni_encoder.model import EncoderModel
 from omni_encoder.options import EncoderOptions
-from omni_encoder.worker import EncoderWorker
+from tests.stages.omni_encoder.bench import Bench
 from tests.support.devices import QueuedDevice
-from tests.support.stage_driver import StageDriver
 from tests.support.tower import Tower, encode
 from tests.support.wavemaker import Coder
 
 
-class Bench(StageDriver):
-    """Captures batches of `lengths`."""
-
-    def __init__(self, device: Device, lengths: tuple[int, ...], **options: int) -> None:
-        self.device = device
-        self.tower = Tower()
-        self.encoder = EncoderWorker("tower", device, self.tower, EncoderOptions(**options), lengths=lengths)
-        self.encoder.capture(lengths)
-        super().__init__(self.encoder, device.stream("test"))
-
-    def answers(self, *items: list[float]) -> list[list[float]]:
-        """Running sums of each, all asked for at once."""
-        name = f"r{len(self.ends)}"
-        self.open(name)
-        for index, values in enumerate(items):
-            meta = MediaItem(index=index, key=str(values), batch_key=0, length=len(values))
-            self.feed_host(name, Payload(meta, {"x": torch.tensor(values)}))
-        self.end(name)
-        self.settle(self.device)
-        sums = {message.payload.meta.index: message.payload.tensors["sum"] for message in self.produced[name]}  # type: ignore[union-attr]
-        return [sums[index].tolist() for index in range(len(items))]  # type: ignore[union-attr]
+def answers(bench: Bench, *items: list[float]) -> list[list[float]]:
+    """Running sums of each, all asked for at once."""
+    name = f"r{len(bench.ends)}"
+    bench.ask(name, *items)
+    bench.settle(bench.device)
+    sums = bench.sums(name)
+    return [sums[index] for index in range(len(items))]
 
 
 def summed(values: list[float]) -> list[float]:
     return [sum(values[: end + 1]) for end in range(len(values))]
 
 
-@pytest.mark.parametrize("device", [CpuDevice, QueuedDevice])
-def test_a_batch_is_padded_to_the_next_captured_length(device: type[Device]) -> None:
-    bench = Bench(device(), (8, 4, 2), cache_bytes=0)
+@pytest.mark.parametrize("make_device", [CpuDevice, QueuedDevice])
+def test_a_batch_is_padded_to_the_next_captured_length(make_device: Callable[[], Device]) -> None:
+    bench = Bench(make_device(), (8, 4, 2), cache_bytes=0)
     batches = [[[1.0]], [[1.0, 2.0], [5.0]], [[3.0] * 4, [7.0], [2.0, 4.0]], [[9.0] * 4], [[2.0, 1.0]]]
     for items in batches:
-        assert bench.answers(*items) == [summed(values) for values in items]
+        assert answers(bench, *items) == [summed(values) for values in items]
     assert bench.tower.encoded == [2, 4, 8, 4, 2]
     assert bench.tower.segments == []
     assert not bench.held
@@ -64,42 +48,41 @@ def test_outputs_stay_when_their_graph_runs_again() -> None:
     device = QueuedDevice()
     bench = Bench(device, (4,), max_batch_items=1)
     items = [[float(value), 1.0] for value in range(2, 9)]
-    assert bench.answers(*items) == [summed(values) for values in items]
-    assert bench.answers(*items) == [summed(values) for values in items]
+    assert answers(bench, *items) == [summed(values) for values in items]
+    assert answers(bench, *items) == [summed(values) for values in items]
     assert bench.encoder.counters()["batches"] == len(items)
     device.assert_no_races()
 
 
-def test_a_longer_batch_runs_uncaptured_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(CpuDevice(), (4, 2), max_batch_items=1)
-    with caplog.at_level(logging.WARNING):
-        answers = bench.answers([1.0] * 5, [2.0] * 3, [3.0] * 6)
-    assert answers == [summed([1.0] * 5), summed([2.0] * 3), summed([3.0] * 6)]
-    assert bench.tower.segments == [(5,), (6,)]
-    assert [record.getMessage() for record in caplog.records] == [
-        "tower: batches of more than 4 embeddings run uncaptured: raise tower.graph_lengths"
-    ]
-
-
-def test_media_that_cannot_be_padded_run_uncaptured_and_are_logged_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("pads", "segments", "message"),
+    [
+        (True, [(5,), (6,)], "batches of more than 4 embeddings run uncaptured: raise tower.graph_lengths"),
+        (False, [(5,), (3,), (6,)], "media that the model cannot pad run uncaptured"),
+    ],
+)
+def test_batches_that_run_uncaptured_are_logged_once(
+    pads: bool,
+    segments: list[tuple[int, ...]],
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = Bench(CpuDevice(), (4,), max_batch_items=1)
-    monkeypatch.setattr(bench.tower, "padded_length", lambda items: None)
+    bench = Bench(CpuDevice(), (4, 2), max_batch_items=1)
+    if not pads:
+        monkeypatch.setattr(bench.tower, "padded_length", lambda items: None)
+    items = [[1.0] * 5, [2.0] * 3, [3.0] * 6]
     with caplog.at_level(logging.WARNING):
-        answers = bench.answers([1.0] * 2, [2.0] * 3)
-    assert answers == [summed([1.0] * 2), summed([2.0] * 3)]
-    assert bench.tower.segments == [(2,), (3,)]
-    assert [record.getMessage() for record in caplog.records] == [
-        "tower: media that the model cannot pad run uncaptured"
-    ]
+        assert answers(bench, *items) == [summed(values) for values in items]
+    assert bench.tower.segments == segments
+    assert [record.getMessage() for record in caplog.records] == [f"tower: {message}"]
 
 
 def test_nothing_of_a_batch_is_left_for_the_next() -> None:
     """A sum over a masked NaN is NaN."""
     bench = Bench(CpuDevice(), (4,), cache_bytes=0)
-    assert bench.answers([1.0, float("nan"), float("nan"), 2.0])[0][0] != 1.0, "NaN behind it in its own item"
-    assert bench.answers([1.0, 2.0]) == [[1.0, 3.0]]
+    assert answers(bench, [1.0, float("nan"), float("nan"), 2.0])[0][0] != 1.0, "NaN behind it in its own item"
+    assert answers(bench, [1.0, 2.0]) == [[1.0, 3.0]]
 
 
 @pytest.mark.parametrize("lengths", [(), (9,), (7, 20)])
@@ -113,8 +96,10 @@ def test_an_item_s_outputs_are_those_it_has_alone(lengths: tuple[int, ...]) -> N
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in outputs.values())
 
 
-def loaded(graphs: bool, model: EncoderModel | None = None, **options: object) -> LoadedEncoder:
-    given = EncoderOptions(max_batch_length=40, **options)  # type: ignore[arg-type]
+def loaded(
+    graphs: bool, model: EncoderModel | None = None, graph_lengths: tuple[int, ...] | None = None
+) -> LoadedEncoder:
+    given = EncoderOptions(max_batch_length=40, graph_lengths=graph_lengths)
     stage = Stage(name="it", kind="encoder", model="none:none", options=given)
     context = StageContext(
         stage, given, Checkpoint.__new__(Checkpoint), CpuDevice(), torch.float32, "auto", graphs=graphs

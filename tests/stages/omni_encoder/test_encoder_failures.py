@@ -10,14 +10,11 @@ from omni.connector import Ref
 from omni.device import Device
 from omni.payload import Payload
 from omni.stage import Failed, Outbound, Produced
-from omni_encoder.inputs import Encoded, MediaItem
-from omni_encoder.options import EncoderOptions
+from omni_encoder.inputs import Encoded
 from omni_encoder.plan import EncodePlan
 from omni_encoder.upload import PieceUploader, Transfer, copy_features
-from omni_encoder.worker import EncoderWorker
+from tests.stages.omni_encoder.bench import Bench, media
 from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
-from tests.support.stage_driver import StageDriver
-from tests.support.tower import Tower
 
 pytestmark = pytest.mark.plants_faults
 
@@ -25,23 +22,19 @@ ITEMS = {name: [float(number + 1)] * (3 + 2 * number) for number, name in enumer
 SEEDS = range(4)
 
 
-class Bench(StageDriver):
-    """An encoder, and a consumer that copies what it is given on a stream of its own. found: by request."""
+class Consumer(Bench):
+    """Copies what it is given on a stream of its own. found: by request."""
 
     def __init__(self, device: Device, **options: int) -> None:
-        self.device = device
-        self.encoder = EncoderWorker("tower", device, Tower(), EncoderOptions(cache_bytes=0, **options))
+        super().__init__(device, cache_bytes=0, **options)
         self.owner = Owner(device)
         self.found: dict[str, Tensor] = {}
-        self.lent: list[Ref] = []
         self._consumer = device.stream("consumer")
-        super().__init__(self.encoder, device.stream("test"))
 
     def begin(self, name: str, values: list[float]) -> Ref:
         self.open(name)
         features = torch.tensor(values)
-        item = MediaItem(index=0, key=name, batch_key=0, length=len(values))
-        ref = self.feed(name, Payload(item, {"x": features}))
+        ref = self.feed(name, Payload(media(0, values).meta, {"x": features}))
         self.owner.lend(ref, features)
         self.end(name)
         return ref
@@ -90,9 +83,9 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_batch_that_fails_runs_again_one_by_one(phase: str, number: int, after: bool) -> None:
     for seed in SEEDS:
         device = LateFaultyDevice(seed)
-        bench = Bench(device, max_batch_items=2)
+        bench = Consumer(device, max_batch_items=2)
 
-        def over(bench: Bench = bench) -> bool:
+        def over(bench: Consumer = bench) -> bool:
             return len(bench.ends) == len(ITEMS) and not bench.owner.waiting and idle(bench.encoder)
 
         simulation = simulate(device, bench.turn, over)
@@ -112,7 +105,7 @@ def test_a_batch_that_fails_runs_again_one_by_one(phase: str, number: int, after
 def test_features_of_a_failed_batch_are_freed_after_its_launches() -> None:
     """The copy of its features may still run when nobody wants the job any more."""
     device = LateFaultyDevice(None)
-    bench = Bench(device)
+    bench = Consumer(device)
     refs = [bench.begin(name, ITEMS[name]) for name in "ab"]
     device.fail("encode_batch", 0, after=False)
     while not device.faults:

@@ -1,5 +1,7 @@
 """Inputs on their way to the device, in pieces."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -8,15 +10,10 @@ from hypothesis import strategies as st
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
-from omni.payload import Payload
-from omni_encoder.inputs import MediaItem
-from omni_encoder.options import EncoderOptions
 from omni_encoder.plan import EncodePlan, EncoderInput
 from omni_encoder.upload import PieceUploader
-from omni_encoder.worker import EncoderWorker
+from tests.stages.omni_encoder.bench import Bench, media
 from tests.support.devices import QueuedDevice
-from tests.support.stage_driver import StageDriver
-from tests.support.tower import Tower
 
 _DTYPES = (torch.int32, torch.int64, torch.float32)
 
@@ -40,7 +37,7 @@ def plans(draw: st.DrawFn) -> tuple[EncodePlan, dict[str, torch.Tensor]]:
 @given(given_plan=plans(), piece_bytes=st.integers(1, 600))
 @settings(max_examples=25)
 def test_everything_arrives(
-    make: type[Device], given_plan: tuple[EncodePlan, dict[str, torch.Tensor]], piece_bytes: int
+    make: Callable[[], Device], given_plan: tuple[EncodePlan, dict[str, torch.Tensor]], piece_bytes: int
 ) -> None:
     plan, expected = given_plan
     device = make()
@@ -63,60 +60,37 @@ def test_parts_that_do_not_fit_are_refused() -> None:
             EncodePlan({"x": EncoderInput((2,), torch.float32, (part,))}, (), None)
 
 
-class Bench(StageDriver):
-    def __init__(self, device: Device) -> None:
-        self.tower = Tower()
-        super().__init__(EncoderWorker("tower", device, self.tower, EncoderOptions()), device.stream("test"))
-
-    def feed_long(self, request: str, values: torch.Tensor) -> None:
-        meta = MediaItem(index=0, key=request, batch_key=0, length=1)
-        self.feed_host(request, Payload(meta, {"x": values}))
-
-
 @pytest.fixture
-def long() -> torch.Tensor:
-    """10 MB: more pieces than there are slots."""
-    return torch.arange(2_500_000, dtype=torch.float32) % 7
-
-
-def test_a_long_item_takes_a_tick_a_piece_and_waits_for_slots(long: torch.Tensor) -> None:
-    device = QueuedDevice()
-    bench = Bench(device)
+def sending() -> Bench:
+    """Request "a" has an item of 10 MB: more pieces than there are slots."""
+    bench = Bench(QueuedDevice())
     bench.open("a")
-    bench.feed_long("a", long)
+    bench.feed_host("a", media(0, torch.arange(2_500_000, dtype=torch.float32) % 7))
     bench.end("a")
+    return bench
+
+
+def test_a_long_item_takes_a_tick_a_piece_and_waits_for_slots(sending: Bench) -> None:
     for _ in range(12):
-        bench.tick()
-    assert bench.tower.encoded == []
-    assert bench.held["batches"] == 1
-    bench.settle(device)
-    doubled = bench.produced["a"][0].payload.tensors["doubled"]
-    assert isinstance(doubled, torch.Tensor)
-    assert torch.equal(doubled, long * 2)
-    assert not bench.held
-    device.assert_no_races()
+        sending.tick()
+    assert sending.tower.encoded == []
+    assert sending.held["batches"] == 1
+    sending.settle(sending.device)
+    expected = torch.arange(2_500_000, dtype=torch.float32) % 7 * 2
+    assert torch.equal(sending.outputs("a")[0]["doubled"], expected)
+    assert not sending.held
+    assert isinstance(sending.device, QueuedDevice)
+    sending.device.assert_no_races()
 
 
-@pytest.mark.parametrize("ticks", [1, 3, 7])
-def test_an_abort_while_an_item_is_sent_frees_everything(long: torch.Tensor, ticks: int) -> None:
-    device = QueuedDevice()
-    bench = Bench(device)
-    bench.open("a")
-    bench.feed_long("a", long)
+@pytest.mark.parametrize(("ticks", "closes"), [(1, False), (3, False), (7, False), (1, True)])
+def test_an_abort_or_a_close_while_an_item_is_sent_leaves_nothing(sending: Bench, ticks: int, closes: bool) -> None:
     for _ in range(ticks):
-        bench.tick()
-    bench.abort("a")
-    bench.settle(device)
-    assert not bench.held
-    assert "a" not in bench.produced
-
-
-def test_a_close_while_an_item_is_sent_leaves_nothing(long: torch.Tensor) -> None:
-    device = QueuedDevice()
-    bench = Bench(device)
-    bench.open("a")
-    bench.feed_long("a", long)
-    bench.tick()
-    bench.worker.close()
-    device.synchronize()
-    assert not bench.held
+        sending.tick()
+    if closes:
+        sending.worker.close()
+    else:
+        sending.abort("a")
+    sending.settle(sending.device)
+    assert not sending.held
+    assert "a" not in sending.produced

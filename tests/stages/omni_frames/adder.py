@@ -3,7 +3,7 @@
 Shape legend: B rows of a batch, N frames of each, C frames of a row's ring, G code groups.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -51,7 +51,7 @@ class Adder(FrameWorker[FrameRequest]):
             self.totals["frames"] += count * len(batch)
         return True
 
-    def _add(self, batch: list[FrameRequest], count: int) -> Callable[[], SampleBatch[FrameRequest]]:
+    def _add(self, batch: Sequence[FrameRequest], count: int) -> Callable[[], SampleBatch[FrameRequest]]:
         (places_BN,) = self._upload.send([np.stack([self.store.places(request, 0, count) for request in batch])])
         wav_BN = self.samples.buffer(self.samples.turn, len(batch), count)
         self.device.launch(self.stream, add_codes, self.store.ring_RCG, places_BN, wav_BN)

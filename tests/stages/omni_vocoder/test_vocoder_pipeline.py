@@ -1,5 +1,6 @@
 """Both media kinds and the local connector in the real engine: front end -> encoder -> vocoder."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def codes_of(count: int, seed: int) -> list[list[int]]:
 
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("make_device", [CpuDevice, QueuedDevice, pytest.param(CudaDevice, marks=pytest.mark.gpu)])
-def test_many_requests_one_bad_one_aborted(make_device: type[Device], tmp_path: Path) -> None:
+def test_many_requests_one_bad_one_aborted(make_device: Callable[[], Device], tmp_path: Path) -> None:
     device = make_device()
     listener = Speaker(device, tmp_path)
     codes = {f"r{n}": codes_of(4 + 3 * n, n) for n in range(5)}

@@ -151,8 +151,7 @@ def test_a_segment_s_result_is_the_same_to_the_bit_wherever_it_lies(dtype: torch
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "width", "positions"), [(16, 72, 4160), (20, 64, 1040)])
 def test_captured_attention_reads_bounds_when_it_is_replayed(heads: int, width: int, positions: int) -> None:
-    shape = {"heads": heads, "width": width, "dtype": torch.bfloat16}
-    fixed = Batch((), positions, **shape)
+    fixed = Batch((), positions, heads, width, torch.bfloat16)
     q, k, v = fixed.qkv()
 
     def attend() -> Tensor:
@@ -163,7 +162,7 @@ def test_captured_attention_reads_bounds_when_it_is_replayed(heads: int, width: 
     with torch.cuda.graph(graph):
         out = attend()
     for lengths in ((positions,), (104,) * 9 + (91,), (1, 2, 3, 500), ()):
-        batch = Batch(lengths, positions - sum(lengths), **shape)
+        batch = Batch(lengths, positions - sum(lengths), heads, width, torch.bfloat16)
         for there, here in zip((q, k, v, fixed.bounds), (*batch.qkv(), batch.bounds), strict=True):
             there.copy_(here)
         graph.replay()

@@ -1,6 +1,7 @@
 """Layers of streams: pieces of any size are the whole. Shapes: B rows, C channels, T samples, D width."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 import torch
@@ -25,10 +26,11 @@ from omni_vocoder.state import StateLayout, StreamChunk, StreamState
 
 WIDTH = 6
 SIZES = ([1] * 12, [3, 1, 8], [12])
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Layer = Callable[[Tensor, StreamChunk | None], Tensor]
 
 
-def lively(module: nn.Module) -> nn.Module:
+def lively(module: ModuleT) -> ModuleT:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -36,15 +38,15 @@ def lively(module: nn.Module) -> nn.Module:
     return module.double()
 
 
-def conv(layout: StateLayout) -> nn.Module:
+def conv(layout: StateLayout) -> CausalConv:
     return CausalConv(layout, nn.Conv1d(WIDTH, WIDTH, 3, dilation=2, groups=2))
 
 
-def upsampling(layout: StateLayout) -> nn.Module:
+def upsampling(layout: StateLayout) -> CausalTransposedConv:
     return CausalTransposedConv(layout, nn.ConvTranspose1d(WIDTH, 4, 8, stride=3))
 
 
-def shortened_upsampling(layout: StateLayout) -> nn.Module:
+def shortened_upsampling(layout: StateLayout) -> CausalTransposedConv:
     return CausalTransposedConv(layout, nn.ConvTranspose1d(WIDTH, 4, 8, stride=3, padding=2))
 
 
@@ -91,10 +93,9 @@ def test_whole_signals_are_what_torch_makes_of_them() -> None:
     layer = lively(conv(StateLayout()))
     torch.testing.assert_close(layer(x, None), layer.conv(pad(x, (4, 0))))
     for make, cut in ((upsampling, 0), (shortened_upsampling, 2)):
-        layer = lively(make(StateLayout()))
-        padded = layer.conv
-        plain = nn.functional.conv_transpose1d(x, padded.weight, padded.bias, stride=3)
-        torch.testing.assert_close(layer(x, None), plain[:, :, cut:36])
+        longer = lively(make(StateLayout()))
+        plain = nn.functional.conv_transpose1d(x, longer.conv.weight, longer.conv.bias, stride=3)
+        torch.testing.assert_close(longer(x, None), plain[:, :, cut:36])
 
 
 @torch.no_grad()
