@@ -92,14 +92,8 @@ FAMILIES: dict[str, Callable[[], Path]] = {
 }
 _VOICES = "spk_dict.pt"
 _FILES = (
-    "config.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "chat_template.json",
-    "model.safetensors.index.json",
-    _VOICES,
+    *("config.json", "generation_config.json", "preprocessor_config.json", "tokenizer_config.json"),
+    *("tokenizer.json", "chat_template.json", "model.safetensors.index.json", _VOICES),
 )
 _MANY = 3
 """Entries that are tried of a long list or of a table of many like ones: the first, and so many of the others."""

@@ -43,6 +43,10 @@ BENT = """
 Install = Callable[..., None]
 
 
+def family_of(name: str, model_type: str) -> str:
+    return dedent(FAMILY).replace("{name}", name).replace("{model_type}", model_type)
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Makes the machine look as if only these were installed: the repository's plugins called `names`, and sources."""
@@ -83,9 +87,8 @@ def test_a_broken_plugin_that_is_not_needed(install: Install) -> None:
     assert result.usage.tokens == {"thinker": 4, "talker": 5}
 
 
-@pytest.mark.parametrize("source", [BROKEN, "import a_module_nobody_has", "def ("])
-def test_a_broken_plugin_with_a_stage_kind_that_is_needed(install: Install, weightless: Path, source: str) -> None:
-    install(("ar", "encoder", "local", "qwen3_omni"), vocoder=source)
+def test_a_broken_plugin_with_a_stage_kind_that_is_needed(install: Install, weightless: Path) -> None:
+    install(("ar", "encoder", "local", "qwen3_omni"), vocoder=BROKEN)
     assert error_of(weightless, PluginError) == (
         "there is no stage kind 'vocoder': known are ar, encoder; install the plugin that brings it; "
         "these plugins failed to load: vocoder (see `omni plugins`)"
@@ -121,27 +124,19 @@ def test_no_plugins_at_all(install: Install, weightless: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "what"),
+    ("source", "owner", "what"),
     [
-        (FAMILY.replace("{name}", "qwen3_omni").replace("{model_type}", "other"), "the model family 'qwen3_omni'"),
-        (
-            FAMILY.replace("{name}", "other").replace("{model_type}", "qwen3_omni_moe"),
-            "the model type 'qwen3_omni_moe'",
-        ),
+        (family_of("qwen3_omni", "other"), "qwen3_omni", "the model family 'qwen3_omni'"),
+        (family_of("other", "qwen3_omni_moe"), "qwen3_omni", "the model type 'qwen3_omni_moe'"),
+        (CONNECTOR, "local", "the connector 'local'"),
     ],
 )
-def test_two_plugins_for_one_family(install: Install, weightless: Path, source: str, what: str) -> None:
+def test_two_plugins_that_claim_one_name(
+    install: Install, weightless: Path, source: str, owner: str, what: str
+) -> None:
     install(QWEN, zebra=source)
-    assert error_of(weightless, PluginError) == (
-        f"plugins 'qwen3_omni' and 'zebra' both claim {what}: uninstall one of them"
-    )
-
-
-def test_two_plugins_for_one_connector(install: Install, weightless: Path) -> None:
-    install(QWEN, zebra=CONNECTOR)
-    assert error_of(weightless, PluginError) == (
-        "plugins 'local' and 'zebra' both claim the connector 'local': uninstall one of them"
-    )
+    problem = f"plugins {owner!r} and 'zebra' both claim {what}: uninstall one of them"
+    assert error_of(weightless, PluginError) == problem
 
 
 @pytest.mark.parametrize(
@@ -157,32 +152,18 @@ def test_two_plugins_for_one_connector(install: Install, weightless: Path) -> No
             "use one of audio_encoder, vision_encoder, thinker, talker, code2wav",
         ),
         (
-            "edges=(Edge(producer='ear', consumer='thinker'), *pipeline.edges)",
-            "pipeline.edges[0].producer: 'ear' is not a stage; "
-            "use one of audio_encoder, vision_encoder, thinker, talker, code2wav",
-        ),
-        (
             "edges=pipeline.edges[:-1], outputs=pipeline.outputs[:1]",
             "pipeline.stages.talker: leads to no output; add an edge or an output, or remove the stage",
-        ),
-        (
-            "outputs=(Output(modality='audio', stage='mouth'),)",
-            "pipeline.outputs[0].stage: 'mouth' is not a stage; "
-            "use one of audio_encoder, vision_encoder, thinker, talker, code2wav",
-        ),
-        (
-            "edges=(*pipeline.edges, pipeline.edges[0])",
-            "pipeline.edges: 'audio_encoder->thinker' appears 2 times; give each its own name",
         ),
     ],
 )
 def test_a_bad_pipeline(install: Install, weightless: Path, change: str, message: str) -> None:
-    family = dedent(FAMILY).replace("{name}", "bent").replace("{model_type}", "qwen3_omni_moe")
+    family = family_of("bent", "qwen3_omni_moe")
     install(("ar", "encoder", "vocoder", "local"), bent=family + dedent(BENT).replace("{change}", change))
     assert error_of(weightless, ConfigError) == message
 
 
 def test_a_pipeline_that_raises(install: Install, weightless: Path) -> None:
-    family = dedent(FAMILY).replace("{name}", "bent").replace("{model_type}", "qwen3_omni_moe")
+    family = family_of("bent", "qwen3_omni_moe")
     install(QWEN[:-1], bent=family + "def pipeline(checkpoint):\n    return 1 / 0\n")
     assert "does not fit family 'bent': ZeroDivisionError" in error_of(weightless, CheckpointError)

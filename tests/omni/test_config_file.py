@@ -116,6 +116,8 @@ def test_a_model_is_loaded_with_a_file(model: Path, file: Path) -> None:
     with Omni(model, config=file, plugins=echo_plugins()) as omni:
         assert tokens_per_tick(omni) == 3
         assert omni.generate("hello", modalities=["text"], stream=False).text == "hello"
+    command = ["run", str(model), "hello", "--modalities", "text", "--config", str(file)]
+    assert CliRunner().invoke(app, command).stdout == "hello\n"
     with Omni(model, config=file, overrides={"writer.tokens_per_tick": 5}, plugins=echo_plugins()) as omni:
         assert tokens_per_tick(omni) == 5
 
@@ -164,9 +166,3 @@ def test_the_command_line_names_file_and_path(model: Path, file: Path, content: 
         result = CliRunner().invoke(app, [*command, "--config", str(file), "--device", "cpu"])
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith(f"error: {file}: {message}")
-
-
-def test_run_takes_a_file(model: Path, file: Path) -> None:
-    file.write_text('[engine]\ndevice = "cpu"\n[writer]\ntokens_per_tick = 3\n')
-    command = ["run", str(model), "hello", "--modalities", "text", "--config", str(file)]
-    assert CliRunner().invoke(app, command).stdout == "hello\n"
