@@ -8,12 +8,18 @@ from torch import Tensor
 from bench.kernel_cases import Buffers, Call, Case
 from bench.kernel_shapes import Sizes
 from omni.device import open_device
-from omni_ar.kernels.step import end_frames, frame_inputs, place_frames
+from omni_ar.kernels.step import (
+    accept_tokens,
+    end_frames,
+    frame_inputs,
+    place_frames,
+    post_update,
+    prepare_decodes,
+)
 from omni_ar.kernels.step.state import RowState, StepBuffers
 from omni_ar.model import ArModel, ArShape, Batch, CodecModel, Codes, DrawCode, NextTokens, PromptTokens
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
-from omni_ar.run.phases import accept_tokens, post_update, prepare_decodes
 from omni_ar.run.state import allocate_rows, allocate_step_buffers
 from omni_ar.sampling import EVERYTHING
 

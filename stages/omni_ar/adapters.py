@@ -10,7 +10,17 @@ from omni_ar.inputs import MultimodalEmbedding, TokenCodes
 from omni_frames import CodeFrames
 
 
-class EncodedToEmbedding:
+class _PerPayload:
+    """Reads each payload by itself, and no arguments."""
+
+    def __init__(self, args: msgspec.Struct | None) -> None:
+        pass
+
+    def finish(self, reason: str) -> Sequence[Payload]:
+        return ()
+
+
+class EncodedToEmbedding(_PerPayload):
     """An encoder's output for an item fills the prompt's embedding of the same index. name: the embedding's name."""
 
     def __init__(self, name: str) -> None:
@@ -19,9 +29,6 @@ class EncodedToEmbedding:
     def push(self, payload: Payload) -> Sequence[Payload]:
         assert isinstance(payload.meta, Encoded)
         return (Payload(MultimodalEmbedding(name=self._name, index=payload.meta.index), payload.tensors),)
-
-    def finish(self, reason: str) -> Sequence[Payload]:
-        return ()
 
 
 def audio_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
@@ -34,24 +41,15 @@ def image_embeddings(args: msgspec.Struct | None) -> EncodedToEmbedding:
     return EncodedToEmbedding("image")
 
 
-class FramesToCodes:
+class FramesToCodes(_PerPayload):
     """Passes each codec frame to a stage that reads code frames, and drops the tokens' ids."""
-
-    def __init__(self, args: msgspec.Struct | None) -> None:
-        pass
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         return (Payload(CodeFrames(count=1), payload.tensors),) if isinstance(payload.meta, TokenCodes) else ()
 
-    def finish(self, reason: str) -> Sequence[Payload]:
-        return ()
 
-
-class TokensToCodes:
+class TokensToCodes(_PerPayload):
     """Turns each token, except the end token, into a frame of one code, for a stage that reads code frames."""
-
-    def __init__(self, args: msgspec.Struct | None) -> None:
-        pass
 
     def push(self, payload: Payload) -> Sequence[Payload]:
         assert isinstance(payload.meta, GeneratedTokens)
@@ -59,6 +57,3 @@ class TokensToCodes:
         if not ids:
             return ()
         return (Payload(CodeFrames(count=len(ids), codes=np.array(ids)[:, None])),)
-
-    def finish(self, reason: str) -> Sequence[Payload]:
-        return ()

@@ -5,25 +5,17 @@ from omni.device import PhaseCategory
 HAND_OVER = "hand_tokens_over"
 """The category of `Device.moment` for the moment at which a step's tokens are complete."""
 
-CATEGORIES = {
-    "start_rows": PhaseCategory.PREPROCESS,
-    "extend_tables": PhaseCategory.PREPROCESS,
-    "prepare_decodes": PhaseCategory.PREPROCESS,
-    "place_chunks": PhaseCategory.PREPROCESS,
-    "restore_frames": PhaseCategory.PREPROCESS,
-    "set_null_rows": PhaseCategory.PREPROCESS,
-    "set_counter": PhaseCategory.PREPROCESS,
-    "embed_inputs": PhaseCategory.PREPROCESS,
-    "place_payload": PhaseCategory.PREPROCESS,
-    "run_forward": PhaseCategory.FORWARD,
-    "keep_hidden": PhaseCategory.FORWARD,
-    "compute_logits": PhaseCategory.LOGITS,
-    "sample_rows": PhaseCategory.SAMPLE,
-    "accept_tokens": PhaseCategory.SAMPLE,
-    HAND_OVER: PhaseCategory.TOKEN_POINT,
-    "predict_codes": PhaseCategory.CODES,
-    "post_update": PhaseCategory.POSTPROCESS,
-    "score_tokens": PhaseCategory.SCORES,
-    "score_prompt": PhaseCategory.SCORES,
-    "copy_scores": PhaseCategory.SCORES,
+_PHASES = {
+    PhaseCategory.PREPROCESS: (
+        *("start_rows", "extend_tables", "prepare_decodes", "place_chunks", "restore_frames"),
+        *("set_null_rows", "set_counter", "embed_inputs", "place_payload"),
+    ),
+    PhaseCategory.FORWARD: ("run_forward", "keep_hidden"),
+    PhaseCategory.LOGITS: ("compute_logits",),
+    PhaseCategory.SAMPLE: ("sample_rows", "accept_tokens"),
+    PhaseCategory.TOKEN_POINT: (HAND_OVER,),
+    PhaseCategory.CODES: ("predict_codes",),
+    PhaseCategory.POSTPROCESS: ("post_update",),
+    PhaseCategory.SCORES: ("score_tokens", "score_prompt", "copy_scores"),
 }
+CATEGORIES = {phase: category for category, phases in _PHASES.items() for phase in phases}

@@ -14,9 +14,9 @@ from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from omni_ar.processors import ProcessorRegistry
 from omni_ar.run.limits import Limits
-from omni_ar.run.pages import block_bytes
 from omni_ar.run.profile import run_largest_steps
 from omni_ar.run.runner import Runner
+from omni_ar.run.state import block_bytes
 from omni_ar.run.worker import ArWorker
 from omni_ar.sampling import check_defaults
 
@@ -66,10 +66,8 @@ class LoadedAr:
         assert most is not None
         tokens = 1 + min(most, length - 1)
         if chosen is not None and chosen <= _HARDLY_ANY and chosen * size < tokens:
-            name = self._context.stage.name
-            problem = (
-                f"{chosen} hold {chosen * size:,} tokens, and a request that leaves max_tokens open may take {tokens:,}"
-            )
+            name, holds = self._context.stage.name, chosen * size
+            problem = f"{chosen} hold {holds:,} tokens, and a request that leaves max_tokens open may take {tokens:,}"
             remedy = f"use at least {-(-tokens // size)}, or lower {name}.sampling.max_tokens or {name}.max_model_len"
             raise ConfigError(f"{name}.num_blocks", problem, remedy)
 
@@ -118,25 +116,11 @@ class LoadedAr:
     def _new_runner(self) -> Runner:
         """A runner with the null block only."""
         context = self._context
-        name, priority = context.stage.name, context.stage.priority
-        backend = select_backend(
-            name,
-            self._options.attention_backend,
-            context.device,
-            self._model.shape,
-            context.dtype,
-            self._limits.block_size,
-        )
-        runner = Runner(
-            name,
-            context.device,
-            self._model,
-            backend,
-            self._limits,
-            context.dtype,
-            priority,
-            self._processors.on_device,
-        )
+        name, device, dtype = context.stage.name, context.device, context.dtype
+        chosen, size = self._options.attention_backend, self._limits.block_size
+        backend = select_backend(name, chosen, device, self._model.shape, dtype, size)
+        processors = self._processors.on_device
+        runner = Runner(name, device, self._model, backend, self._limits, dtype, context.stage.priority, processors)
         runner.allocate(0)
         return runner
 

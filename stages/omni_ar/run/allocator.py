@@ -1,12 +1,12 @@
 """Allocation of rows and blocks to requests, sharing through the prefix cache, and preemption."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from omni_ar.run.blocks import BlockPool, BlockTable, PrefixKeys, Reclaimer, Spiller
+from omni_ar.run.limits import Limits
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 
@@ -14,15 +14,6 @@ Failure = tuple[str, str, Exception]
 """A request's id, the failed activity, and the error."""
 
 MOVING = "moving its payload"
-
-
-@dataclass(slots=True)
-class AllocatorCounters:
-    """Totals since start: tokens, and preemptions of requests."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
 
 
 class RowTable:
@@ -63,15 +54,14 @@ class Allocator:
         reclaimer: Reclaimer,
         spiller: Spiller,
         *,
-        block_size: int,
-        max_blocks: int,
+        limits: Limits,
         code_pages: Tensor | None,
         prefix_cache: bool,
         conditioned: bool,
     ) -> None:
-        """max_blocks: maximum blocks of one request. conditioned: whether decode steps have inputs besides the
-        token."""
-        self.counters = AllocatorCounters()
+        """conditioned: whether decode steps have inputs besides the token."""
+        self.prompt_tokens = self.cached_tokens = self.preemptions = 0
+        """Totals since start: tokens, and preemptions of requests."""
         self.failures: list[Failure] = []
         """Requests that cannot continue, for the worker to report."""
         self._refused: tuple[str, int, int, int] | None = None
@@ -79,8 +69,8 @@ class Allocator:
         self._pool = pool
         self._reclaimer = reclaimer
         self._spiller = spiller
-        self._size = block_size
-        self._max_blocks = max_blocks
+        self._size = limits.block_size
+        self._max_blocks = limits.max_blocks
         self._code_pages = code_pages
         self._prefix_cache = prefix_cache
         self._caches_outputs = not conditioned and code_pages is None
@@ -120,8 +110,8 @@ class Allocator:
         request.published_blocks = len(shared)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_computed_tokens
-            self.counters.prompt_tokens += request.length
-            self.counters.cached_tokens += request.num_computed_tokens
+            self.prompt_tokens += request.length
+            self.cached_tokens += request.num_computed_tokens
         return True
 
     def extend(self, request: ArRequest, victims: Sequence[ArRequest]) -> tuple[NewBlock, ...] | None:
@@ -170,7 +160,7 @@ class Allocator:
                 self.failures.append((request.id, MOVING, error))
         request.reset_for_recompute()
         self._reclaimer.add_table(table)
-        self.counters.preemptions += 1
+        self.preemptions += 1
         return True
 
     def launched(self, plan: StepPlan) -> None:
@@ -209,16 +199,13 @@ class Allocator:
         while self._pool.available < need + headroom:
             if self._reclaimer.progressing:
                 return False  # blocks will become free without a preemption
-            if self._spill():
+            moved, failures = self._reclaimer.relieve()
+            self.failures += [(owner, MOVING, error) for owner, error in failures]
+            if moved:
                 continue
             if not left or not self.preempt(left.pop()):
                 return False
         return True
-
-    def _spill(self) -> bool:
-        moved, failures = self._reclaimer.relieve()
-        self.failures += [(owner, MOVING, error) for owner, error in failures]
-        return moved
 
     def _note_hidden(self, chunk: PrefillChunk) -> None:
         request = chunk.request

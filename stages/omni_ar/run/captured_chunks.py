@@ -11,11 +11,10 @@ from omni.device import Graph, SyncPoint, may_sync
 from omni.graphs import CapturedGraphs
 from omni_ar.run.forward import ChunkStep, Forward
 from omni_ar.run.limits import step_fields
-from omni_ar.run.pack import placeholders_in
-from omni_ar.run.pages import Pages
+from omni_ar.run.pack.chunks import placeholders_in
 from omni_ar.run.phases import Embedded
 from omni_ar.run.plan import PaddedShape, StepPlan
-from omni_ar.run.state import ChunkBuffers, Resources
+from omni_ar.run.state import ChunkBuffers, Pages, Resources
 
 
 @dataclass(frozen=True, slots=True)

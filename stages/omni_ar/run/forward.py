@@ -11,9 +11,10 @@ from torch import Tensor
 
 from omni.device import Launch, Span
 from omni_ar.attention import AttentionBackend, AttentionMetadata, PrefillRow
+from omni_ar.kernels.step.dispatch import prepare_decodes
 from omni_ar.model import Batch, PayloadSink, PlacedEmbedding, PromptTokens
-from omni_ar.run.pack import PackedChunks, PackedStep
-from omni_ar.run.pages import Pages
+from omni_ar.run.pack.chunks import PackedChunks
+from omni_ar.run.pack.step import PackedStep
 from omni_ar.run.phases import (
     Embedded,
     Kept,
@@ -22,12 +23,11 @@ from omni_ar.run.phases import (
     keep_hidden,
     place_chunks,
     place_payload,
-    prepare_decodes,
     restore_frames,
     run_forward,
 )
 from omni_ar.run.plan import PaddedShape, PrefillChunk, StepPlan
-from omni_ar.run.state import ChunkBuffers, Resources, next_width
+from omni_ar.run.state import ChunkBuffers, Pages, Resources, next_width
 from omni_ar.run.step import PromptScores
 
 View = Callable[[Span], Tensor]

@@ -1,20 +1,14 @@
 """Runs the host processors of requests (grammars, logits processors that need history) beside the engine's thread."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from omni.device import HostTask, HostWorker
 from omni.sampling import HostLogitsProcessor, LogitsEdit
 from omni_ar.run.request import ArRequest
 from omni_ar.sampling import merge_edits
 
-
-@dataclass(frozen=True, slots=True)
-class HostProcessorResult:
-    """edit: edit of the next token's logits. ends: whether the text ends here, so that no token may follow."""
-
-    edit: LogitsEdit
-    ends: bool
+Result = LogitsEdit | None
+"""The edit of the next token's logits; None if the text ends, so that no token may follow."""
 
 
 class HostProcessorExecutor:
@@ -24,7 +18,7 @@ class HostProcessorExecutor:
     def __init__(self, worker: HostWorker, vocab: int) -> None:
         self._worker = worker
         self._vocab = vocab
-        self._tasks: dict[ArRequest, HostTask[HostProcessorResult]] = {}
+        self._tasks: dict[ArRequest, HostTask[Result]] = {}
 
     @property
     def waiting(self) -> int:
@@ -41,7 +35,7 @@ class HostProcessorExecutor:
         if task is not None:
             task.cancel()
 
-    def poll(self) -> list[tuple[ArRequest, HostProcessorResult | Exception]]:
+    def poll(self) -> list[tuple[ArRequest, Result | Exception]]:
         """Returns the available results, and exceptions of host processors."""
         done = [request for request, task in self._tasks.items() if task.done()]
         return [(request, _result(self._tasks.pop(request))) for request in done]
@@ -51,7 +45,7 @@ class HostProcessorExecutor:
         self._worker.close()
 
 
-def _result(task: HostTask[HostProcessorResult]) -> HostProcessorResult | Exception:
+def _result(task: HostTask[Result]) -> Result | Exception:
     try:
         return task.result()
     except Exception as error:  # a host processor may be user code: only its own request fails
@@ -62,10 +56,9 @@ def _result(task: HostTask[HostProcessorResult]) -> HostProcessorResult | Except
         return failure
 
 
-def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[int], vocab: int) -> HostProcessorResult:
+def _process(host_processors: Sequence[HostLogitsProcessor], tokens: Sequence[int], vocab: int) -> Result:
     ends = False
     for token in tokens:
         for processor in host_processors:
             ends |= processor.push(token)  # each processes every token, even if another ends the text
-    edit = LogitsEdit() if ends else merge_edits([processor.edit() for processor in host_processors], vocab)
-    return HostProcessorResult(edit, ends)
+    return None if ends else merge_edits([processor.edit() for processor in host_processors], vocab)

@@ -28,7 +28,7 @@ class Limits:
 
     step_tokens: maximum tokens of one step. scored_tokens: maximum prompt tokens among them that are scored; 0 for a
     model whose prompt is not a sequence of its own tokens. step_ids: maximum tokens that one step gives a row: one,
-    plus drafted ones. upload_words: maximum number of int64 in one step's packed inputs. step_places: device rows of
+    plus drafted ones. upload_size: maximum number of int64 in one step's packed inputs. step_places: device rows of
     conditioning per request, one for each possible step; 0 for a model without them.
     """
 
@@ -40,7 +40,7 @@ class Limits:
     max_in_flight: int
     step_tokens: int
     scored_tokens: int
-    upload_words: int
+    upload_size: int
     step_ids: int = 1
     step_places: int = 0
 
@@ -83,8 +83,8 @@ class Limits:
         # Per starting row: its row, fields and blocks, and the setup of sampling.
         per_start = 16 + max_blocks + start_size(shape.vocab_size, length, processors)
         starts = min(rows, MAX_STARTS)
-        words = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * starts
-        words += edit_size(shape.vocab_size, rows)
+        upload = per_token * budget + per_row * (rows + MAX_STARTS) + per_start * starts
+        upload += edit_size(shape.vocab_size, rows)
         scored = min(budget, MAX_SCORED) if len(shape.prompt_columns) == 1 else 0
         return cls(
             rows=rows,
@@ -95,7 +95,7 @@ class Limits:
             max_in_flight=options.max_in_flight,
             step_tokens=rows + budget,
             scored_tokens=scored,
-            upload_words=words,
+            upload_size=upload,
             # The prompt has at least one token, and no step follows the last generated token.
             step_places=length - 2 if shape.step_width else 0,
         )

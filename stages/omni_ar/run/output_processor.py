@@ -1,7 +1,7 @@
 """Turns the handoffs of launched steps into messages: tokens first, log-probabilities later."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -31,10 +31,6 @@ class RequestCallbacks(Protocol):
 
     def fail_request(self, request: ArRequest, doing: str, error: Exception) -> None: ...
 
-    def drained(self, request: ArRequest) -> None:
-        """The request was preempted, and no step of it is in flight any more."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class _StepInFlight:
@@ -46,8 +42,7 @@ class _StepInFlight:
 
 
 class _Scored(msgspec.Struct, frozen=True):
-    """A token whose log-probability is pending. place: its row in the step. index: its number among the request's
-    tokens."""
+    """A token with a pending log-probability. place: its row in the step. index: its number in the request."""
 
     request: ArRequest
     place: int
@@ -67,9 +62,11 @@ class OutputProcessor:
         outbox: deque[Outbound],
         callbacks: RequestCallbacks,
         *,
+        drained: Callable[[ArRequest], None],
         block_size: int,
         emits_tokens: bool,
     ) -> None:
+        """drained: called for a preempted request when its last step in flight has been read."""
         self.discarded = 0
         """Number of tokens read after the end of their request."""
         self.unread_scores = 0
@@ -77,6 +74,7 @@ class OutputProcessor:
         self._host_processors = host_processors
         self._outbox = outbox
         self._callbacks = callbacks
+        self._drained = drained
         self._size = block_size
         self._emits_tokens = emits_tokens
         self._in_flight: deque[_StepInFlight] = deque()
@@ -88,12 +86,11 @@ class OutputProcessor:
 
     def launched(self, step: SampledStep, requests: Sequence[ArRequest]) -> None:
         """The step of these requests is on the device."""
-        end = step.end
         tables = tuple([request.held_table for request in requests])
         for request, table in zip(requests, tables, strict=True):
             request.steps_in_flight += 1
             table.unread += 1
-            request.last_step_end = end
+            request.last_step_end = step.end
         if step.payload.hidden is not None:
             for scheduled in step.rows:
                 # Now, not when the token is read: the next step may be launched earlier.
@@ -142,7 +139,7 @@ class OutputProcessor:
             table.unread -= 1
         for request in read.requests:
             if request.table is None and not request.steps_in_flight:
-                self._callbacks.drained(request)
+                self._drained(request)
 
     def _scored(self, step: SampledStep) -> list[_Scored]:
         """The tokens whose log-probabilities the step computes, before they join `outputs`."""
@@ -165,7 +162,9 @@ class OutputProcessor:
             self._callbacks.fail_request(request, "sampling", InputError("sampling", problem, remedy))
             return
         if scheduled.emits_hidden and payload.hidden is not None:
-            self._outbox.append(self._prompt_hidden(scheduled, payload.hidden))
+            assert request.prompt is not None
+            positions_m = request.prompt.payload_positions
+            self._outbox.append(self._page_rows(scheduled, PromptHidden(), "hidden", positions_m, payload.hidden))
         for place, token in enumerate(ids, 1):
             ends = status is RowStatus.STOPPED and place == len(ids)
             messages = [Produced(request.id, Payload(GeneratedTokens(ids=(token,), ends=ends)), COMPLETED)]
@@ -196,11 +195,6 @@ class OutputProcessor:
         if verdict.stopped:
             self._callbacks.finish_request(request, "stop")
         return verdict.stopped
-
-    def _prompt_hidden(self, scheduled: Scheduled, written: Written) -> Produced:
-        prompt = scheduled.request.prompt
-        assert prompt is not None
-        return self._page_rows(scheduled, PromptHidden(), "hidden", prompt.payload_positions, written)
 
     def _hidden(self, scheduled: Scheduled, written: Written) -> Produced:
         """The hidden state before the request's next token, in the slot of the token before it."""

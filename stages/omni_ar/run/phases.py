@@ -1,4 +1,5 @@
-"""The phases of a step: functions over preallocated buffers. No phase synchronizes; docs/step.md has their order.
+"""The phases of a step: functions over preallocated buffers, besides those of `omni_ar.kernels.step`. No phase synchronizes;
+docs/step.md has their order.
 
 Shape legend: R rows of the batch, K ids of a row (one, plus drafted ones), T tokens, S step columns, V vocabulary, W
 handoff fields, E width of step rows, G code groups.
@@ -13,7 +14,7 @@ from torch import Tensor
 from omni.device.kernel_choice import runs_kernel
 from omni_ar.kernels import step
 from omni_ar.kernels.sampling import fused_sample
-from omni_ar.kernels.step.state import RowState, StepBuffers
+from omni_ar.kernels.step.state import RowState
 from omni_ar.model import ArModel, Batch, CodecModel, NextTokens, PromptTokens
 from omni_ar.processors import NamedProcessor
 from omni_ar.sampling import (
@@ -44,11 +45,6 @@ def set_null_rows(rows_B: Tensor, null_row: int, advance_B: Tensor, steps_XB: Te
 def extend_tables(block_table: Tensor, grown_2k: Tensor) -> None:
     """Adds blocks to rows' tables. grown_2k: places in the flattened table, and blocks."""
     block_table.view(-1).index_copy_(0, grown_2k[0], grown_2k[1])
-
-
-def prepare_decodes(state: RowState, rows_R: Tensor, block_size: int, out: StepBuffers, max_blocks: int) -> None:
-    """Writes the inputs of decode rows, from device state alone: token, position, slot, number of keys to attend to."""
-    step.prepare_decodes(state, rows_R, block_size, out, max_blocks)
 
 
 def place_chunks(targets: Sequence[Tensor], uploaded: Sequence[Tensor]) -> None:
@@ -213,30 +209,9 @@ def sample_rows(
     ids_R.copy_(sample(logits_RV, state.sampling, rows_R, position_R, flags, edits, processors))
 
 
-def accept_tokens(state: RowState, rows_R: Tensor, out_RW: Tensor, offered_R: Tensor | None = None) -> None:
-    """Accepts sampled tokens as the rows' newest, evaluates stops, and stores both for the next step and the host.
-
-    out_RW: the last K columns are the ids; status and number of accepted ids are written before them. Ids up to the
-    first that ends the row are accepted; a row that ended earlier accepts none. offered_R: number of valid ids of each
-    row's K, at least 1; None if all are valid.
-    """
-    step.accept_tokens(state, rows_R, out_RW, offered_R)
-
-
 def set_counter(counter: Tensor, turn: int) -> None:
     """Sets the handoff slot of the next step to `turn`."""
     counter.fill_(turn)
-
-
-def post_update(
-    state: RowState, rows_R: Tensor, accepted_RW: Tensor, advance_R: Tensor, drafts: int, flags: SamplingFlags
-) -> None:
-    """Counts the tokens that this step put into the KV cache, and records the generated ones.
-
-    advance_R: number of tokens that the forward ran for each row. drafts: number of drafts at their end; drafts that
-    were not accepted are subtracted.
-    """
-    step.post_update(state, rows_R, accepted_RW, advance_R, drafts, flags)
 
 
 def score_tokens(logits_RV: Tensor, accepted_RW: Tensor, count: int, scores_RW: Tensor) -> None:

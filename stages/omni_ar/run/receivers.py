@@ -105,23 +105,23 @@ class ConditioningReceiver:
     def _place(self, request: ArRequest, arrival: StepArrival, needed: int) -> list[Transfer]:
         """Makes the request's oldest input the conditioning of its next steps. Returns the copies of `needed` rows."""
         request.step_arrivals.popleft()
-        request.steps.extend(self._words(arrival.inputs.columns))
+        request.steps.extend(self._fields(arrival.inputs.columns))
         if arrival.inputs.pad is not None:
-            (request.step_pad,) = self._words(arrival.inputs.pad[:, None])
+            (request.step_pad,) = self._fields(arrival.inputs.pad[:, None])
         if arrival.rows is None or not needed:
             return []
         first = request.row_index * self._limits.step_places + request.places_taken
         places_n = np.arange(first, first + needed)
-        for words, place in zip(request.steps[-arrival.count :], places_n, strict=False):
-            words[-1] = place
+        for fields, place in zip(request.steps[-arrival.count :], places_n, strict=False):
+            fields[-1] = place
         request.places_taken += needed
         return [Transfer(arrival.rows, self._conditioning, places_n, slice(needed))]
 
-    def _words(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _fields(self, columns_Sn: NDArray[np.int64]) -> NDArray[np.int64]:
         """Conditioning fields of steps without rows, `[n, step_fields]`."""
-        words_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_place)
-        words_nX[:, : len(columns_Sn)] = columns_Sn.T
-        return words_nX
+        fields_nX = np.full((columns_Sn.shape[1], step_fields(self._shape)), self._limits.null_place)
+        fields_nX[:, : len(columns_Sn)] = columns_Sn.T
+        return fields_nX
 
     def _forget(self, request: ArRequest) -> None:
         if not request.step_arrivals:

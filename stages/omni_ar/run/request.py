@@ -98,7 +98,8 @@ class ArRequest:
     needs_first_step: bool = False
     """Whether the request waits for conditioning of its first step, like for its prompt, which shows that the producer
     has begun."""
-    _status: RequestStatus = field(default=RequestStatus.WAITING_FOR_INPUTS, init=False)
+    status: RequestStatus = field(default=RequestStatus.WAITING_FOR_INPUTS, init=False)
+    """Only `set_status` changes it."""
     paused: bool = False
     """Whether a consumer is behind; the request is then in no step. Independent of the status, see `RequestStatus`."""
     finish_reason: str | None = None
@@ -154,15 +155,11 @@ class ArRequest:
     def __post_init__(self) -> None:
         self.flags = flags_of(self.sampling)
 
-    @property
-    def status(self) -> RequestStatus:
-        return self._status
-
     def set_status(self, status: RequestStatus) -> None:
         """Changes the status. Raises RuntimeError for a transition that is not in `TRANSITIONS`."""
-        if status not in TRANSITIONS[self._status]:
-            raise RuntimeError(f"request {self.id} is {self._status.name} and cannot become {status.name}")
-        self._status = status
+        if status not in TRANSITIONS[self.status]:
+            raise RuntimeError(f"request {self.id} is {self.status.name} and cannot become {status.name}")
+        self.status = status
 
     @property
     def length(self) -> int:
@@ -186,15 +183,9 @@ class ArRequest:
         return self.num_scheduled_outputs - len(self.outputs)
 
     @property
-    def constrained(self) -> bool:
-        """Whether each token depends on the host processors' result for the tokens before."""
-        return bool(self.host_processors)
-
-    @property
     def wants_scores(self) -> bool:
         """Whether its steps compute log-probabilities."""
-        asked = self.sampling
-        return asked.logprobs is not None or self.scores_prompt
+        return self.sampling.logprobs is not None or self.scores_prompt
 
     @property
     def scores_prompt(self) -> bool:
@@ -223,10 +214,9 @@ class ArRequest:
         assert self.prompt is not None
         for placeholder in self.prompt.placeholders:
             for name, tensor in self.embeddings[placeholder.name, placeholder.index].tensors.items():
-                if tensor.shape[-2] != placeholder.positions.size:
-                    problem = (
-                        f"tensor {name!r} has {tensor.shape[-2]} rows for {placeholder.positions.size} prompt positions"
-                    )
+                rows, positions = tensor.shape[-2], placeholder.positions.size
+                if rows != positions:
+                    problem = f"tensor {name!r} has {rows} rows for {positions} prompt positions"
                     raise InputError(placeholder.called, problem, "give one row for each position")
 
     @property
@@ -242,7 +232,8 @@ class ArRequest:
         if required, are available."""
         if self.num_scheduled_outputs >= self.max_tokens:
             return False
-        if self.constrained and (self.steps_in_flight or self.edit is None):
+        # Each token depends on the host processors' result for the tokens before.
+        if self.host_processors and (self.steps_in_flight or self.edit is None):
             return False
         return not conditioned or self.step_pad is not None or self.num_scheduled_outputs - 1 < len(self.steps)
 

@@ -15,21 +15,13 @@ from omni_ar.processors import NamedProcessor
 from omni_ar.run.captured_chunks import CapturedChunks
 from omni_ar.run.forward import ChunkStep, Forward
 from omni_ar.run.limits import Limits, step_fields
-from omni_ar.run.pack import (
-    LeadingInputs,
-    PackedChunks,
-    PackedStarts,
-    PackedStep,
-    captured_spans,
-    pack_step,
-    scored_positions,
-)
-from omni_ar.run.pages import Pages
+from omni_ar.run.pack.chunks import PackedChunks, scored_positions
+from omni_ar.run.pack.step import LeadingInputs, PackedStep, captured_spans, pack_step
 from omni_ar.run.phases import extend_tables, predict_codes, set_null_rows, start_rows
 from omni_ar.run.plan import PaddedShape, StepPlan
 from omni_ar.run.scores import Scorer
 from omni_ar.run.source import LocalTokens, TokenSource
-from omni_ar.run.state import Resources, allocate_rows, allocate_step_buffers
+from omni_ar.run.state import Pages, Resources, allocate_rows, allocate_step_buffers
 from omni_ar.run.step import (
     PayloadHandoff,
     PromptScores,
@@ -79,7 +71,7 @@ class Runner:
         """Whether the attention backend supports capture of steps with prompts."""
         self._pages: Pages | None = None
         # One more than steps in flight: a step that fails half-way may leave a copy in flight.
-        self._uploader = Uploader(device, self.stream, limits.upload_words, limits.ring + 1)
+        self._uploader = Uploader(device, self.stream, limits.upload_size, limits.ring + 1)
         self.source: TokenSource = LocalTokens(stage, processors) if source is None else source(stage)
         self._scorer = Scorer(stage)
         self._steady: _Steady | None = None
@@ -154,7 +146,11 @@ class Runner:
         packed, flags = self._pack(plan, tuple(scheduled.row.index for scheduled in rows), padded, padded_shape)
         view, launch = self._uploader.view, self.device.launch
         if packed.starts is not None:
-            self._start(packed.starts)
+            starts = packed.starts
+            rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
+            sampling = view_starts(starts.sampling, view)
+            launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
+            self.source.start(rows_n, fields_nC, sampling)
         if packed.new_blocks is not None:
             launch(self.stream, extend_tables, self._state.block_table, view(packed.new_blocks))
         scores = self._prompt_scores(plan, packed.chunks)
@@ -252,13 +248,6 @@ class Runner:
     def _codes(self, rows_R: Tensor, flags: SamplingFlags, pages: Tensor) -> Launch:
         hidden_RD, size = self._buffers.hidden[: rows_R.shape[0]], self._limits.block_size
         return Launch.of(predict_codes, self._model, self._state, hidden_RD, rows_R, flags, size, pages)
-
-    def _start(self, starts: PackedStarts) -> None:
-        view = self._uploader.view
-        rows_n, fields_nC, table_nM = view(starts.rows), view(starts.fields), view(starts.table)
-        sampling = view_starts(starts.sampling, view)
-        self.device.launch(self.stream, start_rows, self._state, rows_n, fields_nC, table_nM, sampling)
-        self.source.start(rows_n, fields_nC, sampling)
 
     def _prompt_scores(self, plan: StepPlan, packed: PackedChunks | None) -> PromptScores | None:
         if packed is None or not packed.scored_ids.size:

@@ -10,6 +10,8 @@ from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
 from omni_ar.run.status import RequestStatus
 
+_SCHEDULED = [status for status in RequestStatus if RequestStatus.WAITING <= status <= RequestStatus.RUNNING_ALONE]
+
 
 class Scheduler:
     """Every row that can decode does; prefill chunks take the rest of the step's token budget, by rank.
@@ -26,23 +28,15 @@ class Scheduler:
         self._conditioned = conditioned
         self._lag = lag
         self._can_score = True
-        self._waiting: list[ArRequest] = []
-        self._preempted: list[ArRequest] = []
-        self._blocked: list[ArRequest] = []
-        self._running: list[ArRequest] = []
-        self._isolating: list[ArRequest] = []
-        self._isolated: list[ArRequest] = []
-        self._running_alone: list[ArRequest] = []
-        self._requests = {
-            RequestStatus.WAITING: self._waiting,
-            RequestStatus.PREEMPTED: self._preempted,
-            RequestStatus.BLOCKED: self._blocked,
-            RequestStatus.RUNNING: self._running,
-            RequestStatus.ISOLATING: self._isolating,
-            RequestStatus.ISOLATED: self._isolated,
-            RequestStatus.RUNNING_ALONE: self._running_alone,
-        }
-        """The requests of each status, the lowest rank first. Only `_move` changes these lists."""
+        self._requests: dict[RequestStatus, list[ArRequest]] = {status: [] for status in _SCHEDULED}
+        """The requests of each status, the lowest rank first. Only `move` changes these lists."""
+        self._waiting = self._requests[RequestStatus.WAITING]
+        self._preempted = self._requests[RequestStatus.PREEMPTED]
+        self._blocked = self._requests[RequestStatus.BLOCKED]
+        self._running = self._requests[RequestStatus.RUNNING]
+        self._isolating = self._requests[RequestStatus.ISOLATING]
+        self._isolated = self._requests[RequestStatus.ISOLATED]
+        self._running_alone = self._requests[RequestStatus.RUNNING_ALONE]
         self._ran_alone = False
         """Whether the last step ran an isolated request."""
         self._steps = 0
@@ -71,22 +65,18 @@ class Scheduler:
     def add(self, request: ArRequest) -> None:
         """Queues a checked request whose inputs are ready."""
         request.reset_for_recompute()
-        self._move(request, RequestStatus.WAITING)
+        self.move(request, RequestStatus.WAITING)
 
     def unblock(self, request: ArRequest) -> None:
         """Queues a blocked request again, after one of the inputs that it may wait for has arrived."""
         if request.status is RequestStatus.BLOCKED:
-            self._move(request, RequestStatus.WAITING if request.row is None else RequestStatus.PREEMPTED)
-
-    def remove(self, request: ArRequest, status: RequestStatus) -> None:
-        """Removes a request from scheduling. The caller keeps its row and table."""
-        self._move(request, status)
+            self.move(request, RequestStatus.WAITING if request.row is None else RequestStatus.PREEMPTED)
 
     def retry(self, plan: StepPlan) -> None:
         """Isolates the requests of a failed step, any of which may be the cause: each will run again in steps of its
         own."""
         for request in plan.requests:
-            self._move(request, RequestStatus.ISOLATING)
+            self.move(request, RequestStatus.ISOLATING)
 
     def plan(self, can_score: bool = True) -> StepPlan | None:
         """Plans the next step; None if nothing can run. can_score: whether it may compute log-probabilities; otherwise
@@ -97,7 +87,7 @@ class Scheduler:
         self._can_score = can_score
         for request in tuple(self._isolating):
             if self._allocator.preempt(request):
-                self._move(request, self._status_after_preemption(request))
+                self.move(request, self._status_after_preemption(request))
         isolated = sorted((*self._isolated, *self._running_alone), key=_rank)
         ready = [request for request in isolated if self._can_start(request)]
         # Isolated requests and the others take turns; a request that cannot use its turn passes it on.
@@ -128,11 +118,12 @@ class Scheduler:
                 request.edit = None
                 request.saved_codes = None
                 if request.status is RequestStatus.RUNNING_ALONE:
-                    self._move(request, RequestStatus.RUNNING)
+                    self.move(request, RequestStatus.RUNNING)
         self._allocator.launched(plan)
 
-    def _move(self, request: ArRequest, status: RequestStatus) -> None:
-        """Changes the request's status and moves it to the list of that status."""
+    def move(self, request: ArRequest, status: RequestStatus) -> None:
+        """Changes the request's status and moves it to the list of that status, if it is scheduled there. Its row and table
+        are unchanged."""
         before = self._requests.get(request.status)
         request.set_status(status)
         if before is not None:
@@ -192,8 +183,8 @@ class Scheduler:
         if alone is not None and alone.status is not RequestStatus.ISOLATED:
             return None
         request = self._next_waiting() if alone is None else alone
-        if request is None or self._overtakes_isolated(request):
-            return None
+        if request is None or any(other.rank < request.rank and self._can_start(other) for other in self._isolated):
+            return None  # an isolated request of a lower rank waits for blocks, possibly the same ones
         running = self._holders()
         paused = [other for other in reversed(running) if other.paused]
         headroom = sum(other.decoding and not other.paused for other in running)
@@ -201,12 +192,12 @@ class Scheduler:
             allocated = self._allocator.allocate(request, paused, headroom)
         except Exception as error:  # host work on the request's data, such as hashing
             self._allocator.failures.append((request.id, "planning", error))
-            self._move(request, RequestStatus.FAILED)
+            self.move(request, RequestStatus.FAILED)
             allocated = False
         self._move_preempted()
         if not allocated:
             return None
-        self._move(request, RequestStatus.RUNNING if alone is None else RequestStatus.RUNNING_ALONE)
+        self.move(request, RequestStatus.RUNNING if alone is None else RequestStatus.RUNNING_ALONE)
         return request
 
     def _next_waiting(self) -> ArRequest | None:
@@ -216,12 +207,8 @@ class Scheduler:
             request = min(heads, key=_rank)
             if self._can_start(request):
                 return request
-            self._move(request, RequestStatus.BLOCKED)
+            self.move(request, RequestStatus.BLOCKED)
         return None
-
-    def _overtakes_isolated(self, request: ArRequest) -> bool:
-        """Whether an isolated request of a lower rank waits for blocks, possibly the same ones."""
-        return any(other.rank < request.rank and self._can_start(other) for other in self._isolated)
 
     def _can_start(self, request: ArRequest) -> bool:
         # The host first reads a preempted request's steps in flight: the request starts behind them, so no token is
@@ -248,7 +235,7 @@ class Scheduler:
     def _move_preempted(self) -> None:
         """Moves the requests whose blocks the allocator has taken."""
         for request in [request for request in self._holders() if request.table is None]:
-            self._move(request, self._status_after_preemption(request))
+            self.move(request, self._status_after_preemption(request))
 
     def _status_after_preemption(self, request: ArRequest) -> RequestStatus:
         if any(owner == request.id for owner, _, _ in self._allocator.failures):

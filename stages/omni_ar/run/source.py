@@ -8,8 +8,9 @@ from torch import Tensor
 from omni.device import Graph, Launch, SharedRing
 from omni.graphs import CapturedGraphs
 from omni_ar.categories import HAND_OVER
+from omni_ar.kernels.step.dispatch import accept_tokens, post_update
 from omni_ar.processors import NamedProcessor
-from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, set_counter
+from omni_ar.run.phases import compute_logits, sample_rows, set_counter
 from omni_ar.run.state import Resources
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits

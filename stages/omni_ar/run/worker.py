@@ -1,7 +1,8 @@
 """The stage worker: handles messages, and advances scheduler, runner and output processor. It never blocks."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from omni.device import COMPLETED
 from omni.errors import InputError, StageError
@@ -23,6 +24,8 @@ from omni_ar.run.runner import Runner
 from omni_ar.run.scheduler import Scheduler
 from omni_ar.run.status import RequestStatus
 from omni_ar.sampling import check_sampling, resolve_sampling
+
+T = TypeVar("T")
 
 
 class ArWorker(MailboxWorker[ArRequest]):
@@ -56,8 +59,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._pool,
             self._reclaimer,
             self._spiller,
-            block_size=limits.block_size,
-            max_blocks=limits.max_blocks,
+            limits=limits,
             code_pages=runner.pages.codes,
             prefix_cache=options.prefix_cache,
             conditioned=shape.conditioned,
@@ -74,6 +76,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._host_processors,
             self.outbox,
             self,
+            drained=self._scheduler.unblock,
             block_size=limits.block_size,
             emits_tokens=shape.emits_tokens,
         )
@@ -96,15 +99,14 @@ class ArWorker(MailboxWorker[ArRequest]):
         """prompt_tokens: prompt tokens of requests at their first start. cached_tokens: those of them that were in the
         prefix cache. prefill_tokens: tokens run in chunks, recomputed ones included. discarded_tokens: tokens read
         after the end of their request. retries: failed steps that were run again, request by request."""
-        allocated = self._allocator.counters
         return {
             "steps": self._steps,
-            "prompt_tokens": allocated.prompt_tokens,
-            "cached_tokens": allocated.cached_tokens,
+            "prompt_tokens": self._allocator.prompt_tokens,
+            "cached_tokens": self._allocator.cached_tokens,
             "prefill_tokens": self._prefill_tokens,
             "decode_tokens": self._decode_tokens,
             "discarded_tokens": self._output_processor.discarded,
-            "preemptions": allocated.preemptions,
+            "preemptions": self._allocator.preemptions,
             "spilled_rows": self._spiller.rows,
             "evicted_blocks": self._pool.evictions,
             "cached_blocks": self._pool.cached,
@@ -145,7 +147,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             # that producer, needs to progress.
             needs_first_step=self._shape.step_width > 0 and len(message.inputs) > 1,
         )
-        if request.constrained:
+        if request.host_processors:
             self._host_processors.submit(request)
         return request
 
@@ -208,7 +210,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             raise StageError(self.name, "taking its input", f"it ended before embedding {missing}")
 
     def drop(self, request: ArRequest) -> None:
-        self._scheduler.remove(request, RequestStatus.FINISHED)
+        self._scheduler.move(request, RequestStatus.FINISHED)
         self._host_processors.cancel(request)
         for withheld in request.withheld:
             for message in withheld.messages:
@@ -228,7 +230,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         moved = self._reclaimer.tick() | self._take_embeddings()
         moved |= self._process_outputs() | self._poll_host_processors() | self._take_conditioning()
         if self._output_processor.steps_in_flight < self._limits.max_in_flight and self._runner.ready:
-            plan = self._plan()
+            plan = self._timed("plan", lambda: self._scheduler.plan(self._runner.can_score))
             if plan is not None:
                 self._launch(plan)
                 self._process_outputs()
@@ -240,7 +242,7 @@ class ArWorker(MailboxWorker[ArRequest]):
         """The request has all its tokens. It keeps its resources until its log-probabilities are read."""
         request.finish_reason = reason
         if request.unread_scores:
-            self._scheduler.remove(request, RequestStatus.WAITING_FOR_LOGPROBS)
+            self._scheduler.move(request, RequestStatus.WAITING_FOR_LOGPROBS)
         else:
             withheld = tuple(one.token for one in request.withheld)
             self.finish(request.id, reason, _counts(request), withheld)
@@ -248,9 +250,6 @@ class ArWorker(MailboxWorker[ArRequest]):
     def fail_request(self, request: ArRequest, doing: str, error: Exception) -> None:
         if request.status is not RequestStatus.FINISHED:
             self.fail(request.id, doing, error)
-
-    def drained(self, request: ArRequest) -> None:
-        self._scheduler.unblock(request)
 
     def _take_embeddings(self) -> bool:
         taken, failed = self._embeddings.tick()
@@ -276,11 +275,11 @@ class ArWorker(MailboxWorker[ArRequest]):
         for request, result in results:
             if isinstance(result, Exception):
                 self.fail_request(request, "steering its tokens", result)
-            elif result.ends:
+            elif result is None:
                 self._output_processor.emit_withheld(request)  # no stop string can be completed now
                 self._end_constrained(request)
             else:
-                request.edit = result.edit
+                request.edit = result
                 self._scheduler.unblock(request)
         return bool(results)
 
@@ -297,21 +296,17 @@ class ArWorker(MailboxWorker[ArRequest]):
             request.check_embeddings()
             self._scheduler.add(request)
 
-    def _process_outputs(self) -> bool:
+    def _timed(self, activity: str, work: Callable[[], T]) -> T:
+        """Reports the host time of work that had a result."""
         device = self._runner.device
         since = device.host_time()
-        moved = self._output_processor.poll()
-        if moved:
-            device.host_did(self._runner.stream.name, "process_outputs", since)
-        return moved
+        result = work()
+        if result:
+            device.host_did(self._runner.stream.name, activity, since)
+        return result
 
-    def _plan(self) -> StepPlan | None:
-        device = self._runner.device
-        since = device.host_time()
-        plan = self._scheduler.plan(self._runner.can_score)
-        if plan is not None:
-            device.host_did(self._runner.stream.name, "plan", since)
-        return plan
+    def _process_outputs(self) -> bool:
+        return self._timed("process_outputs", self._output_processor.poll)
 
     def _launch(self, plan: StepPlan) -> None:
         span, stream = self._runner.device.host_span, self._runner.stream

@@ -99,21 +99,14 @@ def pack_edits(upload: Upload, edits: Sequence[tuple[int, LogitsEdit]], vocab: i
     """Fills `upload`. edits: pairs of a batch index, each at most once, and an edit from `merge_edits`."""
     masks = [(place, edit.allowed) for place, edit in edits if edit.allowed is not None]
     pairs = [(place, edit.ids, edit.bias) for place, edit in edits if edit.ids is not None and edit.bias is not None]
+    none_M, none_p = np.empty((0, bitmask_size(vocab)), np.int64), np.empty(0, np.int64)
     return EditParts(
         places_g=upload.add(np.array([place for place, _ in masks], np.int64)),
-        masks_gM=upload.add(_stacked([mask for _, mask in masks], bitmask_size(vocab))),
-        pair_places_p=upload.add(
-            np.repeat(np.array([p for p, _, _ in pairs], np.int64), [len(i) for _, i, _ in pairs])
-        ),
-        pair_ids_p=upload.add(np.concatenate([np.empty(0, np.int64), *(ids for _, ids, _ in pairs)])),
-        pair_bias_p=upload.add_floats(
-            np.concatenate([np.empty(0), *(bias.astype(np.float64) for _, _, bias in pairs)])
-        ),
+        masks_gM=upload.add(np.concatenate([none_M, *(mask[None] for _, mask in masks)])),
+        pair_places_p=upload.add(np.concatenate([none_p, *(np.full(len(ids), place) for place, ids, _ in pairs)])),
+        pair_ids_p=upload.add(np.concatenate([none_p, *(ids for _, ids, _ in pairs)])),
+        pair_bias_p=upload.add_floats(np.concatenate([np.empty(0), *(bias for _, _, bias in pairs)])),
     )
-
-
-def _stacked(masks: Sequence[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
-    return np.stack(masks) if masks else np.empty((0, size), np.int64)
 
 
 def apply_edits(logits_RV: Tensor, edits: StepEdits) -> Tensor:

@@ -51,14 +51,8 @@ class StartingRow:
 
 def start_size(vocab: int, max_model_len: int, processors: Sequence[NamedProcessor] = ()) -> int:
     """Maximum number of int64 in the upload of one starting row. max_model_len: maximum number of tokens of a row."""
-    settings = (
-        len(INTS)
-        + len(FLOAT_PARAMETERS)
-        + sum(1 + p.width for p in processors)
-        + MAX_STOP_IDS
-        + 1
-        + MAX_BAD_WORD_LENGTH
-    )
+    settings = len(INTS) + len(FLOAT_PARAMETERS) + sum(1 + p.width for p in processors)
+    settings += MAX_STOP_IDS + 1 + MAX_BAD_WORD_LENGTH
     sets = 2 * (1 + bitmask_size(vocab))
     counts = 2 * min(vocab, max_model_len)
     return settings + sets + counts + 3 * MAX_BIASED_IDS + MAX_BAD_WORDS * (2 + MAX_BAD_WORD_LENGTH)
@@ -74,12 +68,17 @@ def pack_sampling(
     def that(need: int) -> list[StartingRow]:
         return [row for row, bits in zip(rows, needs, strict=True) if bits & need]
 
+    # In the order of `INTS`.
+    ints = [
+        [row.row, bits, row.sample_index, *_int_parameters(row.sampling)] for row, bits in zip(rows, needs, strict=True)
+    ]
     seen, forbidden = that(Need.REPETITION), that(Need.FORBIDDEN)
     counted = [(row.row, *np.unique(_outputs(row), return_counts=True)) for row in that(Need.COUNTS) if row.outputs]
     biases = [(row.row, row.sampling.logit_bias) for row in rows if row.sampling.logit_bias]
-    words = [(row.row, _sequences(row.sampling)) for row in rows]
+    # Those of several tokens.
+    words = [(row.row, [word for word in row.sampling.bad_words_ids or () if len(word) > 1]) for row in rows]
     return StartParts(
-        ints_nC=upload.add(np.array([_ints(row, bits) for row, bits in zip(rows, needs, strict=True)], np.int64)),
+        ints_nC=upload.add(np.array(ints, np.int64)),
         floats_nF=upload.add_floats(np.array([_floats(row, processors) for row in rows], np.float64)),
         stops_nS=upload.add(np.stack([_stops(row) for row in rows])),
         recent_nL=upload.add(np.stack([_recent(row) for row in rows])),
@@ -97,11 +96,6 @@ def pack_sampling(
             _stacked((_bad_word(word) for _, each in words for word in each), 1 + MAX_BAD_WORD_LENGTH)
         ),
     )
-
-
-def _ints(row: StartingRow, needs: int) -> list[int]:
-    """The row's values in the order of `INTS`."""
-    return [row.row, needs, row.sample_index, *_int_parameters(row.sampling)]
 
 
 def _floats(row: StartingRow, processors: Sequence[NamedProcessor]) -> list[float]:
@@ -142,11 +136,6 @@ def _forbidden(sampling: SamplingParams, vocab: int) -> Ids:
     forbidden_V[list(sampling.suppress_token_ids or ())] = True
     forbidden_V[[word[0] for word in sampling.bad_words_ids or () if len(word) == 1]] = True
     return pack_bitmask(forbidden_V)
-
-
-def _sequences(sampling: SamplingParams) -> list[tuple[int, ...]]:
-    """Bad words of several tokens."""
-    return [word for word in sampling.bad_words_ids or () if len(word) > 1]
 
 
 def _bad_word(word: tuple[int, ...]) -> Ids:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from omni.device import HostRing, HostSlot
+from omni_ar.kernels.step import accept_tokens, post_update
 from omni_ar.kernels.step.state import FIELD_INDEX, RowState
-from omni_ar.run.phases import accept_tokens, compute_logits, post_update, sample_rows, start_rows
+from omni_ar.run.phases import compute_logits, sample_rows, start_rows
 from omni_ar.run.state import Resources, allocate_rows, allocate_step_buffers
 from omni_ar.run.step import StepContext, TokenHandoff
 from omni_ar.sampling import SamplingFlags, SamplingStart

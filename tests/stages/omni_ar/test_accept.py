@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from omni.device.cpu import CpuDevice
 from omni.sampling import GREEDY, SamplingParams
+from omni_ar.kernels.step import accept_tokens, post_update
 from omni_ar.kernels.step.state import RowFields, RowState
 from omni_ar.kernels.step.status import RowStatus
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
-from omni_ar.run.phases import accept_tokens, post_update
 from omni_ar.run.state import allocate_rows
 from omni_ar.sampling import flags_of, merge_flags
 from tests.support.small_text import SmallText

@@ -268,4 +268,4 @@ def test_padding_fits_into_the_upload(model: SmallText | SmallCodec, rows: int, 
     shape = model.shape
     padding = (shape.position_axes + 2) * budget + rows + limits.captured_chunks * 4 + len(shape.step_columns) * rows
     columns = max(len(shape.prompt_columns), 1 + len(shape.step_columns)) * budget
-    assert padding + columns + 4 * rows < limits.upload_words
+    assert padding + columns + 4 * rows < limits.upload_size

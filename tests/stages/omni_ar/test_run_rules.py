@@ -15,7 +15,7 @@ from omni_ar.model import Codes, DrawCode
 from omni_ar.options import ArOptions
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits
-from omni_ar.run.pack import pack_step
+from omni_ar.run.pack.step import pack_step
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.runner import Runner
@@ -163,7 +163,7 @@ def test_host_processor_masks_and_biases_follow_the_sampled_rows(
     assert [request.row_index for request in plan.sampled] == [0, 1, 2, 4]
     limits = Limits.of("text", ArOptions(max_num_seqs=5, block_size=4), TEXT.shape)
     device = CpuDevice()
-    uploader = Uploader(device, device.stream("test"), limits.upload_words, 1)
+    uploader = Uploader(device, device.stream("test"), limits.upload_size, 1)
     upload = uploader.begin()
     packed = pack_step(upload, plan, limits, TEXT.shape, ())
     uploader.launch(upload)

@@ -44,8 +44,7 @@ class Stage:
             self.blocks,
             self.reclaimer,
             spiller,
-            block_size=SIZE,
-            max_blocks=limits.max_blocks,
+            limits=limits,
             code_pages=None,
             prefix_cache=prefix_cache,
             conditioned=False,
@@ -79,7 +78,7 @@ class Stage:
 
     def leave(self, made: ArRequest) -> None:
         self.live.remove(made)
-        self.scheduler.remove(made, RequestStatus.FINISHED)
+        self.scheduler.move(made, RequestStatus.FINISHED)
         if made.row is not None:
             self.rows.release(made.row)
         if made.table is not None:
@@ -215,7 +214,7 @@ def test_a_block_is_taken_from_the_highest_rank_which_keeps_its_row():
     assert first.table is not None
     assert second.table is not None
     assert third.row == row
-    assert stage.allocator.counters.preemptions == 1
+    assert stage.allocator.preemptions == 1
     given = list(third.outputs)
     stage.until(lambda: len(third.outputs) > len(given))
     assert third.row == row
@@ -231,7 +230,7 @@ def test_a_running_request_is_never_preempted_for_a_higher_rank():
         stage.step()
         table = table or low.table
         assert low.table is (table if low in stage.live else low.table)
-    assert stage.allocator.counters.preemptions > 0
+    assert stage.allocator.preemptions > 0
 
 
 def test_a_waiting_request_takes_blocks_from_paused_ones_only():

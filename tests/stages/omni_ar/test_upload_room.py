@@ -13,7 +13,7 @@ from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, NamedProcessor, ProcessedRows
 from omni_ar.run.blocks import BlockTable
 from omni_ar.run.limits import MAX_STARTS, Limits, step_fields
-from omni_ar.run.pack import pack_step
+from omni_ar.run.pack.step import pack_step
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.sampling import (
@@ -177,10 +177,10 @@ def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: b
             )
     new_blocks = [NewBlock(one, place) for one in decodes for place in (0, 1)][: rows + len(decodes)]
     plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
-    upload = upload_of(limits.upload_words)
+    upload = upload_of(limits.upload_size)
     pack_step(upload, plan, limits, shape, PROCESSORS, padded=rows)
     needed = upload.size
-    assert needed <= limits.upload_words
+    assert needed <= limits.upload_size
     pack_step(upload_of(needed), plan, limits, shape, PROCESSORS, padded=rows)
     with pytest.raises(RuntimeError, match="the upload buffer has"):
         pack_step(upload_of(needed - 1), plan, limits, shape, PROCESSORS, padded=rows)

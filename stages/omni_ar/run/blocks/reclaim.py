@@ -14,14 +14,6 @@ from omni.stage import PayloadReceiver, Produced, Transfer
 from omni_ar.run.blocks.pool import BlockPool, BlockTable
 
 
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    """A spilled slice. reader: the end of gathers from its old place."""
-
-    part: PageSlice
-    reader: Event
-
-
 class Spiller:
     """Copies page rows into separate memory, on the stage's stream: the next writer of the pages follows the copy on
     that stream.
@@ -47,8 +39,9 @@ class Spiller:
         """Returns a copy, `[n, width]`, of the rows at `slots` (int64 `[n]`, n at most `max_rows`)."""
         return self._copy(pages, slots)[0]
 
-    def spill(self, slices: Iterable[PageSlice]) -> list[_Moved]:
-        """Moves slices of one buffer, as many as fit one copy. Returns the moved ones."""
+    def spill(self, slices: Iterable[PageSlice]) -> list[tuple[PageSlice, Event]]:
+        """Moves slices of one buffer, as many as fit one copy. Returns the moved ones, each with the end of gathers from its
+        old place."""
         taken: list[PageSlice] = []
         count = 0
         for part in slices:
@@ -60,11 +53,10 @@ class Spiller:
             return []
         rows, moved = self._copy(taken[0].pages, np.concatenate([part.slots for part in taken]))
         self.rows += count
-        spilled = []
-        start = 0
+        spilled, start = [], 0
         for part in taken:
             end = start + part.slots.size
-            spilled.append(_Moved(part, part.relocate(rows[None], np.arange(start, end), moved)))
+            spilled.append((part, part.relocate(rows[None], np.arange(start, end), moved)))
             start = end
         return spilled
 
@@ -163,10 +155,13 @@ class Reclaimer:
     def _spill(self, leaving: _Leaving) -> None:
         kept = {id(_slice(produced)): produced for produced in leaving.table.produced}
         held = [_slice(produced) for produced in kept.values() if not produced.released]
-        for slices in _by_pages(held):
-            for spilled in self._spiller.spill(slices) if self._spiller.ready else ():
-                leaving.moved.append(spilled.reader)
-                self._spilled.append(kept.pop(id(spilled.part)))
+        pages: dict[int, list[PageSlice]] = {}
+        for part in held:
+            pages.setdefault(id(part.pages), []).append(part)
+        for slices in pages.values():
+            for part, reader in self._spiller.spill(slices) if self._spiller.ready else ():
+                leaving.moved.append(reader)
+                self._spilled.append(kept.pop(id(part)))
         leaving.table.produced = deque(kept.values())
 
 
@@ -174,10 +169,3 @@ def _slice(produced: Produced) -> PageSlice:
     (part,) = produced.payload.tensors.values()
     assert isinstance(part, PageSlice)
     return part
-
-
-def _by_pages(slices: Iterable[PageSlice]) -> list[list[PageSlice]]:
-    groups: dict[int, list[PageSlice]] = {}
-    for part in slices:
-        groups.setdefault(id(part.pages), []).append(part)
-    return list(groups.values())

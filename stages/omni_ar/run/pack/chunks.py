@@ -65,6 +65,8 @@ def pack_chunks(
     rows[: len(chunks)] = [
         (c.request.row_index, start, c.length, c.start) for c, start in zip(chunks, starts[:-1], strict=True)
     ]
+    columns = [np.empty((len(shape.prompt_columns), 0), np.int64)]
+    columns += [_prompt(c).columns[:, c.start : c.start + c.length] for c in prompts]
     # Padding has position 0 and writes to the null block.
     places = np.zeros((shape.position_axes + 2, padded_shape.tokens), np.int64)
     for chunk, start in zip(chunks, starts[:-1] - padded_shape.decodes, strict=True):
@@ -77,7 +79,7 @@ def pack_chunks(
         payload=bool(places[-1].any()),
         ids=upload.add(np.array([request.outputs[index] for request, index in replays], np.int64)),
         steps=upload.add(pack_steps(replays, shape, limits, len(replays))),
-        columns=upload.add(_columns(prompts, len(shape.prompt_columns))),
+        columns=upload.add(np.concatenate(columns, axis=1)),
         embeddings=tuple(_pack_embeddings(upload, prompts)),
         last=upload.add(np.array([*range(len(plan.decodes)), *(end - 1 for end in ends)], np.int64)),
         scored_tokens=upload.add(np.concatenate([n - chunk.start + start for chunk, n, start in scored])),
@@ -99,13 +101,13 @@ def pack_steps(
 ) -> NDArray[np.int64]:
     """Conditioning of the steps whose inputs are these generated tokens, `[X, width]`, padded with zeros and null
     places."""
-    words = np.zeros((step_fields(shape), width), np.int64)
+    fields = np.zeros((step_fields(shape), width), np.int64)
     if shape.step_width:
-        words[-1, len(inputs) :] = limits.null_place
+        fields[-1, len(inputs) :] = limits.null_place
     if shape.conditioned:
         for place, (request, index) in enumerate(inputs):
-            words[:, place] = request.step(index)
-    return words
+            fields[:, place] = request.step(index)
+    return fields
 
 
 def _pack_embeddings(upload: Upload, prompts: Sequence[PrefillChunk]) -> Iterator[PackedEmbedding]:
@@ -148,13 +150,6 @@ def _positions(chunk: PrefillChunk) -> NDArray[np.int64]:
         return prompt.positions[:, chunk.start : chunk.start + chunk.length]
     after = np.array(_outputs(chunk)) + prompt.next_position
     return np.broadcast_to(after, (len(prompt.positions), chunk.length))
-
-
-def _columns(prompts: Sequence[PrefillChunk], count: int) -> NDArray[np.int64]:
-    parts = [np.empty((count, 0), np.int64)]
-    for chunk in prompts:
-        parts.append(_prompt(chunk).columns[:, chunk.start : chunk.start + chunk.length])
-    return np.concatenate(parts, axis=1)
 
 
 def _needed(chunk: PrefillChunk, emits_tokens: bool) -> NDArray[np.int64]:

@@ -10,15 +10,71 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni.device import Span, Upload
+from omni_ar.kernels.step.state import RowFields
 from omni_ar.model import ArShape
 from omni_ar.processors import NamedProcessor
 from omni_ar.run.limits import Limits
 from omni_ar.run.pack.chunks import PackedChunks, pack_chunks, pack_steps
-from omni_ar.run.pack.starts import PackedStarts, pack_starts
 from omni_ar.run.plan import PaddedShape, StepPlan
-from omni_ar.sampling import PackedEdits, pack_edits
+from omni_ar.run.request import ArRequest
+from omni_ar.sampling import PackedEdits, PackedSampling, StartingRow, pack_edits, pack_sampling
 
 T = TypeVar("T")
+
+_NO_IDS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStarts:
+    """rows: indexes of the rows. fields: their `RowState.fields`. table: their blocks."""
+
+    rows: Span
+    fields: Span
+    table: Span
+    sampling: PackedSampling
+
+
+def pack_starts(
+    upload: Upload, new: Sequence[ArRequest], shape: ArShape, processors: Sequence[NamedProcessor]
+) -> PackedStarts:
+    return PackedStarts(
+        rows=upload.add(np.array([request.row_index for request in new], np.int64)),
+        fields=upload.add(np.array([_fields(request) for request in new], np.int64)),
+        table=upload.add(np.stack([request.held_table.ids for request in new])),
+        sampling=pack_sampling(upload, [_starting(request, shape) for request in new], shape.vocab_size, processors),
+    )
+
+
+def _fields(request: ArRequest) -> RowFields[int]:
+    """The fields of a row without sampled or cached tokens."""
+    assert request.prompt is not None
+    assert request.row is not None
+    return RowFields(
+        last=0,
+        length=0,
+        delta=request.prompt.next_position - request.prompt.length,
+        outputs=len(request.outputs),
+        limit=request.max_tokens,
+        active=1,
+        generation=request.row.generation,
+        counted=0,
+    )
+
+
+def _starting(request: ArRequest, shape: ArShape) -> StartingRow:
+    prompt = request.prompt
+    assert prompt is not None
+    # A prompt of several columns is not a text that bad words can match.
+    history = prompt.columns[0] if len(shape.prompt_columns) == 1 else _NO_IDS
+    return StartingRow(
+        row=request.row_index,
+        sampling=request.sampling,
+        seen=prompt.penalized_ids,
+        history=history,
+        outputs=request.outputs,
+        sample_index=request.sample_index,
+        params=request.params,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +139,16 @@ def pack_step(
     width = padded_shape.decodes if plan.chunks else size if padded else len(inputs)
     leading = LeadingInputs(rows=rows, advance=advance, steps=pack_steps(inputs, shape, limits, width))
     spans = LeadingInputs(*map(upload.add, leading))
+    edits = [(place, request.edit) for place, request in enumerate(sampled) if request.edit is not None]
     return PackedStep(
-        rows=_first(spans.rows, len(sampled)),
-        advance=_first(spans.advance, len(sampled)),
+        rows=Span(spans.rows.start, (len(sampled),)),
+        advance=Span(spans.advance.start, (len(sampled),)),
         steps=spans.steps,
         new_blocks=upload.add(_pack_new_blocks(plan, limits.max_blocks)) if plan.new_blocks else None,
         starts=pack_starts(upload, plan.starts, shape, processors) if plan.starts else None,
         chunks=pack_chunks(upload, plan, shape, limits, padded_shape) if plan.chunks else None,
-        edits=_pack_edits(upload, plan, shape),
+        edits=pack_edits(upload, edits, shape.vocab_size) if edits else None,
     )
-
-
-def _first(span: Span, count: int) -> Span:
-    return Span(span.start, (count,))
-
-
-def _pack_edits(upload: Upload, plan: StepPlan, shape: ArShape) -> PackedEdits | None:
-    edits = [(place, request.edit) for place, request in enumerate(plan.sampled) if request.edit is not None]
-    return pack_edits(upload, edits, shape.vocab_size) if edits else None
 
 
 def _pack_new_blocks(plan: StepPlan, max_blocks: int) -> NDArray[np.int64]:
