@@ -1,5 +1,4 @@
-"""Streaming conditioning by hidden states: a writer stage's hidden state of each token conditions a step of a speaker
-stage.
+"""Streaming conditioning by hidden states: a writer stage's hidden state of each token conditions a step of a speaker stage.
 
 The edge between them names the adapter, `"omni_ar.hidden_conditioning:HiddenConditioning"`, and a front end supplies
 its arguments, `HiddenConditioningArgs`.

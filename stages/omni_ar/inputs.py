@@ -69,8 +69,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.columns.shape[1])
 
     def check(self, columns: int, axes: int, vocab_size: int) -> None:
-        """Raises InputError for a prompt that does not fit a model with `columns` prompt columns and `axes` rotary
-        axes."""
+        """Raises InputError for a prompt that does not fit a model with `columns` prompt columns and `axes` rotary axes."""
         _check_shape("prompt.columns", self.columns, (columns, None))
         _check_shape("prompt.positions", self.positions, (axes, self.length))
         for placeholder in self.placeholders:
@@ -107,8 +106,7 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Conditioning of the next decode steps of a model with `step_columns` or `step_width`. A step does not run before
     its conditioning has arrived.
 
-    columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after these; None while more may
-    come.
+    columns: int64 `[S, n]`, one column for each step. pad: int64 `[S]`, for all steps after these; None while more may come.
 
     For a model with a `step_width` E the payload may have a tensor `rows`: `[n, E]` or a page slice of n such rows, one
     for each step, of any floating dtype; it is converted to the stage's dtype. A step without a row gets zeros.

@@ -80,8 +80,7 @@ class NextTokens:
 
     ids_R: sampled ids. columns_SR: `[S, R]`, conditioning ids of the steps whose inputs the tokens are.
     codes_RD: `Codes.next_RD` of the tokens' frames; `[R, 0]` for a model without codes.
-    rows_RE: device rows that condition the steps, zeros for steps without one; `[R, 0]` for a model without a
-    `step_width`.
+    rows_RE: device rows that condition the steps, zeros for steps without one; `[R, 0]` for a model without a `step_width`.
     """
 
     ids_R: Tensor
@@ -163,8 +162,7 @@ class DrawCode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """One codec frame per row. codes_RG: int64, group 0 first. next_RD: the frame's part of the next input
-    embedding."""
+    """One codec frame per row. codes_RG: int64, group 0 first. next_RD: the frame's part of the next input embedding."""
 
     codes_RG: Tensor
     next_RD: Tensor

@@ -20,20 +20,18 @@ class ArOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Options of stage kind `"ar"`.
 
     max_num_seqs: maximum number of requests that run at once.
-    max_model_len: maximum tokens of a request, prompt and output together; None takes the model's maximum, up to 8,192.
-    A model with conditioned decode steps allocates that many device rows for each of `max_num_seqs`. block_size: tokens
-    per KV block.
+    max_model_len: maximum tokens of a request, prompt and output together; None takes the model's maximum, up to 8,192. A model
+    with conditioned decode steps allocates that many device rows for each of `max_num_seqs`. block_size: tokens per KV block.
     num_blocks: KV blocks of the stage; None divides the device's memory among the stages, or, where memory is
         unbounded, allocates blocks for `max_num_seqs` requests of full length.
-    max_num_batched_tokens: token budget of one step: one token per decoding row; the rest, at least one token, is for
-    prefill chunks. max_in_flight: number of steps launched before the tokens of the first of them are read; 1 waits for
-    each step's tokens. graph_batch_sizes: numbers of rows whose decode steps are captured at start, where graphs are on
-    (`engine.graphs`). A smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to
-    `max_num_seqs`. graph_chunk_sizes: numbers of tokens in prefill chunks for which a step's forward is captured at
-    start, where graphs are on. A smaller step is padded to the next size, a larger one runs uncaptured. None takes
-    sizes up to `max_num_batched_tokens`. attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or
-    `"flashinfer"`, the last two where installed. prefix_cache: whether computed blocks are kept for prompts with the
-    same prefix.
+    max_num_batched_tokens: token budget of one step: one token per decoding row; the rest, at least one token, is for prefill
+    chunks. max_in_flight: number of steps launched before the tokens of the first of them are read; 1 waits for each step's
+    tokens. graph_batch_sizes: numbers of rows whose decode steps are captured at start, where graphs are on (`engine.graphs`).
+    A smaller batch is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_seqs`.
+    graph_chunk_sizes: numbers of tokens in prefill chunks for which a step's forward is captured at start, where graphs are on.
+    A smaller step is padded to the next size, a larger one runs uncaptured. None takes sizes up to `max_num_batched_tokens`.
+    attention_backend: `"auto"`, or `"torch"`, `"triton"`, `"flash_attention"` or `"flashinfer"`, the last two where installed.
+    prefix_cache: whether computed blocks are kept for prompts with the same prefix.
     sampling: defaults for parameters that a request does not set.
     """
 

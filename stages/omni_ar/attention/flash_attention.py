@@ -61,8 +61,7 @@ class FlashAttention:
         return out_THD
 
     def _run(self, q_RQHD: Tensor, cache: KVCache, layer: int, table_RM: Tensor, lengths_R: Tensor) -> Tensor:
-        """Attends the last Q tokens of each row, whose keys are in the cache: the causal mask ends at the row's last
-        key."""
+        """Attends the last Q tokens of each row, whose keys are in the cache: the causal mask ends at the row's last key."""
         table = {self._table_name: table_RM.to(torch.int32)}
         y_RQHD: Tensor = self._with_cache(
             q_RQHD,

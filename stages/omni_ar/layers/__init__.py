@@ -1,15 +1,13 @@
 """Modules that models are composed of, and `residual_sum`, for access to the residual stream between two layers.
 
-Parameters have the names of most published decoders, except the stacked ones: queries, keys and values; gate and up;
-experts.
+Parameters have the names of most published decoders, except the stacked ones: queries, keys and values; gate and up; experts.
 """
 
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
 from omni_ar.layers.decoder import DecoderConfig, DecoderLayers, decoder_config
 from omni_ar.layers.decoder_layer import DecoderLayer
-from omni_ar.layers.frame_attention import FrameAttention, FrameCache
-from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameLayers, first_pass
+from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameAttention, FrameCache, FrameLayers, first_pass
 from omni_ar.layers.linear import Linear, StackedLinear
 from omni_ar.layers.mlp import GatedMLP, Projection
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE

@@ -15,8 +15,7 @@ from omni_ar.model import Codes, DrawCode
 
 
 class CodePredictor(nn.Module):
-    """Predicts groups 1 to G - 1 from a hidden state and the embedding of group 0. Each group has its own table and
-    head.
+    """Predicts groups 1 to G - 1 from a hidden state and the embedding of group 0. Each group has its own table and head.
 
     Parameters: `model.codec_embedding`, `model.layers`, `model.norm` and `lm_head`.
     """
@@ -48,8 +47,7 @@ class CodePredictor(nn.Module):
         return Codes(torch.stack([code0_R, *codes], 1), next_RD)
 
     def embed(self, codes_RG: Tensor, embedding0_RD: Tensor) -> Tensor:
-        """`Codes.next_RD` of known frames, summed in the order of `predict`. embedding0_RD: embeddings of the first
-        codes."""
+        """`Codes.next_RD` of known frames, summed in the order of `predict`. embedding0_RD: embeddings of the first codes."""
         next_RD = embedding0_RD
         for group in range(1, codes_RG.shape[1]):
             next_RD = next_RD + self.model.codec_embedding[group - 1](codes_RG[:, group])

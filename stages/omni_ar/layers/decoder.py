@@ -59,9 +59,8 @@ def decoder_config(hf: Any, path: str = "", *, reads_chats: bool = False) -> Dec
     """Reads a transformers text config with rotary positions, dense or mixture of experts. path: its path in
     config.json. reads_chats: whether it must have positions for the shortest chat.
 
-    The config does not contain `qk_norm`. Raises CheckpointError, naming the field, for values that are impossible for
-    such a stack, unknown scaling of rotary positions, an activation other than SiLU, and experts that no token can
-    reach.
+    The config does not contain `qk_norm`. Raises CheckpointError, naming the field, for values that are impossible for such a
+    stack, unknown scaling of rotary positions, an activation other than SiLU, and experts that no token can reach.
     """
     raw = hf.to_dict()
     config = Section(raw, path)

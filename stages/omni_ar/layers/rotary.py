@@ -18,8 +18,7 @@ _AXES = 3
 
 
 class FrequencyScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Slows rotations of which training covered only a few turns, for longer sequences (Dubey et al., 2024,
-    arXiv:2407.21783).
+    """Slows rotations of which training covered only a few turns, for longer sequences (Dubey et al., 2024, arXiv:2407.21783).
 
     A frequency that turns fewer than `slow_turns` times in `trained_positions` is divided by `factor`, one that turns
     more than `fast_turns` times is unchanged, and the divisor is interpolated in between.

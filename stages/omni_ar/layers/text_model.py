@@ -55,8 +55,7 @@ class TextModel(ArModel):
         return logits
 
     def load(self, context: StageContext, prefix: str = "") -> None:
-        """Loads the weights, as `load_weights` does. prefix: prefix of the weights' names, before `model.` and
-        `lm_head.`."""
+        """Loads the weights, as `load_weights` does. prefix: prefix of the weights' names, before `model.` and `lm_head.`."""
         embedding, output = f"{prefix}model.embed_tokens.", f"{prefix}lm_head."
         prefixes = {embedding: "embed_tokens.", f"{prefix}model.": "decoder."}
         if self._tied and context.load_format != "dummy":

@@ -127,8 +127,7 @@ class Allocator:
     def extend_early(self, requests: Sequence[ArRequest]) -> list[NewBlock]:
         """Allocates a block for each request that will need one soon, while blank blocks are plentiful.
 
-        A new block is the only upload of a steady decode step: allocating many together leaves one such step instead of
-        many.
+        A new block is the only upload of a steady decode step: allocating many together leaves one such step instead of many.
         """
         new_blocks: list[NewBlock] = []
         if self._pool.blank < 2 * len(requests):
@@ -142,8 +141,7 @@ class Allocator:
         return new_blocks
 
     def preempt(self, request: ArRequest) -> bool:
-        """Takes the request's blocks; the request will run again from its beginning. Returns False if that is not
-        possible now.
+        """Takes the request's blocks; the request will run again from its beginning. Returns False if that is not possible now.
 
         Its steps in flight continue in the old blocks, which are free after them. A request whose frames cannot be
         saved joins `failures`.

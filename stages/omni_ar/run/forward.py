@@ -1,7 +1,6 @@
 """The launches of a step's forward, from its inputs to the hidden states for sampling.
 
-Shape legend: R rows of the batch, B rows of a captured one, X conditioning fields of a step, T tokens, P chunks, D
-width.
+Shape legend: R rows of the batch, B rows of a captured one, X conditioning fields of a step, T tokens, P chunks, D width.
 """
 
 from collections.abc import Callable, Sequence

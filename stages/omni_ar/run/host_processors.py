@@ -12,8 +12,7 @@ Result = LogitsEdit | None
 
 
 class HostProcessorExecutor:
-    """A constrained request waits until its host processors have processed its newest token; other requests do not
-    wait."""
+    """A constrained request waits until its host processors have processed its newest token; other requests do not wait."""
 
     def __init__(self, worker: HostWorker, vocab: int) -> None:
         self._worker = worker

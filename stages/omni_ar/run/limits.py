@@ -102,6 +102,5 @@ class Limits:
 
 
 def step_fields(shape: ArShape) -> int:
-    """Number of int64 fields of one step's conditioning: its columns, then the place of its row if the model takes
-    rows."""
+    """Number of int64 fields of one step's conditioning: its columns, then the place of its row if the model takes rows."""
     return len(shape.step_columns) + (shape.step_width > 0)

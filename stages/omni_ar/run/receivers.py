@@ -164,8 +164,7 @@ class EmbeddingReceiver:
     """Makes embeddings readable for the model: copies tensors that are in pages, in another dtype or in host memory."""
 
     def __init__(self, stage: str, device: Device, stream: Stream, max_rows: int, dtype: torch.dtype) -> None:
-        """stage: the stage's name, for errors. max_rows: its `max_model_len`. dtype: its dtype, for floating-point
-        tensors."""
+        """stage: the stage's name, for errors. max_rows: its `max_model_len`. dtype: its dtype, for floating-point tensors."""
         self._stage = stage
         self._device = device
         self._stream = stream
@@ -180,8 +179,7 @@ class EmbeddingReceiver:
         return len(self._waiting)
 
     def add(self, request: ArRequest, embedding: MultimodalEmbedding, message: Feed) -> None:
-        """Takes ownership of the message's lease. Raises InputError for a duplicate embedding and for one that is too
-        long."""
+        """Takes ownership of the message's lease. Raises InputError for a duplicate embedding and for one that is too long."""
         # A prompt waits for all of its embeddings, and its length is bounded, so they do not count against the edge's
         # credit.
         message.acquire()
@@ -208,8 +206,7 @@ class EmbeddingReceiver:
         self._waiting = [arrival for arrival in self._waiting if arrival.request is not request]
 
     def tick(self) -> tuple[list[ArRequest], Failures]:
-        """Receives embeddings that have become ready. Returns the requests that received some, and those that
-        failed."""
+        """Receives embeddings that have become ready. Returns the requests that received some, and those that failed."""
         ready = self._ready()
         tensors: dict[_Arrival, dict[str, Tensor]] = {}
         copies: dict[Transfer, _Arrival] = {}

@@ -73,8 +73,7 @@ class Scheduler:
             self.move(request, RequestStatus.WAITING if request.row is None else RequestStatus.PREEMPTED)
 
     def retry(self, plan: StepPlan) -> None:
-        """Isolates the requests of a failed step, any of which may be the cause: each will run again in steps of its
-        own."""
+        """Isolates the requests of a failed step, any of which may be the cause: each will run again in steps of its own."""
         for request in plan.requests:
             self.move(request, RequestStatus.ISOLATING)
 

@@ -19,8 +19,7 @@ from omni_ar.sampling import EVERYTHING, SamplingFlags, SamplingStart, StepEdits
 class TokenSource(Protocol):
     """Writes the rows' newest tokens on the device, and hands them to the host.
 
-    One source is the stage's own sampler; with pipeline parallelism the first rank's would be a broadcast from the last
-    rank.
+    One source is the stage's own sampler; with pipeline parallelism the first rank's would be a broadcast from the last rank.
     """
 
     @property
@@ -35,8 +34,7 @@ class TokenSource(Protocol):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's values after `sample`, for
-        log-probabilities."""
+        """Whether `StepBuffers.logits_NV` and `accepted_NW` hold the step's values after `sample`, for log-probabilities."""
         ...
 
     def capture(self, rows_B: Tensor, advance_B: Tensor) -> None:
@@ -47,8 +45,7 @@ class TokenSource(Protocol):
         ...
 
     def begin(self, step: int) -> None:
-        """Called before the inputs of a step are launched: makes due tokens, and tokens that the host has read, next
-        inputs."""
+        """Called before the inputs of a step are launched: makes due tokens, and tokens that the host has read, next inputs."""
         ...
 
     def start(self, rows_n: Tensor, fields_nC: Tensor, sampling: SamplingStart) -> None:

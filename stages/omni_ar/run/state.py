@@ -121,8 +121,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class ChunkBuffers:
-    """Buffers between the phases and a captured forward of a batch with chunks. P chunks; `tokens`: maximum tokens of a
-    batch.
+    """Buffers between the phases and a captured forward of a batch with chunks. P chunks; `tokens`: maximum tokens of a batch.
 
     inputs_TD: input embeddings. rows_P4: `AttentionMetadata.prefill_rows_P4`. outputs_TD: hidden states of all tokens.
     """

@@ -21,10 +21,9 @@ class RequestStatus(IntEnum):
     | WAITING_FOR_LOGPROBS | has all its tokens; some log-probabilities are still to be read | `ArWorker.finish_request` |
     | FINISHED | has left the stage: finished, failed or aborted | `ArWorker.drop` |
 
-    `ArRequest.paused` is not a status, since it is independent of all of them: a consumer that is behind may pause a
-    request that waits for its prompt, or an isolated one, and the request has the same status when it is resumed. A
-    paused request is in no step. Prefill and decode are not statuses either: `ArRequest.decoding` follows from two
-    counts.
+    `ArRequest.paused` is not a status, since it is independent of all of them: a consumer that is behind may pause a request
+    that waits for its prompt, or an isolated one, and the request has the same status when it is resumed. A paused request is
+    in no step. Prefill and decode are not statuses either: `ArRequest.decoding` follows from two counts.
     """
 
     WAITING_FOR_INPUTS = auto()

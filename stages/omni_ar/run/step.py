@@ -84,8 +84,7 @@ class TokenHandoff:
     made: Event
 
     def read(self, count: int) -> list[list[int]]:
-        """Returns each row's status, number of tokens, and tokens, and frees the slot. Called once, after `ready` is
-        done."""
+        """Returns each row's status, number of tokens, and tokens, and frees the slot. Called once, after `ready` is done."""
         results: list[list[int]] = self.host.read()[:count].tolist()
         self.host.release()
         return results

@@ -20,7 +20,6 @@ from omni_ar.sampling.edits import (
     pack_edits,
     view_edits,
 )
-from omni_ar.sampling.logprobs import top_logprobs
 from omni_ar.sampling.needs import flags_of, merge_flags, needs_of
 from omni_ar.sampling.pack import StartingRow, pack_sampling, start_size
 from omni_ar.sampling.penalties import (
@@ -31,7 +30,7 @@ from omni_ar.sampling.penalties import (
 )
 from omni_ar.sampling.resolve import check_defaults, check_sampling, resolve_sampling
 from omni_ar.sampling.rng import gumbel, open_uniform, philox4x32
-from omni_ar.sampling.sampler import draw, sample
+from omni_ar.sampling.sampler import draw, sample, top_logprobs
 from omni_ar.sampling.start import PackedSampling, SamplingStart, start_sampling, view_starts
 from omni_ar.sampling.warpers import apply_temperature, keep_top, warp, warp_tokens
 

@@ -20,8 +20,7 @@ MAX_EDITED_IDS = 1024
 
 
 class EditParts(NamedTuple, Generic[Part]):
-    """The edits of a step, all int64, packed on the host or viewed on the device. g rows with a mask, p pairs of row
-    and id.
+    """The edits of a step, all int64, packed on the host or viewed on the device. g rows with a mask, p pairs of row and id.
 
     places_g: batch index of the row. masks_gM: bitmasks of the possible ids. pair_places_p: batch index of the row.
     pair_ids_p: the id. pair_bias_p: bits of the float64 bias.

@@ -34,10 +34,9 @@ _float_parameters = attrgetter(*FLOAT_PARAMETERS)
 class StartingRow:
     """A row to set up.
 
-    sampling: as `resolve_sampling` returns it. seen: int64, prompt ids that the repetition penalty counts, in any
-    order. history: int64, the prompt's ids in order, for bad words; may be empty. outputs: tokens generated so far, if
-    the row was preempted. sample_index: index among the request's samples. params: parameters of the row's device-side
-    logits processors.
+    sampling: as `resolve_sampling` returns it. seen: int64, prompt ids that the repetition penalty counts, in any order.
+    history: int64, the prompt's ids in order, for bad words; may be empty. outputs: tokens generated so far, if the row was
+    preempted. sample_index: index among the request's samples. params: parameters of the row's device-side logits processors.
     """
 
     row: int
@@ -61,8 +60,7 @@ def start_size(vocab: int, max_model_len: int, processors: Sequence[NamedProcess
 def pack_sampling(
     upload: Upload, rows: Sequence[StartingRow], vocab: int, processors: Sequence[NamedProcessor] = ()
 ) -> PackedSampling:
-    """Fills `upload`. rows: at least one. processors: the processors that the state was allocated for, in that
-    order."""
+    """Fills `upload`. rows: at least one. processors: the processors that the state was allocated for, in that order."""
     needs = [needs_of(row.sampling) for row in rows]
 
     def that(need: int) -> list[StartingRow]:

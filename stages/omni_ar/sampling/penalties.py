@@ -18,8 +18,7 @@ def sanitize(logits_RV: Tensor) -> Tensor:
 
 
 def apply_penalties(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, position_R: Tensor, needs: int) -> Tensor:
-    """Logits after all penalties, biases and masks of their rows, in this order. needs: a superset of the rows'
-    needs."""
+    """Logits after all penalties, biases and masks of their rows, in this order. needs: a superset of the rows' needs."""
 
     def of(values: Tensor) -> Tensor:
         return values.index_select(0, rows_R)

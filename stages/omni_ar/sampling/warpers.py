@@ -68,8 +68,7 @@ def warp_tokens(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: 
 
 
 def warp_codes(logits_RV: Tensor, state: SamplingState, rows_R: Tensor, needs: int) -> Tensor:
-    """`warp` with the rows' parameters for the codes of a frame after the first. needs: a superset of the rows'
-    needs."""
+    """`warp` with the rows' parameters for the codes of a frame after the first. needs: a superset of the rows' needs."""
     return warp(
         logits_RV,
         state.code_temperature.index_select(0, rows_R),

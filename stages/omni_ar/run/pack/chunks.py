@@ -16,8 +16,7 @@ from omni_ar.run.request import ArRequest, ReadyEmbedding
 
 @dataclass(frozen=True, slots=True)
 class PackedEmbedding:
-    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. rows: range of the embedding's
-    rows."""
+    """An embedding's part in one chunk. tokens: indexes into the batch's prompt tokens. rows: range of the embedding's rows."""
 
     name: str
     tokens: Span
@@ -29,11 +28,10 @@ class PackedEmbedding:
 class PackedChunks:
     """The chunks of a step: `replayed` generated tokens, then prompt tokens, then padding.
 
-    decodes: decode rows, then null rows. rows: int64 `[P, 4]`, row, first token in the batch, length and context length
-    of each chunk. places: `StepBuffers.places_AT` of their tokens. payload: whether a consumer needs hidden states of
-    any token. ids, steps: ids and conditioning of replays. columns, embeddings: of prompts. last: last token of each
-    sampled row. scored_tokens, scored_ids: batch indexes of prompt tokens, and the prompt token after each, which is
-    scored.
+    decodes: decode rows, then null rows. rows: int64 `[P, 4]`, row, first token in the batch, length and context length of each
+    chunk. places: `StepBuffers.places_AT` of their tokens. payload: whether a consumer needs hidden states of any token. ids,
+    steps: ids and conditioning of replays. columns, embeddings: of prompts. last: last token of each sampled row.
+    scored_tokens, scored_ids: batch indexes of prompt tokens, and the prompt token after each, which is scored.
     """
 
     replayed: int
@@ -99,8 +97,7 @@ def scored_positions(chunk: PrefillChunk) -> NDArray[np.int64]:
 def pack_steps(
     inputs: Sequence[tuple[ArRequest, int]], shape: ArShape, limits: Limits, width: int
 ) -> NDArray[np.int64]:
-    """Conditioning of the steps whose inputs are these generated tokens, `[X, width]`, padded with zeros and null
-    places."""
+    """Conditioning of the steps whose inputs are these generated tokens, `[X, width]`, padded with zeros and null places."""
     fields = np.zeros((step_fields(shape), width), np.int64)
     if shape.step_width:
         fields[-1, len(inputs) :] = limits.null_place

@@ -101,9 +101,8 @@ class PackedStep:
 class LeadingInputs(NamedTuple, Generic[T]):
     """The arrays at the beginning of each upload, in this order, so that a captured graph finds them there.
 
-    rows: row of each sampled request. advance: number of tokens that the step runs for it. steps: `[X, R]`,
-    conditioning of the decode rows, `step_fields` each. In a step with chunks, which replays no captured decode, its
-    length differs.
+    rows: row of each sampled request. advance: number of tokens that the step runs for it. steps: `[X, R]`, conditioning of the
+    decode rows, `step_fields` each. In a step with chunks, which replays no captured decode, its length differs.
     """
 
     rows: T
