@@ -240,16 +240,6 @@ class Device(ABC):
         with self._phase(self.zeros):
             return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
-    def ones(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Device memory filled with ones."""
-        with self._phase(self.ones):
-            return torch.ones(shape, dtype=dtype, device=self.torch_device)
-
-    def arange(self, count: int) -> torch.Tensor:
-        """int64 0 to `count` - 1 in device memory."""
-        with self._phase(self.arange):
-            return torch.arange(count, device=self.torch_device)
-
     @contextmanager
     def _phase(self, phase: Callable[..., object]) -> Iterator[None]:
         outer, self.launching = self.launching, phase.__name__

@@ -1,4 +1,4 @@
-"""Outputs for users: the host payloads of output stages."""
+"""Outputs for users, the host payloads of output stages; and the payload of encoders."""
 
 import msgspec
 import numpy as np
@@ -36,3 +36,9 @@ class AudioChunk(msgspec.Struct, frozen=True, kw_only=True):
 
     samples: NDArray[np.float32]
     sample_rate: int
+
+
+class Encoded(msgspec.Struct, frozen=True, kw_only=True):
+    """The tensors are the encoder's output for the request's item of this index. They are shared: read only."""
+
+    index: int

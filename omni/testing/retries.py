@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -12,14 +11,8 @@ Worker = MailboxWorker[Any]
 _count = MailboxWorker.retried
 
 
-@dataclass(slots=True)
-class _Planted:
-    """depth: number of `planted_faults` that are entered now."""
-
-    depth: int = 0
-
-
-_planted = _Planted()
+_planted: list[None] = []
+"""One entry for each `planted_faults` that is entered now."""
 
 
 @contextmanager
@@ -33,7 +26,7 @@ def no_retries() -> Iterator[None]:
     failed: list[tuple[str, Exception]] = []
 
     def retried(worker: Worker, batch: str, error: Exception) -> None:
-        if not _planted.depth:
+        if not _planted:
             failed.append((f"{worker.name}, {batch}", error))
         _count(worker, batch, error)
 
@@ -51,11 +44,11 @@ def no_retries() -> Iterator[None]:
 @contextmanager
 def planted_faults() -> Iterator[None]:
     """Failures inside are intended: neither an outer nor an inner `no_retries` raises for them."""
-    _planted.depth += 1
+    _planted.append(None)
     try:
         yield
     finally:
-        _planted.depth -= 1
+        _planted.pop()
 
 
 def _report(failed: list[tuple[str, Exception]]) -> str:

@@ -2,8 +2,7 @@
 
 from omni_frames.inputs import Arrival, CodeFrames, read_arrival
 from omni_frames.request import FrameRequest, RowQueue
-from omni_frames.samples import MAX_IN_FLIGHT, SampleBatch, SampleRing
-from omni_frames.store import FrameStore
+from omni_frames.store import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
 from omni_frames.worker import FrameModel, FrameWorker
 
 __all__ = [

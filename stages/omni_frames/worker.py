@@ -11,8 +11,7 @@ from omni.payload import AudioChunk, Payload
 from omni.stage import Feed, MailboxWorker, Produced, StageUsage
 from omni_frames.inputs import Arrival, read_arrival
 from omni_frames.request import RequestT, RowQueue
-from omni_frames.samples import SampleBatch, SampleRing
-from omni_frames.store import FrameStore
+from omni_frames.store import FrameStore, SampleBatch, SampleRing
 
 
 class FrameModel(Protocol):

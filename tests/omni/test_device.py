@@ -64,8 +64,6 @@ def test_a_graph_replays_its_launches_in_order_on_its_own_buffers():
 def test_allocations_are_what_they_say():
     device = CpuDevice()
     assert device.zeros((2, 1), torch.float32).tolist() == [[0.0], [0.0]]
-    assert device.ones((2,), torch.bool).tolist() == [True, True]
-    assert device.arange(3).tolist() == [0, 1, 2]
     assert device.empty((3, 0, 2), torch.int64, device.stream("s")).shape == (3, 0, 2)
 
 

@@ -95,8 +95,8 @@ def test_views_are_no_operation(inference: bool):
 def test_allocation_through_the_device_is_allowed():
     device = CpuDevice()
     with LaunchGuard(device):
-        made = (device.zeros((2,), torch.int64), device.ones((2,), torch.bool), device.arange(3))
-    assert [tensor.tolist() for tensor in made] == [[0, 0], [True, True], [0, 1, 2]]
+        made = device.zeros((2,), torch.int64)
+    assert made.tolist() == [0, 0]
 
 
 def test_a_planted_violation_in_a_worker_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch):

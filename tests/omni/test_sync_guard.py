@@ -208,7 +208,7 @@ def test_a_step_through_rings_does_not_wait():
         host.copy_(made, non_blocking=True)
 
     with SyncGuard(device, SyncCheck.ERROR) as guard:
-        stream, made = device.stream("s"), device.arange(4)
+        stream, made = device.stream("s"), torch.arange(4)
         slot = ring.advance()
         slot.take()
         device.launch(stream, copy, slot.tensor, made)

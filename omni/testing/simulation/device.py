@@ -2,17 +2,17 @@
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import FrameType
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from omni.device import COMPLETED, Device, Event, Phase, Stream
+from omni.device import COMPLETED, Device, Event, HostTask, Phase, Stream
 from omni.device.sync import host_waits
 from omni.testing.simulation.checker import Checker, Race
 from omni.testing.simulation.clock import advance, join
-from omni.testing.simulation.host_work import SimulatedHostWorker
 from omni.testing.simulation.recorder import Recorder
 from omni.testing.simulation.stream import Barrier, Launched, Mark, SimulatedEvent, SimulatedStream, Task
 from omni.testing.simulation.waits import WaitLog
@@ -129,7 +129,7 @@ class SimulatedDevice(Device):
         assert isinstance(stream, SimulatedStream)
         self._events += 1
         self._tell(stream)
-        event = SimulatedEvent(self, stream, list(stream.clock), self._events)
+        event = SimulatedEvent(self.answer, stream, list(stream.clock), self._events)
         self._enqueue(stream, Mark(event, self.now))
         return event
 
@@ -158,7 +158,7 @@ class SimulatedDevice(Device):
             join(self._checker.host, event.clock)
         return event.reached
 
-    def host_worker(self, name: str) -> SimulatedHostWorker:
+    def host_worker(self, name: str) -> "SimulatedHostWorker":
         return SimulatedHostWorker(self, name)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
@@ -258,3 +258,72 @@ class SimulatedDevice(Device):
             self._checker.end()
             self._running = False
         stream.ran.append(name)
+
+
+_THREADS = 2
+"""Threads: enough for one task to overtake another."""
+
+T = TypeVar("T")
+
+
+class SimulatedTask(Generic[T]):
+    def __init__(self, device: "SimulatedDevice", work: Callable[[], T]) -> None:
+        self._device = device
+        self._work = work
+        self._results: list[T] = []
+        self._error: Exception | None = None
+        self.event: SimulatedEvent | None = None
+
+    def run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except Exception as error:  # raised by `result`
+            self._error = error
+
+    def done(self) -> bool:
+        assert self.event is not None
+        return self._device.answer(self.event, sys._getframe(1))
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        if not self._results:
+            raise RuntimeError("a result was taken before the work was done")
+        return self._results[0]
+
+    def cancel(self) -> None:
+        self._work = _nothing
+
+
+class SimulatedHostWorker:
+    """Its threads are simulated streams, created on demand. Tasks of different threads run in any order."""
+
+    def __init__(self, device: "SimulatedDevice", name: str) -> None:
+        self._device = device
+        self._name = name
+        self._threads: list[SimulatedStream] = []
+        self._tasks = 0
+
+    def submit(self, work: Callable[[], T]) -> HostTask[T]:
+        if len(self._threads) < _THREADS:
+            self._threads.append(self._device.stream(self._name))
+        thread = self._threads[self._tasks % _THREADS]
+        self._tasks += 1
+        task = SimulatedTask(self._device, work)
+        self._device.launch(thread, work_on_host, task)
+        event = self._device.record(thread)
+        assert isinstance(event, SimulatedEvent)
+        task.event = event
+        return task
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.queue.clear()
+
+
+def _nothing() -> Any:
+    return None
+
+
+def work_on_host(task: SimulatedTask[Any]) -> None:
+    task.run()

@@ -124,28 +124,21 @@ class KernelWatch:
     def _accesses(self, builder: Any) -> dict[str, Callable[..., Any]]:
         """The interpreter's functions for memory access; all its other accesses use these."""
 
-        def load(ptrs: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-            self._see(ptrs, mask, False)
-            return kind.create_masked_load(builder, ptrs, mask, *rest, **options)
+        def observed(name: str, pointers: int, mask: int | None, writes: bool) -> Callable[..., Any]:
+            """pointers, mask: positions of these arguments."""
+            access = getattr(type(builder), name)
 
-        def store(ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-            self._see(ptrs, mask, True)
-            return kind.create_masked_store(builder, ptrs, value, mask, *rest, **options)
+            def run(*args: Any, **options: Any) -> Any:
+                self._see(args[pointers], None if mask is None else args[mask], writes)
+                return access(builder, *args, **options)
 
-        def exchange(ptr: Any, *rest: Any, **options: Any) -> Any:
-            self._see(ptr, None, True)
-            return kind.create_atomic_cas(builder, ptr, *rest, **options)
+            return run
 
-        def update(operation: Any, ptr: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-            self._see(ptr, mask, True)
-            return kind.create_atomic_rmw(builder, operation, ptr, value, mask, *rest, **options)
-
-        kind = type(builder)
         return {
-            "create_masked_load": load,
-            "create_masked_store": store,
-            "create_atomic_cas": exchange,
-            "create_atomic_rmw": update,
+            "create_masked_load": observed("create_masked_load", 0, 1, False),
+            "create_masked_store": observed("create_masked_store", 0, 2, True),
+            "create_atomic_cas": observed("create_atomic_cas", 0, None, True),
+            "create_atomic_rmw": observed("create_atomic_rmw", 1, 3, True),
         }
 
     def _see(self, pointers: Any, mask: Any, writes: bool) -> None:

@@ -1,7 +1,8 @@
 """Drives an engine, or anything that ticks, on a simulated device."""
 
+from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from operator import itemgetter
 
 from omni.testing.retries import no_retries
 from omni.testing.simulation.device import SimulatedDevice
@@ -14,13 +15,6 @@ _PATIENCE = 64
 
 class HangError(AssertionError):
     """Nothing happens and nothing is pending on the device, but work is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Action:
-    tick: int
-    name: str
-    act: Callable[[], object]
 
 
 class Simulation:
@@ -47,12 +41,11 @@ class Simulation:
         self._tick = tick
         self._idle = idle
         self._explain = explain
-        self._actions: list[_Action] = []
+        self._actions: list[tuple[int, str, Callable[[], object]]] = []
 
     def at(self, tick: int, act: Callable[[], object], name: str = "an action") -> None:
         """Calls `act` before that round, or before the next one if it has passed."""
-        self._actions.append(_Action(tick, name, act))
-        self._actions.sort(key=lambda action: action.tick)
+        insort(self._actions, (tick, name, act), key=itemgetter(0))
 
     def sometime(self, before: int, act: Callable[[], object], name: str = "an action") -> int:
         """As `at`, before a round that the seed chooses among the next `before`. Returns the round."""
@@ -81,17 +74,17 @@ class Simulation:
             elif self.device.skip():
                 quiet = 0
             elif self._actions:
-                self.ticks = max(self.ticks, self._actions[0].tick)
+                self.ticks = max(self.ticks, self._actions[0][0])
             elif self._idle():
                 return
             elif quiet >= _PATIENCE:
                 raise HangError(self._hang())
 
     def _act(self) -> None:
-        while self._actions and self._actions[0].tick <= self.ticks:
-            action = self._actions.pop(0)
-            self.device.trace.append((action.name, "", self.ticks))
-            action.act()
+        while self._actions and self._actions[0][0] <= self.ticks:
+            _, name, act = self._actions.pop(0)
+            self.device.trace.append((name, "", self.ticks))
+            act()
 
     def _hang(self) -> str:
         asked: dict[str, str] = {}

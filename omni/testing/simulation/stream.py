@@ -2,29 +2,26 @@
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import TypeAlias
 
 from omni.device import Event, Phase
 from omni.testing.simulation.clock import Clock
 from omni.testing.simulation.shadow import Image
 
-
-class Asked(Protocol):
-    """Answers `done` for an event."""
-
-    def answer(self, event: "SimulatedEvent", caller: FrameType) -> bool: ...
+Answer: TypeAlias = "Callable[[SimulatedEvent, FrameType], bool]"
+"""Answers `done` for an event, asked at a place in the code."""
 
 
 class SimulatedEvent:
     """clock: the actions that happened before it. reached: the stream has reached it, at `reached_at` seconds."""
 
-    __slots__ = ("_device", "clock", "number", "reached", "reached_at", "stream")
+    __slots__ = ("_answer", "clock", "number", "reached", "reached_at", "stream")
 
-    def __init__(self, device: Asked, stream: "SimulatedStream", clock: Clock, number: int) -> None:
-        self._device = device
+    def __init__(self, answer: Answer, stream: "SimulatedStream", clock: Clock, number: int) -> None:
+        self._answer = answer
         self.stream = stream
         self.clock = clock
         self.number = number
@@ -32,7 +29,7 @@ class SimulatedEvent:
         self.reached_at = 0.0
 
     def done(self) -> bool:
-        return self._device.answer(self, sys._getframe(1))
+        return self._answer(self, sys._getframe(1))
 
     def __repr__(self) -> str:
         return f"event {self.number} of stream {self.stream.name!r}"

@@ -111,15 +111,6 @@ class _Scan(ast.NodeVisitor):
         self._outer: list[str] = []
         self._counts: dict[str, int] = {}
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._inside(node.name, node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._inside(node.name, node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._inside(node.name, node)
-
     def visit_Call(self, node: ast.Call) -> None:
         # Inner calls end first: `a.wait(s, b.done())` has two waits, b's the first.
         self.generic_visit(node)
@@ -130,10 +121,12 @@ class _Scan(ast.NodeVisitor):
             self._counts[function] = number = self._counts.get(function, 0) + 1
             self.found[node.end_lineno, node.end_col_offset] = f"{function}#{number}"
 
-    def _inside(self, name: str, node: ast.AST) -> None:
-        self._outer.append(name)
+    def _inside(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        self._outer.append(node.name)
         self.generic_visit(node)
         self._outer.pop()
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _inside
 
 
 def _waits(method: str, arguments: int) -> bool:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from omni_encoder.model import EncoderModel, SampleItem
 from omni_encoder.plan import EncodePlan, EncoderInput
 from omni_encoder.segments import Segments, bounds_input
-from omni_encoder.towers.attention import NOT_ASKED, use_segments
+from omni_encoder.towers.loading import NOT_ASKED, use_segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ WAITS: dict[str, tuple[Traffic, int]] = {
 OF_THREADS = {"omni.device.host_work._FutureTask.done#1", "omni.media.download._Worker._begin#1"}
 """Ask a thread, which no simulated device has: tests/omni/test_host_work.py, tests/omni/media/test_download.py."""
 
-OF_TIMERS = {"omni.device.cuda_timer.CudaTimer.probe#1", "omni.timeline.recorder.Recorder.poll#1"}
+OF_TIMERS = {"omni.device.cuda.CudaTimer.probe#1", "omni.timeline.recorder.Recorder.poll#1"}
 """Ask a device's timer when something ran, which no simulated device has: tests/omni/timeline."""
 
 

@@ -10,9 +10,9 @@ from omni.connector import Ref
 from omni.device import Device
 from omni.payload import Payload
 from omni.stage import Failed, Outbound, Produced
+from omni_encoder.batch import PieceUploader, Transfer, copy_features
 from omni_encoder.inputs import Encoded
 from omni_encoder.plan import EncodePlan
-from omni_encoder.upload import PieceUploader, Transfer, copy_features
 from tests.stages.omni_encoder.bench import Bench, media
 from tests.support.faults import LateFaultyDevice, Owner, idle, simulate
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from omni.device import Device
 from omni.device.cpu import CpuDevice
+from omni_encoder.batch import PieceUploader
 from omni_encoder.plan import EncodePlan, EncoderInput
-from omni_encoder.upload import PieceUploader
 from tests.stages.omni_encoder.bench import Bench, media
 from tests.support.devices import QueuedDevice
 
