@@ -22,7 +22,7 @@ from omni.frontend.vocabulary import Vocabulary
 from omni.sampling import GREEDY as GREEDY_DEFAULTS
 from omni.sampling import HostLogitsProcessor, SamplingParams
 from omni.testing import SimulatedDevice
-from omni_ar.sampling import gumbel
+from omni_ar.sampling.rng import gumbel
 from tests.plugins.matrix import GREEDY, SEEDED, Cell, Family
 from tests.support.devices import LateDevice
 from tests.support.engines import GIVEN_UP

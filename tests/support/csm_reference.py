@@ -31,7 +31,7 @@ from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, Message, Part, TextPart
 from omni.sampling import SamplingParams
 from omni.utils.quiet import quiet
-from omni_ar.sampling import gumbel
+from omni_ar.sampling.rng import gumbel
 from omni_csm.tiny import write_tiny
 from tests.support.reference import sound
 

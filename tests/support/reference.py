@@ -39,7 +39,7 @@ from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPa
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
 from omni.sampling import SamplingParams
 from omni.utils.quiet import quiet
-from omni_ar.sampling import gumbel
+from omni_ar.sampling.rng import gumbel
 from omni_qwen3_omni.tiny import write_tiny
 
 # transformers' own processor of the first family. Needs no torchvision, because it takes no video.

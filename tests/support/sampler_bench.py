@@ -29,10 +29,8 @@ from omni_ar.sampling import (
     EVERYTHING,
     SamplingState,
     StartingRow,
-    apply_penalties,
     edit_size,
     flags_of,
-    gumbel,
     merge_edits,
     merge_flags,
     pack_edits,
@@ -43,8 +41,10 @@ from omni_ar.sampling import (
     start_size,
     view_edits,
     view_starts,
-    warp_tokens,
 )
+from omni_ar.sampling.penalties import apply_penalties
+from omni_ar.sampling.rng import gumbel
+from omni_ar.sampling.warpers import warp_tokens
 
 # What one row's parameters make of logits, by transformers' own processors and warpers, and by definition where it has none.
 

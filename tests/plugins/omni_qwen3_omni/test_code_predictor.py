@@ -8,7 +8,8 @@ from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 from omni.checkpoint import Checkpoint
 from omni.device import open_device
 from omni.stage import StageContext
-from omni_ar.sampling import gumbel, warp
+from omni_ar.sampling.rng import gumbel
+from omni_ar.sampling.warpers import warp
 from omni_qwen3_omni.pipeline import pipeline
 from omni_qwen3_omni.talker import Talker, build
 from tests.support.reference import GroupNoise, Reference, reference_of, tiny_checkpoint

@@ -1,6 +1,7 @@
 """A writer whose hidden states condition the steps of a listener, which answers what a plain loop answers, come what may."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,9 @@ def build(
 ) -> Engine:
     plugins, checkpoint = listener_plugins(), Checkpoint(write_checkpoint(folder, credit))
     plan = resolve_pipeline(checkpoint, plugins, [Layer("test", settings)])
+    options = EngineOptions(dtype="float32", graphs=graphs)
     with torch.inference_mode():
-        return build_engine(
-            plan, checkpoint, plugins, device or CpuDevice(), EngineOptions(dtype="float32", graphs=graphs)
-        )
+        return build_engine(plan, checkpoint, plugins, device or CpuDevice(), options)
 
 
 def submit(
@@ -158,9 +158,8 @@ def test_a_producer_that_stalls_delays_its_listeners_and_nothing_else(tmp_path: 
 def test_tokens_that_were_withheld_are_not_heard(tmp_path: Path) -> None:
     """Texts that end within a stop string, each token withheld until it is certain; all that is given out is heard."""
     engine = build(tmp_path)
-    results = [
-        submit(engine, index, rules=HostRules(stops=TwoInARow(frozenset(range(0, 61, 2))))) for index in range(4)
-    ]
+    even = frozenset(range(0, 61, 2))
+    results = [submit(engine, index, rules=HostRules(stops=TwoInARow(even))) for index in range(4)]
     run(engine)
     expect(results)
     assert any(heard.ends[WRITER][0] == "stop" for heard in results)
@@ -195,19 +194,12 @@ def test_a_request_that_leaves_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ahead", [2, pytest.param(4, marks=pytest.mark.gpu)])
 def test_nothing_waits_for_the_device(tmp_path: Path, name: str, graphs: bool, ahead: int) -> None:
     device = open_device(name)
-    settings = {
-        f"{stage}.{name}": value
-        for stage in (WRITER, LISTENER)
-        for name, value in (("max_in_flight", ahead), ("block_size", 4))
-    }
+    in_flight = {"writer.max_in_flight": ahead, "listener.max_in_flight": ahead}
+    block_size = {"writer.block_size": 4, "listener.block_size": 4}
+    refused = no_synchronization() if name == "cuda" else nullcontext()
     with full_float32():
-        engine = build(tmp_path, settings, device, graphs=graphs)
-        with sync_guard(device, SyncCheck.ERROR):
-            if name == "cuda":
-                with no_synchronization():
-                    results = [submit(engine, index) for index in range(4)]
-                    run(engine, ticks=10_000_000)
-            else:
-                results = [submit(engine, index) for index in range(4)]
-                run(engine)
+        engine = build(tmp_path, in_flight | block_size, device, graphs=graphs)
+        with sync_guard(device, SyncCheck.ERROR), refused:
+            results = [submit(engine, index) for index in range(4)]
+            run(engine, ticks=10_000_000)
     expect(results)

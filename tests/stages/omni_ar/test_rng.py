@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ar.sampling import gumbel, open_uniform, philox4x32
+from omni_ar.sampling.rng import gumbel, open_uniform, philox4x32
 
 WORD = st.integers(0, 2**32 - 1)
 

@@ -146,18 +146,13 @@ def running(row: int, length: int, computed: int, outputs: int, edit: LogitsEdit
 
 
 @pytest.mark.parametrize("constrained", [(0, 2, 4), (4,), (2,), (0,)])
-def test_host_processor_masks_and_biases_follow_the_sampled_rows(
-    constrained: tuple[int, ...],
-) -> None:
+def test_host_processor_masks_and_biases_follow_the_sampled_rows(constrained: tuple[int, ...]) -> None:
     """In the step are rows that decode, chunks that do not reach their prompt's end, for which nothing is sampled, and others."""
-    edits = {
-        row: LogitsEdit(np.array([1 << row]), np.array([row]), np.array([0.5 + row], np.float32)) for row in constrained
-    }
+    edits = {r: LogitsEdit(np.array([1 << r]), np.array([r]), np.array([0.5 + r], np.float32)) for r in constrained}
     decodes = tuple(running(row, 4, 5, 2, edits.get(row)) for row in (0, 1))
-    ends = {2: True, 3: False, 4: True}
     chunks = [
         PrefillChunk(running(row, 6, 0, 0, edits.get(row)), 0, 6 if last else 4, first=True, last=last, replay=False)
-        for row, last in ((3, False), *((row, last) for row, last in ends.items() if last))
+        for row, last in ((3, False), (2, True), (4, True))
     ]
     plan = StepPlan(1, decodes, tuple(chunks))
     assert [request.row_index for request in plan.sampled] == [0, 1, 2, 4]

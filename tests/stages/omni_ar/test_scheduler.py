@@ -85,21 +85,32 @@ class Stage:
             self.reclaimer.add_table(made.table)
         self.reclaimer.tick()
 
+    def must_step(self) -> StepPlan:
+        plan = self.step()
+        assert plan is not None, "nothing runs"
+        return plan
+
+    def finish(self) -> None:
+        """Every request runs to its end."""
+        while self.step():
+            pass
+        assert not self.live
+
     def names(self) -> list[str]:
-        """Who takes part in the next step."""
+        """The requests of the next step."""
         plan = self.step()
         return [r.id for r in plan.requests] if plan is not None else []
 
-    def fail(self) -> StepPlan:
-        """The next step fails."""
+    def fail(self) -> list[str]:
+        """The next step fails. Returns its requests."""
         plan = self.scheduler.plan()
         assert plan is not None
         self.scheduler.retry(plan)
-        return plan
+        return [r.id for r in plan.requests]
 
     def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            assert self.step() is not None, "nothing runs"
+            self.must_step()
 
 
 SHAPES = st.lists(st.tuples(st.integers(1, MODEL_LEN - 1), st.integers(1, MODEL_LEN)), min_size=1, max_size=12)
@@ -137,8 +148,7 @@ def test_the_lowest_rank_starts_first_whenever_it_came(shapes: list[tuple[int, i
     for made, rank in zip(requests, ranks, strict=False):
         made.rank = (rank,)
     stage.add(*requests)
-    while stage.step():
-        pass
+    stage.finish()
     in_order = [made.id for made in sorted(requests, key=lambda made: made.rank)]
     assert list(dict.fromkeys(stage.admitted)) == in_order
 
@@ -163,10 +173,8 @@ def test_a_request_that_leaves_early_lets_the_others_run(shapes: list[tuple[int,
 
 def test_one_step_sets_up_so_many_rows_and_no_more():
     stage = Stage(rows=2 * MAX_STARTS, blocks=160, budget=400)
-    stage.add(*(request(chr(ord("a") + index), 1, 9) for index in range(2 * MAX_STARTS)))
-    plan = stage.step()
-    assert plan is not None
-    assert len(plan.starts) == MAX_STARTS
+    stage.add(*lettered([(1, 9)] * 2 * MAX_STARTS))
+    assert len(stage.must_step().starts) == MAX_STARTS
 
 
 def test_a_long_prompt_takes_what_decodes_leave_of_the_budget():
@@ -176,9 +184,8 @@ def test_a_long_prompt_takes_what_decodes_leave_of_the_budget():
     stage.add(request("c", 13, 5))
     chunks: list[PrefillChunk] = []
     while not any(chunk.last for chunk in chunks):
-        plan = stage.step()
-        assert plan is not None
-        assert [r.id for r in plan.decodes] == ["a", "b"], "nobody waits for somebody else's prompt"
+        plan = stage.must_step()
+        assert [r.id for r in plan.decodes] == ["a", "b"], "no decode waits for another request's prompt"
         chunks += plan.chunks
     assert [chunk.length for chunk in chunks] == [4, 4, 4, 1]
     assert [chunk.first for chunk in chunks] == [True, False, False, False]
@@ -189,30 +196,26 @@ def test_decodes_that_take_the_whole_budget_leave_a_prompt_one_token():
     stage.add(*(request(name, 1, 20) for name in "abc"))
     stage.until(lambda: all(len(r.outputs) > 0 for r in stage.live))
     stage.add(request("d", 3, 5))
-    plan = stage.step()
-    assert plan is not None
+    plan = stage.must_step()
     assert len(plan.decodes) == 3
     assert [chunk.length for chunk in plan.chunks] == [1]
 
 
 def test_a_large_request_at_the_head_is_not_overtaken():
     stage = Stage(rows=3, blocks=6, budget=100)
-    for name, length in (("r", 8), ("x", 16), ("z", 1)):
-        stage.add(request(name, length, 4))
-    while stage.step():
-        pass
+    stage.add(request("r", 8, 4), request("x", 16, 4), request("z", 1, 4))
+    stage.finish()
     assert list(dict.fromkeys(stage.admitted)) == ["r", "x", "z"]
 
 
 def test_a_block_is_taken_from_the_highest_rank_which_keeps_its_row():
     stage = Stage(rows=3, blocks=10, budget=100)
-    first, second, third = (request(name, 8, 30) for name in "abc")
-    stage.add(first, second, third)
+    requests = lettered([(8, 30)] * 3)
+    stage.add(*requests)
     stage.step()
-    row = third.row
+    row, third = requests[2].row, requests[2]
     stage.until(lambda: third.table is None)
-    assert first.table is not None
-    assert second.table is not None
+    assert [made.table is not None for made in requests] == [True, True, False]
     assert third.row == row
     assert stage.allocator.preemptions == 1
     given = list(third.outputs)
@@ -245,9 +248,7 @@ def test_a_waiting_request_takes_blocks_from_paused_ones_only():
     assert high.table is None
     high.paused = False
     stage.scheduler.unblock(high)
-    while stage.step():
-        pass
-    assert not stage.live
+    stage.finish()
 
 
 def test_a_refused_request_starts_once_a_paused_one_can_give_way():
@@ -269,9 +270,7 @@ def test_a_paused_request_does_not_run_and_holds_up_nobody():
     assert stage.step() is None
     paused.paused = False
     stage.scheduler.unblock(paused)
-    while stage.step():
-        pass
-    assert not stage.live
+    stage.finish()
 
 
 def test_a_request_without_a_row_does_not_delay_one_that_has_one():
@@ -284,8 +283,7 @@ def test_a_request_without_a_row_does_not_delay_one_that_has_one():
     stage.add(request("b", 4, 4))
     first.paused = True
     assert stage.names() == ["c"]
-    while second in stage.live:
-        assert stage.step() is not None
+    stage.until(lambda: second not in stage.live)
     assert stage.names() == ["b"]
 
 
@@ -293,8 +291,7 @@ def test_requests_of_a_failed_step_run_alone_then_together_again():
     stage = Stage(rows=4, blocks=40, budget=100)
     stage.add(*(request(name, 4, 9) for name in "abc"))
     stage.step()
-    failed = stage.fail()
-    assert [r.id for r in failed.requests] == ["a", "b", "c"]
+    assert stage.fail() == ["a", "b", "c"]
     stage.add(request("d", 4, 9))
     assert [stage.names() for _ in range(6)] == [["a"], ["a"], ["b"], ["a", "b"], ["c"], ["a", "b", "c", "d"]]
 
@@ -321,20 +318,14 @@ def test_newcomers_leave_the_blocks_that_an_isolated_request_waits_for():
     stage.add(*(request(name, 12, 5) for name in "xyz"))
     stage.until(lambda: second.table is not None)
     assert "x" not in stage.admitted
-    while stage.step():
-        pass
-    assert not stage.live
+    stage.finish()
 
 
 @pytest.mark.parametrize(
     ("length", "max_tokens", "message"),
     [
         (0, 1, "prompt: is empty; give at least one token"),
-        (
-            40,
-            1,
-            "prompt: has 40 tokens, and text takes 40 with at least one generated; shorten it or raise text.max_model_len",
-        ),
+        (40, 1, "prompt: has 40 tokens, and text takes 40 with at least one generated; shorten it or raise text.max_"),
         (20, 9, "sampling.text.max_tokens: prompt and output of 29 tokens need 8 blocks, and text has 7"),
         (20, 99, "sampling.text.max_tokens: prompt and output of 40 tokens need 10 blocks, and text has 7"),
     ],
@@ -407,6 +398,5 @@ def test_an_isolated_request_that_fails_again_has_one_turn_as_before():
     stage = Stage(rows=2, blocks=20, budget=100)
     stage.add(request("a", 4, 9), request("b", 4, 9))
     stage.step()
-    assert len(stage.fail().requests) == 2
-    assert [r.id for r in stage.fail().requests] == ["a"]
+    assert [stage.fail(), stage.fail()] == [["a", "b"], ["a"]]
     assert [stage.names() for _ in range(4)] == [["a"], ["a"], ["b"], ["a", "b"]]

@@ -8,6 +8,7 @@ from omni.device import Upload, Uploader
 from omni.device.cpu import CpuDevice
 from omni.sampling import MAX_LOGPROBS, LogitsEdit
 from omni_ar.inputs import Prompt
+from omni_ar.kernels.sampling.state import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_BIASED_IDS, MAX_STOP_IDS
 from omni_ar.model import ArShape
 from omni_ar.options import ArOptions
 from omni_ar.processors import LogitsProcessor, NamedProcessor, ProcessedRows
@@ -16,20 +17,9 @@ from omni_ar.run.limits import MAX_STARTS, Limits, step_fields
 from omni_ar.run.pack.step import pack_step
 from omni_ar.run.plan import NewBlock, PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
-from omni_ar.sampling import (
-    MAX_BAD_WORD_LENGTH,
-    MAX_BAD_WORDS,
-    MAX_BIASED_IDS,
-    MAX_EDITED_IDS,
-    MAX_STOP_IDS,
-    StartingRow,
-    bitmask_size,
-    edit_size,
-    merge_edits,
-    pack_edits,
-    pack_sampling,
-    start_size,
-)
+from omni_ar.sampling import StartingRow, edit_size, merge_edits, pack_edits, pack_sampling, start_size
+from omni_ar.sampling.bitmask import bitmask_size
+from omni_ar.sampling.edits import MAX_EDITED_IDS
 from tests.support.sampler_bench import resolved
 
 VOCAB = 2000
@@ -168,13 +158,9 @@ def test_the_largest_step_fits(rows: int, budget: int, columns: int, replayed: b
     length = max(1, min(LENGTH - 2, (budget - len(decodes)) // starts))
     chunks = []
     for row in range(starts):
-        if replayed:  # what goes before is in the prefix cache
-            one = request(row, shape, limits, 1, LENGTH - 2)
-            chunks.append(PrefillChunk(one, one.prefill_end - length, length, first=True, last=True, replay=True))
-        else:
-            chunks.append(
-                PrefillChunk(request(row, shape, limits, length, 0), 0, length, first=True, last=True, replay=False)
-            )
+        # A replay's other tokens are in the prefix cache.
+        one = request(row, shape, limits, 1, LENGTH - 2) if replayed else request(row, shape, limits, length, 0)
+        chunks.append(PrefillChunk(one, one.prefill_end - length, length, first=True, last=True, replay=replayed))
     new_blocks = [NewBlock(one, place) for one in decodes for place in (0, 1)][: rows + len(decodes)]
     plan = StepPlan(1, tuple(decodes), tuple(chunks), tuple(new_blocks))
     upload = upload_of(limits.upload_size)

@@ -1,20 +1,17 @@
 """Little memory, small budgets, shared prefixes, slow consumers: every result is that of the model computed the long way."""
 
 import functools
-import random
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
-from tests.support.devices import DEVICES, QueuedDevice, StirredDevice
+from tests.support.devices import DEVICES, QueuedDevice
 from tests.support.small_text import SmallText, greedy
 
 pytestmark = pytest.mark.thorough
@@ -217,48 +214,4 @@ def test_a_paused_request_gives_way_and_goes_on_where_it_was(device: str):
     driver.resume("7")
     driver.run()
     assert driver.tokens("7") == answer(7)
-    assert not driver.held
-
-
-@settings(max_examples=4, deadline=None)
-@given(
-    seed=st.integers(0, 1 << 32),
-    budget=st.sampled_from([1, 3, 7, 40]),
-    rows=st.integers(1, 5),
-    blocks=st.integers(24, 40),
-    size=st.sampled_from([2, 3, 4]),
-    cache=st.booleans(),
-    device=st.sampled_from(["queued", "stirred"]),
-)
-def test_requests_join_and_leave_at_random(
-    seed: int, budget: int, rows: int, blocks: int, size: int, cache: bool, device: str
-):
-    chance = random.Random(seed)
-    late = QueuedDevice() if device == "queued" else StirredDevice(seed)
-    changes = {"max_num_seqs": rows, "block_size": size, "num_blocks": blocks, "prefix_cache": cache}
-    driver = ArDriver(MODEL, late, options(**changes, max_num_batched_tokens=budget))
-    waiting, aborted = list(range(8)) * 2, set[str]()
-    asked: dict[str, int] = {}
-    for number in range(70):
-        if waiting and chance.random() < 0.4:
-            index, name = waiting.pop(chance.randrange(len(waiting))), str(number)
-            asked[name] = index
-            positions = sorted(chance.sample(range(len(PROMPTS[index])), chance.randrange(2)))
-            driver.ask(name, hidden_prompt(index, positions), rank=(chance.randrange(3), number), max_tokens=TOKENS)
-        if asked and chance.random() < 0.1:
-            name = chance.choice(list(asked))
-            if name not in driver.ends and name not in aborted:
-                aborted.add(name)
-                driver.abort(name)
-        if chance.random() < 0.2:
-            driver.gather()
-        driver.tick()
-        with torch.inference_mode():
-            late.run(operations=chance.randrange(12))
-    driver.gather_all()
-    for name, index in asked.items():
-        if name in aborted:
-            assert answer(index)[: len(driver.tokens(name))] == driver.tokens(name)
-        else:
-            assert driver.tokens(name) == answer(index)
     assert not driver.held

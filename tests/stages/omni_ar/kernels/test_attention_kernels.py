@@ -145,6 +145,13 @@ def test_long_contexts(dtype, rows, omni_device):
     check(TritonPagedAttention(omni_device).attend(q, world.cache, LAYER, meta), expected)
 
 
+def capture(backend, q, world, meta):
+    backend.attend(q, world.cache, LAYER, meta)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, backend.attend(q, world.cache, LAYER, meta)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_a_captured_step_reads_lengths_and_tables_when_it_is_replayed(rows, omni_device):
@@ -152,10 +159,7 @@ def test_a_captured_step_reads_lengths_and_tables_when_it_is_replayed(rows, omni
     world = PagedRows(0, 4, 8, 128, 16, 1 + rows * 40, torch.bfloat16, "cuda")
     q, meta, _ = mixed_batch(world, [1] * rows, [], spare_columns=36)
     backend = TritonPagedAttention(omni_device)
-    backend.attend(q, world.cache, LAYER, meta)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = backend.attend(q, world.cache, LAYER, meta)
+    graph, captured = capture(backend, q, world, meta)
     for _ in range(4):
         taken = PagedRows(1, 4, 8, 128, 16, 1 + rows * 40, torch.bfloat16, "cuda")
         taken.cache = world.cache
@@ -187,10 +191,7 @@ def test_a_captured_prompt_reads_chunks_when_it_is_replayed(tokens, decodes, omn
     )
     backend = TritonPagedAttention(omni_device)
     q.zero_()
-    backend.attend(q, world.cache, LAYER, meta)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = backend.attend(q, world.cache, LAYER, meta)
+    graph, captured = capture(backend, q, world, meta)
     for count in (0, 1, 3, chunks):
         taken = PagedRows(count, 4, 8, 128, 16, blocks, torch.bfloat16, "cuda")
         taken.cache = world.cache

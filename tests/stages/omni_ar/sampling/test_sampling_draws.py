@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from omni_ar.sampling import EVERYTHING, Need, SamplingFlags, draw, flags_of, gumbel, merge_flags, sample, warp
+from omni_ar.kernels.sampling.state import Need
+from omni_ar.sampling import EVERYTHING, SamplingFlags, draw, flags_of, merge_flags, sample
+from omni_ar.sampling.rng import gumbel
+from omni_ar.sampling.warpers import warp
 from tests.support.sampler_bench import (
     SamplerBench,
     count_penalties,

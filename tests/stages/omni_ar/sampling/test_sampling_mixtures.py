@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni.sampling import LogitsEdit
-from omni_ar.sampling import EVERYTHING, gumbel, pack_bitmask, sample
+from omni_ar.sampling import EVERYTHING, sample
+from omni_ar.sampling.bitmask import pack_bitmask
+from omni_ar.sampling.rng import gumbel
 from tests.support.sampler_bench import SamplerBench, reference_logits, reference_warp, resolved, starting
 
 pytestmark = pytest.mark.thorough

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor
 
-from omni_ar.sampling import apply_count_penalties
+from omni_ar.sampling.penalties import apply_count_penalties
 from tests.support.sampler_bench import SamplerBench, resolved, starting
 
 VOCAB = 6

@@ -19,7 +19,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from omni_ar.sampling import apply_repetition_penalty, apply_suppression, apply_temperature, keep_top, warp
+from omni_ar.sampling.penalties import apply_repetition_penalty, apply_suppression
+from omni_ar.sampling.warpers import apply_temperature, keep_top, warp
 
 SETTINGS = {"temperature": (0.1, 3.0), "top_p": (0.01, 0.99), "min_p": (0.001, 1.0), "penalty": (0.5, 2.0)}
 
@@ -120,24 +121,6 @@ def test_top_p_cuts_equal_logits_where_transformers_does(vocab, top_p):
     values = torch.zeros(1, vocab)  # cumulative probabilities fall on the threshold itself
     expected = TopPLogitsWarper(top_p)(torch.zeros(1, 0, dtype=torch.int64), values)
     assert torch.equal(keep_top(values, None, torch.tensor([top_p], dtype=torch.float64)), expected)
-
-
-@given(logits_and(setting("penalty")), st.integers(0, 2**31))
-def test_repetition_penalty(case, seed):
-    values, penalties = case
-    rows, vocab = values.shape
-    ids = torch.randint(0, vocab, (rows, 7), generator=torch.Generator().manual_seed(seed))
-    seen = torch.zeros(rows, vocab, dtype=torch.bool).scatter(1, ids, True)
-    expected = row_by_row(values, lambda r: RepetitionPenaltyLogitsProcessor(penalties[r]), ids)
-    assert torch.equal(apply_repetition_penalty(values, seen, torch.tensor(penalties)), expected)
-
-
-@given(logits(), st.sets(st.integers(0, 47), min_size=1))
-def test_suppression(values, suppressed):
-    mask = torch.tensor([token in suppressed for token in range(values.shape[1])])
-    expected = SuppressTokensLogitsProcessor(sorted(suppressed))(torch.zeros(1, 0, dtype=torch.int64), values)
-    assert torch.equal(apply_suppression(values, mask), expected)
-    assert torch.equal(apply_suppression(values, mask.expand_as(values)), expected)
 
 
 @given(
