@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 THREADS = max(2, min(8, os.cpu_count() or 1))
 """Threads that prepare any request. One more takes short texts only, so that these need not wait while all others decode media."""
 
+_GRACE_SECONDS = 0.5
+
 Effect = Callable[[], object]
 """A call to others that a change leads to. Made without the lock."""
 
@@ -192,10 +194,11 @@ class RequestQueue:
         for thread in self._threads:
             thread.end()
 
-    def join_threads(self, seconds_left: Callable[[], float]) -> None:
-        """Waits for the threads, for `seconds_left()` at most."""
+    def join_threads(self) -> None:
+        """Waits for the threads. Those that a library keeps busy for longer are left alone."""
+        until = time.monotonic() + _GRACE_SECONDS
         for thread in self._threads:
-            thread.join(seconds_left())
+            thread.join(until - time.monotonic())
 
     def _change(self, change: Callable[[], Iterable[Effect]]) -> None:
         """Applies the change, and all that it makes possible."""
@@ -251,10 +254,7 @@ class RequestQueue:
                 request.downloads[medium.url] = future
         if not waits:
             future.cancel()
-        future.add_done_callback(partial(self._fetched, request, medium.url))
-
-    def _fetched(self, request: Request, url: str, future: "Future[bytes]") -> None:
-        self._change(lambda: self._take_download(request, url, future))
+        future.add_done_callback(lambda done: self._change(partial(self._take_download, request, medium.url, done)))
 
     def _take_download(self, request: Request, url: str, future: "Future[bytes]") -> Iterable[Effect]:
         self._fetching -= 1

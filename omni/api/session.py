@@ -4,7 +4,6 @@ import atexit
 import itertools
 import logging
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,9 +34,6 @@ from omni.plugin.manager import Plugins
 from omni.stage import StageUsage
 
 _log = logging.getLogger(__name__)
-
-_GRACE_SECONDS = 0.5
-"""How long a close waits for threads that a library keeps busy. After that they are left alone."""
 
 
 class Session:
@@ -358,7 +354,7 @@ class Client:
         if self._shut_once:
             return
         self._shut_once = True
-        steps = (self._cancel_all, self._downloads.close, self.queue.close, self.engine.close, self._join_threads)
+        steps = (self._cancel_all, self._downloads.close, self.queue.close, self.engine.close, self.queue.join_threads)
         try:
             for step in steps:
                 try:
@@ -375,10 +371,6 @@ class Client:
     def _cancel_all(self) -> None:
         for handle in list(self.handles.values()):
             handle.cancel(StageError("engine", "closing", "the engine was closed"))
-
-    def _join_threads(self) -> None:
-        until = time.monotonic() + _GRACE_SECONDS
-        self.queue.join_threads(lambda: until - time.monotonic())
 
     def _shut_unseen(self) -> None:
         self._shut()

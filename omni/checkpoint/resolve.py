@@ -28,7 +28,8 @@ def resolve(model: str | Path, *, weights: bool = True, download: bool = True, f
         return folder
     if folder.is_file():
         raise CheckpointError("model", f"{model} is a file", "give the folder that holds it")
-    if isinstance(model, Path) or not _may_be_hub_id(model):
+    may_be_id = isinstance(model, str) and model and not model.startswith((".", "/", "~")) and not model.endswith("/")
+    if isinstance(model, Path) or not may_be_id or model.count("/") > 1:
         remedy = "give a checkpoint folder or a hub id (owner/name)"
         raise CheckpointError("model", f"there is no folder {model}", remedy)
     try:
@@ -39,7 +40,3 @@ def resolve(model: str | Path, *, weights: bool = True, download: bool = True, f
         problem = f"{model} is no local folder, and the hub gave no such checkpoint ({reason})"
         remedy = "check the spelling and the network; for a private repository, log in with `hf auth login`"
         raise CheckpointError("model", problem, remedy) from error
-
-
-def _may_be_hub_id(model: str) -> bool:
-    return bool(model) and not model.startswith((".", "/", "~")) and not model.endswith("/") and model.count("/") <= 1

@@ -115,7 +115,10 @@ def _windows(weights: Iterable[tuple[WeightSpan, torch.Tensor]]) -> Iterator[_Wi
     for span, target_n in weights:
         size, at = span.dtype.itemsize, span.start
         while at < span.stop:
-            if window is None or window.path != span.path or window.stop != at or not _fits(window, size):
+            # Whether the element follows the window's bytes, aligned to its size, and has room in it.
+            filled = window.stop - window.start if window is not None else 0
+            fits = filled % size == 0 and filled + size <= WINDOW_BYTES
+            if window is None or window.path != span.path or window.stop != at or not fits:
                 if window is not None:
                     yield window
                 window = _Window(span.path, at, at)
@@ -128,12 +131,6 @@ def _windows(weights: Iterable[tuple[WeightSpan, torch.Tensor]]) -> Iterator[_Wi
             window.stop = at
     if window is not None:
         yield window
-
-
-def _fits(window: _Window, size: int) -> bool:
-    """Whether an element of `size` bytes can follow, aligned to its size."""
-    filled = window.stop - window.start
-    return filled % size == 0 and filled + size <= WINDOW_BYTES
 
 
 def _read(window: _Window, slot: NDArray[np.generic]) -> None:

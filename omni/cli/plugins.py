@@ -3,7 +3,7 @@
 import typer
 
 from omni.cli.terminal import echo_json
-from omni.plugin.manager import PluginRecord, load_plugins
+from omni.plugin.manager import load_plugins
 from omni.utils.table import columns
 
 
@@ -17,7 +17,12 @@ def show(*, as_json: bool, verbose: bool) -> None:
     if not records:
         typer.echo("no plugins are installed")
         return
-    rows = [("PLUGIN", "DISTRIBUTION", "REGISTERED"), *(_row(record) for record in records)]
+    rows = [("PLUGIN", "DISTRIBUTION", "REGISTERED")]
+    for record in records:
+        registered = ", ".join(record.registered) or "nothing"
+        if record.error is not None:
+            registered = f"broken: {record.error.strip().splitlines()[-1]}"
+        rows.append((record.name, record.distribution, registered))
     for line in columns(rows, indent=""):
         typer.echo(line)
     for problem in plugins.conflicts:
@@ -26,10 +31,3 @@ def show(*, as_json: bool, verbose: bool) -> None:
         for record in records:
             if record.error is not None:
                 typer.echo(f"\n{record.name} ({record.module})\n{record.error.rstrip()}")
-
-
-def _row(record: PluginRecord) -> tuple[str, str, str]:
-    registered = ", ".join(record.registered) or "nothing"
-    if record.error is not None:
-        registered = f"broken: {record.error.strip().splitlines()[-1]}"
-    return record.name, record.distribution, registered

@@ -13,7 +13,6 @@ from omni.cli.interrupt import unwinding
 from omni.cli.options import Choices
 from omni.cli.speech import STDOUT, Speech, descriptor_of, numbered, speech_to
 from omni.errors import InputError, OmniError
-from omni.pipeline import Pipeline
 from omni.sampling import SamplingParams
 from omni.timeline.file import REMEDY
 from omni.utils.files import real, why_not
@@ -68,11 +67,15 @@ def answer(arguments: RunArguments) -> None:
         speaks = "audio" in modalities
         if speaks and unfit is not None:
             raise unfit
+        sampling = {stage: SamplingParams(seed=arguments.seed) for stage in omni.pipeline.sampling_stages}
+        if omni.pipeline.main_stage is not None:
+            params = SamplingParams(seed=arguments.seed, max_tokens=arguments.max_tokens)
+            sampling[omni.pipeline.main_stage] = params
         outputs = omni.generate(
             _messages(arguments),
             modalities=modalities,
             voice=arguments.voice,
-            sampling=_sampling(arguments, omni.pipeline),
+            sampling=sampling,
             n=arguments.n,
         )
         shown = omni.pipeline.text_stage
@@ -196,10 +199,3 @@ def _messages(arguments: RunArguments) -> list[dict[str, object]]:
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
     return messages
-
-
-def _sampling(arguments: RunArguments, pipeline: Pipeline) -> dict[str, SamplingParams]:
-    sampling = {stage: SamplingParams(seed=arguments.seed) for stage in pipeline.sampling_stages}
-    if pipeline.main_stage is not None:
-        sampling[pipeline.main_stage] = SamplingParams(seed=arguments.seed, max_tokens=arguments.max_tokens)
-    return sampling

@@ -45,7 +45,11 @@ def overlay(
                 raise write.error(f"there is no stage {name!r}", f"use one of {known}")
             write.put(drafts[name], option, value)
     changed = {name: draft.build(origins) for name, draft in drafts.items()}
-    settings = (setting for name, final in changed.items() for setting in _settings(name, final, origins))
+    settings = []
+    for name, final in changed.items():
+        for path, value, untouched in _leaves(name, final, _defaults(type(final))):
+            origin = _origin(path, origins) or (DEFAULT if untouched else FAMILY)
+            settings.append(Setting(path=path, value=value, origin=origin))
     return changed, tuple(settings)
 
 
@@ -119,11 +123,6 @@ def _readings(value: object, *, strict: bool) -> list[object]:
         return [msgspec.json.decode(value.encode()), value]
     except msgspec.DecodeError:
         return [{"true": True, "false": False}.get(value.lower(), value), value]
-
-
-def _settings(name: str, options: msgspec.Struct, origins: Mapping[str, Layer]) -> Iterator[Setting]:
-    for path, value, untouched in _leaves(name, options, _defaults(type(options))):
-        yield Setting(path=path, value=value, origin=_origin(path, origins) or (DEFAULT if untouched else FAMILY))
 
 
 def _origin(path: str, origins: Mapping[str, Layer]) -> str | None:

@@ -4,6 +4,7 @@ import re
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -122,14 +123,12 @@ class TokenizedFrontend(Frontend):
             return frozenset()
         contents = (_HARMLESS, [{"type": "text", "text": _HARMLESS}])
         chats = [[{"role": role, "content": said} for role in roles] for roles in _ROLES for said in contents]
-        rendered = "".join(map(self._try, chats)) or str(self._tokenizer.get_chat_template())
+        rendered = ""
+        for turns in chats:
+            with suppress(InputError):  # a template may refuse such a chat
+                rendered += self.render(turns, answer=turns[-1]["role"] == "user")
+        rendered = rendered or str(self._tokenizer.get_chat_template())
         return frozenset(word for word in words if word in rendered and not _THOUGHT.fullmatch(word))
-
-    def _try(self, turns: Turns) -> str:
-        try:
-            return self.render(turns, answer=turns[-1]["role"] == "user")
-        except InputError:  # a template may refuse such a chat
-            return ""
 
 
 class ChatFrontend(TokenizedFrontend):

@@ -110,9 +110,16 @@ class SamplingCompiler:
 
     def in_ids(self, sampling: Mapping[str, SamplingParams]) -> Mapping[str, SamplingParams]:
         """The parameters for stages: bad words as ids, and without those that become rules."""
-        return {
-            name: self._params_in_ids(params) if name == self._stage else params for name, params in sampling.items()
-        }
+        params = sampling.get(self._stage) if self._stage is not None else None
+        if self._stage is None or params is None:
+            return sampling
+        texts: dict[str, Any] = {"stop": (), "bad_words": (), "structured": None}
+        if params.bad_words and self._vocabulary is not None:
+            # Tokenizers encode the leading space with the word: its ids at the beginning of a text, and after another word.
+            spaced = [text for word in params.bad_words for text in (word, f" {word}")]
+            words = [ids for text in spaced if (ids := tuple(self._vocabulary.encode(text)))]
+            texts["bad_words_ids"] = tuple(dict.fromkeys((*(params.bad_words_ids or ()), *words)))
+        return {**sampling, self._stage: msgspec.structs.replace(params, **texts)}
 
     def in_texts(
         self, error: InputError, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]
@@ -124,15 +131,6 @@ class SamplingCompiler:
         if asked is None or asked.bad_words_ids or error.field != f"{field}.bad_words_ids":
             return error
         return InputError(f"{field}.bad_words", f"as ids, {error.problem}", error.remedy)
-
-    def _params_in_ids(self, params: SamplingParams) -> SamplingParams:
-        texts: dict[str, Any] = {"stop": (), "bad_words": (), "structured": None}
-        if params.bad_words and self._vocabulary is not None:
-            # Tokenizers encode the leading space with the word: its ids at the beginning of a text, and after another word.
-            spaced = [text for word in params.bad_words for text in (word, f" {word}")]
-            words = [ids for text in spaced if (ids := tuple(self._vocabulary.encode(text)))]
-            texts["bad_words_ids"] = tuple(dict.fromkeys((*(params.bad_words_ids or ()), *words)))
-        return msgspec.structs.replace(params, **texts)
 
     def compile(
         self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str], samples: int = 1

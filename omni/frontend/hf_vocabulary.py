@@ -11,6 +11,10 @@ from omni.frontend.encoding import Encoder
 from omni.frontend.vocabulary import Vocabulary
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_SIGN_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
+"""The alphabet of byte-level tokens: printable bytes as themselves, the others as characters from U+0100 on."""
 
 
 def hf_vocabulary(tokenizer: Any, encoder: Encoder | None = None) -> Vocabulary | None:
@@ -75,13 +79,3 @@ def _byte_level(token: str) -> bytes:
     # A token with a character that stands for no byte is taken literally, as in the library.
     written = [_SIGN_BYTES.get(sign) for sign in token]
     return token.encode() if None in written else bytes(byte for byte in written if byte is not None)
-
-
-def _sign_bytes() -> dict[str, int]:
-    """The alphabet of byte-level tokens: printable bytes as themselves, the others as characters from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-_SIGN_BYTES = _sign_bytes()

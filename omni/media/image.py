@@ -67,7 +67,14 @@ def load_image(
         pixels = _to_hwc(source, field, options)
         return Image.fromarray(_to_uint8(pixels, field), "RGB")
     data = _read(source, field, options, downloaded)
-    return _guarded(lambda: _decode(data, field, options), field, options)
+
+    def decode() -> Image.Image:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            _check_size(image.width, image.height, field, options)
+            _check_work(image, data, field, options)
+            return _to_rgb(image)
+
+    return _guarded(decode, field, options)
 
 
 def _read(source: Location | bytes, field: str, options: MediaOptions, downloaded: Downloaded | None) -> bytes:
@@ -94,13 +101,6 @@ def _guarded(decode: Callable[[], Image.Image], field: str, options: MediaOption
     except _DAMAGED as error:
         remedy = f"give a {', '.join(_FORMATS)} file"
         raise InputError(field, f"is not a picture that can be read ({shortened(str(error))})", remedy) from error
-
-
-def _decode(data: bytes, field: str, options: MediaOptions) -> Image.Image:
-    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        _check_size(image.width, image.height, field, options)
-        _check_work(image, data, field, options)
-        return _to_rgb(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -27,8 +27,10 @@ def check_url(url: str, field: str, options: MediaOptions) -> httpx.URL:
         raise failed(url, field, "only http and https, without a user's name")
     if not host or "%" in host or (port is not None and not 0 < port < 2**16):
         raise failed(url, field, "no host")
-    domains = options.allowed_domains
-    if domains is not None and not any(_matches(host, domain) for domain in domains):
+    # `".example.com"` includes its subdomains.
+    name, domains = _ascii(host), [_ascii(domain) for domain in options.allowed_domains or ()]
+    allowed = (name == one.lstrip(".") or (one.startswith(".") and name.endswith(one)) for one in domains)
+    if options.allowed_domains is not None and not any(allowed):
         problem = f"is at {shortened(host)}, and media are not downloaded from there"
         remedy = "use another host, or add it to frontend.media.allowed_domains"
         raise InputError(field, problem, remedy)
@@ -39,12 +41,6 @@ def failed(url: str, field: str, reason: str) -> InputError:
     """reason: at most as long as a quotation in an error."""
     problem = f"could not download {shortened(url)} ({reason})"
     return InputError(field, problem, "check the URL, or give the file itself")
-
-
-def _matches(host: str, domain: str) -> bool:
-    """domain: `".example.com"` includes its subdomains."""
-    host, wanted = _ascii(host), _ascii(domain)
-    return host == wanted.lstrip(".") or (wanted.startswith(".") and host.endswith(wanted))
 
 
 def _ascii(domain: str) -> str:

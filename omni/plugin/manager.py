@@ -86,14 +86,9 @@ class Plugins:
     @property
     def conflicts(self) -> tuple[str, ...]:
         """Errors for names that two plugins claim. Only the use of such a name fails."""
-        registries: tuple[Mapping[str, str], ...] = (
-            self.families.contested,
-            self.kinds.contested,
-            self.connectors.contested,
-            self.processors.contested,
-            self.contested_types,
-        )
-        return tuple(problem for contested in registries for problem in contested.values())
+        registries = (self.families, self.kinds, self.connectors, self.processors)
+        contested = [*(registry.contested for registry in registries), self.contested_types]
+        return tuple(problem for problems in contested for problem in problems.values())
 
 
 def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
@@ -106,13 +101,9 @@ def load_plugins(points: Iterable[EntryPoint] | None = None) -> Plugins:
     loaded = [_load(point) for point in found]
     records = tuple(item.record for item in loaded)
     broken = tuple(record.name for record in records if record.error is not None)
-    claimed = [
-        (i.record.name, family, model_type)
-        for i in loaded
-        for family in i.families
-        for model_type in family.model_types
-    ]
-    types, _, contested_types = _claims("model type", [(plugin, t, f.name) for plugin, f, t in claimed])
+    brought = [(i.record.name, family) for i in loaded for family in i.families]
+    claims = [(plugin, model_type, family.name) for plugin, family in brought for model_type in family.model_types]
+    types, _, contested_types = _claims("model type", claims)
     return Plugins(
         records=records,
         families=_registry("model family", [(i.record.name, i.families) for i in loaded], broken),

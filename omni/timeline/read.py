@@ -88,8 +88,11 @@ class _Reader:
         phases = self._phases(slices[LAUNCH], slices[RUN])
         if not phases:
             self._refuse("traceEvents", "holds no phases")
-        host = tuple(self._host(place, event) for place, event in slices[WORK])
-        return Trace(head.device, phases, host, head.dropped, head.unfinished, head.error_ns)
+        host = []
+        for place, event in slices[WORK]:
+            numbers = self._decode(event.args, dict[str, int], f"{place}.args")
+            host.append(HostSpan(self._stage(place, event), event.name, numbers, _interval(event)))
+        return Trace(head.device, phases, tuple(host), head.dropped, head.unfinished, head.error_ns)
 
     def _take_name(self, place: str, event: _Event) -> None:
         if event.name in ("process_name", "thread_name"):
@@ -111,10 +114,6 @@ class _Reader:
             launched, ran = _interval(event), _interval(run)
             phases.append(PhaseSpan(stage, lane, event.name, phase.category, phase.step, launched, ran))
         return tuple(sorted(phases, key=lambda span: span.launched.start))
-
-    def _host(self, place: str, event: _Event) -> HostSpan:
-        numbers = self._decode(event.args, dict[str, int], f"{place}.args")
-        return HostSpan(self._stage(place, event), event.name, numbers, _interval(event))
 
     def _stage(self, place: str, event: _Event) -> str:
         stage = self._stages.get(event.pid)

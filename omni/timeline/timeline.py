@@ -61,7 +61,8 @@ class Timeline:
             for did in recorder.did
         ]
         host.sort(key=lambda span: span.took.start)
-        name = _name(self._device.torch_device)
+        device = self._device.torch_device
+        name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
         return Trace(name, tuple(phases), tuple(host), recorder.dropped, recorder.unread, fit.error)
 
     def close(self) -> None:
@@ -97,7 +98,3 @@ def watched(device: Device, stages: Sequence[str] = ()) -> Iterator[Timeline]:
         yield timeline
     finally:
         timeline.close()
-
-
-def _name(device: torch.device) -> str:
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -125,7 +125,11 @@ def write_tokenizer(
     tokenizer_class, max_length: as for `build_tokenizer`.
     """
     vocabulary, merges = _vocabulary()
-    special = {str(len(vocabulary) + i): _added(token, tokens.plain) for i, token in enumerate(tokens.special)}
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    special = {
+        str(len(vocabulary) + i): {"content": token, **flags, "special": token not in tokens.plain}
+        for i, token in enumerate(tokens.special)
+    }
     config = {
         "added_tokens_decoder": special,
         "add_prefix_space": False,
@@ -159,8 +163,3 @@ def _vocabulary() -> tuple[dict[str, int], list[str]]:
                 vocabulary[word[: end + 1]] = len(vocabulary)
                 merges.append(f"{word[:end]} {word[end]}")
     return vocabulary, merges
-
-
-def _added(token: str, plain: tuple[str, ...]) -> dict[str, object]:
-    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    return {"content": token, **flags, "special": token not in plain}

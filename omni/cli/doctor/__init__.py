@@ -6,7 +6,7 @@ from omni.cli.doctor.check import Check, ok, problem
 from omni.cli.doctor.environment import check_environment
 from omni.cli.options import Choices
 from omni.cli.terminal import echo, echo_json
-from omni.plugin.manager import PluginRecord, Plugins, load_plugins
+from omni.plugin.manager import Plugins, load_plugins
 
 _PLUGINS = "plugins"
 
@@ -21,7 +21,9 @@ def examine(model: str | None, choices: Choices, *, as_json: bool) -> bool:
             if check.group != group:
                 echo(check.group)
                 group = check.group
-            echo(_line(check))
+            echo(f"  {check.status:<7}  {check.name}: {check.detail}")
+            if check.remedy:
+                echo(f"           -> {check.remedy}")
     if as_json:
         echo_json(checks)
     else:
@@ -53,22 +55,14 @@ def _check_plugins(plugins: Plugins) -> Iterator[Check]:
     if not plugins.records:
         yield problem(_PLUGINS, "plugins", "none is installed", "install omni with pip, which brings its own")
     for record in plugins.records:
-        yield _check_plugin(record)
+        if record.error is None:
+            yield ok(_PLUGINS, record.name, ", ".join(record.registered) or "registers nothing")
+            continue
+        remedy = f"`omni plugins --verbose` shows where; upgrade or uninstall {record.distribution}"
+        yield problem(_PLUGINS, record.name, f"is broken: {record.error.strip().splitlines()[-1]}", remedy)
     for conflict in plugins.conflicts:
         detail, _, remedy = conflict.rpartition(": ")
         yield problem(_PLUGINS, "conflict", detail, remedy)
-
-
-def _check_plugin(record: PluginRecord) -> Check:
-    if record.error is None:
-        return ok(_PLUGINS, record.name, ", ".join(record.registered) or "registers nothing")
-    remedy = f"`omni plugins --verbose` shows where; upgrade or uninstall {record.distribution}"
-    return problem(_PLUGINS, record.name, f"is broken: {record.error.strip().splitlines()[-1]}", remedy)
-
-
-def _line(check: Check) -> str:
-    line = f"  {check.status:<7}  {check.name}: {check.detail}"
-    return f"{line}\n           -> {check.remedy}" if check.remedy else line
 
 
 def _summary(checks: list[Check]) -> str:

@@ -29,7 +29,11 @@ class Requirement:
 
 def check_environment() -> Iterator[Check]:
     """Versions, imports of the large packages, and combinations that do not work."""
-    yield _python()
+    python = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < _PYTHON:
+        yield problem(_GROUP, "python", python, "use Python 3.11 or newer")
+    else:
+        yield ok(_GROUP, "python", python)
     yield ok(_GROUP, "omni", __version__)
     needed = requirements()
     if not needed:
@@ -40,13 +44,6 @@ def check_environment() -> Iterator[Check]:
     for module in _IMPORTED:
         yield _imports(module)
     yield from _traps()
-
-
-def _python() -> Check:
-    detail = f"{platform.python_version()} at {sys.executable}"
-    if sys.version_info < _PYTHON:
-        return problem(_GROUP, "python", detail, "use Python 3.11 or newer")
-    return ok(_GROUP, "python", detail)
 
 
 def _package(requirement: Requirement) -> Check:

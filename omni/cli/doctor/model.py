@@ -16,7 +16,7 @@ from omni.cli.target import EngineTarget, Target, layers_from, resolve_engine
 from omni.config import Layer, Setting
 from omni.device import open_device
 from omni.device.meta import MetaDevice
-from omni.engine import Plan, load_stages, resolve_pipeline
+from omni.engine import load_stages, resolve_pipeline
 from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
 from omni.frontend.options import frontend_options
@@ -56,7 +56,12 @@ def check_model(model: str, choices: Choices, plugins: Plugins) -> Iterator[Chec
 
 def _pipeline_needs(checkpoint: Checkpoint, plugins: Plugins, settings: _Settings) -> Iterator[Check]:
     layers = settings.layers
-    plan = attempt(_GROUP, "pipeline", lambda: resolve_pipeline(checkpoint, plugins, layers), _describe_plan)
+    plan = attempt(
+        _GROUP,
+        "pipeline",
+        lambda: resolve_pipeline(checkpoint, plugins, layers),
+        lambda plan: f"family {plan.pipeline.family}: {', '.join(stage.name for stage in plan.pipeline.order())}",
+    )
     yield plan.check
     if plan.value is None:
         return
@@ -67,10 +72,6 @@ def _pipeline_needs(checkpoint: Checkpoint, plugins: Plugins, settings: _Setting
     )
     yield frontend.check
     yield from _room(target)
-
-
-def _describe_plan(plan: Plan) -> str:
-    return f"family {plan.pipeline.family}: {', '.join(stage.name for stage in plan.pipeline.order())}"
 
 
 def _read_settings(choices: Choices) -> _Settings:

@@ -92,14 +92,10 @@ def _draw_arrows(canvas: Canvas, above: Sequence[Node], below: Sequence[Node], t
 def _assign_rows(bundles: Sequence[_Bundle]) -> int:
     """Overlapping lines get different rows. Returns the number of rows."""
     rows: list[list[_Bundle]] = []
-    for bundle in sorted(bundles, key=_outer_first):
+    # Arrows that go further to a side turn higher up, so that arrows from one box do not cross.
+    for bundle in sorted(bundles, key=lambda one: -one.last if one.first < one.target.middle else one.first):
         bundle.row = next((n for n, row in enumerate(rows) if not any(map(bundle.touches, row))), len(rows))
         if bundle.row == len(rows):
             rows.append([])
         rows[bundle.row].append(bundle)
     return len(rows)
-
-
-def _outer_first(bundle: _Bundle) -> int:
-    """Arrows that go further to a side turn higher up, so that arrows from one box do not cross."""
-    return -bundle.last if bundle.first < bundle.target.middle else bundle.first

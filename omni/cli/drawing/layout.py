@@ -90,8 +90,12 @@ def _place(ranks: list[list[Node]], width: int) -> None:
         for node in rank:
             node.left -= shift
             node.targets.sort(key=lambda target: target.left)
+    # Nodes move from under arrows to other targets, so that no two lines share a column.
     for above, below in pairwise(ranks):
-        _clear(above, below)
+        for node in below:
+            others = {s.port(i) for s in above for i, target in enumerate(s.targets) if target is not node}
+            while node.middle in others:
+                node.left += 1
 
 
 def _wanted(above: Sequence[Node]) -> dict[str, int]:
@@ -114,11 +118,3 @@ def _spread(rank: Sequence[Node], wanted: Mapping[str, int]) -> None:
         end = node.left + node.width
     for node in rank:
         node.left -= round(off / len(rank))
-
-
-def _clear(above: Sequence[Node], below: Sequence[Node]) -> None:
-    """Moves nodes from under arrows to other targets, so that no two lines share a column."""
-    for node in below:
-        others = {s.port(i) for s in above for i, target in enumerate(s.targets) if target is not node}
-        while node.middle in others:
-            node.left += 1

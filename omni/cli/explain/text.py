@@ -1,13 +1,12 @@
 """The report as text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from omni.cli.drawing import draw
 from omni.cli.explain.report import Report, StageReport
 from omni.cli.memory import MemoryReport
-from omni.config import Setting
 from omni.pipeline import Pipeline
 from omni.utils.table import columns
 
@@ -17,6 +16,7 @@ _LONGEST_VALUE = 34
 def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
     """The drawing, then a section for each other part of the report."""
     weights = "random weights" if report.load_format == "dummy" else "weights from the checkpoint"
+    settings = ((setting.path, _value(setting.value), setting.origin) for setting in report.settings)
     lines = [
         f"{report.model}: family {report.family}, on {report.device} in {report.dtype}, {weights}",
         "",
@@ -25,12 +25,12 @@ def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
         *_section("Outputs", _outputs(report)),
         *_section("Connectors", _connectors(report)),
         *_section("Memory, in bytes", _memory(report.memory)),
-        *_section("Settings", _settings(report.settings)),
+        *_section("Settings", columns([("PATH", "VALUE", "ORIGIN"), *settings])),
     ]
     return "\n".join(lines)
 
 
-def _section(title: str, lines: Iterator[str]) -> list[str]:
+def _section(title: str, lines: Iterable[str]) -> list[str]:
     body = list(lines)
     return ["", title, *body] if body else []
 
@@ -95,10 +95,6 @@ def _pages(memory: MemoryReport) -> Iterator[str]:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
-
-
-def _settings(settings: tuple[Setting, ...]) -> Iterator[str]:
-    yield from columns([("PATH", "VALUE", "ORIGIN"), *((s.path, _value(s.value), s.origin) for s in settings)])
 
 
 def _value(value: object) -> str:

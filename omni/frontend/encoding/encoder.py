@@ -47,8 +47,9 @@ class Encoder:
 
     @property
     def supports_pieces(self) -> bool:
-        """Whether `encode_pieces` works for this tokenizer."""
-        return self._plain is not None and not _looks_back(self._plain)
+        """Whether `encode_pieces` works for this tokenizer: whether it encodes a text as at the beginning of a longer one."""
+        step = self._plain.pre_tokenizer if self._plain is not None else None
+        return self._plain is not None and (step is None or b'"prepend_scheme":"first"' not in step.__getstate__())
 
     def encode(self, text: str, *, add_special_tokens: bool = True, limit: PromptLimit | None = None) -> Ids:
         """Int64 `[T]`. add_special_tokens: those that the tokenizer puts around every text.
@@ -115,7 +116,10 @@ def _copy(tokenizer: Tokenizer, control: Collection[str]) -> Tokenizer:
     copy.post_processor, copy.decoder = tokenizer.post_processor, tokenizer.decoder
     added = tokenizer.get_added_tokens_decoder()
     for _, word in sorted(added.items()):
-        copy.add_tokens([_special(word) if word.special or word.content in control else word])
+        if word.special or word.content in control:
+            flags = {name: bool(state) for name, state in word.__getstate__().items() if name != "content"}
+            word = AddedToken(word.content, **flags | {"special": True})
+        copy.add_tokens([word])
     copied = {i: word.content for i, word in copy.get_added_tokens_decoder().items()}
     if copied != {i: word.content for i, word in added.items()}:
         # The ids of added tokens have gaps, which only a file can express.
@@ -124,14 +128,3 @@ def _copy(tokenizer: Tokenizer, control: Collection[str]) -> Tokenizer:
             word["special"] |= word["content"] in control
         copy = Tokenizer.from_str(json.dumps(state))
     return copy
-
-
-def _special(word: AddedToken) -> AddedToken:
-    flags = {name: bool(state) for name, state in word.__getstate__().items() if name != "content"}
-    return AddedToken(word.content, **flags | {"special": True})
-
-
-def _looks_back(tokenizer: Tokenizer) -> bool:
-    """Whether a text is encoded differently at the beginning of a longer one."""
-    step = tokenizer.pre_tokenizer
-    return step is not None and b'"prepend_scheme":"first"' in step.__getstate__()

@@ -113,7 +113,7 @@ def check_operator(operator: str, left: object, right: object) -> None:
             fits = _length(left) + _length(right) <= MAX_MADE
         case "%", str(), _:
             check_pattern(left)
-            check_numbers(_each(right) if "*" in left else ())
+            check_numbers((right if isinstance(right, tuple) else (right,)) if "*" in left else ())
             fits = True
         case _:
             fits = _size(left) * _size(right) <= MAX_MADE
@@ -138,10 +138,6 @@ def _entries(value: object, known: dict[int, int]) -> int:
         inner = value.values() if isinstance(value, dict) else value
         known[id(value)] = 1 + sum(_entries(each, known) for each in inner)
     return known[id(value)]
-
-
-def _each(value: object) -> Sequence[object]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def _too_much() -> SecurityError:

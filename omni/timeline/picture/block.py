@@ -5,7 +5,7 @@ from omni.timeline.busy import Busy
 from omni.timeline.picture import palette
 from omni.timeline.picture.layout import LEFT, Scale, duration
 from omni.timeline.picture.scene import Box, Line, Scene, Shape, Text, text_width, triangle
-from omni.timeline.steps import Step, steps_of
+from omni.timeline.steps import steps_of
 from omni.timeline.trace import MAIN, Interval, PhaseSpan, Trace
 
 _HOST, _LAUNCHES, _NOTES, _MAIN, _BESIDE = 15, 20, 30, 40, 20
@@ -57,7 +57,10 @@ class Block:
             tip = f"launch of {self._tip_of(phase)}"
             self._box(phase.launched, launches, _LAUNCHES, palette.CATEGORIES[phase.category], phase.phase, tip)
         for lane, y in places.items():
-            self._draw_lane(lane, y, _MAIN if y == main else _BESIDE)
+            height = _MAIN if y == main else _BESIDE
+            self._name_lane("device" if lane == MAIN else f"device: {lane}", y, height)
+            for span in (span for span in self._ran if span.lane == lane):
+                self._box(span.ran, y, height, palette.CATEGORIES[span.category], span.phase, self._tip_of(span))
         for step in self._steps:
             self._draw_arrow(step.phases[0], launches + _LAUNCHES, main)
         for gap in gaps:
@@ -90,13 +93,6 @@ class Block:
             tip = f"{span.name}{f' ({numbers})' if numbers else ''}: {duration(span.took.length)} of the host"
             self._box(span.took, top, _HOST, palette.HOST, label, tip)
 
-    def _draw_lane(self, lane: str, y: float, height: float) -> None:
-        self._name_lane("device" if lane == MAIN else f"device: {lane}", y, height)
-        for span in self._ran:
-            if span.lane == lane:
-                fill = palette.CATEGORIES[span.category]
-                self._box(span.ran, y, height, fill, span.phase, self._tip_of(span))
-
     def _draw_gap(self, gap: Interval, y: float) -> None:
         x, width, label = self._scale.x(gap.start), self._scale.width(gap), duration(gap.length)
         tip = f"nothing runs for {label}"
@@ -109,7 +105,10 @@ class Block:
 
     def _draw_steps(self, main: float) -> None:
         for step in self._steps:
-            self._draw_token_point(step, main)
+            point = step.token_point
+            if point is not None and self._shown.start <= point <= self._shown.end:
+                at = triangle(self._scale.x(point), main + 3, 5.5)
+                self._scene.add(Shape(at, palette.POINT, f"token point of step {step.number}"))
             x, width = self._scale.x(step.ran.start), self._scale.width(step.ran)
             self._scene.add(Line(x, main - 6, x, main + _MAIN + 2, palette.INK))
             for text in (f"step {step.number}: {duration(step.ran.length)}", f"step {step.number}", f"{step.number}"):
@@ -125,13 +124,6 @@ class Block:
         self._scene.add(Box(x - width / 2 - 3, y - 7, width + 6, 14, palette.PAPER))
         self._scene.add(Text(x, y, text, color, _SMALL, "middle", bold=bold))
         return True
-
-    def _draw_token_point(self, step: Step, main: float) -> None:
-        point = step.token_point
-        if point is None or not self._shown.start <= point <= self._shown.end:
-            return
-        at = triangle(self._scale.x(point), main + 3, 5.5)
-        self._scene.add(Shape(at, palette.POINT, f"token point of step {step.number}"))
 
     def _draw_arrow(self, span: PhaseSpan, launched_at: float, main: float) -> None:
         """Draws an arrow from a step's first launch to its run, if both are in the window."""

@@ -72,15 +72,12 @@ def ruler(scene: Scene, scale: Scale) -> None:
     """Draws the time since the left border, below the lanes."""
     y, shown = scene.height, scale.shown
     scene.add(Line(LEFT, y, scale.right, y, palette.FAINT))
-    tick = _tick(scale.per_pixel * 110)
+    # The smallest of 1, 2, 5, 10, ... nanoseconds that takes at least 110 pixels.
+    least = scale.per_pixel * 110
+    power = 10.0 ** math.floor(math.log10(least))
+    tick = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least)
     for number in range(int(shown.length / tick) + 1):
         x = scale.x(shown.start + round(number * tick))
         scene.add(Line(x, y, x, y + 5, palette.FAINT))
         scene.add(Text(x, y + 14, duration(number * tick) if number else "0", palette.FAINT, 11, "middle"))
     scene.height = y + 30
-
-
-def _tick(about: float) -> float:
-    """The smallest of 1, 2, 5, 10, ... nanoseconds that is at least `about`."""
-    power = 10.0 ** math.floor(math.log10(about))
-    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= about)

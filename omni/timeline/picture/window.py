@@ -32,7 +32,9 @@ def window_of(trace: Trace, *, stage: str | None = None, steps: int = 3, first: 
     chosen = stage or max(by_stage, key=lambda name: len(by_stage[name]), default="")
     found = by_stage.get(chosen, ())
     if not found:
-        return _without_steps(trace)
+        start = min((span.launched.start for span in trace.phases), default=0)
+        end = max((span.ran.end for span in trace.phases), default=1)
+        return Window(Interval(start, min(end, start + _WHOLE)))
     shown = _from(found, first, steps) if first is not None else _typical(found, steps)
     start, end = shown[0].ran.start, max(step.ran.end for step in shown)
     margin = max(1, (end - start) * 3 // 100)
@@ -58,9 +60,3 @@ def _typical(found: Sequence[Step], count: int) -> Sequence[Step]:
             taken = sorted(decodes or groups, key=lambda group: group[-1].ran.end - group[0].ran.start)
             return taken[len(taken) // 2]
     return found[:1]
-
-
-def _without_steps(trace: Trace) -> Window:
-    start = min((span.launched.start for span in trace.phases), default=0)
-    end = max((span.ran.end for span in trace.phases), default=1)
-    return Window(Interval(start, min(end, start + _WHOLE)))

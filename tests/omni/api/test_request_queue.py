@@ -255,7 +255,7 @@ def test_preparing_pauses_where_memory_is_full_and_all_are_answered(
 
 def test_several_answers_wait_as_one_request(model: Path) -> None:
     with opened(model, **{"engine.max_active_requests": 2, "engine.max_waiting_requests": 1}) as omni:
-        first = omni.generate("abc", n=5, sampling=SamplingParams(max_tokens=200))
+        first = omni.generate("abc", n=5, sampling=SamplingParams(max_tokens=1000))
         next(first)
         assert waiting(omni) == 1
         with pytest.raises(OverloadedError):
