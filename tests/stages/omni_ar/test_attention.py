@@ -1,13 +1,31 @@
-"""The plain backend against brute-force attention in float64, over random block tables."""
+"""The plain backend against brute-force attention in float64, over random block tables; the arguments that other backends pass to
+the libraries they adapt, and the choice of a stage's backend.
 
+The libraries are stood in for: each stand-in has the documented signature, and computes what it was asked with plain torch, so a
+wrong table, length or layout gives a wrong result.
+"""
+
+import sys
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ar.attention import AttentionMetadata, PrefillRow, TorchPagedAttention
+from omni.device import open_device
+from omni.device.cpu import CpuDevice
+from omni.device.kernel_choice import plain_torch
+from omni.device.meta import MetaDevice
+from omni.errors import ConfigError
+from omni_ar.attention import AttentionMetadata, PrefillRow, TorchPagedAttention, TritonPagedAttention
+from omni_ar.attention.flash_attention import FlashAttention
+from omni_ar.attention.flashinfer import FlashInferAttention
+from omni_ar.attention.select import select_backend
+from omni_ar.kernels.attention.reference import prefill_attention
+from omni_ar.model import ArShape
 from tests.stages.omni_ar.paged_rows import LAYER, PagedRows, dense, mixed_batch
 
 BACKEND = TorchPagedAttention()
@@ -120,3 +138,160 @@ def test_bf16():
 @pytest.mark.parametrize("prefills", [[(0, 1)], [(7, 1), (0, 1)]])
 def test_one_token_prompts(decode_lengths, prefills):
     check(run(PagedRows(7), decode_lengths, prefills))
+
+
+BATCHES = [([], [(0, 5)]), ([3, 9], []), ([1, 0, 8], [(4, 3), (0, 1), (7, 6)])]
+
+
+def install(monkeypatch, name, **members):
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def attend_last(q_QHD, key, value, table, length):
+    """The last Q tokens of a row of `length`."""
+    if not length:
+        return torch.zeros_like(q_QHD)
+    return prefill_attention(q_QHD, key, value, table.long(), int(length) - len(q_QHD))
+
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, causal, page_table):
+    assert causal
+    assert (cache_seqlens.dtype, page_table.dtype) == (torch.int32, torch.int32)
+    assert len(q) == len(cache_seqlens) == len(page_table)
+    rows = zip(q, page_table, cache_seqlens, strict=True)
+    return torch.stack([attend_last(row_q, k_cache, v_cache, table, length) for row_q, table, length in rows])
+
+
+class BatchPrefillWithPagedKVCacheWrapper:
+    plans = 0
+
+    def __init__(self, float_workspace_buffer, kv_layout):
+        assert (float_workspace_buffer.dtype, kv_layout) == (torch.uint8, "NHD")
+
+    def plan(
+        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim,
+        page_size, *, causal, q_data_type, kv_data_type,
+    ):  # fmt: skip
+        assert causal
+        assert q_data_type == kv_data_type
+        assert {t.dtype for t in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)} == {
+            torch.int32
+        }
+        self.heads, self.page_size = (num_qo_heads, num_kv_heads, head_dim), page_size
+        self.starts, self.pages = qo_indptr.tolist(), paged_kv_indptr.tolist()
+        self.indices, self.last = paged_kv_indices, paged_kv_last_page_len.tolist()
+        type(self).plans += 1
+
+    def run(self, q, paged_kv_cache, out):
+        key, value = paged_kv_cache
+        assert (q.shape[1], *key.shape[2:]) == self.heads
+        assert self.starts[-1] == len(q)
+        for row, last in enumerate(self.last):
+            assert 1 <= last <= self.page_size
+            tokens = slice(self.starts[row], self.starts[row + 1])
+            table = self.indices[self.pages[row] : self.pages[row + 1]]
+            out[tokens] = attend_last(q[tokens], key, value, table, (len(table) - 1) * self.page_size + last)
+
+
+def check_backend(backend, decodes, prefills):
+    world = PagedRows(1)
+    q, meta, expected = mixed_batch(world, decodes, prefills, spare_columns=1)
+    for _ in range(2):
+        ours = backend.attend(q, world.cache, LAYER, meta)
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("decodes", "prefills"), BATCHES)
+def test_flash_attention_3(monkeypatch, decodes, prefills):
+    install(monkeypatch, "flash_attn_interface", flash_attn_with_kvcache=flash_attn_with_kvcache)
+    check_backend(FlashAttention(), decodes, prefills)
+
+
+def test_flash_attention_2_calls_its_table_otherwise(monkeypatch):
+    def version_2(*args, block_table, **kwargs):
+        return flash_attn_with_kvcache(*args, page_table=block_table, **kwargs)
+
+    install(monkeypatch, "flash_attn", flash_attn_with_kvcache=version_2)
+    check_backend(FlashAttention(), *BATCHES[-1])
+
+
+@pytest.mark.parametrize(("decodes", "prefills"), BATCHES)
+def test_flashinfer_plans_once_for_all_layers(monkeypatch, decodes, prefills):
+    class Wrapper(BatchPrefillWithPagedKVCacheWrapper):
+        plans = 0
+
+    install(monkeypatch, "flashinfer", BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    check_backend(FlashInferAttention(CpuDevice()), decodes, prefills)
+    assert Wrapper.plans == bool(prefills)
+
+
+@pytest.mark.parametrize(("decodes", "prefills"), BATCHES)
+def test_triton_takes_the_reference_on_the_cpu(decodes, prefills):
+    check_backend(TritonPagedAttention(CpuDevice()), decodes, prefills)
+
+
+def select(name, device, dtype=torch.bfloat16, block_size=16, head_dim=64):
+    shape = ArShape(num_layers=1, num_kv_heads=2, head_dim=head_dim, hidden_width=128, vocab_size=10, max_positions=64)
+    return select_backend("talker", name, device, shape, dtype, block_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("auto", CpuDevice()), ("torch", CpuDevice()), ("auto", MetaDevice()), ("triton", MetaDevice())],
+)
+def test_plain_torch_serves_other_devices(name, device):
+    assert isinstance(select(name, device), TorchPagedAttention)
+
+
+class NoGpu(CpuDevice):
+    """Says that it is a GPU: enough to be refused."""
+
+    def __init__(self):
+        super().__init__()
+        self.torch_device = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "stage", "said"),
+    [
+        ("triton", CpuDevice(), {}, "'triton' runs on CUDA devices alone"),
+        ("flash_attention", NoGpu(), {}, "not installed; install flash-attn"),
+        ("flashinfer", NoGpu(), {}, "not installed; install flashinfer-python"),
+    ],
+)
+def test_refusals(name, device, stage, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        select(name, device, **stage)
+    assert refused.value.field == "talker.attention_backend"
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "stage", "said"),
+    [
+        ("flash_attention", "flash_attn", {"block_size": 16}, "multiple of 256 tokens, not of 16"),
+        ("flash_attention", "flash_attn_interface", {"dtype": torch.float32}, "does not compute in torch.float32"),
+        ("flash_attention", "flash_attn_interface", {"head_dim": 320}, "no head dimension 320"),
+        ("flashinfer", "flashinfer", {"dtype": torch.float32}, "does not compute in torch.float32"),
+        ("flashinfer", "flashinfer", {"head_dim": 80}, "no head dimension 80"),
+    ],
+)
+def test_what_a_library_cannot_serve_is_refused(monkeypatch, name, module, stage, said):
+    install(monkeypatch, module)
+    with pytest.raises(ConfigError, match=said):
+        select(name, NoGpu(), **stage)
+
+
+@pytest.mark.gpu
+def test_triton_serves_a_gpu_and_takes_the_reference_where_plain_torch_is_asked_for():
+    device = open_device("cuda:0")
+    backend = select("auto", device)
+    assert isinstance(backend, TritonPagedAttention)
+    world = PagedRows(1, head_dim=64, block_size=16, device="cuda")
+    q, meta, expected = mixed_batch(world, [70, 0], [(20, 30), (0, 5)], spare_columns=1)
+    with plain_torch():
+        plain = backend.attend(q, world.cache, LAYER, meta)
+    torch.testing.assert_close(plain.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(backend.attend(q, world.cache, LAYER, meta), plain, rtol=1e-5, atol=1e-5)

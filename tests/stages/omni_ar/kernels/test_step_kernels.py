@@ -66,6 +66,12 @@ class Bench:
             getattr(state.sampling, name)[:ROWS] = getattr(sampling, name)
         return state
 
+    def both(self, phase: str, *arguments: Any, only_reference: tuple[Any, ...] = ()) -> None:
+        """Runs a phase's reference on the state here, and its kernel on that on the device."""
+        getattr(reference, phase)(self.state, *arguments, *only_reference)
+        there = (value.to(self.device) if isinstance(value, Tensor) else value for value in arguments)
+        getattr(kernel, phase)(self.there, *there)
+
     def rows(self, *rows: int) -> tuple[Tensor, Tensor]:
         here = torch.tensor(rows)
         return here, here.to(self.device)
@@ -163,8 +169,7 @@ def test_tokens_and_what_they_count(device: str, batch: tuple[int, ...]):
         assert torch.equal(out_there.cpu(), out_RW)
         bench.check()
         advance_R = torch.full_like(ids_R, 1 + step % 2)
-        reference.post_update(bench.state, rows_R, out_RW, advance_R, 0, EVERYTHING)
-        kernel.post_update(bench.there, rows_there, out_there, advance_R.to(bench.device))
+        bench.both("post_update", rows_R, out_RW, advance_R, only_reference=(0, EVERYTHING))
         # What a row does not need, its kernel does not keep.
         keep_needed(bench.state, bench.there)
         bench.check()
@@ -231,10 +236,9 @@ def test_the_last_frame_of_a_row_has_a_slot_and_later_frames_have_none(device: s
 def test_before_the_first_turn_the_newest_slot_is_the_last(device: str):
     """Where the counter is when graphs are captured."""
     bench = Bench(True, device)
-    rows_R, rows_there = bench.rows(1, 2)
+    rows_R, _ = bench.rows(1, 2)
     codes_RG = torch.full((2, 3), END)
-    reference.end_frames(bench.state, rows_R, codes_RG, END, 3)
-    kernel.end_frames(bench.there, rows_there, codes_RG.to(bench.device), END, 3)
+    bench.both("end_frames", rows_R, codes_RG, END, 3)
     assert bench.state.handoff.host[-1, :2, 0].tolist() == [RowStatus.STOPPED] * 2
     bench.check()
 
@@ -249,8 +253,8 @@ FRAMES = [
 ]
 
 
-def told(status: int, frame: tuple[int, ...], groups: int, early: bool, endless: bool) -> int:
-    """What the host is to hear of a row that has said a token."""
+def reported(status: int, frame: tuple[int, ...], groups: int, early: bool, endless: bool) -> int:
+    """The status that the host is to read of a row that has a token."""
     if status != RowStatus.STOPPED and not early and not endless and frame[:groups] == (END,) * groups:
         return RowStatus.STOPPED if frame == (END,) * 3 else RowStatus.STOPPED_WITH_FRAME
     return RowStatus.FULL_WITH_FRAME if status == RowStatus.FULL else status
@@ -271,8 +275,7 @@ def test_frames_that_end_a_request(device: str, groups: int):
             codes_RG = torch.tensor([FRAMES[(row + shift) % 5] for row in batch])
             reference.accept_tokens(bench.state, rows_R, out_RW, None)
             kernel.accept_tokens(bench.there, rows_there, out_RW.to(bench.device))
-            reference.end_frames(bench.state, rows_R, codes_RG, END, groups)
-            kernel.end_frames(bench.there, rows_there, codes_RG.to(bench.device), END, groups)
+            bench.both("end_frames", rows_R, codes_RG, END, groups)
             bench.check()
             for place, row in enumerate(batch):
                 fields = RowFields(*bench.state.fields[row].tolist())
@@ -280,7 +283,7 @@ def test_frames_that_end_a_request(device: str, groups: int):
                 if count:
                     before = int(out_RW[place, 0])
                     frame = FRAMES[(row + shift) % 5]
-                    assert status == told(before, frame, groups, early and fields.outputs <= 4, endless)
+                    assert status == reported(before, frame, groups, early and fields.outputs <= 4, endless)
                     seen.add((before, status))
                 assert bool(fields.active) == bool(count and status == RowStatus.RUNNING)
     assert seen >= {
