@@ -1,8 +1,7 @@
 """The device contract: streams, events, pinned host memory, and `launch`.
 
-Device memory is accessed only inside a *phase* that `Device.launch` enqueues. A phase is also the node of a graph, the
-span of a timeline and the unit of the simulated device, so host code never reads or writes a device tensor in another
-way: it allocates through the device, slices views, and passes buffers to phases.
+Device memory is accessed only inside a *phase* that `Device.launch` enqueues, also the node of a graph, the span of a
+timeline and the unit of the simulated device. Host code allocates through the device, slices views, and passes buffers.
 """
 
 import time
@@ -33,7 +32,6 @@ class Launch:
 
     @classmethod
     def of(cls, phase: Phase, *buffers: object) -> "Launch":
-        """The launch of `phase(*buffers)`."""
         return cls(phase, buffers)
 
 
@@ -73,7 +71,7 @@ class _Completed:
 
 
 class HostObserver(Protocol):
-    """Observes the host's accesses to pinned memory that copies use, for a device that checks the order of accesses."""
+    """Observes the host's accesses to pinned memory that copies use, for devices that check the order of accesses."""
 
     def host_writes(self, tensor: torch.Tensor) -> None:
         """The host writes to `tensor` from now until it launches the phase that reads it."""
@@ -132,10 +130,9 @@ class Device(ABC):
         return torch.from_numpy(np.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
-        """Zeroed host memory that phases may write without a copy. The host reads it once a later event is done.
-
-        Only for a few words: phases access it at the speed of host memory.
-        """
+        """Zeroed host memory that phases may write without a copy, at its speed: for a few words. The host reads it
+        once a
+        later event is done."""
         host = self.host_tensor(shape, dtype)
         return SharedMemory(host, host)
 
@@ -152,10 +149,8 @@ class Device(ABC):
         return None
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """Peak bytes of device memory that `run` and its launches take, beyond those in use before.
-
-        Waits for the device: only at start-up.
-        """
+        """Peak bytes of device memory that `run` and its launches take beyond those in use. Waits for the device: at
+        start-up."""
         count = AllocationCount(self.torch_device)
         with count:
             run()
@@ -181,14 +176,14 @@ class Device(ABC):
                 observer.end()
 
     def enqueue(self, stream: Stream, launches: Iterable[Launch]) -> None:
-        """Enqueues the launches in order."""
         for launch in launches:
             self.launch(stream, launch.phase, *launch.buffers)
 
     def host_span(self, stream: Stream, name: str, **numbers: int) -> AbstractContextManager[object]:
-        """While entered, the host does `name` for the stage of `stream`; reported to the launch observer.
+        """While entered, the host does `name` for the stage of `stream`; reported to the launch observer with the
+        numbers.
 
-        numbers: recorded with the span. Launches inside belong to the step `numbers["step"]`.
+        Launches inside belong to the step `numbers["step"]`.
         """
         return _NOTHING if self.launch_observer is None else self.launch_observer.host_span(stream, name, numbers)
 
@@ -203,8 +198,8 @@ class Device(ABC):
             self.launch_observer.end()
 
     def host_did(self, stream: str, name: str, since: int, **numbers: int) -> None:
-        """Reports a `host_span` from `since` until now, for work that is known only at its end. Launches inside do not
-        belong to its step.
+        """Reports a `host_span` from `since` until now, for work known only at its end; launches inside do not belong
+        to its step.
 
         stream: the name of a stream; for work of no stage, another name.
         """
@@ -218,25 +213,25 @@ class Device(ABC):
     def capture(self, stream: Stream, name: str, launches: Sequence[Launch]) -> Graph:
         """Captures launches on `stream` in one graph, for `replay` there. Only at start-up.
 
-        The phases may run during the capture, once or more, so their buffers must hold valid input; their output is
-        undefined. Memory that they allocate belongs to the graph. Graphs of one stream share this memory, so graphs of
-        two streams may run at the same time; results that outlive a step must be in buffers allocated earlier.
+        The phases may run during the capture, once or more, so buffers must hold valid input; their output is
+        undefined. Memory
+        that they allocate belongs to the graphs of the stream, which share it; results that outlive a step need buffers
+        allocated earlier.
         """
         return LaunchList(name, tuple(launches))
 
     def replay(self, stream: Stream, graph: Graph) -> None:
-        """Enqueues a captured graph, on the buffers of the capture."""
         assert isinstance(graph, LaunchList)
         self.enqueue(stream, graph.launches)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
         """Uninitialised device memory for use on `stream` alone. After its last reference, the stream may reuse it
-        while earlier phases still run, which is safe on that stream only."""
+        while earlier
+        phases still run."""
         with self._on(stream), self._phase(self.empty):
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed device memory."""
         with self._phase(self.zeros):
             return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 

@@ -28,10 +28,7 @@ _declared: dict[str, PhaseCategory] = {}
 
 
 def declare_categories(categories: Mapping[str, PhaseCategory]) -> None:
-    """Declares the categories of phases by name, at import. All stages share the names.
-
-    Raises ValueError for a name that is declared with another category.
-    """
+    """Declares the categories of phases by name, at import. Raises ValueError for a name with another category."""
     for phase, category in categories.items():
         known = _declared.setdefault(phase, category)
         if known is not category:

@@ -57,10 +57,10 @@ class CudaStamp:
 
 
 class CudaTimer:
-    """Reuses timing events: to create one takes longer than to record it."""
+    """Reuses timing events: to create one takes longer than to record it. raw_of: torch's stream of a device's
+    stream."""
 
     def __init__(self, device: torch.device, raw_of: Callable[[ObservedStream], torch.cuda.Stream]) -> None:
-        """raw_of: returns torch's stream of a device's stream."""
         self._raw_of = raw_of
         self._idle = torch.cuda.Stream(device)
         self._pool: list[CudaStamp] = []
@@ -186,10 +186,9 @@ class CudaDevice(Device):
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """Measures the allocator's peak in whole segments, since fragmented memory is not available to others either.
-
-        Memory outside the allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays
-        allocated.
-        """
+        Memory
+        outside the allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays
+        allocated."""
         device = self.torch_device
         free, reserved = self.free_memory(), torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -208,8 +207,8 @@ class CudaDevice(Device):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disables Python's garbage collection: if it destroys graphs of an old engine during a capture, the capture fails.
-    The caller holds `_capturing`."""
+    """Disables garbage collection, which may destroy graphs of an old engine: the capture would fail. Needs
+    `_capturing`."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -229,8 +228,9 @@ class _HostArray:
 
 
 class _Entered:
-    """While entered, torch enqueues work on a stream. Cheaper than `torch.cuda.stream`, whose checks slow every launch:
-    the device keeps the present stream itself, since only one thread at a time uses it."""
+    """While entered, torch enqueues work on a stream. Cheaper than `torch.cuda.stream`: the device keeps the present
+    stream
+    itself, since only one thread at a time uses it."""
 
     __slots__ = ("_device", "_outer", "_raw")
 

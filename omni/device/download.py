@@ -18,9 +18,9 @@ class Sent(NamedTuple):
 
 
 class _Turns:
-    """A ring of slots: each step fills one, and the host reads it later.
+    """A ring of slots: each step fills one, which the host reads later.
 
-    turn: the index of the next step's slot; a device buffer as deep as the ring uses the same index.
+    turn: index of the next step's slot; a device buffer as deep as the ring uses it too.
     """
 
     def __init__(self, ring: HostRing) -> None:
@@ -66,8 +66,8 @@ class Downloader(_Turns):
         self._stream = stream
 
     def send(self, copy: Phase, source: Tensor) -> Sent:
-        """Enqueues `copy(host, source)` after the work that is on `after` now, independent of later work there.
-        `source` has the shape of a slot, but its first dimension may be shorter."""
+        """Enqueues `copy(host, source)` after the work that is on `after` now. `source` has the shape of a slot, or
+        fewer rows."""
         made = self._device.record(self._after)
         self._device.wait(self._stream, made)
         slot = self._advance()
@@ -92,7 +92,6 @@ class SharedRing(_Turns):
     """
 
     def __init__(self, device: Device, stream: Stream, memory: SharedMemory) -> None:
-        """memory: all slots; the first dimension is the turn."""
         super().__init__(HostRing([HostSlot(device, slot) for slot in memory.host.unbind()]))
         self._device = device
         self._stream = stream
@@ -109,7 +108,7 @@ class SharedRing(_Turns):
         super().begin()
 
     def send(self) -> Sent:
-        """Hands over the slot as `stream` has written it so far, independent of later work there."""
+        """Hands over the slot as `stream` has written it so far."""
         slot = self._advance()
         slot.claim()
         written = self._device.record(self._stream)

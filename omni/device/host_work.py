@@ -28,7 +28,7 @@ class HostTask(Protocol[T_co]):
 
 
 class HostWorker(Protocol):
-    """Runs tasks concurrently, in any order. For a fixed order, submit each task after the one before is done."""
+    """Runs tasks concurrently, in any order."""
 
     def submit(self, work: Callable[[], T]) -> HostTask[T]: ...
 

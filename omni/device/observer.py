@@ -12,8 +12,9 @@ class ObservedStream(Protocol):
 
 
 class LaunchObserver(Protocol):
-    """Receives every phase that is launched or replayed in a graph, and moments (`Device.moment`) as phases that launch
-    nothing. Called on the thread that drives the device; never waits or launches."""
+    """Receives every phase that is launched or replayed, and moments (`Device.moment`). Called on the thread that
+    drives the
+    device; never waits or launches."""
 
     def begin(self, stream: ObservedStream, phase: str) -> None:
         """`phase` is about to be enqueued on `stream`. Phases do not nest."""

@@ -34,7 +34,6 @@ class HostSlot:
 
     @property
     def claimed(self) -> bool:
-        """Whether the host has still to read the slot."""
         return self._claimed
 
     def claim(self) -> None:
@@ -83,7 +82,6 @@ class HostRing:
 
     @property
     def claimed(self) -> bool:
-        """Whether the host has still to read the next slot."""
         return self._slots[self._next].claimed
 
     @property

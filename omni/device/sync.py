@@ -55,15 +55,14 @@ class SyncGuard:
     """While entered, reports every operation of this thread that makes the host wait for `device`, outside `may_sync`.
 
     On a CUDA device: operations on its tensors, copies to and from the host that block or use pageable memory, and
-    `Device.synchronize`. On the CPU the guard shows the waits of a GPU: tensors inside a phase count as device tensors,
-    and the memory of a `HostSlot` as host memory. Calls beside torch's operators and `Device`
-    (`torch.cuda.synchronize`, a library's own kernels) are not seen.
+    `Device.synchronize`. On the CPU it shows the waits of a GPU: tensors inside a phase count as device tensors, the
+    memory
+    of a `HostSlot` as host memory. Calls beside torch's operators and `Device` are not seen. seen: reported places.
     """
 
     def __init__(self, device: Device, check: SyncCheck) -> None:
         self.device = device
         self.seen: set[str] = set()
-        """Reported places."""
         self._check = check
         self._modes: list[AbstractContextManager[object]] = [_Operators(self)]
         if device.torch_device.type == "cpu":

@@ -40,11 +40,9 @@ MAKES: frozenset[Callable[..., object]] = frozenset({torch.tensor, torch.as_tens
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Properties of an operator (`OpOverload`), by its name.
-
-    waits: the remedy, if it always waits. by_arguments: whether waiting depends on the arguments. composite: made of
-    other operators, which are checked instead.
-    """
+    """Properties of an operator (`OpOverload`). waits: the remedy, if it always waits. by_arguments: whether waiting
+    depends on
+    the arguments. composite: made of other operators, which are checked instead."""
 
     name: str
     overload: str
@@ -97,7 +95,7 @@ class Copy:
 
     @property
     def waits(self) -> bool:
-        """Whether the copy is between the host and a CUDA device and makes the host wait."""
+        """Whether the copy is between host and CUDA device and makes the host wait."""
         host_to_device = self.source.device.type == "cpu"
         if host_to_device == (self.device.type == "cpu"):
             return False
@@ -108,7 +106,7 @@ class Copy:
 
     @property
     def waits_where_the_cpu_stands_in(self) -> bool:
-        """As `waits`, on the CPU in place of a GPU: host memory is shared with numpy, like a `HostSlot`."""
+        """As `waits`, on the CPU: host memory is shared with numpy, like a `HostSlot`."""
         if self.target is None or self.non_blocking:
             return False
         return self.source.untyped_storage().resizable() != self.target.untyped_storage().resizable()

@@ -34,7 +34,6 @@ class Upload:
         self.size = 0
 
     def add(self, array: NDArray[np.int64]) -> Span:
-        """Copies `array` in."""
         end = self.size + array.size
         if end > self._host.size:
             raise RuntimeError(f"the arrays take {end} words, the upload buffer has {self._host.size}")

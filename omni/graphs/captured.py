@@ -21,13 +21,13 @@ class Captured(Generic[GraphT]):
 
 
 class CapturedGraphs(Generic[KeyT, GraphT]):
-    """Finds the captured graph that a batch is padded to. Batches without one run uncaptured, which is logged once for each reason,
-    and not at all where nothing is captured."""
+    """Finds the captured graph that a batch is padded to. Where anything is captured, logs once why batches run
+    uncaptured."""
 
     def __init__(
         self, stage: str, *, unit: str = "rows", option: str = "graph_batch_sizes", others: str = "other batches"
     ) -> None:
-        """unit: of sizes. option: the stage's option with the captured sizes. others: batches of keys with no graph, in the log."""
+        """unit: of sizes. option: the stage's option with them. others: batches of keys with no graph, in the log."""
         self._stage = stage
         self._unit = unit
         self._option = option
@@ -42,7 +42,6 @@ class CapturedGraphs(Generic[KeyT, GraphT]):
         self._graphs.clear()
 
     def find(self, key: KeyT, size: int) -> Captured[GraphT] | None:
-        """The smallest that has room for `size`."""
         captured = self._graphs.get(key)
         if captured is None:
             self.log_uncaptured(self._others)

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 _MOST_CAPTURED = 512
 _FEWEST_TOKENS, _MOST_TOKENS = 16, 8192
 _STEPS = {256: 2, 1024: 4}
-"""From this many tokens on, the number of sizes up to the next power of two: the device then has more to do for a token than
-the host for a batch."""
+"""Sizes up to the next power of two, from this many tokens on: the device then has more to do than the host."""
 
 
 def captured_sizes(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
-    """`given`, or, if that is None, sizes up to `most`: closer together where a step's time depends more on its number of rows. The
-    largest first, to be captured in this order: the memory of a smaller step fits into that of a larger one."""
+    """`given`, or sizes up to `most`, closer together where a step's time depends more on its rows. The largest first:
+    the
+    memory of a smaller step fits into that of a larger one."""
     if given is not None:
         return _largest_first(given)
     sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, _MOST_CAPTURED + 1, 32)}
@@ -19,8 +19,9 @@ def captured_sizes(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
 
 
 def captured_lengths(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
-    """As `captured_sizes`, of batches that are measured in tokens: by default powers of two, and some between where a step's time
-    depends on their number, up to `most`, but not beyond the length at which launches no longer matter."""
+    """As `captured_sizes`, in tokens: by default powers of two, and some between where a step's time depends on their
+    number,
+    up to the length at which launches no longer matter."""
     if given is not None:
         return _largest_first(given)
     most = min(most, _MOST_TOKENS)
@@ -36,8 +37,7 @@ def captured_lengths(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
 def check_sizes(
     given: Iterable[int] | None, most: int, option: str = "graph_batch_sizes", bound: str = "max_num_seqs"
 ) -> None:
-    """Raises ValueError for sizes that no batch has. most: the largest. option, bound: the names of the options that set the
-    captured sizes and `most`."""
+    """Raises ValueError for sizes over `most`. option, bound: names of the options that set the sizes and `most`."""
     if any(not 1 <= size <= most for size in given or ()):
         raise ValueError(f"{option} must be at least 1, at most {bound}, {most}")
 

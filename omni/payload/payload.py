@@ -19,12 +19,12 @@ class PageSlice:
     slots: int64 `[n]`, flat row numbers (`block * block_size + offset`), in the consumer's order.
     moved: done once the rows are at the present place.
 
-    The consumer reads `pages` and `slots` when it launches a gather, and keeps neither. It reports each gather with
-    `gathered`, also one that fails half-way: a release alone reaches the producer late, if another input of the payload
-    holds the lease, and does not state the rows' place. `omni.stage.PayloadReceiver` does all of this.
+    The consumer reads `pages` and `slots` when it launches a gather, keeps neither, and reports each gather with
+    `gathered`, also one that fails half-way: a release alone may come late, and does not state the rows' place.
+    `omni.stage.PayloadReceiver` does all of this.
 
-    The producer may move the rows (`relocate`) until the payload is `released`: later gathers read the new place. It
-    may overwrite the old rows once `moved` and the event that `relocate` returned are done.
+    The producer may `relocate` the rows until the payload is `released`: later gathers read the new place. It may
+    overwrite the old rows once `moved` and the event that `relocate` returned are done.
     """
 
     __slots__ = ("_readers", "moved", "pages", "slots")
@@ -45,8 +45,7 @@ class PageSlice:
         return self.pages.dtype
 
     def relocate(self, pages: torch.Tensor, slots: NDArray[np.int64], moved: Event) -> Event:
-        """Sets the rows' new place, valid once `moved` is done. Returns the former `reader`: the end of gathers from
-        the old place."""
+        """Sets the rows' new place, valid once `moved` is done. Returns the former `reader`."""
         old = self.reader
         self.pages, self.slots, self.moved = pages, slots, moved
         return old

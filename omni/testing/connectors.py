@@ -21,10 +21,8 @@ AnswerT = TypeVar("AnswerT")
 
 
 def check_connector(factory: Callable[[], Connector], device: Device) -> None:
-    """Checks that connectors made by `factory` keep the contract of `omni.connector` for payloads on `device`.
-
-    The calling thread drives both ends. Raises AssertionError, which names the broken promise.
-    """
+    """Raises AssertionError, which names the broken promise, if connectors made by `factory` break the contract of
+    `omni.connector` for payloads on `device`. The calling thread drives both ends."""
     for check in (
         _payloads_arrive_whole,
         _nothing_arrives_before_it_is_ready,
@@ -79,7 +77,6 @@ class _Bench:
         return payload, ref, self.connector.receive(ref, self.stream)
 
     def arrival(self, pending: Pending) -> Received:
-        """The received payload, once its tensors may be read."""
         received = _until(pending.poll, "a payload that is ready arrives")
         assert received is not None
         _until(received.ready.done, "an arrived payload becomes ready")
@@ -191,7 +188,6 @@ def _require(kept: bool, promise: str) -> None:
 
 
 def _until(ask: Callable[[], AnswerT], promise: str) -> AnswerT:
-    """Calls `ask` until its result is true, and returns that."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not (answer := ask()):
         _require(time.monotonic() < deadline, promise)

@@ -17,11 +17,11 @@ _planted: list[None] = []
 
 @contextmanager
 def no_retries() -> Iterator[None]:
-    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`), in any thread
-    of the process. Any other error raised inside gets a note about the retry.
+    """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`), in any
+    thread;
+    any other error gets a note about the retry.
 
-    `Simulation.run` and `LaunchGuard` enter it themselves. The innermost of nested ones raises. For planted faults, use
-    `planted_faults`.
+    `Simulation.run` and `LaunchGuard` enter it. The innermost of nested ones raises; `planted_faults` stops it.
     """
     failed: list[tuple[str, Exception]] = []
 

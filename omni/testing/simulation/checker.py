@@ -108,10 +108,7 @@ class _Running:
 
 
 class Checker:
-    """Keeps shadow memory of every storage that phases or the host access, from the first access to the storage's end.
-
-    host: the host's clock. races: the races found, each pair of places once.
-    """
+    """Keeps shadow memory of every storage from the first access to its end. races: each pair of places once."""
 
     def __init__(self) -> None:
         self.host: Clock = [0]
@@ -131,6 +128,7 @@ class Checker:
         advance(self.host, HOST, self.host[HOST] + 1)
 
     def images(self, buffers: tuple[object, ...]) -> list[Image]:
+        """Images of the host slots among a launch's buffers."""
         return self._slots.take(buffers)
 
     def begin(self, stream: SimulatedStream, launched: Launched) -> None:

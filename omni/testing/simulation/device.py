@@ -25,8 +25,9 @@ _MAX_IDLE = 250
 class Schedule:
     """Draws durations, in seconds of the device's own clock.
 
-    Each stream has a pace of its own, from a hundred times faster than the host to ten times slower, so that seeds
-    differ in which side waits. stalls: the share of phases that take as long as thousands of others.
+    Each stream's pace is between a hundred times faster and ten times slower than the host, so that seeds differ in
+    which
+    side waits. stalls: the share of phases that take as long as thousands of others.
     """
 
     def __init__(self, seed: int) -> None:
@@ -57,15 +58,17 @@ class SimulatedDevice(Device):
     """The CPU with the timing of an accelerator.
 
     With a seed, streams advance at each of the host's calls, each at its own pace, by the device's own clock. Without
-    one, they run only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its
-    source then.
+    one,
+    they run only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its source
+    then.
 
     Every memory access is checked: `races` lists accesses that no launch, event or wait orders, even if they happened
-    in the right order. One thread only.
+    in
+    the right order. One thread only.
 
     without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream
-        does not wait.
-    check: whether accesses are recorded; without it the device is only late.
+    does
+    not wait.
 
     now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order.
     waits: counts of executed waits. latest: the most operations pending at once, to show that work was late.
@@ -95,7 +98,6 @@ class SimulatedDevice(Device):
 
     @property
     def pending(self) -> int:
-        """Number of enqueued operations that have not run."""
         return sum(len(stream.queue) for stream in self.streams)
 
     def assert_no_races(self) -> None:
@@ -188,7 +190,6 @@ class SimulatedDevice(Device):
         return count
 
     def stall(self, name: str, seconds: float) -> None:
-        """Stalls the streams of this name for `seconds`."""
         for stream in self.streams:
             if stream.name == name:
                 stream.free_at = max(stream.free_at, self.now) + seconds
@@ -218,7 +219,6 @@ class SimulatedDevice(Device):
         return "\n".join(busy) or "nothing is pending on the device"
 
     def _next(self) -> SimulatedStream | None:
-        """The stream whose head operation ends first."""
         ready = [stream for stream in self.streams if stream.queue and stream.can_run]
         return min(ready, key=lambda stream: stream.due) if ready else None
 

@@ -1,8 +1,6 @@
-"""Observes the bytes that Triton kernels load and store in phases under Triton's interpreter.
-
-Torch sees no operation in such a kernel. Compiled kernels cannot be observed; on the simulated device, the CPU, kernels
-run interpreted (`TRITON_INTERPRET=1`) or not at all.
-"""
+"""Observes the bytes that Triton kernels load and store in phases under Triton's interpreter: torch sees no operation
+in
+them. Compiled kernels cannot be observed."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -73,12 +71,7 @@ class _Kernel:
 
 
 class KernelWatch:
-    """Observes kernels.
-
-    touch: called after each kernel, for every part of a storage that it loads, stores, or both.
-
-    running: whether a kernel runs: torch's operations are then the interpreter's own.
-    """
+    """touch: called after each kernel, for every part of a storage that it loads, stores, or both."""
 
     def __init__(self, touch: Touch) -> None:
         self._touch = touch
@@ -86,6 +79,7 @@ class KernelWatch:
 
     @property
     def running(self) -> bool:
+        """Whether a kernel runs: torch's operations are then the interpreter's own."""
         return self._kernel is not None
 
     @contextmanager

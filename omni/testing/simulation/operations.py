@@ -16,10 +16,8 @@ Arguments = tuple[Any, ...]
 
 
 class Nature(Enum):
-    """COMPOSED: made of other operations, which are observed instead. VIEW: no access. PERHAPS_VIEW: a view or a copy.
-
-    FRESH: a view of new memory.
-    """
+    """COMPOSED: of other operations, which are observed instead. PERHAPS_VIEW: a view or a copy. FRESH: a view of new
+    memory."""
 
     COMPOSED = "composed"
     VIEW = "view"
@@ -30,13 +28,9 @@ class Nature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation's accesses.
-
-    written: positions and names of the arguments that it writes; it reads all other tensors. trained: arguments that it
-    writes too in training mode.
-
-    chosen: selects the part of the tensor at position 0 that it accesses, from its arguments.
-    """
+    """written: positions and names of the arguments that it writes; it reads all other tensors. trained: those that it
+    writes
+    too in training mode. chosen: selects the part of the tensor at position 0 that it accesses, from its arguments."""
 
     name: str
     nature: Nature
@@ -45,7 +39,6 @@ class Operation:
     chosen: Callable[[Arguments], Selection | None] | None
 
     def written_by(self, args: Arguments) -> frozenset[int | str]:
-        """Positions and names of the arguments that a call with these arguments writes."""
         trained = self.trained
         return self.written | trained.written if trained is not None and args[trained.flag] else self.written
 

@@ -37,7 +37,7 @@ class Region:
         return cls(start, tuple(tensor.shape), strides, itemsize, selection, whole)
 
     def view(self, cells: Cells, granule: int) -> Cells:
-        """A view of `cells`, which has one cell per `granule` bytes of the storage, with the cells of this region."""
+        """The cells of this region, of `cells` with one per `granule` bytes of the storage."""
         width = self.itemsize // granule
         cell = cells.itemsize
         strides = tuple(stride // granule * cell for stride in self.strides)
@@ -71,9 +71,9 @@ Kind = tuple[int, bool]
 class Shadow(weakref.ref[UntypedStorage]):
     """The shadow of one storage, until a callback at the storage's end. Accesses are increasing numbers; 0 is none.
 
-    key: of the storage. latest: each agent's last read and last write of any part. size: bytes. born: number of the
-    launch that made the storage, 0 if none did. home: the agent on whose stream it was allocated, for reuse there after
-    its end; None if the host allocated it.
+    key, size: of the storage. latest: each agent's last read and last write of any part. born: number of the launch
+    that
+    made it, 0 if none did. home: the agent on whose stream it was allocated and is reused; None if the host did.
     """
 
     __slots__ = ("_cells", "_granule", "born", "home", "key", "latest", "size")
@@ -101,7 +101,6 @@ class Shadow(weakref.ref[UntypedStorage]):
         return region.latest(cells[kind], self._granule)
 
     def mark(self, kind: Kind, region: Region, access: int) -> None:
-        """Records `access` to `region`."""
         before = self.latest.get(kind, 0)
         self.latest[kind] = access
         if region.whole:
@@ -124,7 +123,7 @@ class Shadow(weakref.ref[UntypedStorage]):
         return region.first(self._cells[kind], self._granule, access)
 
     def grow(self, size: int) -> None:
-        """Sets the storage's size: an operation may enlarge it. The new bytes have no accesses."""
+        """Sets the storage's size, which an operation may enlarge. The new bytes have no accesses."""
         if size <= self.size:
             return
         self.size = size
@@ -157,11 +156,8 @@ class Image:
 
 
 class SlotImages:
-    """Host slots that were handed out. The host writes them through numpy, without a torch operation; a comparison of
-    contents when the phase runs detects such writes.
-
-    A slot's version counts the legal changes: handing it out again, and phases that write it.
-    """
+    """Host slots that were handed out. The host writes them through numpy; a comparison of contents when a phase runs
+    detects such writes. A slot's version counts the legal changes: handing it out again, and phases that write it."""
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
@@ -178,7 +174,6 @@ class SlotImages:
         self._versions.pop(key, None)
 
     def take(self, buffers: Iterable[object]) -> list[Image]:
-        """Images of the slots among a launch's buffers."""
         images: list[Image] = []
         if self._versions:
             for buffer in buffers:

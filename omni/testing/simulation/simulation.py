@@ -18,12 +18,10 @@ class HangError(AssertionError):
 
 
 class Simulation:
-    """Ticks until all work is done, and advances time.
+    """Ticks until all work is done, and advances time. The device's seed determines the timing. ticks: rounds so far.
 
     tick: runs one round; returns whether anything happened. idle: whether all work is done. explain: describes the
     remaining work, for the report of a hang.
-
-    ticks: rounds so far. The device's seed determines the timing.
     """
 
     def __init__(

@@ -37,13 +37,9 @@ class SimulatedEvent:
 
 @dataclass(slots=True, eq=False)
 class Launched:
-    """A phase in a queue. clock: the actions that happened before it. tick: its own. number: its place among all
-    launches.
-
-    due_after: its duration in seconds. inference: whether it was launched, and so runs, in inference mode. images: of
-    its
-    host slots.
-    """
+    """A phase in a queue. clock: what happened before it. tick: its own. number: its place among all launches.
+    due_after: its
+    duration. inference: whether it runs in inference mode. images: of its host slots."""
 
     phase: Phase
     buffers: tuple[object, ...]

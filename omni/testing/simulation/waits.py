@@ -2,9 +2,8 @@
 
 A wait is a call of `event.done()`, by the host, or of `device.wait(stream, event)`, for a stream. Its name consists of
 module, qualified name of the function, and the number of the wait in that function, in source order:
-`omni_encoder.worker.EncoderWorker.advance#1`. A comprehension or a lambda belongs to its enclosing function.
-
-The `done` of a composite event calls its parts' `done`. Then both places are waits: the composite's, and its caller's.
+`omni_encoder.worker.EncoderWorker.advance#1`. A comprehension or a lambda belongs to its enclosing function. Where the
+`done` of a composite event calls its parts', both places are waits.
 """
 
 import ast
@@ -24,7 +23,7 @@ _NAMELESS = {"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>", "<lambda>"}
 
 @dataclass(slots=True)
 class WaitCount:
-    """Counts of a wait. asked: executions. late: executions before its event was done."""
+    """asked: executions. late: executions before its event was done."""
 
     asked: int = 0
     late: int = 0
@@ -46,7 +45,6 @@ class WaitLog:
         return names
 
     def name(self, caller: FrameType) -> str:
-        """The name of the wait at the frame."""
         key = (caller.f_code, caller.f_lasti)
         name = self._names.get(key)
         if name is None:

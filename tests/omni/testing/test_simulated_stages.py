@@ -17,10 +17,11 @@ from tests.support.omni_engine import OmniEngine, assert_same
 from tests.support.reference import chat, picture, reference_of, sizes, sound, tiny_checkpoint
 from tests.support.small_codec import SmallCodec, codec_prompt, spoken
 from tests.support.small_text import SmallText, greedy
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 
-SEEDS = range(6)
+SEEDS = range(4)
 TEXT = SmallText()
 CODEC = SmallCodec()
 
@@ -141,7 +142,7 @@ CHATS = [
 ]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", few(1, [0, 1], SLOW))
 def test_a_whole_engine(seed: int):
     folder, device = tiny_checkpoint(**SHAPE), SimulatedDevice(seed)
     engine = OmniEngine(folder, {"talker.max_num_seqs": 2, "code2wav.chunk_frames": 5}, device)

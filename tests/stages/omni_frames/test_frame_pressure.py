@@ -6,10 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni.connector import Ref
-from omni.device import Event
+from omni.device import COMPLETED, Event
 from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice
-from omni.stage import Done
+from omni.stage import Done, Feed
+from omni_frames.inputs import Arrival
+from omni_frames.request import FrameRequest
+from omni_frames.store import FrameStore
 from tests.stages.omni_frames.adder import Bench
 from tests.support.devices import QueuedDevice
 from tests.support.frame_bench import POISON, frames, random_codes
@@ -144,3 +147,27 @@ def test_a_slice_that_is_being_moved_is_not_gathered_before_it_arrives() -> None
     bench.end("a")
     bench.settle(device)
     bench.expect_sums("a", codes)
+
+
+RING = 4
+"""Uploads that may be under way."""
+
+
+def request(codes: np.ndarray) -> FrameRequest:
+    made = FrameRequest("r", set())
+    made.row = 0
+    known = torch.from_numpy(codes)
+    made.arrivals.append(Arrival(Feed("r", frames(known), COMPLETED), known, len(codes)))
+    return made
+
+
+def test_a_store_whose_uploads_are_all_under_way_takes_nothing_and_says_so():
+    device = QueuedDevice()
+    store = FrameStore(device, device.stream("vocoder"), rows=1, capacity=16, groups=2)
+    codes = np.arange(2).reshape(1, 2)
+    asking = [request(codes) for _ in range(RING + 1)]
+    assert [store.take([one]) for one in asking] == [(True, {})] * RING + [(False, {})]
+    assert [len(one.arrivals) for one in asking] == [0] * RING + [1]
+    device.synchronize()
+    assert store.take([asking[-1]]) == (True, {})
+    assert store.take([asking[-1]]) == (False, {}), "there is nothing left"
