@@ -128,7 +128,7 @@ def test_a_module_that_does_not_exist_is_recorded():
         (FAMILY, "model family 'same'"),
     ],
 )
-def test_two_plugins_that_claim_one_name_harm_only_who_needs_it(load: Load, source: str, what: str):
+def test_two_plugins_that_claim_one_name_fail_only_its_use(load: Load, source: str, what: str):
     plugins = load(
         first=source.format(name="same", model_type="t1"),
         second=source.format(name="same", model_type="t2"),
@@ -144,7 +144,7 @@ def test_two_plugins_that_claim_one_name_harm_only_who_needs_it(load: Load, sour
     assert str(caught.value) == problem
 
 
-def test_two_plugins_that_claim_one_model_type_harm_only_who_needs_it(load: Load):
+def test_two_plugins_that_claim_one_model_type_fail_only_its_use(load: Load):
     plugins = load(
         first=FAMILY.format(name="one", model_type="same"),
         second=FAMILY.format(name="two", model_type="same"),
@@ -163,7 +163,7 @@ def test_asking_for_what_a_broken_plugin_might_have_brought_mentions_it(load: Lo
             registry["wanted"]
 
 
-def test_asking_for_what_nobody_brings_names_what_is_known(load: Load):
+def test_asking_for_an_unknown_entry_lists_the_known_ones(load: Load):
     plugins = load(a=KIND.format(name="slow") + CONNECTOR.format(name="cable"), b=KIND.format(name="fast"))
     with pytest.raises(PluginError, match="there is no stage kind 'warp': known are fast, slow; install the plugin"):
         plugins.kinds["warp"]

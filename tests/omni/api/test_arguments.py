@@ -114,7 +114,7 @@ def test_what_is_wrong_is_refused_by_field(echo: Pipeline, case: str) -> None:
     str(raised.value).encode()
 
 
-def test_a_dict_of_parameters_is_told_what_it_must_be(echo: Pipeline) -> None:
+def test_a_dict_of_parameters_is_refused_with_the_right_form(echo: Pipeline) -> None:
     """What everybody writes first."""
 
     def said(sampling: Any) -> str:

@@ -24,16 +24,16 @@ def with_client(path: Path) -> tuple[Omni, Client]:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(RuntimeError("stuck"), RuntimeError), (Panic("stuck"), StageError)], ids=["error", "panic"]
+    ("error", "raised"), [(RuntimeError("stuck"), RuntimeError), (Panic("stuck"), StageError)], ids=["error", "panic"]
 )
-def test_the_rest_is_closed(tmp_path: Path, error: BaseException, told: type[Exception]) -> None:
+def test_the_rest_is_closed(tmp_path: Path, error: BaseException, raised: type[Exception]) -> None:
     omni, client = with_client(tmp_path)
 
     def close() -> None:
         raise error
 
     client._downloads.close = close  # type: ignore[method-assign]
-    with pytest.raises(told, match="stuck"):
+    with pytest.raises(raised, match="stuck"):
         omni.close()
     assert client.engine._stopped.is_set()
     assert client.queue._closed

@@ -1,4 +1,4 @@
-"""A forked child is told that the model stayed with its parent, hangs nowhere, and takes nothing from the parent."""
+"""A forked child gets an error, since the model stayed with its parent. It never hangs, and takes nothing from the parent."""
 
 import asyncio
 import gc

@@ -83,7 +83,7 @@ def test_while_it_is_closed_and_closed_again(model: Path) -> None:
     raise AssertionError("it never comes to its end")
 
 
-def test_a_close_that_waits_heeds_ctrl_c_and_goes_on(model: Path) -> None:
+def test_ctrl_c_interrupts_a_close_that_waits_and_the_close_continues(model: Path) -> None:
     GATES["held"].clear()
     omni = opened(model)
     engine = omni._client.engine

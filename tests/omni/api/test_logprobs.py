@@ -41,7 +41,7 @@ def test_none_unless_asked_for(omni: Omni):
     assert (result.logprobs, result.prompt_logprobs) == ((), ())
 
 
-def test_those_of_the_prompt_are_told_apart():
+def test_log_probabilities_of_the_prompt_are_separate():
     answer = RequestOutput(0, 0, CharacterDecoder(), "writer", keep=True)
     ids, scores = np.array([[5, 9, 5], [6, 6, 9]]), np.array([[-1.5, -0.5, -1.5], [-0.25, -0.25, -2]], np.float32)
     chunk = TokenLogprobs(first=1, ids=ids, logprobs=scores, ranks=np.array([2, 1]), prompt=True)

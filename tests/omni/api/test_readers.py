@@ -89,7 +89,7 @@ def test_a_close_from_elsewhere_ends_all_threads(omni: Omni) -> None:
         assert eventually(lambda: omni.idle)
 
 
-def test_a_close_ends_those_who_wait_for_the_first_output(omni: Omni) -> None:
+def test_a_close_ends_readers_that_wait_for_the_first_output(omni: Omni) -> None:
     GATES["first"].clear()
     stream = omni.generate("wait first")
     readers = Readers(stream, 4)

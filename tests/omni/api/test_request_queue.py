@@ -175,7 +175,7 @@ def test_all_that_waits_is_counted_and_the_newcomer_is_refused(model: Path) -> N
         assert_nothing_held(omni)
 
 
-def test_the_least_urgent_gives_way_and_is_told(model: Path) -> None:
+def test_the_least_urgent_is_rejected_with_an_error(model: Path) -> None:
     with opened(model, **{"engine.max_waiting_requests": 3}) as omni:
         most = 3 + THREADS + 1
         streams = [omni.generate(seen(f"{number}"), priority=number % 3) for number in range(most)]

@@ -28,7 +28,7 @@ def test_a_list_gives_each_request_its_answers(omni: Omni):
     assert [(one.text, *(other.text for other in one.alternatives)) for one in results] == [("a0", "a1"), ("b0", "b1")]
 
 
-def test_streamed_answers_are_told_apart(omni: Omni):
+def test_streamed_answers_have_their_numbers(omni: Omni):
     texts: dict[tuple[int, int], str] = {}
     ended = []
     for output in omni.generate([f"a{SAMPLE}", f"b{SAMPLE}"], n=2, modalities=("text",)):

@@ -154,7 +154,7 @@ def test_errors_are_one_clear_line(model: str, arguments: list[str], words: str)
     assert words in refused("run", *arguments, *device)
 
 
-def test_a_timeline_may_have_the_name_of_a_wav_that_nobody_writes(model: str) -> None:
+def test_a_timeline_may_have_the_name_of_a_wav_that_is_not_written(model: str) -> None:
     arguments = ("run", model, "hello", "--device", "cpu", "--timeline", "out.wav")
     assert "--timeline: out.wav is the wav's name too" in refused(*arguments)
     result = call(*arguments, "--modalities", "text")

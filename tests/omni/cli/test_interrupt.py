@@ -70,8 +70,8 @@ def assert_begins(process: Process, text: bytes) -> None:
 
 
 def end(process: Process, code: int = 130, line: bytes = b"interrupted\n") -> None:
-    _, told = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, told) == (code, line)
+    _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, stderr) == (code, line)
 
 
 @pytest.mark.parametrize("delay", few(4, [0, 0.1, 0.6, 1.8, 0.02, 0.05, 0.2, 0.4, 0.9, 1.3, 2.4, 3.2], SLOW))
@@ -98,7 +98,7 @@ def test_while_a_module_is_imported(start: Start, model: str, module: str) -> No
 
 
 @pytest.mark.parametrize("code", [STUCK, SWALLOWED, DEADLOCK], ids=["waits", "catches everything", "waits in C"])
-def test_a_start_that_stalls_keeps_nobody(start: Start, code: str) -> None:
+def test_a_start_that_stalls_is_ended(start: Start, code: str) -> None:
     end(start(program(at="omni.cli.run", code=code), "run", "model", "hello"))
 
 
@@ -171,7 +171,7 @@ def test_a_closing_that_does_not_end_has_its_limit(start: Start, model: str) -> 
     end(process)
 
 
-def test_a_reader_that_stopped_reading_keeps_nobody(start: Start, model: str) -> None:
+def test_a_command_ends_though_its_reader_stopped_reading(start: Start, model: str) -> None:
     """Its pipe is full: the command waits where it writes."""
     reads, writes = os.pipe()
     with open(reads, "rb"):

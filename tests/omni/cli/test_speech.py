@@ -107,7 +107,7 @@ def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(
     assert len(ran.stderr.splitlines()) == 1
 
 
-def test_who_wants_no_speech_needs_no_file_for_it(model: str, tmp_path: Path) -> None:
+def test_a_request_without_speech_needs_no_file(model: str, tmp_path: Path) -> None:
     (tmp_path / "out.wav").mkdir()
     assert call(model, "--modalities", "text").stdout == "hello\n"
     assert call(str(echo_model(tmp_path / "mute", speaks=False))).stdout == "hello\n"
@@ -145,9 +145,9 @@ def test_without_text_speech_goes_on_where_it_was_asked_for(
     with stdout_to(opened(), monkeypatch):
         assert exit_code(model, "--out", "a.wav") == 1
     assert_whole(tmp_path / "a.wav")
-    told = capfdbinary.readouterr().err
-    assert told.startswith(b"wrote a.wav\nTTFT")
-    assert told.partition(b"tokens/s\n")[2] == error
+    report = capfdbinary.readouterr().err
+    assert report.startswith(b"wrote a.wav\nTTFT")
+    assert report.partition(b"tokens/s\n")[2] == error
     with stdout_to(opened(), monkeypatch):
         assert exit_code(model, *ENDLESS) == 1  # it ends
     assert capfdbinary.readouterr().err == error
@@ -177,14 +177,14 @@ def test_stdout_takes_a_wav(
 
 def test_a_wav_comes_while_it_is_made(tmp_path: Path, model: str) -> None:
     command = [*program(), "run", model, "hello", "--out", "-", *ENDLESS, "--device", "cpu"]
-    with open(tmp_path / "told", "wb") as told:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, cwd=tmp_path, env=environment())
+    with open(tmp_path / "stderr", "wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=tmp_path, env=environment())
     assert process.stdout is not None
     with process.stdout:
         assert len(process.stdout.read(44 + 2 * SAMPLES * 5)) == 44 + 2 * SAMPLES * 5
     # Its reader has heard enough, and knows.
     assert process.wait(PATIENCE_SECONDS) == 1
-    assert set((tmp_path / "told").read_bytes().strip()) <= set(b"hello")
+    assert set((tmp_path / "stderr").read_bytes().strip()) <= set(b"hello")
 
 
 def test_a_pipe_takes_a_wav_and_stays_a_pipe(model: str, tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def test_nothing_else_takes_the_place_of_a_closed_one(tmp_path: Path) -> None:
 def test_a_full_one_takes_no_wav_away(tmp_path: Path, model: str) -> None:
     ran = answer(tmp_path, ">/dev/full", model, "--out", "a.wav")
     assert ran.returncode == 1
-    told = ran.stderr.decode()
-    assert told.startswith("wrote a.wav\nTTFT")
-    assert told.endswith("tokens/s\n" + FULL)
+    report = ran.stderr.decode()
+    assert report.startswith("wrote a.wav\nTTFT")
+    assert report.endswith("tokens/s\n" + FULL)
     assert_whole(tmp_path / "a.wav")
 
 

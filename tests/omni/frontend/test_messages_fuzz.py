@@ -277,17 +277,7 @@ ODD: list[Callable[[], object]] = [
 ]
 
 WORDS = [
-    "role",
-    "content",
-    "type",
-    "text",
-    "user",
-    "system",
-    "image_url",
-    "input_audio",
-    "url",
-    "data",
-    "format",
+    *("role", "content", "type", "text", "user", "system", "image_url", "input_audio", "url", "data", "format"),
     "name",
 ]
 

@@ -122,13 +122,13 @@ def test_a_template_of_any_length_is_not_read() -> None:
         ChatTemplate("{{ messages }}".ljust(MAX_SOURCE + 1), {}, "f")
 
 
-def test_a_chat_that_the_template_refuses_is_told() -> None:
+def test_a_chat_that_the_template_refuses_is_an_input_error() -> None:
     template = ChatTemplate("{{ messages }}{{ raise_exception('roles must alternate') }}", {}, "f")
     with pytest.raises(InputError, match=r"^messages: cannot be rendered .* \(roles must alternate\)"):
         template.render(CHAT, answer=True)
 
 
-def test_what_a_template_says_is_told_in_part_and_on_one_line() -> None:
+def test_a_templates_message_is_shortened_to_one_line() -> None:
     source = "{{ messages }}{{ raise_exception('a\\nb' ~ messages[0].content * 999) }}"
     with pytest.raises(InputError) as caught:
         ChatTemplate(source, {}, "f").render([{"role": "user", "content": "\ud800"}], answer=True)
@@ -136,7 +136,7 @@ def test_what_a_template_says_is_told_in_part_and_on_one_line() -> None:
     assert len(str(caught.value)) < QUOTED + 150
 
 
-def test_what_a_library_says_of_a_file_is_told_in_part_and_on_one_line() -> None:
+def test_a_librarys_message_is_shortened_to_one_line() -> None:
     for error in (ValueError("a\nb\ud800" * 999), InputError("messages", "a\nb\ud800" * 999, "mend it")):
         with pytest.raises(CheckpointError) as caught, blamed_on("f"):
             raise error

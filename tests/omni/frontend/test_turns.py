@@ -14,6 +14,6 @@ def test_turns_by_role() -> None:
     assert (last_turn_of(USER, ids, START), last_turn_of(ANSWER, ids, START)) == (8, 10)
 
 
-def test_a_turn_that_only_begins_is_nobodys() -> None:
+def test_a_turn_that_only_begins_has_no_role() -> None:
     assert not in_turns_of(USER, np.array([START, ANSWER, USER, START]), START).any()
     assert last_turn_of(ANSWER, np.array([START, ANSWER, USER, START]), START) == 0

@@ -236,7 +236,7 @@ def test_cancelling_ends_the_connection() -> None:
         downloads.close()
 
 
-def test_closing_ends_everything_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_everything_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     over, _ = slow_names(monkeypatch)
     with serve({"/drip": dripping(b"x")}) as web:
         downloads = Downloads(options(download_seconds=600.0, max_downloads=2))

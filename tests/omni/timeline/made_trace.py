@@ -37,16 +37,16 @@ def made_step(
             at += length
         launch += 2 * LAUNCH
     half = began + 6 * LAUNCH
-    told = {"step": number, "decodes": 4, "prefill": prefill}
+    numbers = {"step": number, "decodes": 4, "prefill": prefill}
     host = [
-        HostSpan(stage, "execute_model", told, Interval(began - 1000, half - 1000)),
+        HostSpan(stage, "execute_model", numbers, Interval(began - 1000, half - 1000)),
         HostSpan(stage, "sample_tokens", {"step": number}, Interval(half - 1000, launch)),
     ]
     return phases, host
 
 
 def made_trace(gaps: tuple[int, ...], stage: str = "thinker", ahead: int = 400_000) -> Trace:
-    """Steps from number 10, with `gaps` between them on the device; each is.launched `ahead` of its run."""
+    """Steps from number 10, with `gaps` between them on the device; each is launched `ahead` of its run."""
     phases: list[PhaseSpan] = []
     host: list[HostSpan] = []
     run = 1_000_000

@@ -65,7 +65,7 @@ def test_an_engine_writes_what_its_stages_launched(folder: Path, tmp_path: Path)
     ran = {("text", name): 6 for name in ("plan", "execute_model", "sample_tokens", "process_outputs")}
     turns = {("engine", name): done["engine", name] for name in ("text", "route")}
     assert done == {**ran, **turns}
-    assert max(turns.values()) <= 8, "a tick that did nothing is not told"
+    assert max(turns.values()) <= 8, "a tick that did nothing is not recorded"
 
 
 def test_an_engine_that_records_nothing_is_not_watched(folder: Path):

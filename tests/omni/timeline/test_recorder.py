@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from omni.device import Device, DeviceTimer, Launch, ObservedStream, Stamp
+from omni.device import Device, DeviceTimer, Launch, ObservedStream, Stamp, Stream
 from omni.device.cpu import CpuDevice
-from omni.timeline import MAIN, Timeline, Trace
+from omni.timeline import MAIN, Timeline
 
 # A device that runs what is launched at once, and says that it did so later, by a clock of its own.
 
@@ -85,15 +85,14 @@ def fail() -> None:
     raise ValueError("this phase fails")
 
 
-def record(device: Device, launches: int, capacity: int = 1000) -> Trace:
-    timeline, stream = Timeline(device, ["stage"], capacity), device.stream("stage")
+def started(device: Device, capacity: int = 20_000) -> tuple[Timeline, Stream]:
+    """A recording under way, and the stream of its stage."""
+    timeline = Timeline(device, ["s"], capacity)
     timeline.start()
-    for _ in range(launches):
-        device.launch(stream, touch, torch.zeros(2))
-    return timeline.stop()
+    return timeline, device.stream("s")
 
 
-def test_a_device_that_nobody_watches_runs_phases_alone():
+def test_a_device_without_an_observer_runs_phases():
     device, rows = CpuDevice(), torch.zeros(2)
     device.launch(device.stream("s"), touch, rows)
     with device.host_span(device.stream("s"), "work", step=1):
@@ -131,28 +130,25 @@ def test_every_launch_between_start_and_stop_appears_once():
     assert all(span.ran == span.launched for span in trace.phases), "the CPU runs a phase when it is launched"
 
 
-def test_a_closed_timeline_is_told_nothing():
+def test_a_closed_timeline_records_nothing():
     device = CpuDevice()
-    timeline = Timeline(device)
-    timeline.start()
+    timeline, stream = started(device)
     timeline.close()
-    device.launch(device.stream("s"), touch, torch.zeros(2))
+    device.launch(stream, touch, torch.zeros(2))
     assert timeline.stop().phases == ()
 
 
 def test_a_phase_that_fails_is_recorded_and_raises():
     device = CpuDevice()
-    timeline = Timeline(device)
-    timeline.start()
+    timeline, stream = started(device)
     with pytest.raises(ValueError, match="this phase fails"):
-        device.launch(device.stream("s"), fail)
+        device.launch(stream, fail)
     assert [span.phase for span in timeline.stop().phases] == ["fail"]
 
 
 def test_launches_belong_to_the_step_of_the_innermost_host_span():
     device = CpuDevice()
-    timeline, stream, rows = Timeline(device, ["a"]), device.stream("a"), torch.zeros(2)
-    timeline.start()
+    (timeline, stream), rows = started(device), torch.zeros(2)
     with device.host_span(stream, "execute_model", step=7, decodes=3):
         device.launch(stream, touch, rows)
         with device.host_span(stream, "part"):
@@ -166,7 +162,7 @@ def test_launches_belong_to_the_step_of_the_innermost_host_span():
     assert outer.took.start <= trace.phases[0].launched.start <= trace.phases[1].launched.end <= outer.took.end
 
 
-def test_host_work_that_is_known_by_its_end_is_told_from_its_beginning():
+def test_host_work_that_is_reported_at_its_end_is_recorded_from_its_start():
     device = CpuDevice()
     timeline, stream = Timeline(device, ["s"]), device.stream("s")
     early = device.host_time()
@@ -183,14 +179,15 @@ def test_host_work_that_is_known_by_its_end_is_told_from_its_beginning():
 
 
 def test_memory_is_bounded_and_what_was_dropped_is_counted():
-    trace = record(CpuDevice(), launches=25, capacity=10)
-    assert len(trace.phases) == 10
-    assert trace.dropped == 15
     device = CpuDevice()
-    timeline = Timeline(device, capacity=3)
-    timeline.start()
+    timeline, stream = started(device, capacity=10)
+    for _ in range(25):
+        device.launch(stream, touch, torch.zeros(2))
+    trace = timeline.stop()
+    assert (len(trace.phases), trace.dropped) == (10, 15)
+    timeline, stream = started(device, capacity=3)
     for _ in range(5):
-        with device.host_span(device.stream("s"), "work"):
+        with device.host_span(stream, "work"):
             pass
     assert (len(timeline.stop().host), timeline.stop().dropped) == (3, 2)
 
@@ -207,8 +204,7 @@ def test_a_start_forgets_what_was_before():
 
 def test_events_are_read_when_they_are_done_and_never_waited_for():
     device = LateDevice()
-    timeline, stream = Timeline(device, ["s"]), device.stream("s")
-    timeline.start()
+    timeline, stream = started(device)
     for _ in range(4):
         device.launch(stream, touch, torch.zeros(2))
     assert len(device.clock.given) == 8
@@ -224,8 +220,7 @@ def test_events_are_read_when_they_are_done_and_never_waited_for():
 
 def test_unread_events_are_bounded():
     device = LateDevice()
-    timeline, stream, rows = Timeline(device), device.stream("s"), torch.zeros(1)
-    timeline.start()
+    (timeline, stream), rows = started(device), torch.zeros(1)
     for _ in range(17_000):
         device.launch(stream, touch, rows)
         device.clock.given.clear()  # a list is slow to search
@@ -235,11 +230,10 @@ def test_unread_events_are_bounded():
 
 
 @pytest.mark.parametrize(("rate", "offset"), [(1.0, 0), (1.0, -(10**15)), (1.01, 10**12), (0.99, 5)])
-def test_runs_are_told_by_the_host_s_clock(rate: float, offset: int):
+def test_runs_have_times_of_the_hosts_clock(rate: float, offset: int):
     late = 3_000_000
     device = LateDevice(rate, offset, late)
-    timeline, stream = Timeline(device, ["s"]), device.stream("s")
-    timeline.start()
+    timeline, stream = started(device)
     for _ in range(6):
         device.launch(stream, touch, torch.zeros(2))
         time.sleep(0.01)
@@ -255,8 +249,7 @@ def test_runs_are_told_by_the_host_s_clock(rate: float, offset: int):
 def test_no_phase_runs_before_its_launch():
     # The device's clock stands 2 ms behind what the probes say, as if the middle of a probe were that wrong.
     device = LateDevice(late=-2_000_000)
-    timeline, stream = Timeline(device, ["s"]), device.stream("s")
-    timeline.start()
+    timeline, stream = started(device)
     for _ in range(3):
         device.launch(stream, touch, torch.zeros(2))
     device.clock.reached = device.clock.stamps

@@ -12,7 +12,7 @@ from omni.timeline import MAIN, Interval, PhaseSpan, Trace
 from omni.timeline.busy import Busy
 from omni.timeline.report import make_report, report_lines
 from omni.timeline.report.report import PhaseReport
-from omni.timeline.report.stages import Decoding
+from omni.timeline.report.stages import Decoding, Spread
 from omni.timeline.steps import steps_of
 from tests.omni.timeline.made_trace import LAUNCH, PHASES, STEP, made_step, made_trace
 
@@ -24,14 +24,18 @@ def decoding(trace: Trace) -> Decoding:
     return one
 
 
+def spread(found: Spread | None) -> Spread:
+    assert found is not None
+    return found
+
+
 def phase_of(trace: Trace, name: str | None, category: str) -> PhaseReport:
     (one,) = (one for one in make_report(trace).phases if (one.phase, one.category) == (name, category))
     return one
 
 
 def test_idle_between_steps_is_the_gaps():
-    idle = decoding(made_trace(GAPS)).idle
-    assert idle is not None
+    idle = spread(decoding(made_trace(GAPS)).idle)
     assert (idle.count, idle.total) == (4, 37.0)
     assert [idle.p50, idle.p90, idle.p99] == pytest.approx(np.percentile([5, 8, 20, 4], [50, 90, 99]).tolist())
 
@@ -39,12 +43,10 @@ def test_idle_between_steps_is_the_gaps():
 def test_periods_and_launch_gaps():
     one = decoding(made_trace((5_000, 5_000)))
     assert one.steps == 3
-    assert one.period is not None
-    assert one.period.p50 == (STEP + 5_000) / 1000
+    assert spread(one.period).p50 == (STEP + 5_000) / 1000
     assert one.launch_period == one.period, "each is launched as long ahead as the others"
-    assert one.launch_gap is not None
     launches = (2 * len(PHASES) - 1) * LAUNCH
-    assert one.launch_gap.p50 == (STEP + 5_000 - launches) / 1000
+    assert spread(one.launch_gap).p50 == (STEP + 5_000 - launches) / 1000
 
 
 def test_steps_with_prompts_and_steps_that_do_not_follow_are_left_out():
@@ -62,34 +64,29 @@ def test_what_runs_between_steps_is_no_idle_time():
     end = steps_of(trace, "thinker")[0].ran.end
     took = Interval(end + 1_000, end + 7_000)
     gather = PhaseSpan("thinker", MAIN, "gather_rows", PhaseCategory.PAYLOAD, None, took, took)
-    idle = decoding(replace(trace, phases=(*trace.phases, gather))).idle
-    assert idle is not None
-    assert idle.p50 == 14.0
+    assert spread(decoding(replace(trace, phases=(*trace.phases, gather))).idle).p50 == 14.0
 
 
-def test_a_wait_inside_a_step_is_told_apart():
+def test_a_wait_inside_a_step_is_no_idle_time_between_steps():
     trace = made_trace((5_000,))
     spans = list(trace.phases)
     late = next(n for n, span in enumerate(spans) if span.phase == "post_update")
     ran = spans[late].ran
     spans[late] = replace(spans[late], ran=Interval(ran.start + 3_000, ran.end + 3_000))
     one = decoding(replace(trace, phases=tuple(spans)))
-    assert one.waits is not None
-    assert one.waits.total == 3.0
-    assert one.idle is not None
-    assert one.idle.p50 == 2.0
+    assert (spread(one.waits).total, spread(one.idle).p50) == (3.0, 2.0)
 
 
 def test_buckets_of_a_step_are_sums_of_its_phases():
     categories = decoding(made_trace(GAPS)).categories
-    assert {name: spread.p50 for name, spread in categories.items()} == {
+    assert {name: one.p50 for name, one in categories.items()} == {
         "preprocess": 15.0,
         "forward": 700.0,
         "logits": 60.0,
         "sample": 40.0,
         "postprocess": 8.0,
     }
-    assert all(spread.count == 5 for spread in categories.values())
+    assert all(one.count == 5 for one in categories.values())
 
 
 def test_phases_and_buckets_that_hold_several():
@@ -104,8 +101,8 @@ def test_phases_and_buckets_that_hold_several():
 
 def test_the_next_step_waits_for_what_is_behind_the_token_point():
     one = decoding(made_trace((5_000, 5_000)))
-    assert one.behind_token is not None
-    assert (one.behind_token.count, one.behind_token.p99) == (2, 8.0 + 5.0), "post_update, and the gap"
+    behind = spread(one.behind_token)
+    assert (behind.count, behind.p99) == (2, 8.0 + 5.0), "post_update, and the gap"
     assert "token point" not in one.categories, "a moment takes no time"
 
 

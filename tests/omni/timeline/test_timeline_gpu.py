@@ -149,7 +149,7 @@ def test_events_are_read_without_waiting(device: Device):
     assert len(trace.phases) == 51
 
 
-def test_phases_of_a_graph_that_was_captured_watched_are_told_apart(device: Device):
+def test_a_graph_captured_while_observed_has_its_phases_in_the_timeline(device: Device):
     stream, rows = device.stream("s"), device.zeros((1024,), torch.float32)
     launches = [Launch.of(short_nap), Launch.of(touch, rows), Launch.of(short_nap)]
     unwatched = device.capture(stream, "unwatched", launches)

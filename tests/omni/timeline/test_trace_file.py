@@ -134,7 +134,7 @@ def spoil(file: dict[str, Any], *place: str | int, value: object) -> str:
     return json.dumps(spoiled)
 
 
-def test_a_bad_file_is_told_with_its_name_and_the_field(tmp_path: Path):
+def test_a_bad_file_is_refused_with_its_name_and_the_field(tmp_path: Path):
     path = tmp_path / "bad.json"
     good = written(made_trace(()), tmp_path)
     first = next(n for n, event in enumerate(good["traceEvents"]) if event.get("cat") == "run" and event["ph"] == "X")
@@ -153,9 +153,9 @@ def test_a_bad_file_is_told_with_its_name_and_the_field(tmp_path: Path):
         spoil(good, *event, "args", "category", value="soup"): rf"traceEvents\[{first}\].args.category is wrong",
         spoil(good, "traceEvents", value=[]): "traceEvents holds no phases",
     }
-    for content, told in cases.items():
+    for content, message in cases.items():
         path.write_text(content)
-        with pytest.raises(InputError, match=told) as caught:
+        with pytest.raises(InputError, match=message) as caught:
             read_trace(path)
         assert caught.value.field == str(path)
 
