@@ -1,18 +1,14 @@
 """What transformers makes of a tiny CSM: the speech that the engine's is compared with."""
 
-import atexit
 import math
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,18 +18,14 @@ from transformers import (
     CsmProcessor,
     LogitsProcessor,
     LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, Message, Part, TextPart
 from omni.sampling import SamplingParams
 from omni.utils.quiet import quiet
-from omni_ar.sampling.rng import gumbel
 from omni_csm.tiny import write_tiny
-from tests.support.reference import sound
+from tests.support.reference import GroupNoise, GumbelNoise, sound, temporary_folder, warpers
 
 _RATE = 24000
 SPEECH = frozenset({"audio"})
@@ -51,8 +43,7 @@ class Spoken:
 @cache
 def tiny_csm(seed: int = 0, **shape: Any) -> Path:
     """A tiny checkpoint of this seed and shape, written once per test run."""
-    folder = Path(tempfile.mkdtemp(prefix="omni-csm-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = temporary_folder()
     write_tiny(folder, seed=seed, **shape)
     return folder
 
@@ -79,7 +70,7 @@ class CsmReference:
     """transformers' model and processor for a checkpoint folder, float32, on the CPU; one request at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self._told = Checkpoint(folder).generation_config
+        self._defaults = Checkpoint(folder).generation_config
         with quiet():
             self.processor = CsmProcessor.from_pretrained(folder)
             self.model = CsmForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
@@ -105,8 +96,8 @@ class CsmReference:
         with ExitStack() as stack:
             for context in (torch.no_grad(), quiet(), self._noise(params)):
                 stack.enter_context(context)
-            noise = [_FrameNoise(params.seed)] if params.temperature else []
-            drawn = _warpers(params.temperature, params.top_k, params.top_p)
+            noise = [_FrameNoise(params.seed or 0, 0)] if params.temperature else []
+            drawn = warpers(params.temperature, params.top_k, params.top_p)
             out = self.model.generate(
                 **self.inputs(chat),
                 max_new_tokens=params.max_tokens,
@@ -130,46 +121,32 @@ class CsmReference:
     @contextmanager
     def _noise(self, params: SamplingParams) -> Iterator[None]:
         depth = self.model.depth_decoder
-        frames, generate, told = 0, depth.generate, self._told
+        frames, generate, own = 0, depth.generate, self._defaults
 
         def noisy(**arguments: Any) -> Any:
             nonlocal frames
-            warpers: Sequence[LogitsProcessor] = []
+            drawn: list[LogitsProcessor] = []
             if params.temperature or params.code_temperature:
                 # The depth decoder has settings of its own, in generation_config.json, and those that a request gives it.
-                own = (told["depth_decoder_temperature"], told["depth_decoder_top_k"], None)
-                asked = (params.code_temperature, params.code_top_k, params.code_top_p)
-                drawn = [mine if mine is not None else its for mine, its in zip(asked, own, strict=True)]
-                warpers = [*_warpers(*drawn), _GroupNoise(params.seed, frames)] if drawn[0] else []
+                asked = (params.code_temperature, params.code_top_k)
+                names = ("depth_decoder_temperature", "depth_decoder_top_k")
+                temperature, top_k = (own[name] if x is None else x for x, name in zip(asked, names, strict=True))
+                drawn = warpers(temperature, top_k, params.code_top_p)
+                if drawn:
+                    assert params.seed is not None
+                    drawn.append(GroupNoise(params.seed, frames, first=-1))
             frames += 1
-            return generate(**arguments, logits_processor=LogitsProcessorList(warpers))
+            return generate(**arguments, logits_processor=LogitsProcessorList(drawn))
 
         with mock.patch.object(depth, "generate", noisy):
             yield
 
 
-class _FrameNoise(LogitsProcessor):
-    """Adds the noise that the engine draws first codes with: after the prompt, `input_ids` are frames."""
-
-    def __init__(self, seed: int | None) -> None:
-        assert seed is not None
-        self._seed = torch.tensor([seed])
+class _FrameNoise(GumbelNoise):
+    """The noise that the engine draws first codes with: after the prompt, `input_ids` are frames."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        position = torch.tensor([input_ids.shape[1] if input_ids.dim() == 3 else 0])
-        return scores + gumbel(self._seed, torch.zeros_like(position), position, 0, 0, scores.shape[1])
-
-
-class _GroupNoise(LogitsProcessor):
-    """The same for the other codes of a frame. `input_ids` begin with a placeholder."""
-
-    def __init__(self, seed: int | None, position: int) -> None:
-        assert seed is not None
-        self._seed, self._position = torch.tensor([seed]), torch.tensor([position])
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        zero, group = torch.zeros_like(self._position), input_ids.shape[1] - 1
-        return scores + gumbel(self._seed, zero, self._position, group, 0, scores.shape[1])
+        return super().__call__(input_ids if input_ids.dim() == 3 else input_ids[:, :0], scores)
 
 
 class _Endings(LogitsProcessor):
@@ -191,21 +168,5 @@ class _Endings(LogitsProcessor):
         return scores
 
 
-def _warpers(temperature: float | None, top_k: int | None, top_p: float | None) -> list[LogitsProcessor]:
-    if not temperature:
-        return []
-    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)]
-    if top_k:
-        warpers.append(TopKLogitsWarper(top_k))
-    if top_p is not None:
-        warpers.append(TopPLogitsWarper(top_p))
-    return warpers
-
-
 def _part(part: Part) -> dict[str, str]:
     return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "audio", "audio": ""}
-
-
-def with_frames(asked: Chat, frames: int) -> Chat:
-    """The same request for another number of frames."""
-    return replace(asked, sampling={"backbone": msgspec.structs.replace(asked.sampling["backbone"], max_tokens=frames)})

@@ -160,14 +160,15 @@ class GumbelNoise(LogitsProcessor):
 
 
 class GroupNoise(LogitsProcessor):
-    """The same for the code groups of frame `position`: the id that comes after n others is of group n + 1."""
+    """The same for the code groups of frame `position`: the id that comes after n others is of group n + `first`."""
 
-    def __init__(self, seed: int, position: int) -> None:
+    def __init__(self, seed: int, position: int, first: int = 1) -> None:
         self._seed = torch.tensor([seed])
         self._position = torch.tensor([position])
+        self._first = first
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        group = input_ids.shape[1] + 1
+        group = input_ids.shape[1] + self._first
         zero = torch.zeros_like(self._position)
         return scores + gumbel(self._seed, zero, self._position, group, 0, scores.shape[1])
 
@@ -196,17 +197,20 @@ def sampling_arguments(chat: Chat, prompt: int) -> dict[str, Any]:
 def sampled_with(params: SamplingParams, start: int) -> LogitsProcessorList:
     """What makes a greedy choice a draw: warpers of the sampling's temperature, top-k and top-p, then its seed's noise."""
     assert params.seed is not None
-    return LogitsProcessorList([*_warpers(params), GumbelNoise(params.seed, start)])
+    drawn = warpers(params.temperature, params.top_k, params.top_p)
+    return LogitsProcessorList([*drawn, GumbelNoise(params.seed, start)])
 
 
-def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
-    assert params.temperature is not None
-    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(params.temperature)]
-    if params.top_k:
-        warpers.append(TopKLogitsWarper(params.top_k))
-    if params.top_p is not None and params.top_p < 1:
-        warpers.append(TopPLogitsWarper(params.top_p))
-    return warpers
+def warpers(temperature: float | None, top_k: int | None, top_p: float | None) -> list[LogitsProcessor]:
+    """transformers' own; none under greedy decoding."""
+    if not temperature:
+        return []
+    found: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)]
+    if top_k:
+        found.append(TopKLogitsWarper(top_k))
+    if top_p is not None and top_p < 1:
+        found.append(TopPLogitsWarper(top_p))
+    return found
 
 
 def predictor_noise(chat: Chat) -> Callable[[Generate], Generate] | None:
@@ -222,9 +226,9 @@ def predictor_noise(chat: Chat) -> Callable[[Generate], Generate] | None:
 
         def noisy(**arguments: Any) -> Any:
             nonlocal frames
-            warpers = [TopKLogitsWarper(50), TopPLogitsWarper(0.8), GroupNoise(seed, frames)]
+            drawn = [*warpers(1.0, 50, 0.8), GroupNoise(seed, frames)]
             frames += 1
-            return generate(**arguments, logits_processor=LogitsProcessorList(warpers))
+            return generate(**arguments, logits_processor=LogitsProcessorList(drawn))
 
         return noisy
 
@@ -244,11 +248,17 @@ class Answer:
     wave: NDArray[np.float32]
 
 
+def temporary_folder() -> Path:
+    """Removed at the end of the test run."""
+    folder = Path(tempfile.mkdtemp(prefix="omni-tiny-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @cache
 def tiny_checkpoint(seed: int = 0, *, norm_topk: bool = True, **shape: Any) -> Path:
     """A tiny checkpoint of this seed and shape, written once per test run. norm_topk: of both routers."""
-    folder = Path(tempfile.mkdtemp(prefix="omni-tiny-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = temporary_folder()
     write_tiny(folder, seed=seed, **shape)
     if not norm_topk:
         file = folder / "config.json"

@@ -3,9 +3,6 @@
 Shape legend: T tokens of a prompt, D the thinker's width, M mel bins, S samples.
 """
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +37,7 @@ from omni_qwen2_5_omni.tiny import write_tiny
 from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
 from omni_qwen2_5_omni.voices import VoiceReference
+from tests.support.reference import temporary_folder
 
 # Diffusion transformers and BigVGANs of transformers with random weights under which every part is heard, and ours with the same.
 #
@@ -265,8 +263,7 @@ def random_mel(frames: int, seed: int = 0) -> Tensor:
 @cache
 def tiny_folder(seed: int = 0, **shape: Any) -> Path:
     """A checkpoint of this seed and shape, written once per test run."""
-    folder = Path(tempfile.mkdtemp(prefix="omni-tiny-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = temporary_folder()
     write_tiny(folder, seed=seed, **shape)
     return folder
 

@@ -13,8 +13,9 @@ from omni_ar.model import Codes, PlacedEmbedding, PromptTokens
 from omni_csm.backbone import Backbone
 from omni_csm.config import CsmConfig
 from omni_csm.depth import DepthDecoder, FrameEmbedding
-from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn, with_frames
+from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
 from tests.support.omni_engine import OmniEngine
+from tests.support.reference import with_sampling
 from tests.support.tiers import few
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -106,7 +107,9 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def right(folder: Path) -> Tensor:
     codes = OmniEngine(folder).answer(ASKED).codes
-    assert torch.equal(codes[:, :12], csm_reference_of(folder).speech(with_frames(ASKED, 12)).codes)
+    assert torch.equal(
+        codes[:, :12], csm_reference_of(folder).speech(with_sampling(ASKED, "backbone", max_tokens=12)).codes
+    )
     return codes
 
 

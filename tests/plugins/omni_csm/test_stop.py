@@ -9,8 +9,9 @@ import torch
 
 from omni.frontend.base import Chat
 from omni.testing.simulation import SimulatedDevice, Simulation
-from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn, with_frames
+from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
 from tests.support.omni_engine import OmniEngine, Result
+from tests.support.reference import with_sampling
 from tests.support.tiers import SLOW, chosen, few
 
 SHAPE: dict[str, Any] = {"stop_gain": 3.0, "sampled": True, "groups": 2, "codebook_size": 32}
@@ -68,7 +69,9 @@ def test_at_the_limit_too() -> None:
     asked = []
     for one in ASKED[2:]:
         frames = reference.speech(one).codes.shape[1]
-        asked += [with_frames(one, limit) for limit in (frames - 1, frames, frames + 1) if limit]
+        asked += [
+            with_sampling(one, "backbone", max_tokens=limit) for limit in (frames - 1, frames, frames + 1) if limit
+        ]
     assert check(asked, OmniEngine(tiny_csm(7, **SHAPE)).run(asked))[0] > 5
 
 
