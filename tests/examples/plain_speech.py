@@ -111,7 +111,8 @@ class PlainSpeech:
         scores_HTT = query @ key.transpose(1, 2) / config["head_dim"] ** 0.5
         later_TT = torch.ones(scores_HTT.shape[1:]).triu(1).bool()
         mixed_HTE = scores_HTT.masked_fill(later_TT, float("-inf")).softmax(-1) @ value
-        return mixed_HTE.transpose(0, 1).flatten(1) @ self._weights[f"{name}o_proj.weight"].T
+        out_TD: Tensor = mixed_HTE.transpose(0, 1).flatten(1) @ self._weights[f"{name}o_proj.weight"].T
+        return out_TD
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self._weights[f"{name}.weight"]

@@ -51,7 +51,8 @@ def expected(folder: Path, change: object, max_tokens: int = 40) -> str:
     """Greedy text of the bigram table, its logits changed as `change(ids, logits)` says."""
     assert callable(change)
     table_VV = load_file(folder / "model.safetensors")["bigrams"]
-    ids, newest = [], ord(PROMPT[-1])
+    ids: list[int] = []
+    newest = ord(PROMPT[-1])
     while len(ids) < max_tokens and newest != ord("\n"):
         newest = int(change(ids, table_VV[newest].clone()).argmax())
         ids.append(newest)
@@ -71,7 +72,7 @@ def unrepeated(size: int):
     processor = NoRepeatNGramLogitsProcessor(size)
 
     def change(ids: list[int], logits_V: torch.Tensor) -> torch.Tensor:
-        return processor(torch.tensor([ids], dtype=torch.int64), logits_V[None])[0]
+        return torch.as_tensor(processor(torch.tensor([ids], dtype=torch.int64), logits_V[None])[0])
 
     return change
 
@@ -101,11 +102,11 @@ def test_no_repeat_is_transformers_own(omni: Omni, folder: Path, size: int):
 
 def test_both_at_once_beside_requests_without(omni: Omni, folder: Path):
     ends = [ord("."), ord("\n")]
-    both = {"hurry": {"ids": ends, "by": 1.5, "after": 8}, "no_repeat": {"size": 2}}
+    both: dict[str, dict[str, object]] = {"hurry": {"ids": ends, "by": 1.5, "after": 8}, "no_repeat": {"size": 2}}
     asked = [greedy({}), greedy(both), greedy({"no_repeat": {"size": 2}}), greedy(HURRY)]
 
     def change(ids: list[int], logits_V: torch.Tensor) -> torch.Tensor:
-        return hurried(1.5, 8)(ids, unrepeated(2)(ids, logits_V))
+        return torch.as_tensor(hurried(1.5, 8)(ids, unrepeated(2)(ids, logits_V)))
 
     alone = [generate(omni, [sampling])[0] for sampling in asked]
     assert generate(omni, asked) == alone

@@ -12,7 +12,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
-    Qwen3ForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -261,9 +260,7 @@ def arguments(
     }
 
 
-def generated(
-    model: Qwen3ForCausalLM, prompt: Sequence[int], ends: Sequence[int], given: Mapping[str, Any]
-) -> list[int]:
+def generated(model: Any, prompt: Sequence[int], ends: Sequence[int], given: Mapping[str, Any]) -> list[int]:
     """What the model says. ends: ids that end it."""
     ids = torch.tensor([prompt])
     out = model.generate(

@@ -4,7 +4,7 @@ A choice is *close* if another one is made when the logit of the chosen id is lo
 likeliest ids are as near as that. Devices add numbers up in different orders, so they may differ there, and nowhere else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -48,11 +48,12 @@ class WatchedCpu(CpuDevice):
     def launch(self, stream: Stream, phase: Phase, *buffers: object) -> None:
         if phase is predict_codes:
             model, state, hidden_RD, rows_R, *others = buffers
+            assert isinstance(model, CodecModel)
             position_R = _outputs(state, rows_R) - 1  # the frame's first code is counted already
             buffers = (_WatchedCodec(model, self, stream.name, position_R), state, hidden_RD, rows_R, *others)
         super().launch(stream, phase, *buffers)
         if phase is sample_rows:
-            self._sample_again(stream.name, *buffers)
+            self._sample_again(stream.name, buffers)
 
     def look(self, stage: str, position_R: Tensor, group: int, ids_R: Tensor, again_R: Tensor) -> None:
         """Takes down choices, and what was chosen the second time."""
@@ -61,11 +62,13 @@ class WatchedCpu(CpuDevice):
             if first != second:
                 self.close.add(Choice(stage, position, group))
 
-    def _sample_again(self, stage: str, state: object, logits_RV: Tensor, rows_R: Tensor, *others: object) -> None:
-        *others, ids_R = others
+    def _sample_again(self, stage: str, buffers: Sequence[object]) -> None:
+        state, logits_RV, rows_R, *others, ids_R = buffers
+        assert isinstance(logits_RV, Tensor)
         assert isinstance(ids_R, Tensor)
         again_R = torch.empty_like(ids_R)
-        sample_rows(state, lowered(logits_RV, ids_R), rows_R, *others, again_R)
+        again: Callable[..., None] = sample_rows
+        again(state, lowered(logits_RV, ids_R), rows_R, *others, again_R)
         self.look(stage, _outputs(state, rows_R), 0, ids_R, again_R)
 
 

@@ -80,7 +80,7 @@ class CsmReference:
         voice = chat.voice or chat.messages[-1].name or "0"
         other = "1" if voice == "0" else "0"
         speakers = [m.name or (other if m.role == "user" else voice) for m in chat.messages[:-1]] + [voice]
-        conversation = [
+        conversation: Any = [
             {"role": who, "content": [_part(part) for part in message.content]}
             for who, message in zip(speakers, chat.messages, strict=True)
         ]
@@ -128,10 +128,9 @@ class CsmReference:
             drawn: list[LogitsProcessor] = []
             if params.temperature or params.code_temperature:
                 # The depth decoder has settings of its own, in generation_config.json, and those that a request gives it.
-                asked = (params.code_temperature, params.code_top_k)
-                names = ("depth_decoder_temperature", "depth_decoder_top_k")
-                temperature, top_k = (own[name] if x is None else x for x, name in zip(asked, names, strict=True))
-                drawn = warpers(temperature, top_k, params.code_top_p)
+                temperature, top_k = params.code_temperature, params.code_top_k
+                temperature = own["depth_decoder_temperature"] if temperature is None else temperature
+                drawn = warpers(temperature, own["depth_decoder_top_k"] if top_k is None else top_k, params.code_top_p)
                 if drawn:
                     assert params.seed is not None
                     drawn.append(GroupNoise(params.seed, frames, first=-1))

@@ -19,8 +19,8 @@ from omni.testing.simulation import SimulatedStream
 class Counting(Device):
     """replays: of graphs, by name. launches: outside of them, by phase."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *torch_device: torch.device) -> None:
+        super().__init__(*torch_device)
         self.replays: Counter[str] = Counter()
         self.launches: Counter[str] = Counter()
         self._replaying = False

@@ -17,19 +17,20 @@ from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.pipeline.adapter import Adapter, AdapterFactory, PassThrough
-from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume
+from omni.sampling import SamplingParams
+from omni.stage import Abort, Done, Ended, Failed, Feed, Inbound, Open, Outbound, Pause, Produced, Resume, StageWorker
 from omni_local.connector import LocalConnector
 
 # A stage worker that does nothing by itself: the test reads what it was told and says what it gives.
 
 
-class FakeWorker:
+class FakeWorker(StageWorker):
     """Keeps every message. A request counts as held from `Open` to its end here.
 
     answer: given, with the end, to every request as it opens: for an engine that runs in a thread of its own.
     """
 
-    longest_prompt = None
+    longest_prompt: int | None = None
 
     def __init__(self) -> None:
         self.inbox: deque[Inbound] = deque()
@@ -56,6 +57,8 @@ class FakeWorker:
                 self.held.discard(message.request_id)
                 self.release(message.request_id)
         return moved
+
+    def check(self, sampling: SamplingParams, field: str) -> None: ...
 
     def usage(self) -> dict[str, int]:
         return {"requests": len(self.held)}
@@ -165,7 +168,8 @@ class Recorder:
     @property
     def chunks(self) -> list[tuple[str, int]]:
         """Modality and number of every chunk."""
-        return [(o.modality, o.meta.number) for o in self.outputs if isinstance(o, StageOutput)]
+        chunks = [output for output in self.outputs if isinstance(output, StageOutput)]
+        return [(chunk.modality, chunk.meta.number) for chunk in chunks if isinstance(chunk.meta, Note)]
 
     @property
     def finished(self) -> list[str]:

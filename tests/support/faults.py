@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -237,8 +238,8 @@ class LateFrames:
             tick = 0
             for number, part in enumerate(np.array_split(rows, parts)):
                 tick += simulation.random.randrange(20 if not number else 12)
-                simulation.at(tick, lambda n=name, r=part: self.feed(n, r), "feed")
-            simulation.at(tick, lambda n=name: self.bench.end(n), "end")
+                simulation.at(tick, partial(self.feed, name, part), "feed")
+            simulation.at(tick, partial(self.bench.end, name), "end")
         simulation.run()
 
     def feed(self, name: str, codes: NDArray[np.int64]) -> None:

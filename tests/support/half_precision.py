@@ -16,7 +16,7 @@ from omni_ar.attention.select import select_backend
 from omni_ar.layers import DecoderConfig
 from omni_ar.layers.text_model import TextModel
 from omni_ar.model import ArModel
-from omni_ar.options import ArOptions
+from omni_ar.options import ArOptions, AttentionName
 from tests.support.ar_driver import ArDriver, plain_prompt
 
 # Log-probabilities that a model gives known tokens, in prefill and in decode steps.
@@ -36,7 +36,9 @@ class Scored:
 class Scorer:
     """A model on a device, in batches. captured: its decode steps are."""
 
-    def __init__(self, model: ArModel, device: str, dtype: torch.dtype, attention: str, captured: bool) -> None:
+    def __init__(
+        self, model: ArModel, device: str, dtype: torch.dtype, attention: AttentionName, captured: bool
+    ) -> None:
         options = ArOptions(max_num_seqs=8, max_model_len=512, max_num_batched_tokens=600, max_in_flight=3)
         target = open_device(device)
         self._axes = model.shape.position_axes

@@ -110,7 +110,7 @@ class ReadOut(nn.Module):
         super().__init__()
         weights = np.random.default_rng(width).standard_normal((width - 2 * EDGE, SUMS)) / np.sqrt(width)
         self.on_host: NDArray[np.float32] = weights.astype(np.float32)
-        self.register_buffer("weights", torch.from_numpy(self.on_host.copy()))
+        self.weights = nn.Buffer(torch.from_numpy(self.on_host.copy()))
 
     def forward(self, rows_nW: Tensor) -> Tensor:
         """`[n, N]`."""

@@ -15,6 +15,7 @@ from omni.engine.host import HostConnector
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
 from omni_local.connector import LocalConnector
+from tests.support.tensors import tensors_of
 
 BLOCK = 4
 REUSED = -1.0
@@ -47,8 +48,7 @@ class Sent:
 
     def read(self) -> dict[str, NDArray[np.float32]]:
         assert self.received is not None
-        assert all(isinstance(tensor, Tensor) for tensor in self.received.payload.tensors.values())
-        return {name: tensor.numpy().copy() for name, tensor in self.received.payload.tensors.items()}
+        return {name: tensor.numpy().copy() for name, tensor in tensors_of(self.received.payload).items()}
 
 
 class HostBench:

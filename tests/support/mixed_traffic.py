@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from unittest.mock import patch
@@ -61,6 +61,8 @@ class World(Protocol):
 
     @property
     def knobs(self) -> Knobs: ...
+
+    def __hash__(self) -> int: ...
 
     def engine(self, device: Device, settings: Mapping[str, object]) -> Engine: ...
 
@@ -369,11 +371,11 @@ def play(world: World, plan: Scenario, device: SimulatedDevice) -> Played:
         scene = _Scene(world, plan, engine)
         simulation = Simulation(device, scene.tick, lambda: engine.idle, lambda: str(engine.usage()))
         for ask in plan.asks:
-            simulation.at(ask.tick, lambda a=ask: scene.enter(a), f"submit {ask.id}")
+            simulation.at(ask.tick, partial(scene.enter, ask), f"submit {ask.id}")
             if ask.leaves is not None:
-                simulation.at(ask.leaves, lambda a=ask: engine.abort(a.id, GIVEN_UP), f"abort {ask.id}")
+                simulation.at(ask.leaves, partial(engine.abort, ask.id, GIVEN_UP), f"abort {ask.id}")
         for stall in plan.stalls:
-            simulation.at(stall.tick, lambda s=stall: _stall(device, s), "stall")
+            simulation.at(stall.tick, partial(_stall, device, stall), "stall")
         with _telling(scene.happened):
             simulation.run()
         counters = scene.total()

@@ -215,7 +215,7 @@ class Bench(FrameBench):
         """The samples of its windows, each by the book."""
         noise = noise if noise is not None else noise_of(request_id, len(codes))
         whole = heard(painted(codes, voice, noise, spans(len(codes), self.options)), self.model.context)
-        self.expect_wave(request_id, len(codes), whole, rtol=1e-4, atol=1e-5)
+        self.expect_wave(request_id, len(codes), whole.astype(np.float32), rtol=1e-4, atol=1e-5)
 
 
 def noise_of(request_id: str, count: int) -> NDArray[np.float32]:

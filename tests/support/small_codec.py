@@ -45,7 +45,8 @@ class SmallCodec(CodecModel):
         )
 
     def embed_prompt(self, prompt: PromptTokens) -> Tensor:
-        return self.text_table[prompt.columns_CT[0]] + self.code_tables[0][prompt.columns_CT[1]]
+        texts_TD, codes_TD = self.text_table[prompt.columns_CT[0]], self.code_tables[0][prompt.columns_CT[1]]
+        return texts_TD + torch.as_tensor(codes_TD)
 
     def embed_next(self, step: NextTokens) -> Tensor:
         return step.codes_RD + self.text_table[step.columns_SR[0]]
@@ -55,7 +56,8 @@ class SmallCodec(CodecModel):
         return hidden_TD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        return hidden_RD @ self.heads[0].T
+        logits_RV: Tensor = hidden_RD @ self.heads[0].T
+        return logits_RV
 
     def predict_codes(self, hidden_RD: Tensor, code0_R: Tensor, draw: DrawCode) -> Codes:
         frame, state_RD = [code0_R], hidden_RD

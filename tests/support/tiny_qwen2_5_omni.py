@@ -30,6 +30,7 @@ from omni.frontend.base import AudioPart, Chat, ImagePart, Message, Part, TextPa
 from omni.pipeline import Stage
 from omni.stage import StageContext
 from omni.utils.quiet import quiet
+from omni_ar.inputs import Prompt
 from omni_ar.options import ArOptions
 from omni_diffusion.model import Windows
 from omni_qwen2_5_omni.frontend import build
@@ -38,6 +39,7 @@ from omni_qwen2_5_omni.token2wav import Token2Wav
 from omni_qwen2_5_omni.token2wav.bigvgan import BigVGAN
 from omni_qwen2_5_omni.voices import VoiceReference
 from tests.support.reference import temporary_folder
+from tests.support.tensors import tensors_of
 
 # Diffusion transformers and BigVGANs of transformers with random weights under which every part is heard, and ours with the same.
 #
@@ -133,7 +135,7 @@ class DiTPair:
         vocoder = bigvgan_pair()[1]
         copy_weights(ours.renderer, vocoder.state_dict())
         generator = torch.Generator().manual_seed(2)
-        speaker_V = torch.randn(config.dit_config.enc_emb_dim, generator=generator)
+        speaker_V = torch.randn(SMALL_DIT["enc_emb_dim"], generator=generator)
         reference_TM = torch.randn(30, 8, generator=generator)
         voices = {
             "a": VoiceReference(0, speaker_V, reference_TM),
@@ -213,7 +215,9 @@ class Rows:
         codes_BNG = torch.zeros(len(lines) + 1, self._frames, 1, dtype=torch.int64)
         for line, window in zip(codes_BNG, windows, strict=False):
             line[: len(window.codes_N), 0] = window.codes_N
-        self.model.begin(self.state, Windows(*columns.to(self._device), codes_BNG=codes_BNG.to(self._device)))
+        row, first, context, fresh, frames, voice = columns.to(self._device)
+        windows_B = Windows(row, first, context, fresh, frames, voice, codes_BNG.to(self._device))
+        self.model.begin(self.state, windows_B)
 
     def step(self, *windows: Denoised) -> None:
         """Each window a step on."""
@@ -380,7 +384,7 @@ def sound_of(folder: Path, codes: list[int], noise_TM: Tensor, voice: str, steps
     return wave.reshape(-1)
 
 
-def as_transformers(folder: Path, messages: list[dict[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
+def as_transformers(folder: Path, messages: list[dict[str, Any]]) -> tuple[Tensor, dict[str, Any]]:
     """As `given`, of a chat of one message."""
     parts: list[Part] = []
     for part in messages[0]["content"]:
@@ -394,17 +398,19 @@ def as_transformers(folder: Path, messages: list[dict[str, Any]]) -> tuple[Tenso
     return given(folder, Chat((Message(role="user", content=tuple(parts)),), frozenset({"text"}), None, {}))
 
 
-def given(folder: Path, chat: Chat) -> tuple[Tensor, dict[str, Tensor]]:
+def given(folder: Path, chat: Chat) -> tuple[Tensor, dict[str, Any]]:
     """The prompt `[T]` of a chat, and its media as arguments of `generate`: as the front end has them, whose features are compared
     with the published processor's elsewhere."""
     inputs = build(Checkpoint(folder)).prepare(chat).inputs
-    media: dict[str, Tensor] = {}
+    media: dict[str, Any] = {}
     if pictures := inputs.get("vision_encoder"):
-        media["pixel_values"] = torch.cat([payload.tensors["pixels"] for payload in pictures])
-        media["image_grid_thw"] = torch.stack([payload.tensors["grid"] for payload in pictures])
+        media["pixel_values"] = torch.cat([tensors_of(payload)["pixels"] for payload in pictures])
+        media["image_grid_thw"] = torch.stack([tensors_of(payload)["grid"] for payload in pictures])
     if clips := inputs.get("audio_encoder"):
-        features = [payload.tensors["features"].T for payload in clips]
+        features = [tensors_of(payload)["features"].T for payload in clips]
         ones = [torch.ones(len(feature), dtype=torch.int64) for feature in features]
         media["input_features"] = torch.nn.utils.rnn.pad_sequence(features, batch_first=True).transpose(1, 2)
         media["feature_attention_mask"] = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True)
-    return torch.from_numpy(inputs["thinker"][0].meta.columns[0]), media
+    prompt = inputs["thinker"][0].meta
+    assert isinstance(prompt, Prompt)
+    return torch.from_numpy(prompt.columns[0]), media

@@ -105,7 +105,7 @@ class TextReference:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
-        self.model: PreTrainedModel = write_text_model(folder, kind)
+        self.model: Any = write_text_model(folder, kind)
         self._answers: dict[tuple[int, float], list[int]] = {}
 
     def answer(self, index: int, penalty: float) -> list[int]:

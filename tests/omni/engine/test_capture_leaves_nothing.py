@@ -22,6 +22,7 @@ from tests.support.mixed_traffic import World, alone, make_world
 from tests.support.painter import Bench
 from tests.support.received import Received
 from tests.support.stage_driver import StageDriver
+from tests.support.tensors import tensors_of
 from tests.support.tiers import SLOW, few
 from tests.support.tower import Tower
 
@@ -137,5 +138,5 @@ def test_an_encoder_starts_as_if_nothing_had_run(times: int) -> None:
         driver.feed_host("a", Payload(item, {"x": torch.full((length,), 1.0 + index)}))
     driver.end("a")
     driver.settle(device)
-    sums = [produced.payload.tensors["sum"].tolist() for produced in driver.produced["a"]]
+    sums = [tensors_of(produced.payload)["sum"].tolist() for produced in driver.produced["a"]]
     assert sums == [[1.0, 2.0, 3.0], [2.0, 4.0]]

@@ -1,6 +1,7 @@
 """An engine that has failed: stages in an unknown state run no more, and refusing costs nothing."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -46,7 +47,8 @@ class Refused(Recorder):
 
 def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
     graph, broken, wake = FakeGraph(), Breaking(), CountedEvent()
-    graph.workers["writer"] = graph.engine._workers["writer"] = broken
+    graph.workers["writer"] = broken
+    vars(graph.engine)["_workers"] = graph.workers
     graph.engine._wake = wake
     graph.engine.start()
     for number in range(3):
@@ -63,6 +65,7 @@ def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
     ("name", "least"), [("max_active_requests", 1), ("max_waiting_requests", 0), ("memory_bytes", 1)]
 )
 def test_limits_that_let_nothing_run_are_refused(name: str, least: int):
-    EngineOptions(**{name: least})
+    options: Callable[..., EngineOptions] = EngineOptions
+    options(**{name: least})
     with pytest.raises(ValueError, match=f"{name} must be at least {least}"):
-        EngineOptions(**{name: least - 1})
+        options(**{name: least - 1})

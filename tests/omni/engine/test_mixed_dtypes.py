@@ -19,7 +19,7 @@ TOKENS, CODES = 6, 12
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("mixed")
-    write_tiny(folder, **SHAPE)
+    write_tiny(folder, stop_gain=0.0, codec_stop_gain=0.0)
     return dict(zip(FAMILIES, (folder, tiny_folder(**SHAPE)), strict=True))
 
 

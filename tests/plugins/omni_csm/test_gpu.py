@@ -1,5 +1,7 @@
 """On a GPU in float32, eager and captured: codes of all groups and waveforms are those of transformers on the CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from tests.support.omni_engine import OmniEngine
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 1e-4
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "four groups": {},
     "sixteen groups": {"groups": 16, "semantic": 2, "codebook_size": 128, "depth_layers": 3, "seed": 6},
     "sampled": {"sampled": True, "seed": 5},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omni_ar.model import Codes, PlacedEmbedding, PromptTokens
 from omni_csm.backbone import Backbone
-from omni_csm.config import CsmConfig
+from omni_csm.config import CsmConfig, read_config
 from omni_csm.depth import DepthDecoder, FrameEmbedding
 from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
 from tests.support.omni_engine import OmniEngine
@@ -69,7 +69,7 @@ def _unscaled_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _cold_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is drawn from as if it were colder than was asked for."""
-    predict = DepthDecoder.predict
+    predict: Callable[..., Codes] = DepthDecoder.predict
 
     def predict_cold(self: DepthDecoder, *arguments: Any) -> Codes:
         *inputs, draw = arguments
@@ -79,10 +79,7 @@ def _cold_depth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _reconfigured(monkeypatch: pytest.MonkeyPatch, change: Callable[[CsmConfig], CsmConfig]) -> None:
-    from omni_csm import backbone
-
-    read = backbone.read_config
-    monkeypatch.setattr(backbone, "read_config", lambda checkpoint: change(read(checkpoint)))
+    monkeypatch.setattr("omni_csm.backbone.read_config", lambda checkpoint: change(read_config(checkpoint)))
 
 
 FAULTS: list[Patch] = [

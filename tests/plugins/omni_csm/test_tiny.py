@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
@@ -67,7 +68,7 @@ def omni() -> Iterator[Omni]:
 
 def test_through_the_public_interface(omni: Omni) -> None:
     clip = sound(0.4, 1, 24000)
-    turns = [
+    turns: list[dict[str, Any]] = [
         {
             "role": "user",
             "content": [{"type": "text", "text": "hi"}, {"type": "input_audio", "input_audio": clip.samples}],
@@ -104,7 +105,7 @@ def test_the_command_line_speaks_without_a_text(monkeypatch: pytest.MonkeyPatch,
 
 def test_in_half_precision_it_speaks_too() -> None:
     plugins = load_plugins(own_entry_points("ar", "csm", "encoder", "local", "vocoder"))
-    turns = [
+    turns: list[dict[str, Any]] = [
         {
             "role": "user",
             "content": [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": sound(0.3).samples}],

@@ -44,7 +44,7 @@ class HostReads(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.sources: list[Tensor] = []
 
     @classmethod

@@ -19,6 +19,7 @@ from omni_diffusion.inputs import Voice
 from omni_qwen2_5_omni.frontend import OmniFrontend, build
 from omni_qwen2_5_omni.talker import FIRST_VOICE, NONE
 from tests.support.reference import with_tokens
+from tests.support.tensors import tensors_of
 from tests.support.tiny_qwen2_5_omni import reference_model, tiny_folder
 
 
@@ -44,6 +45,7 @@ def chat(*parts: Any, modalities: tuple[str, ...] = ("text", "audio"), voice: st
 
 def prompt_of(prepared: Any) -> Prompt:
     (payload,) = prepared.inputs["thinker"]
+    assert isinstance(payload.meta, Prompt)
     return payload.meta
 
 
@@ -54,9 +56,9 @@ def test_ids_and_positions_are_transformers(frontend: OmniFrontend) -> None:
     ids_T = torch.from_numpy(prompt.columns[0])
     tokenizer = Qwen2Tokenizer.from_pretrained(tiny_folder())
     assert tokenizer.decode(ids_T.unique_consecutive()).count("<|AUDIO|>") == 2
-    grids = [payload.tensors["grid"] for payload in frontend.prepare(chat(*parts)).inputs["vision_encoder"]]
+    grids = [tensors_of(payload)["grid"] for payload in frontend.prepare(chat(*parts)).inputs["vision_encoder"]]
     lengths = [
-        payload.tensors["features"].shape[1] for payload in frontend.prepare(chat(*parts)).inputs["audio_encoder"]
+        tensors_of(payload)["features"].shape[1] for payload in frontend.prepare(chat(*parts)).inputs["audio_encoder"]
     ]
     positions_31T, delta = reference_model(tiny_folder()).thinker.get_rope_index(
         ids_T[None], torch.stack(grids), None, torch.ones_like(ids_T)[None], False, torch.tensor(lengths)
@@ -77,15 +79,15 @@ def test_features_of_clips_are_those_of_the_published_processor(frontend: OmniFr
     )
     expected = made["input_features"][0][:, made["attention_mask"][0].bool()]
     assert payload.tensors["features"].shape == expected.shape
-    assert torch.allclose(payload.tensors["features"], expected, atol=1e-5)
+    assert torch.allclose(tensors_of(payload)["features"], expected, atol=1e-5)
 
 
 def test_features_of_pictures_are_those_of_the_published_processor(frontend: OmniFrontend) -> None:
     part = picture(100, 60)
     (payload,) = frontend.prepare(chat(part)).inputs["vision_encoder"]
     made = Qwen2VLImageProcessorPil.from_pretrained(tiny_folder())(images=[part.image], return_tensors="pt")
-    assert torch.equal(payload.tensors["pixels"], made["pixel_values"])
-    assert torch.equal(payload.tensors["grid"], made["image_grid_thw"][0])
+    assert torch.equal(tensors_of(payload)["pixels"], made["pixel_values"])
+    assert torch.equal(tensors_of(payload)["grid"], made["image_grid_thw"][0])
 
 
 def test_the_talker_reads_what_the_thinker_read_and_two_more(frontend: OmniFrontend) -> None:

@@ -1,5 +1,7 @@
 """Token2wav on a GPU in float32: what transformers makes on the CPU, eager and captured, and nothing is asked of the device."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def error(made: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("shape", [{}, {"look_ahead_layers": [0, 3], "block_size": 12, "head_dim": 64}], ids=str)
-def test_spectrograms_are_those_of_transformers(shape: dict[str, object], remembers: bool) -> None:
+def test_spectrograms_are_those_of_transformers(shape: dict[str, Any], remembers: bool) -> None:
     pair = DiTPair.of(device="cuda", remembers=remembers, **shape)
     utterances = [(pair.codes(n, seed), pair.noise(n, seed)) for seed, n in enumerate((9, 30, 14))]
     windows = [Denoised(row, *utterances[row], voice=row % 2) for row in range(3)]

@@ -44,12 +44,13 @@ def positions(folder: Path, ids_T: Tensor, media: dict[str, Tensor]) -> Tensor:
     positions_31T, _ = reference_model(folder).thinker.get_rope_index(
         ids_T[None], media.get("image_grid_thw"), None, torch.ones_like(ids_T)[None], False, lengths
     )
-    return positions_31T[:, 0]
+    positions_3T: Tensor = positions_31T[:, 0]
+    return positions_3T
 
 
-def chat(folder: Path, kind: str) -> tuple[Tensor, dict[str, Tensor]]:
+def chat(folder: Path, kind: str) -> tuple[Tensor, dict[str, Any]]:
     """A prompt with media, and their features."""
-    media: dict[str, Tensor] = {}
+    media: dict[str, Any] = {}
     text = ""
     if kind in ("image", "both"):
         media |= picture(folder)

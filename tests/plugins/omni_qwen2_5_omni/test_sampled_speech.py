@@ -48,6 +48,7 @@ def spoken(folder: Path, asked: Chat, sampling: SamplingParams) -> tuple[list[in
     tokens, codes = asked.sampling["thinker"].max_tokens, asked.sampling["talker"].max_tokens
     assert tokens is not None
     assert codes is not None
+    assert asked.voice is not None
     silence = patch.object(model.token2wav, "forward", lambda *_, **__: torch.zeros(1, 8))
     with patch.object(model.talker, "generate", draw), silence:
         said = speak(folder, prompt_T, tokens=tokens, codes=codes, voice=asked.voice, **media)

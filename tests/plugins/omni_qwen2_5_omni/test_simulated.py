@@ -1,5 +1,7 @@
 """Whole requests on the simulated device, captured and checked for races, and through the launch guard."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -43,7 +45,7 @@ def test_requests_on_a_device_in_any_order(seed: int) -> None:
         simulation = Simulation(device, engine.engine.tick, lambda: engine.engine.idle)
         for asked, result in zip(CHATS, results, strict=True):
             request = engine.request(asked)
-            simulation.sometime(40, lambda request=request, result=result: engine.engine.submit(request, result.take))
+            simulation.sometime(40, partial(engine.engine.submit, request, result.take))
         simulation.run()
     engine.assert_free()
     device.assert_no_races()

@@ -164,4 +164,4 @@ def test_codes_without_a_sound_harm_nobody() -> None:
     for result in said:
         assert result.audio is not None
         assert result.audio.isfinite().all()
-        assert result.audio.shape == said[0].audio.shape
+        assert len({len(one.audio) for one in said if one.audio is not None}) == 1

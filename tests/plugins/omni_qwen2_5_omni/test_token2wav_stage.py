@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.testing import LaunchGuard, SimulatedDevice, Simulation
 from tests.support.painter import Bench
@@ -23,8 +24,9 @@ def pair() -> DiTPair:
     return DiTPair.of(steps=2)
 
 
-def bench(pair: DiTPair, **options: Any) -> Bench:
-    return Bench(CpuDevice(), pair.ours, **options)  # type: ignore[arg-type]
+def bench(pair: DiTPair, device: Device | None = None, **options: Any) -> Bench:
+    model: Any = pair.ours
+    return Bench(device or CpuDevice(), model, **options)
 
 
 def utterances(pair: DiTPair, *lengths: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -125,9 +127,8 @@ def test_device_memory_is_touched_in_phases_only(pair: DiTPair) -> None:
 def test_streams_on_a_late_device(seed: int) -> None:
     """Windows remember across launches that a simulated device delays and reorders, as far as it may."""
     pair, device = DiTPair.of(steps=2, look_ahead_layers=[], remembers=True), SimulatedDevice(seed)
-    stage = Bench(
-        device, pair.ours, first_chunk_blocks=1, chunk_blocks=2, blocks_before=0, blocks_after=0, max_num_seqs=2
-    )  # type: ignore[arg-type]
+    windows = {"first_chunk_blocks": 1, "chunk_blocks": 2, "blocks_before": 0, "blocks_after": 0, "max_num_seqs": 2}
+    stage = bench(pair, device, **windows)
     stage.diffusion.capture([2, 1])
     device.synchronize()
     asked = utterances(pair, 14, 22, 9)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
@@ -76,7 +77,7 @@ def test_the_text_goes_to_stdout_and_all_else_to_stderr(model: str, tmp_path: Pa
         command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, env=environment
     )
 
-    content = [
+    content: list[str | dict[str, Any]] = [
         {"type": "image_url", "image_url": PICTURE},
         {"type": "input_audio", "input_audio": RECORDING},
         "what do you see",

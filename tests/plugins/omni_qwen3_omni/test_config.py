@@ -79,7 +79,12 @@ def test_rope_theta_is_read_where_either_file_format_keeps_it(tmp_path: Path, ra
 )
 def test_lengths_are_those_of_the_reference(rates: list[int], ratios: list[int], more: int) -> None:
     """From the fewest frames on; with one frame fewer the reference cannot decode at all."""
-    shape = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    shape: dict[str, Any] = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+    }
     shape |= {"intermediate_size": 8, "decoder_dim": 8, "num_quantizers": 2, "codebook_size": 4}
     config = Qwen3OmniMoeCode2WavConfig(**shape, upsample_rates=rates, upsampling_ratios=ratios)
     model, reference = vocoder(config), Qwen3OmniMoeCode2Wav._from_config(config)

@@ -194,7 +194,7 @@ def test_metrics_are_sane(omni: Omni) -> None:
 def test_a_conversation(omni: Omni) -> None:
     """An earlier answer is part of the next question."""
     question = {"role": "user", "content": "who said it"}
-    answers = [
+    answers: list[list[dict[str, Any]]] = [
         [question, {"role": "assistant", "content": said}, {"role": "user", "content": [picture(), sound()]}]
         for said in ("the blue voice", "a red circle")
     ]

@@ -169,8 +169,7 @@ def _talker_arguments(reference: Reference, asked: Chat) -> dict[str, Any]:
         fresh = Chat(asked.messages, asked.modalities, asked.voice, asked.sampling)
         with pytest.raises(InterruptedError):
             reference.generate(fresh)
-    arguments: dict[str, Any] = generate.call_args.kwargs
-    return arguments
+    return dict(generate.call_args.kwargs)
 
 
 def test_text_alone_wants_nothing_of_the_talker(frontend: OmniFrontend) -> None:

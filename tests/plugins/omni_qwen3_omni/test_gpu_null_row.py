@@ -5,9 +5,12 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from omni_ar.inputs import Prompt
+from omni_ar.layers.deepstack import DeepstackModel
 from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
+from omni_ar.run.worker import ArWorker
 from omni_frames import SampleBatch
 from omni_vocoder.request import VocoderRequest
 from omni_vocoder.worker import ChunkShape, VocoderWorker
@@ -33,7 +36,8 @@ SETTINGS: dict[str, object] = {
 
 
 def runners(omni: OmniEngine) -> dict[str, Runner]:
-    return {stage: omni.engine._workers[stage]._runner for stage in ("thinker", "talker")}
+    workers = {stage: omni.engine._workers[stage] for stage in ("thinker", "talker")}
+    return {stage: worker._runner for stage, worker in workers.items() if isinstance(worker, ArWorker)}
 
 
 def poison(runner: Runner, unused_id: int | None) -> None:
@@ -67,7 +71,7 @@ def poison_steps(runner: Runner, unused_id: int | None) -> None:
         runner.device.launch(runner.stream, poison, runner, unused_id)
         return execute(plan)
 
-    runner.execute_model = execute_model
+    vars(runner)["execute_model"] = execute_model
 
 
 def poison_chunks(vocoder: VocoderWorker) -> None:
@@ -80,7 +84,7 @@ def poison_chunks(vocoder: VocoderWorker) -> None:
         vocoder.device.launch(vocoder.stream, lambda: vocoder._state.carried_RW[-1:].fill_(NAN))
         return prepare(requests, chunk)
 
-    vocoder.prepare = prepare_poisoned
+    vars(vocoder)["prepare"] = prepare_poisoned
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -89,16 +93,20 @@ def test_nan_in_the_null_row_reaches_nobody(device: str, shape: str) -> None:
     expected = answers_alone(shape)
     omni = OmniEngine(tiny_checkpoint(**SHAPES[shape]), SETTINGS, device, graphs=True)
     requests = [omni.request(asked) for asked in CHATS]
-    embeddings = runners(omni)["thinker"]._model.embed_tokens.weight
+    thinker, vocoder = runners(omni)["thinker"]._model, omni.engine._workers["code2wav"]
+    assert isinstance(thinker, DeepstackModel)
+    assert isinstance(vocoder, VocoderWorker)
+    embeddings = thinker.embed_tokens.weight
     used = {token for one in expected for token in one.result.ids}
-    used |= {int(token) for request in requests for token in request.inputs["thinker"][0].meta.columns.flatten()}
+    prompts = [request.inputs["thinker"][0].meta for request in requests]
+    used |= {int(token) for one in prompts if isinstance(one, Prompt) for token in one.columns.flatten()}
     unused_id = max(set(range(embeddings.shape[0])) - used)
     with torch.inference_mode():
         embeddings[unused_id] = NAN
         omni.device.synchronize()
     poison_steps(runners(omni)["thinker"], unused_id)
     poison_steps(runners(omni)["talker"], None)
-    poison_chunks(omni.engine._workers["code2wav"])
+    poison_chunks(vocoder)
 
     results = omni.run_requests(requests, [0, 3, 5, 9, 14])
 

@@ -81,7 +81,7 @@ def _first_text_token_left_out(patch: pytest.MonkeyPatch) -> None:
     known = TextConditioning._known
 
     def without(self: TextConditioning) -> list[Payload]:
-        return [self._padded(payload) for payload in known(self)]
+        return [padded(self, payload) for payload in known(self)]
 
     def padded(self: TextConditioning, payload: Payload) -> Payload:
         if not isinstance(payload.meta, Prompt):
@@ -90,7 +90,6 @@ def _first_text_token_left_out(patch: pytest.MonkeyPatch) -> None:
         columns[0, -1] = self._args.pad
         return Payload(msgspec.structs.replace(payload.meta, columns=columns))
 
-    patch.setattr(TextConditioning, "_padded", padded, raising=False)
     patch.setattr(TextConditioning, "_known", without)
 
 
@@ -145,7 +144,8 @@ def _turns_kept(*words: str) -> Plant:
             turn = np.maximum.accumulate(np.where(ids == start, np.arange(len(ids)), 0))
             role = ids[np.minimum(turn + 1, len(ids) - 1)]
             # The turn that is being written opens the talker's own prompt.
-            return np.isin(role, roles) & (turn < turn[-1])
+            kept: NDArray[np.bool_] = np.isin(role, roles) & (turn < turn[-1])
+            return kept
 
         patch.setattr(talker_prompt, "in_turns_of", kept)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from omni.frontend.base import Chat, Message, TextPart
+from omni.frontend.base import Chat, Message, Part, TextPart
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 from tests.support.omni_engine import OmniEngine, Result, assert_parity
 from tests.support.pressure import SMALL_BUDGET, counted, few_blocks, overrides
@@ -59,12 +59,18 @@ def test_parity_of_the_next_turns_of_a_chat_with_media() -> None:
     engine = fresh()
     asked = chat(says("system", "you see"), says("user", picture(64, 96, 1), "what is it", sound(0.8, 1)), max_text=12)
     before = 0
-    for question in ([TextPart("and why")], [picture(96, 64, 2), TextPart("or this")], [TextPart("so"), sound(1.1, 2)]):
+    questions: list[list[Part]] = [
+        [TextPart("and why")],
+        [picture(96, 64, 2), TextPart("or this")],
+        [TextPart("so"), sound(1.1, 2)],
+    ]
+    for question in questions:
         (result,) = assert_parity(engine, [asked])
         assert cached(result, "thinker") >= before
         assert (cached(result, "talker") > 0) == (before > 0)
         before = result.stages["thinker"].counts["prompt_tokens"] // SIZE * SIZE
         decoder = engine.frontend.text_decoder()
+        assert decoder is not None
         answer = decoder.push(result.ids) + decoder.finish()
         asked = replace(asked, messages=(*asked.messages, says("assistant", answer), Message("user", tuple(question))))
 

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,8 @@ def test_features_are_those_of_the_parts(source: Path) -> None:
     )([picture], return_tensors="pt")
     assert torch.equal(out["pixel_values"], images["pixel_values"])
     assert out["image_grid_thw"].tolist() == [[1, 6, 4]]
-    audio = WhisperFeatureExtractor(feature_size=128, chunk_length=300)(
+    extractor: Any = WhisperFeatureExtractor(feature_size=128, chunk_length=300)
+    audio = extractor(
         sound, sampling_rate=16000, padding=True, truncation=False, return_attention_mask=True, return_tensors="pt"
     )
     assert torch.equal(out["input_features"], audio["input_features"])

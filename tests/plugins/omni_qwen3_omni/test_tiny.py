@@ -31,7 +31,11 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    return Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    loaded: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    model, info = loaded
+    return model, info
 
 
 def test_transformers_reads_every_weight_and_wants_no_other(tiny: Path) -> None:

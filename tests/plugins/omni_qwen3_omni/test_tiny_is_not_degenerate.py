@@ -1,5 +1,7 @@
 """A tiny model whose output ignores something hides every error in it. Shown with transformers' own generate()."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -72,7 +74,7 @@ def test_both_models_stop_by_themselves() -> None:
     assert 1 < answer.codes.shape[1] < 300
 
 
-SHAPES: list[dict[str, object]] = [
+SHAPES: list[dict[str, Any]] = [
     {"layers": 2, "heads": 2, "kv_heads": 1, "experts": 8, "top_k": 3, "groups": 3, "accept_hidden_layer": 1},
     {"layers": 4, "heads": 6, "kv_heads": 3, "head_dim": 32, "deepstack": (0, 1, 2), "accept_hidden_layer": 2},
     {"talker_layers": 3, "talker_heads": 4, "talker_kv_heads": 2, "talker_experts": 6, "talker_top_k": 4, "groups": 8},

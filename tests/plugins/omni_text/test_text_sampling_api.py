@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_min_tokens_go_over_stop_strings(omni: Omni):
     assert result.tokens[:9] == free.tokens[:9]
 
 
-FORMS = {
+FORMS: dict[str, tuple[StructuredOutput, Callable[[str], object]]] = {
     "json": (StructuredOutput(json=SCHEMA), lambda text: json.loads(text)["color"] in ("red", "green", "blue")),
     "regex": (StructuredOutput(regex="[a-z]{3,9} (is|are)[.!]"), re.compile("[a-z]{3,9} (is|are)[.!]").fullmatch),
     "choice": (
