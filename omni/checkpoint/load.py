@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -13,9 +13,8 @@ from torch import nn
 from omni.checkpoint.checkpoint import Checkpoint
 from omni.checkpoint.checks import RESTORE_CONFIG
 from omni.checkpoint.dummy import fill_dummy
-from omni.checkpoint.finite import check_finite
 from omni.checkpoint.stream import stream_weights
-from omni.device import Device
+from omni.device import Device, SyncPoint, may_sync
 from omni.device.cpu import CpuDevice
 from omni.errors import CheckpointError
 
@@ -54,6 +53,7 @@ class WeightsContext(Protocol):
     def dummy_seed(self) -> int: ...
 
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SAME_NAMES: Mapping[str, str] = MappingProxyType({"": ""})
 
 
@@ -163,3 +163,27 @@ def _check_filled(
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         problem = f"has no weights for {len(missing)} parameters of the model: {some}"
         raise CheckpointError(str(checkpoint.path), problem, "download the whole checkpoint again")
+
+
+def check_finite(weights: Mapping[str, torch.Tensor], held: Iterable[torch.Tensor]) -> None:
+    """Raises CheckpointError for a weight with a NaN or an infinity.
+
+    weights: views of the parameters, by published name. held: these parameters, on one device.
+
+    Checks all weights in place once they are loaded: one pass over memory, a few launches on a GPU and about 1% of the
+    loading time. The host waits for it once.
+    """
+    parameters = [tensor for tensor in held if tensor.dtype in _FLOATS and tensor.numel() and not tensor.is_meta]
+    if parameters and not _largest(parameters).isfinite().all():
+        name = next(name for name, weight in weights.items() if not _largest([weight]).isfinite().all())
+        problem = f"holds numbers that are not finite in {str(weights[name].dtype).removeprefix('torch.')}"
+        raise CheckpointError(name, problem, "download the shard again, or use a dtype that holds them")
+
+
+def _largest(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The largest magnitude in each tensor, or its non-finite value, on the host."""
+    if tensors[0].device.type == "cuda":
+        with may_sync(SyncPoint.LOAD):
+            return torch.stack(torch._foreach_norm(tensors, torch.inf, dtype=torch.float32)).cpu()
+    # amin and amax: faster than norms on the CPU.
+    return torch.stack([torch.stack(torch.aminmax(tensor)).float().abs().amax() for tensor in tensors])

@@ -3,8 +3,8 @@
 from omni.media.audio import AudioSource, check_audio, load_audio, save_wav
 from omni.media.download import Downloads
 from omni.media.image import ImageSource, check_image, load_image
-from omni.media.key import content_hash
 from omni.media.options import MediaOptions
+from omni.media.samples import content_hash
 from omni.media.source import Downloaded
 
 __all__ = [

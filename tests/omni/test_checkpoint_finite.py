@@ -10,7 +10,7 @@ from torch import nn
 
 from omni import Omni
 from omni.checkpoint import Checkpoint, Destination, StackedWeights, load_module
-from omni.checkpoint.finite import check_finite
+from omni.checkpoint.load import check_finite
 from omni.errors import CheckpointError
 from tests.support.tiny_omni import tiny_plugins
 from tests.support.tiny_text import write_chat_model
