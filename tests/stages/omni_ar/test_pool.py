@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -134,6 +134,7 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=60)
 
 
 def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
@@ -210,6 +211,7 @@ class Rows(RuleBasedStateMachine):
 
 
 TestRows = Rows.TestCase
+TestRows.settings = settings(max_examples=30)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 50), min_size=1, max_size=6, unique=True), st.data())

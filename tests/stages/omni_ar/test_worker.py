@@ -15,6 +15,7 @@ from omni_ar.run.limits import Limits
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import QueuedDevice
 from tests.support.small_text import SmallText, greedy
+from tests.support.tiers import SLOW, few
 
 MODEL = SmallText()
 PROMPTS = [[(7 * index + 3 * place * place) % 61 for place in range(1 + 5 * index)] for index in range(8)]
@@ -107,7 +108,7 @@ def test_a_seeded_request_draws_the_same_tokens_in_any_company():
     assert all(tokens != greedy(MODEL, prompt, 12) for tokens, prompt in zip(alone, PROMPTS, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", few(6, range(12), SLOW))
 def test_aborts_at_random_ticks_leave_nothing_and_change_no_other_s_tokens(seed: int):
     chance = random.Random(seed)
     device = QueuedDevice()

@@ -13,6 +13,7 @@ from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import DEVICES, QueuedDevice
 from tests.support.small_text import SmallText, greedy
+from tests.support.tiers import SLOW, few
 
 pytestmark = pytest.mark.thorough
 
@@ -44,7 +45,7 @@ def run_all(driver: ArDriver, prefix: str = "") -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("budget", [1, 3, 7])
+@pytest.mark.parametrize("budget", few(2, [1, 7, 3], SLOW))
 def test_prompts_in_chunks(budget: int, device: str):
     driver = ArDriver(MODEL, DEVICES[device](), options(max_num_batched_tokens=budget))
     run_all(driver)

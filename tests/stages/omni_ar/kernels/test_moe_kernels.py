@@ -161,7 +161,7 @@ MIXTURES = [
     {"tokens": 1, "width": 16, "intermediate": 8, "experts": 4, "top_k": 2},
     {"tokens": 3, "width": 20, "intermediate": 13, "experts": 6, "top_k": 3, "norm_topk": False, "shared": 30},
     {"tokens": 2, "width": 32, "intermediate": 24, "experts": 1, "top_k": 1},
-    {"tokens": 5, "width": 17, "intermediate": 8, "experts": 3, "top_k": 3, "shared": 16},
+    {"tokens": 2, "width": 17, "intermediate": 8, "experts": 3, "top_k": 3, "shared": 16},
 ]
 
 

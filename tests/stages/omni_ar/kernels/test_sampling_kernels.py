@@ -70,7 +70,7 @@ def test_a_narrow_row_gets_what_the_sampler_gives(device: str):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_wide_row_gets_what_the_sampler_gives(device: str, little_room: None):
-    assert -1 in check_rows(100, ROWS, device)
+    assert -1 in check_rows(100, ROWS, device, steps=1)
 
 
 @pytest.mark.parametrize("scale", [0.01, 30.0])
@@ -98,7 +98,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("vocab", [37, 100])
+@pytest.mark.parametrize("vocab", [20, 100])
 def test_logits_that_are_no_numbers(device: str, vocab: int, little_room: None):
     state = state_of(vocab, ROWS[:7])
     there, rows_R = moved(state, device), torch.arange(7)
@@ -115,7 +115,7 @@ def test_logits_that_are_no_numbers(device: str, vocab: int, little_room: None):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("vocab", [37, 100])
+@pytest.mark.parametrize("vocab", [20, 100])
 def test_a_row_of_nans_has_no_token_and_does_not_reach_others(device: str, vocab: int, little_room: None):
     state = state_of(vocab, ROWS[:7])
     there, rows_R = moved(state, device), torch.arange(7)
