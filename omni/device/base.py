@@ -130,9 +130,8 @@ class Device(ABC):
         return torch.from_numpy(np.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
-        """Zeroed host memory that phases may write without a copy, at its speed: for a few words. The host reads it
-        once a
-        later event is done."""
+        """Zeroed host memory that phases may write without a copy, at its speed: for a few numbers. The host reads it
+        once a later event is done."""
         host = self.host_tensor(shape, dtype)
         return SharedMemory(host, host)
 
@@ -214,9 +213,8 @@ class Device(ABC):
         """Captures launches on `stream` in one graph, for `replay` there. Only at start-up.
 
         The phases may run during the capture, once or more, so buffers must hold valid input; their output is
-        undefined. Memory
-        that they allocate belongs to the graphs of the stream, which share it; results that outlive a step need buffers
-        allocated earlier.
+        undefined. Memory that they allocate belongs to the graphs of the stream, which share it; results that outlive a
+        step need buffers allocated earlier.
         """
         return LaunchList(name, tuple(launches))
 
@@ -226,8 +224,7 @@ class Device(ABC):
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Stream) -> torch.Tensor:
         """Uninitialised device memory for use on `stream` alone. After its last reference, the stream may reuse it
-        while earlier
-        phases still run."""
+        while earlier phases still run."""
         with self._on(stream), self._phase(self.empty):
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 

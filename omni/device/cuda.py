@@ -186,8 +186,7 @@ class CudaDevice(Device):
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """Measures the allocator's peak in whole segments, since fragmented memory is not available to others either.
-        Memory
-        outside the allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays
+        Memory outside the allocator (kernels' code, buffers of libraries) shows in the device's free memory, and stays
         allocated."""
         device = self.torch_device
         free, reserved = self.free_memory(), torch.cuda.memory_reserved(device)
@@ -229,8 +228,7 @@ class _HostArray:
 
 class _Entered:
     """While entered, torch enqueues work on a stream. Cheaper than `torch.cuda.stream`: the device keeps the present
-    stream
-    itself, since only one thread at a time uses it."""
+    stream itself, since only one thread at a time uses it."""
 
     __slots__ = ("_device", "_outer", "_raw")
 

@@ -13,8 +13,7 @@ class ObservedStream(Protocol):
 
 class LaunchObserver(Protocol):
     """Receives every phase that is launched or replayed, and moments (`Device.moment`). Called on the thread that
-    drives the
-    device; never waits or launches."""
+    drives the device; never waits or launches."""
 
     def begin(self, stream: ObservedStream, phase: str) -> None:
         """`phase` is about to be enqueued on `stream`. Phases do not nest."""

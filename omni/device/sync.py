@@ -56,8 +56,8 @@ class SyncGuard:
 
     On a CUDA device: operations on its tensors, copies to and from the host that block or use pageable memory, and
     `Device.synchronize`. On the CPU it shows the waits of a GPU: tensors inside a phase count as device tensors, the
-    memory
-    of a `HostSlot` as host memory. Calls beside torch's operators and `Device` are not seen. seen: reported places.
+    memory of a `HostSlot` as host memory. Calls beside torch's operators and `Device` are not seen. seen: reported
+    places.
     """
 
     def __init__(self, device: Device, check: SyncCheck) -> None:
@@ -79,7 +79,7 @@ class SyncGuard:
         _here.guard = self._outer
         self._entered.close()
 
-    def tell(self, operation: str, remedy: str) -> None:
+    def report(self, operation: str, remedy: str) -> None:
         """Reports a wait. Raises SyncError if the check is ERROR."""
         if sync_allowed():
             return
@@ -103,7 +103,7 @@ def sync_guard(device: Device, check: SyncCheck) -> AbstractContextManager[objec
 def host_waits(operation: str) -> None:
     """Reports that a device makes the host wait. For implementations of devices."""
     if _here.guard is not None:
-        _here.guard.tell(operation, "ask an event whether it is done, in the next tick again")
+        _here.guard.report(operation, "ask an event whether it is done, in the next tick again")
 
 
 class _Operators(OperatorMode):
@@ -125,10 +125,10 @@ class _Operators(OperatorMode):
     def _look(self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         remedy = operator.remedy(args, kwargs)
         if remedy is not None and self._on_device(args, kwargs):
-            self._guard.tell(f"torch.{operator.name}", remedy)
+            self._guard.report(f"torch.{operator.name}", remedy)
         copy = operator.copied(args, kwargs)
         if copy is not None and (copy.waits_where_the_cpu_stands_in if self._cpu else copy.waits):
-            self._guard.tell(f"torch.{operator.name}", COPY)
+            self._guard.report(f"torch.{operator.name}", COPY)
 
     def _on_device(self, *trees: object) -> bool:
         device = self._guard.device.torch_device
@@ -148,7 +148,7 @@ class _Methods(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._guard.device.launching is not None:
             if func in READS:
-                self._guard.tell(f"Tensor.{func.__name__}", READS[func])
+                self._guard.report(f"Tensor.{func.__name__}", READS[func])
             elif func in MAKES and kwargs.get("device") is not None and not isinstance(args[0], torch.Tensor):
-                self._guard.tell(f"torch.{func.__name__}", COPY)
+                self._guard.report(f"torch.{func.__name__}", COPY)
         return func(*args, **kwargs)

@@ -41,8 +41,7 @@ MAKES: frozenset[Callable[..., object]] = frozenset({torch.tensor, torch.as_tens
 @dataclass(frozen=True, slots=True)
 class Operator:
     """Properties of an operator (`OpOverload`). waits: the remedy, if it always waits. by_arguments: whether waiting
-    depends on
-    the arguments. composite: made of other operators, which are checked instead."""
+    depends on the arguments. composite: made of other operators, which are checked instead."""
 
     name: str
     overload: str

@@ -36,7 +36,7 @@ class Upload:
     def add(self, array: NDArray[np.int64]) -> Span:
         end = self.size + array.size
         if end > self._host.size:
-            raise RuntimeError(f"the arrays take {end} words, the upload buffer has {self._host.size}")
+            raise RuntimeError(f"the arrays take {end} values, the upload buffer has {self._host.size}")
         self._host[self.size : end] = array.reshape(-1)
         span = Span(self.size, array.shape)
         self.size = end
@@ -56,11 +56,11 @@ class Uploader:
     | device buffer | the H2D copy | phases on the same stream | stream order: the next copy follows them |
     """
 
-    def __init__(self, device: Device, stream: Stream, words: int, slots: int) -> None:
+    def __init__(self, device: Device, stream: Stream, capacity: int, slots: int) -> None:
         self._device = device
         self._stream = stream
-        self._ring = HostRing.allocate(device, (words,), torch.int64, slots)
-        self._packed = device.zeros((words,), torch.int64)
+        self._ring = HostRing.allocate(device, (capacity,), torch.int64, slots)
+        self._packed = device.zeros((capacity,), torch.int64)
 
     @property
     def ready(self) -> bool:

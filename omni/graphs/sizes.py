@@ -10,8 +10,7 @@ _STEPS = {256: 2, 1024: 4}
 
 def captured_sizes(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
     """`given`, or sizes up to `most`, closer together where a step's time depends more on its rows. The largest first:
-    the
-    memory of a smaller step fits into that of a larger one."""
+    the memory of a smaller step fits into that of a larger one."""
     if given is not None:
         return _largest_first(given)
     sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, _MOST_CAPTURED + 1, 32)}
@@ -20,8 +19,7 @@ def captured_sizes(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
 
 def captured_lengths(given: Iterable[int] | None, most: int) -> tuple[int, ...]:
     """As `captured_sizes`, in tokens: by default powers of two, and some between where a step's time depends on their
-    number,
-    up to the length at which launches no longer matter."""
+    number, up to the length at which launches no longer matter."""
     if given is not None:
         return _largest_first(given)
     most = min(most, _MOST_TOKENS)

@@ -133,8 +133,8 @@ def _raw_tensors_are_not_copied(bench: _Bench) -> None:
 def _release_frees_after_its_event(bench: _Bench) -> None:
     _, ref, pending = bench.send(1)
     bench.arrival(pending)
-    _require(not ref.freed, "a payload that nobody released is not free")
-    _require(not ref.released, "a payload that nobody released is not released")
+    _require(not ref.freed, "an unreleased payload is not free")
+    _require(not ref.released, "an unreleased payload is not released")
     gate = Gate()
     bench.connector.release(ref, gate)
     _until(lambda: ref.released, "a released payload is released before the release event")

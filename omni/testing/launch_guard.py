@@ -16,10 +16,9 @@ class LaunchGuard(OperatorMode):
 
     Views are allowed: they never access or allocate tensor memory. Composite operations are judged by their parts:
     `flatten` of a contiguous tensor is a view, of another tensor a copy. Use the guard around `Engine.tick`, or around
-    a
-    stage worker's, on any device:
+    a stage worker's, on any device:
 
-    with LaunchGuard(device):
+        with LaunchGuard(device):
             while engine.tick():
                 pass
 

@@ -18,8 +18,7 @@ _planted: list[None] = []
 @contextmanager
 def no_retries() -> Iterator[None]:
     """Raises AssertionError at its end if a stage retried a batch meanwhile (`MailboxWorker.retry_each`), in any
-    thread;
-    any other error gets a note about the retry.
+    thread; any other error gets a note about the retry.
 
     `Simulation.run` and `LaunchGuard` enter it. The innermost of nested ones raises; `planted_faults` stops it.
     """

@@ -168,10 +168,10 @@ def begin_windows(
     ring_RCG: int64, waiting frames, `C` per row. packed_BX: int64, for each window its six scalar fields, the places of
     its `frames` code frames in the ring viewed as `[R * C, G]`, and its noise, two float32 per int64.
     """
-    head_B6, places_BN, words_BX = packed_BX.split((_HEAD, frames, packed_BX.shape[1] - _HEAD - frames), 1)
+    head_B6, places_BN, noise_BX = packed_BX.split((_HEAD, frames, packed_BX.shape[1] - _HEAD - frames), 1)
     rows_B, first_B, context_B, fresh_B, frames_B, voices_B = head_B6.T.contiguous().unbind()
     shape = latents_RTM.shape[1:]
-    noise_BTM = words_BX.view(torch.float32)[:, : shape.numel()].unflatten(1, shape)
+    noise_BTM = noise_BX.view(torch.float32)[:, : shape.numel()].unflatten(1, shape)
     latents_RTM.index_copy_(0, rows_B, noise_BTM)
     codes_BNG = ring_RCG.flatten(0, 1).index_select(0, places_BN.flatten()).unflatten(0, places_BN.shape)
     with products(tf32):

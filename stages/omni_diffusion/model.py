@@ -94,8 +94,7 @@ class DiffusionModel(nn.Module, ABC, Generic[StateT]):
     @abstractmethod
     def new_state(self, num_rows: int, window_frames: int) -> StateT:
         """State of `num_rows` rows, the null row included, for windows of up to `window_frames` code frames, on the
-        model's
-        device. Called once, at start-up."""
+        model's device. Called once, at start-up."""
 
     @abstractmethod
     def begin(self, state: StateT, windows: Windows) -> None:

@@ -72,8 +72,7 @@ class Renderer:
         self, requests: Sequence[DiffusionRequest], piece: Piece
     ) -> Callable[[], SampleBatch[DiffusionRequest] | None]:
         """Enqueues the places of each request's latents. Returns a function that enqueues keeping, rendering and the
-        copy to the
-        host, and returns None if nothing is rendered. Both can be retried."""
+        copy to the host, and returns None if nothing is rendered. Both can be retried."""
         count = len(requests)
         captured = self._graphs.find(piece, count)
         packed = np.empty((captured.size if captured is not None else count, 2 * piece.fresh + piece.seen), np.int64)

@@ -1,8 +1,6 @@
 """Selection of the frames that are denoised together, and of those that are rendered, on the host."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from omni_diffusion.model import DiffusionModel, StateT
 from omni_diffusion.options import DiffusionOptions
@@ -114,14 +112,12 @@ class WindowSizes:
 
     def usual_pieces(self) -> list[Piece]:
         """The distinct pieces of every sufficiently long stream, in order."""
-        return list(dict.fromkeys(self._pieces()))
-
-    def _pieces(self) -> Iterator[Piece]:
+        pieces: list[Piece] = []
         rendered = done = 0
         # After the frames that a first piece has in front of it, every piece equals the one a chunk before.
         chunks = 2 + -(-2 * self.context // (self.later * self.repeats))
-        for start, end in pairwise([0, self.first, *(self.first + n * self.later for n in range(1, chunks + 1))]):
-            fresh, done = (end - start) * self.repeats, end * self.repeats
-            piece = self.piece(rendered, done, fresh, last=False)
-            rendered += piece.count
-            yield piece
+        for frames in (self.first, *[self.later] * chunks):
+            done += frames * self.repeats
+            pieces.append(self.piece(rendered, done, frames * self.repeats, last=False))
+            rendered += pieces[-1].count
+        return list(dict.fromkeys(pieces))

@@ -6,8 +6,7 @@
 | features on the host | front end | host, in `Transfer.fill` | the launch of the batch, until which its jobs are kept |
 | a batch's inputs | `clear_rest`, `copy_features` | `encode_batch` | stream order; captured batches share a buffer |
 | a batch's outputs | `encode_batch` | `take_outputs` | stream order: it follows immediately |
-| an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor a payload that is not free
-needs them |
+| an item's outputs | `take_outputs` | consumers, after `end` | when neither the cache nor an unfreed payload needs them |
 """
 
 from collections import deque
@@ -24,7 +23,7 @@ from omni.device import Device, Event, Graph, HostRing, Launch, Stream
 from omni.graphs import Captured, CapturedGraphs
 from omni_encoder.cache import Outputs
 from omni_encoder.model import EncoderModel
-from omni_encoder.plan import EncodePlan, Part
+from omni_encoder.plan import EncodePlan
 
 _PIECE = 2 * 1024 * 1024
 """Bytes of a piece: copying it takes the host well under a millisecond, one tick of the engine loop."""
@@ -81,7 +80,8 @@ class PieceUploader:
                     data = part.flatten().view(torch.uint8)
                     self._device.launch(self._stream, copy_features, buffer[place:end], data)
                 else:
-                    sources.append((place, _host_bytes(part)))
+                    array = part.flatten().view(torch.uint8).numpy() if isinstance(part, Tensor) else part
+                    sources.append((place, array.reshape(-1).view(np.uint8)))
                 place = end
             if place < start + item.nbytes:
                 rests.append(buffer[place : start + item.nbytes])
@@ -102,11 +102,6 @@ class PieceUploader:
         finally:
             slot.guard(self._device.record(self._stream))
         return True
-
-
-def _host_bytes(part: Part) -> NDArray[np.uint8]:
-    array = part.flatten().view(torch.uint8).numpy() if isinstance(part, Tensor) else part.reshape(-1)
-    return array.view(np.uint8)
 
 
 def clear_rest(rests: list[Tensor]) -> None:

@@ -67,8 +67,7 @@ class HeldOutputs:
     """Keeps outputs until they are free, and counts their bytes, once for each request that shares them.
 
     Outputs were allocated on the stage's stream, so their memory must not be released before readers on other streams
-    are
-    done: `Produced.free`.
+    are done: `Produced.free`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -86,8 +85,7 @@ class HeldOutputs:
     @property
     def first_rank(self) -> tuple[int, int]:
         """The lowest rank of a request with held outputs. At the limit only requests up to it may add outputs: it could
-        not
-        progress otherwise, and all others progress after its end."""
+        not progress otherwise, and all others progress after its end."""
         return min(held.rank for held in self._held)
 
     def add(self, produced: Produced, outputs: Outputs, rank: tuple[int, int]) -> None:

@@ -17,9 +17,8 @@ class EncoderRequest:
     """A request until its end.
 
     rank: the lowest is encoded first. paused: whether a consumer is behind. items: received ones. cached: those that
-    were
-    not encoded for this request. waiting: those whose outputs are not emitted yet. kept: cached outputs of a paused
-    request, with the items' indexes.
+    were not encoded for this request. waiting: those whose outputs are not emitted yet. kept: cached outputs of a
+    paused request, with the items' indexes.
     """
 
     id: str
@@ -45,9 +44,8 @@ class Taker:
 class Job:
     """One piece of media to encode, for all requests with the same content.
 
-    feed: the input that arrived first. alone: whether it must run alone, since its last batch failed
-    (`omni.stage.together`).
-    after: the end of work on it that failed batches launched.
+    feed: the input that arrived first. alone: whether it must run alone, since its last batch failed. after: the end of
+    work on it that failed batches launched.
     """
 
     key: ContentKey
@@ -106,7 +104,8 @@ class JobQueue:
         if up_to is not None:
             waiting = [job for job in waiting if job.rank <= up_to]
         for job in together(sorted(waiting, key=lambda job: job.rank)):
-            if not batch or self._fits(job, batch[0], length):
+            fits = length + job.item.length <= self._options.max_batch_length
+            if not batch or (fits and job.item.batch_key == batch[0].item.batch_key):
                 batch.append(job)
                 length += job.item.length
             if len(batch) == self._options.max_batch_items:
@@ -115,6 +114,3 @@ class JobQueue:
 
     def remove(self, job: Job) -> None:
         del self._jobs[job.key]
-
-    def _fits(self, job: Job, first: Job, length: int) -> bool:
-        return job.item.batch_key == first.item.batch_key and length + job.item.length <= self._options.max_batch_length

@@ -1,7 +1,7 @@
 """Transfer of code frames from a producer's memory into a consumer's rows, and of samples to the host."""
 
-from omni_frames.inputs import Arrival, CodeFrames, read_arrival
-from omni_frames.request import FrameRequest, RowQueue
+from omni_frames.inputs import Arrival, CodeFrames
+from omni_frames.request import FrameRequest
 from omni_frames.store import MAX_IN_FLIGHT, FrameStore, SampleBatch, SampleRing
 from omni_frames.worker import FrameModel, FrameWorker
 
@@ -13,8 +13,6 @@ __all__ = [
     "FrameRequest",
     "FrameStore",
     "FrameWorker",
-    "RowQueue",
     "SampleBatch",
     "SampleRing",
-    "read_arrival",
 ]

@@ -113,7 +113,10 @@ class FrameWorker(MailboxWorker[RequestT]):
     def advance(self) -> bool:
         moved = self._collect()
         moved |= self.rows.allocate()
-        moved |= self._take_frames()
+        taken, failed = self.store.take(self.rows.owners)
+        for request, error in failed.items():
+            self.fail(request.id, "taking its frames", error)
+        moved |= taken
         moved |= self.run()
         for request in [request for request in self.rows.owners if self.over(request)]:
             self._finish(request)
@@ -154,12 +157,6 @@ class FrameWorker(MailboxWorker[RequestT]):
             self._in_flight.append(samples)
             self.totals["samples"] += samples.samples * len(batch)
         return True
-
-    def _take_frames(self) -> bool:
-        moved, failed = self.store.take(self.rows.owners)
-        for request, error in failed.items():
-            self.fail(request.id, "taking its frames", error)
-        return moved
 
     def _collect(self) -> bool:
         """Emits the samples that have arrived, oldest first."""

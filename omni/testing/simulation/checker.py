@@ -28,8 +28,8 @@ class Access:
 
     def __str__(self) -> str:
         verb = "writes" if self.writes else "reads"
-        who = f"{self.by} (launch {self.launch}, stream {self.stream!r})" if self.launch else self.by
-        return f"{who} {verb} by {self.operation}"
+        actor = f"{self.by} (launch {self.launch}, stream {self.stream!r})" if self.launch else self.by
+        return f"{actor} {verb} by {self.operation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Checker:
         self.host: Clock = [0]
         self.races: list[Race] = []
         self._places: set[tuple[str, ...]] = set()
-        self._accesses: list[Access] = [Access(HOST, 0, "", "nobody", 0, "", False)]
+        self._accesses: list[Access] = [Access(HOST, 0, "", "", 0, "", False)]
         self._shadows: dict[int, Shadow] = {}
         self._streams: dict[int, SimulatedStream] = {}
         self._running: _Running | None = None

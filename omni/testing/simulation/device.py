@@ -26,8 +26,7 @@ class Schedule:
     """Draws durations, in seconds of the device's own clock.
 
     Each stream's pace is between a hundred times faster and ten times slower than the host, so that seeds differ in
-    which
-    side waits. stalls: the share of phases that take as long as thousands of others.
+    which side waits. stalls: the share of phases that take as long as thousands of others.
     """
 
     def __init__(self, seed: int) -> None:
@@ -58,17 +57,14 @@ class SimulatedDevice(Device):
     """The CPU with the timing of an accelerator.
 
     With a seed, streams advance at each of the host's calls, each at its own pace, by the device's own clock. Without
-    one,
-    they run only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its source
-    then.
+    one, they run only in `run` or `synchronize`. A phase runs as a whole, in its stream's order; a copy reads its
+    source then.
 
     Every memory access is checked: `races` lists accesses that no launch, event or wait orders, even if they happened
-    in
-    the right order. One thread only.
+    in the right order. One thread only.
 
     without: the name of a wait (`find_waits`) to leave out: the host continues at once and learns nothing, a stream
-    does
-    not wait.
+    does not wait.
 
     now: seconds. done: operations that have run. trace: operations that ran and events that were polled, in order.
     waits: counts of executed waits. latest: the most operations pending at once, to show that work was late.
@@ -119,7 +115,7 @@ class SimulatedDevice(Device):
         self.host_step()
         stream.tick += 1
         self._launches += 1
-        self._tell(stream)
+        self._follow_host(stream)
         advance(stream.clock, stream.agent, stream.tick)
         took = self.schedule.duration(stream.pace) if self.schedule is not None else 0.0
         inference, clock = torch.is_inference_mode_enabled(), list(stream.clock)
@@ -130,7 +126,7 @@ class SimulatedDevice(Device):
     def record(self, stream: Stream) -> Event:
         assert isinstance(stream, SimulatedStream)
         self._events += 1
-        self._tell(stream)
+        self._follow_host(stream)
         event = SimulatedEvent(self.answer, stream, list(stream.clock), self._events)
         self._enqueue(stream, Mark(event, self.now))
         return event
@@ -222,7 +218,7 @@ class SimulatedDevice(Device):
         ready = [stream for stream in self.streams if stream.queue and stream.can_run]
         return min(ready, key=lambda stream: stream.due) if ready else None
 
-    def _tell(self, stream: SimulatedStream) -> None:
+    def _follow_host(self, stream: SimulatedStream) -> None:
         """Orders later work of the stream after all host actions so far."""
         join(stream.clock, self._checker.host)
         self._checker.host_step()

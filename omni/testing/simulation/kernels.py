@@ -1,6 +1,5 @@
 """Observes the bytes that Triton kernels load and store in phases under Triton's interpreter: torch sees no operation
-in
-them. Compiled kernels cannot be observed."""
+in them. Compiled kernels cannot be observed."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -52,22 +51,22 @@ class _Kernel:
             addresses = addresses[np.broadcast_to(mask.data.astype(bool), addresses.shape)]
         self.accesses.setdefault((writes, itemsize), []).append(np.unique(addresses))
 
-    def tell(self, touch: Touch) -> None:
+    def report(self, touch: Touch) -> None:
         for (writes, itemsize), parts in self.accesses.items():
             addresses = np.unique(np.concatenate(parts))
             for start, storage in self.storages.items():
                 inside = addresses[(addresses >= start) & (addresses < start + storage.nbytes())] - np.uint64(start)
                 if inside.size:
-                    self._tell(touch, storage, writes, itemsize, inside.astype(np.int64))
+                    self._report_part(touch, storage, writes, itemsize, inside.astype(np.int64))
 
-    def _tell(
+    def _report_part(
         self, touch: Touch, storage: torch.UntypedStorage, writes: bool, itemsize: int, offsets: NDArray[np.int64]
     ) -> None:
         if (offsets % itemsize).any() or storage.nbytes() % itemsize:
             offsets, itemsize = (offsets[:, None] + np.arange(itemsize)).reshape(-1), 1
-        words = torch.empty(0, dtype=_WORDS[itemsize])
-        words.set_(storage, 0, (storage.nbytes() // itemsize,), (1,))
-        touch(words, writes, self.name, (offsets // itemsize,))
+        items = torch.empty(0, dtype=_WORDS[itemsize])
+        items.set_(storage, 0, (storage.nbytes() // itemsize,), (1,))
+        touch(items, writes, self.name, (offsets // itemsize,))
 
 
 class KernelWatch:
@@ -109,7 +108,7 @@ class KernelWatch:
                 kernel.add(value)
             try:
                 call(executor, *args, **kwargs)
-                kernel.tell(self._touch)
+                kernel.report(self._touch)
             finally:
                 self._kernel = None
 
@@ -123,7 +122,8 @@ class KernelWatch:
             access = getattr(type(builder), name)
 
             def run(*args: Any, **options: Any) -> Any:
-                self._see(args[pointers], None if mask is None else args[mask], writes)
+                if self._kernel is not None:
+                    self._kernel.access(args[pointers], None if mask is None else args[mask], writes)
                 return access(builder, *args, **options)
 
             return run
@@ -134,10 +134,6 @@ class KernelWatch:
             "create_atomic_cas": observed("create_atomic_cas", 0, None, True),
             "create_atomic_rmw": observed("create_atomic_rmw", 1, 3, True),
         }
-
-    def _see(self, pointers: Any, mask: Any, writes: bool) -> None:
-        if self._kernel is not None:
-            self._kernel.access(pointers, mask, writes)
 
 
 def _interpreter() -> Any:

@@ -29,8 +29,8 @@ class Nature(Enum):
 @dataclass(frozen=True, slots=True)
 class Operation:
     """written: positions and names of the arguments that it writes; it reads all other tensors. trained: those that it
-    writes
-    too in training mode. chosen: selects the part of the tensor at position 0 that it accesses, from its arguments."""
+    writes too in training mode. chosen: selects the part of the tensor at position 0 that it accesses, from its
+    arguments."""
 
     name: str
     nature: Nature

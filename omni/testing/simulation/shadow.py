@@ -72,8 +72,7 @@ class Shadow(weakref.ref[UntypedStorage]):
     """The shadow of one storage, until a callback at the storage's end. Accesses are increasing numbers; 0 is none.
 
     key, size: of the storage. latest: each agent's last read and last write of any part. born: number of the launch
-    that
-    made it, 0 if none did. home: the agent on whose stream it was allocated and is reused; None if the host did.
+    that made it, 0 if none did. home: the agent on whose stream it was allocated and is reused; None if the host did.
     """
 
     __slots__ = ("_cells", "_granule", "born", "home", "key", "latest", "size")

@@ -38,8 +38,7 @@ class SimulatedEvent:
 @dataclass(slots=True, eq=False)
 class Launched:
     """A phase in a queue. clock: what happened before it. tick: its own. number: its place among all launches.
-    due_after: its
-    duration. inference: whether it runs in inference mode. images: of its host slots."""
+    due_after: its duration. inference: whether it runs in inference mode. images: of its host slots."""
 
     phase: Phase
     buffers: tuple[object, ...]

@@ -125,8 +125,7 @@ class BlockDenoiser(nn.Module, ABC):
     @abstractmethod
     def condition(self, codes_BNG: Tensor, voices_BUV: Tensor) -> Tensor:
         """The part of the input without the noise, `[B, U, N * repeats, D]`, the same at each evaluation. codes_BNG:
-        int64, any
-        value."""
+        int64, any value."""
 
     @abstractmethod
     def surroundings(self, window: BlockWindow) -> Surroundings:
@@ -170,8 +169,7 @@ class BlockDiffusion(DiffusionModel[BlockState]):
 
     def ready(self, voices_YUV: Tensor) -> None:
         """Prepares the times and the voices, in order. Called once, after the weights are loaded; voices have their
-        device and
-        dtype."""
+        device and dtype."""
         self._schedule = RungeKutta(self.num_steps, device=voices_YUV.device)
         self.net.prepare(self._schedule.times_E)
         self._voices_YUV = nn.Buffer(voices_YUV, persistent=False)

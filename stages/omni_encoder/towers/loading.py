@@ -41,8 +41,8 @@ def use_segments(tower: PreTrainedModel) -> None:
     """Makes `tower` accept a `Segments` in place of the segments' ends, and any number for `max_seqlen`.
 
     Towers read the lengths of segments from the device, or pass their argument as `cu_seqlens` to the configured
-    attention
-    function, if its name contains that of flash attention. This configures a function that uses a `Segments` instead.
+    attention function, if its name contains that of flash attention. This configures a function that uses a `Segments`
+    instead.
     """
     AttentionInterface.register(_NAME, _attend)
     # `set_attn_implementation` would look for the flash attention package.

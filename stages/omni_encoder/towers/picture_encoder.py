@@ -112,8 +112,7 @@ class PictureEncoder(EncoderModel):
 
     def __init__(self, tower: PreTrainedModel, patches: Patches, max_pixels: int | None = None) -> None:
         """tower: takes precomputed positions, neighbours and windows; it is modified. max_pixels: of the processor,
-        which shrinks
-        larger pictures; None without a maximum."""
+        which shrinks larger pictures; None without a maximum."""
         super().__init__()
         use_segments(tower)
         self.tower: Any = tower

@@ -2,43 +2,21 @@
 
 from omni_vocoder.layers.rates import UpsamplingRates
 from omni_vocoder.layers.stream_layer import CausalConv, CausalTransposedConv, Residual, Serial, StreamLayer
-from omni_vocoder.layers.transformer import (
-    GatedMLP,
-    LayerScale,
-    RMSNorm,
-    Sight,
-    WindowAttention,
-    WindowLayer,
-    WindowShape,
-    WindowTransformer,
-    window_shape,
-)
-from omni_vocoder.layers.upsampling import (
-    ConvNeXtBlock,
-    SnakeBeta,
-    SnakeUnit,
-    SnakeUpsampling,
-    convnext_upsampling,
-    snake_decoder,
-)
+from omni_vocoder.layers.transformer import GatedMLP, RMSNorm, WindowShape, WindowTransformer, window_shape
+from omni_vocoder.layers.upsampling import ConvNeXtBlock, SnakeBeta, SnakeUpsampling, convnext_upsampling, snake_decoder
 
 __all__ = [
     "CausalConv",
     "CausalTransposedConv",
     "ConvNeXtBlock",
     "GatedMLP",
-    "LayerScale",
     "RMSNorm",
     "Residual",
     "Serial",
-    "Sight",
     "SnakeBeta",
-    "SnakeUnit",
     "SnakeUpsampling",
     "StreamLayer",
     "UpsamplingRates",
-    "WindowAttention",
-    "WindowLayer",
     "WindowShape",
     "WindowTransformer",
     "convnext_upsampling",

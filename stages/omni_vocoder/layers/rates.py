@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from itertools import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,7 @@ class UpsamplingRates:
     @property
     def min_first_frames(self) -> int:
         """Minimum frames that can start a stream: every convolution needs at least one sample."""
-        return next(frames for frames in count(1) if self._reaches_the_end(frames))
-
-    def _reaches_the_end(self, frames: int) -> bool:
-        length = frames * math.prod(self.plain)
-        for rate in self.looking_ahead:
-            if length < 1:
-                return False
-            length = (length - 1) * rate
-        return True
+        needed = 0
+        for rate in reversed(self.looking_ahead):
+            needed = -(-needed // rate) + 1
+        return max(-(-needed // math.prod(self.plain)), 1)

@@ -20,8 +20,7 @@ _MOST_WINDOW = 2**16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowShape:
     """window: positions that a position attends to, itself included. per_frame: positions of a codec frame. bias:
-    whether
-    the projections have biases."""
+    whether the projections have biases."""
 
     width: int
     heads: int

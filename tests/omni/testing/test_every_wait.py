@@ -1,6 +1,6 @@
 """Every wait in the code, left out in turn: each is found out by a wrong result, a race, a hang or an error, so each is needed.
 
-A wait that is new needs a row here: traffic in which somebody is harmed without it. If there is none, the wait is superfluous.
+A wait that is new needs a row here: traffic that fails without it. If there is none, the wait is superfluous.
 """
 
 from functools import cache

@@ -93,7 +93,7 @@ def harmed(where: World, seed: int) -> tuple[SimulatedDevice, Exception | None]:
 
 
 @pytest.mark.slow
-def test_a_seed_that_fails_says_so_and_fails_again_in_the_same_way(folder: Path):
+def test_a_failing_seed_is_named_and_fails_again_in_the_same_way(folder: Path):
     where = world("codec", folder)
     seed = next(seed for seed in range(20) if harmed(where, seed)[1] is not None)
     (first, error), (again, other) = harmed(where, seed), harmed(where, seed)

@@ -1,4 +1,4 @@
-"""A batch that fails and is run again, alone, leaves results right: whoever tests is told all the same."""
+"""A batch that fails and is run again, alone, leaves results right: tests report it all the same."""
 
 from contextlib import AbstractContextManager
 
@@ -46,18 +46,18 @@ def assert_healed(driver: ArDriver) -> None:
     assert driver.counter("retries")
 
 
-def told(batch: str) -> AbstractContextManager[object]:
+def reported(batch: str) -> AbstractContextManager[object]:
     problem = rf"batches failed and were run again, \d+ in all:\n- {batch}: IndexError: planted"
     return pytest.raises(AssertionError, match=problem)
 
 
 @pytest.mark.usefixtures("replays_fail")
 @pytest.mark.parametrize("guard", [no_retries, LaunchGuard, Simulation])
-def test_an_error_of_every_replay_beside_decodes_is_healed_and_told(guard: object) -> None:
+def test_an_error_of_every_replay_beside_decodes_is_healed_and_reported(guard: object) -> None:
     """The results are right; whoever looks for retries raises at its end."""
     device = SimulatedDevice(3) if guard is Simulation else CpuDevice()
     driver = under_pressure(device)
-    with told(r"text, running a step in a batch of \d"), torch.inference_mode():
+    with reported(r"text, running a step in a batch of \d"), torch.inference_mode():
         if isinstance(device, SimulatedDevice):
             Simulation(device, driver.tick, lambda: len(driver.ends) == len(PROMPTS)).run()
         else:
@@ -67,7 +67,7 @@ def test_an_error_of_every_replay_beside_decodes_is_healed_and_told(guard: objec
 
 
 @pytest.mark.usefixtures("replays_fail")
-def test_what_is_planted_is_not_told() -> None:
+def test_planted_faults_are_not_reported() -> None:
     driver = under_pressure(CpuDevice())
     with no_retries(), planted_faults(), no_retries():
         driver.run()

@@ -15,7 +15,7 @@ from omni.device import Phase
 from tests.omni.testing.pair import fill, look, races_of
 
 TWO = torch.ones(2, 2)
-"""What is added, copied and so on: of the shape of the rows that are touched, and touched by nobody else."""
+"""What is added, copied and so on: of the shape of the rows that are touched, and touched by no other phase."""
 INDEX = torch.tensor([0, 1])
 INDICES = torch.zeros(2, 2, dtype=torch.int64)
 MASK = torch.tensor([[True, False], [True, True]])

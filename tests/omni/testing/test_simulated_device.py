@@ -23,7 +23,7 @@ def fail() -> None:
     raise ValueError("no")
 
 
-def test_without_a_seed_nothing_runs_until_it_is_told_to():
+def test_without_a_seed_nothing_runs_by_itself():
     device, log = SimulatedDevice(), list[str]()
     one, two = device.stream("one"), device.stream("two")
     for entry in "abc":

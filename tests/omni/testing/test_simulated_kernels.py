@@ -164,7 +164,7 @@ def test_a_kernel_that_fails_leaves_nothing_behind():
     assert rows.tolist() == [[2, 2], [2, 2]], "outside of phases kernels run as ever"
 
 
-def test_kernels_and_operations_of_one_phase_are_told_apart():
+def test_kernels_and_operations_of_one_phase_are_distinguished():
     rows = torch.zeros(4, 2)
 
     def both(x: Tensor) -> None:

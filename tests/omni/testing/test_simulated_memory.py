@@ -22,7 +22,7 @@ each_mode = pytest.mark.parametrize("inference", [False, True], ids=["plain", "i
 
 
 def test_all_of_a_buffer_after_parts_of_it_and_parts_after_all_of_it():
-    """What is told of a part comes before what is told of the whole, and the other way round."""
+    """An access to a part comes before one to the whole, and the other way round."""
     for first, last in [("part", "whole"), ("whole", "part"), ("part", "part"), ("whole", "whole")]:
         for other in (fill, look):
             pair = Pair()
@@ -167,7 +167,7 @@ def test_memory_that_an_operation_gives_more_of_is_watched_to_its_end():
 
 def test_an_upload_slot_that_is_filled_again_under_its_copy():
     pair = Pair()
-    upload = Uploader(pair.device, pair.one, words=4, slots=1)
+    upload = Uploader(pair.device, pair.one, capacity=4, slots=1)
     begun = upload.begin()
     begun.add(np.arange(4))
     upload.launch(begun)
@@ -180,14 +180,14 @@ def test_an_upload_slot_that_is_filled_again_under_its_copy():
 def test_an_upload_that_another_stream_reads():
     for ordered in (False, True):
         pair = Pair()
-        upload = Uploader(pair.device, pair.one, words=4, slots=2)
+        upload = Uploader(pair.device, pair.one, capacity=4, slots=2)
         (view,) = upload.send([np.arange(4)])
         if ordered:
             pair.order()
         pair.device.launch(pair.two, look, view)
         pair.device.run()
         assert bool(pair.device.races) != ordered
-        upload.send([np.arange(4)])  # into the same buffer: nobody has waited for the reader
+        upload.send([np.arange(4)])  # into the same buffer: nothing waited for the reader
         assert {race.second.operation for race in pair.finish()} == {"copy_"} | (set() if ordered else {"sum"})
 
 

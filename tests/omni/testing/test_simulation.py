@@ -105,7 +105,7 @@ def test_a_seed_replays(seed: int):
     assert first.trace != run(seed + 100).trace
 
 
-def test_a_hang_says_who_waits_for_what():
+def test_a_hang_names_the_waits():
     device = SimulatedDevice(1)
     counter, other = Counter(device), device.stream("other")
 

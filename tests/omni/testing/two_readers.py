@@ -87,4 +87,4 @@ def play(device: SimulatedDevice) -> None:
         wanted = _MODEL.whole(_LENT)[_POSITIONS]
     for reader in (driver.slow, driver.quick):
         (found,) = reader.found
-        torch.testing.assert_close(found, wanted, msg=lambda told: f"a gather from the old place: {told}")
+        torch.testing.assert_close(found, wanted, msg=lambda message: f"a gather from the old place: {message}")

@@ -86,7 +86,7 @@ def test_rows_that_start_with_everything_fill_the_counted_upload(rows: int) -> N
     upload = upload_of(words)
     pack_sampling(upload, each, VOCAB, PROCESSORS)
     assert upload.size == words
-    with pytest.raises(RuntimeError, match=f"the arrays take {words} words, the upload buffer has {words - 1}"):
+    with pytest.raises(RuntimeError, match=f"the arrays take {words} values, the upload buffer has {words - 1}"):
         pack_sampling(upload_of(words - 1), each, VOCAB, PROCESSORS)
 
 
@@ -97,7 +97,7 @@ def test_guides_take_what_is_counted_and_no_word_less(rows: int) -> None:
     upload = upload_of(words)
     pack_edits(upload, each, VOCAB)
     assert upload.size == words
-    with pytest.raises(RuntimeError, match=f"the arrays take {words} words, the upload buffer has {words - 1}"):
+    with pytest.raises(RuntimeError, match=f"the arrays take {words} values, the upload buffer has {words - 1}"):
         pack_edits(upload_of(words - 1), each, VOCAB)
 
 

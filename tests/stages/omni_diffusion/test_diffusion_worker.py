@@ -307,7 +307,7 @@ CODES = {name: random_codes(11, seed) for seed, name in enumerate("ab")}
     # The first upload is that of the frames into the rows' rings.
     [("begin_windows", 0), ("render_piece", 0), ("download_samples", 0), *(("copy_upload", n) for n in range(1, 7))],
 )
-def test_what_can_be_tried_again_is_and_nobody_fails(phase: str, number: int, after: bool) -> None:
+def test_work_that_can_be_retried_fails_no_request(phase: str, number: int, after: bool) -> None:
     device = FaultyDevice()
     bench = Bench(device, **SMALL)
     for name, own in CODES.items():

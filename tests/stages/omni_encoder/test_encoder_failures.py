@@ -103,7 +103,7 @@ def test_a_batch_that_fails_runs_again_one_by_one(phase: str, number: int, after
 
 @pytest.mark.usefixtures("on_device")
 def test_features_of_a_failed_batch_are_freed_after_its_launches() -> None:
-    """The copy of its features may still run when nobody wants the job any more."""
+    """The copy of its features may still run when no request needs the job any more."""
     device = LateFaultyDevice(None)
     bench = Consumer(device)
     refs = [bench.begin(name, ITEMS[name]) for name in "ab"]

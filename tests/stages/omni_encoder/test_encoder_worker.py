@@ -100,21 +100,21 @@ def test_outputs_share_no_memory_with_their_batch() -> None:
 
 
 class Consumer(Bench):
-    """Keeps references to outputs. lent: those that it has not released."""
+    """Keeps references to outputs. unreleased: those that it has not released."""
 
     def __init__(self, device: Device, **options: int) -> None:
         super().__init__(device, **options)
-        self.lent: list[Ref] = []
+        self.unreleased: list[Ref] = []
 
-    def release_lent(self) -> None:
+    def release_all(self) -> None:
         after = self.device.record(self._stream)
-        while self.lent:
-            self.connector.release(self.lent.pop(), after)
+        while self.unreleased:
+            self.connector.release(self.unreleased.pop(), after)
 
     def _take(self, message: Outbound) -> None:
         if isinstance(message, Produced):
-            self.lent.append(self.connector.send(message.payload, message.ready, self._stream))
-            message.add(self.lent[-1])
+            self.unreleased.append(self.connector.send(message.payload, message.ready, self._stream))
+            message.add(self.unreleased[-1])
         super()._take(message)
 
 
@@ -124,7 +124,7 @@ def test_outputs_stay_until_the_last_reader_is_through() -> None:
     bench.ask("a", [1.0])
     bench.settle(device)
     device.launch(bench._stream, lambda: None)
-    bench.release_lent()
+    bench.release_all()
     bench.tick()
     assert bench.held == {"payloads": 1}
     bench.settle(device)
@@ -211,7 +211,7 @@ def test_an_abort_at_any_moment_frees_everything(moment: int) -> None:
     assert not bench.held
 
 
-def test_what_nobody_waits_for_any_more_is_not_encoded() -> None:
+def test_an_item_without_requests_is_not_encoded() -> None:
     device = QueuedDevice()
     bench = Bench(device)
     bench.open("a")
@@ -278,7 +278,7 @@ def test_what_is_on_the_device_at_a_pause_still_comes() -> None:
     assert list(bench.sums("a")) == [0]
 
 
-def test_a_job_that_somebody_else_waits_for_runs_for_all() -> None:
+def test_a_job_shared_with_a_paused_request_runs_for_both() -> None:
     bench = Bench(CpuDevice())
     bench.ask("a", [1.0])
     bench.pause("a")
@@ -334,15 +334,15 @@ def test_while_much_is_held_only_the_request_served_first_gets_more() -> None:
     assert sorted(bench.sums("late")) == [0, 1, 2], "one batch, whatever it adds up to"
     bench.feed_host("late", media(3, [9.0, 0.0]))
     bench.settle(bench.device)
-    assert sorted(bench.sums("late")) == [0, 1, 2, 3], "nobody is before it"
+    assert sorted(bench.sums("late")) == [0, 1, 2, 3], "no request is before it"
     for index in range(2):
         bench.feed_host("early", media(index, [5.0 + index, 0.0]))
         bench.settle(bench.device)
         bench.feed_host("late", media(4 + index, [7.0 + index, 0.0]))
         bench.settle(bench.device)
     assert sorted(bench.sums("early")) == [0, 1], "it is before all that something is held for"
-    assert sorted(bench.sums("late")) == [0, 1, 2, 3], "now somebody is before it"
+    assert sorted(bench.sums("late")) == [0, 1, 2, 3], "now a request is before it"
     assert bench.encoder.usage()["items"] == 2
-    bench.release_lent()
+    bench.release_all()
     bench.settle(bench.device)
     assert sorted(bench.sums("late")) == [0, 1, 2, 3, 4, 5]

@@ -18,7 +18,7 @@ from tests.support.devices import QueuedDevice
 from tests.support.frame_bench import POISON, frames, random_codes
 
 
-def test_a_free_row_goes_to_the_lowest_rank_of_those_who_wait() -> None:
+def test_a_free_row_goes_to_the_waiting_request_of_lowest_rank() -> None:
     bench = Bench(CpuDevice(), rows=1)
     ranks = {"first": (9, 0), "late": (1, 1), "b": (0, 3), "a": (0, 2), "urgent": (-1, 4)}
     for name, rank in ranks.items():
@@ -161,7 +161,7 @@ def request(codes: np.ndarray) -> FrameRequest:
     return made
 
 
-def test_a_store_whose_uploads_are_all_under_way_takes_nothing_and_says_so():
+def test_a_store_whose_uploads_are_all_in_flight_takes_nothing():
     device = QueuedDevice()
     store = FrameStore(device, device.stream("vocoder"), rows=1, capacity=16, groups=2)
     codes = np.arange(2).reshape(1, 2)

@@ -63,7 +63,7 @@ def test_nothing_is_read_before_it_is_ready_and_leases_end_after_the_copy() -> N
 
 
 @pytest.mark.parametrize("moment", range(24))
-def test_an_abort_at_any_moment_frees_everything_and_harms_nobody(moment: int) -> None:
+def test_an_abort_at_any_moment_frees_everything_and_harms_no_other(moment: int) -> None:
     device = QueuedDevice()
     bench = Bench(device, rows=2)
     codes = {name: random_codes(12, seed) for seed, name in enumerate("abc")}
@@ -198,7 +198,7 @@ def test_of_a_batch_that_fails_each_is_tried_again(phase: str, after: bool) -> N
 
 
 @pytest.mark.plants_faults
-def test_what_fails_alone_fails_and_nobody_else() -> None:
+def test_a_request_that_fails_alone_fails_alone() -> None:
     bench = Bench(CpuDevice())
     bad, good = random_codes(5, 1), random_codes(5, 2)
     bad[3, 0] = POISON

@@ -38,7 +38,7 @@ def test_streamed_frames_make_the_whole_wave(first: int, later: int, pages: bool
     assert not bench.held
 
 
-def test_chunks_of_other_sizes_run_uncaptured_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_chunks_of_other_sizes_run_uncaptured_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(CpuDevice(), first_chunk_frames=2, chunk_frames=5)
     bench.vocoder.capture([1])
     codes = {name: random_codes(length) for name, length in (("a", 10), ("b", 11))}
@@ -246,7 +246,7 @@ def test_options_are_checked(option: str) -> None:
 
 @pytest.mark.plants_faults
 @pytest.mark.parametrize("phase", ["copy_upload", "reset_rows"])
-def test_of_a_batch_that_could_not_be_prepared_nobody_fails(phase: str) -> None:
+def test_a_batch_that_could_not_be_prepared_fails_no_request(phase: str) -> None:
     device = FaultyDevice()
     bench = Bench(device, first_chunk_frames=3, chunk_frames=2)
     codes = {name: random_codes(7, seed) for seed, name in enumerate("ab")}
