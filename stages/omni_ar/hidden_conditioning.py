@@ -45,19 +45,15 @@ class HiddenConditioning:
             case PromptHidden():
                 return (Payload(MultimodalEmbedding(name="hidden", index=0), payload.tensors),)
             # The state of the position that the token was sampled from: the token before it, or the prompt's last.
-            case TokenHidden(index=0):
+            case TokenHidden(index=0) | GeneratedTokens():
                 return ()
             case TokenHidden(index=1):
                 self._begun = True
-                return (
-                    Payload(self._args.prompt),
-                    Payload(MultimodalEmbedding(name="hidden", index=1), payload.tensors),
-                )
+                embedding = MultimodalEmbedding(name="hidden", index=1)
+                return (Payload(self._args.prompt), Payload(embedding, payload.tensors))
             case TokenHidden():
                 step = StepInputs(columns=np.array([[self._args.none]]))
                 return (Payload(step, {"rows": payload.tensors["hidden"]}),)
-            case GeneratedTokens():
-                return ()
             case other:
                 raise TypeError(f"conditioning by hidden states reads no {type(other).__name__}")
 

@@ -63,12 +63,6 @@ class FlashAttention:
     def _run(self, q_RQHD: Tensor, cache: KVCache, layer: int, table_RM: Tensor, lengths_R: Tensor) -> Tensor:
         """Attends the last Q tokens of each row, whose keys are in the cache: the causal mask ends at the row's last key."""
         table = {self._table_name: table_RM.to(torch.int32)}
-        y_RQHD: Tensor = self._with_cache(
-            q_RQHD,
-            cache.key[layer],
-            cache.value[layer],
-            cache_seqlens=lengths_R.to(torch.int32),
-            causal=True,
-            **table,
-        )
+        pages, lengths_R = (cache.key[layer], cache.value[layer]), lengths_R.to(torch.int32)
+        y_RQHD: Tensor = self._with_cache(q_RQHD, *pages, cache_seqlens=lengths_R, causal=True, **table)
         return y_RQHD

@@ -43,14 +43,6 @@ class TritonPagedAttention:
         self, q_THD: Tensor, cache: KVCache, layer: int, meta: AttentionMetadata, out_THD: Tensor
     ) -> None:
         """The decode rows' part of `attend`, into `out_THD`."""
-        count = meta.num_decode
-        attend_decodes(
-            q_THD[:count],
-            cache.key[layer],
-            cache.value[layer],
-            meta.decode_block_table_RM,
-            meta.decode_lengths_R,
-            meta.decode_max_length,
-            self._arrivals,
-            out_THD[:count],
-        )
+        count, pages = meta.num_decode, (cache.key[layer], cache.value[layer])
+        table_RM, lengths_R, longest = meta.decode_block_table_RM, meta.decode_lengths_R, meta.decode_max_length
+        attend_decodes(q_THD[:count], *pages, table_RM, lengths_R, longest, self._arrivals, out_THD[:count])

@@ -69,16 +69,9 @@ class Attention(AttentionProjections):
     ) -> Tensor:
         """Returns `[T, D]`, possibly in parts (`residual_sum`), for the output of `qkv_proj`. Writes the tokens' keys
         and values into the cache."""
+        pages, prefetch = (cache.key[self.layer], cache.value[self.layer]), self.o_proj.weight
         q_THW = qk_norm_rope_write(
-            qkv_TX,
-            self.norms,
-            cos_TW,
-            sin_TW,
-            self.num_heads,
-            cache.key[self.layer],
-            cache.value[self.layer],
-            meta.slots_T,
-            prefetch=self.o_proj.weight,
+            qkv_TX, self.norms, cos_TW, sin_TW, self.num_heads, *pages, meta.slots_T, prefetch=prefetch
         )
         attended_TX = backend.attend(q_THW, cache, self.layer, meta).flatten(1)
         return self.o_proj.in_parts(attended_TX)

@@ -72,7 +72,10 @@ class RotaryEmbedding(nn.Module):
 
         Raises ValueError for another number of axes.
         """
-        self._place(positions_PT.device)
+        if self._frequency_F.device != positions_PT.device:
+            with may_sync(SyncPoint.TABLES):
+                self._frequency_F = self._frequency_F.to(positions_PT.device)
+                self._axis_F = None if self._axis_F is None else self._axis_F.to(positions_PT.device)
         axes = positions_PT.shape[0]
         if axes == 1:
             return rotary_table(positions_PT, self._frequency_F, None, dtype)
@@ -80,21 +83,11 @@ class RotaryEmbedding(nn.Module):
             return rotary_table(positions_PT, self._frequency_F, self._axis_F, dtype)
         raise ValueError(f"positions have {axes} axes: give 1, or {_AXES} to an embedding made with mrope_section")
 
-    def _place(self, device: torch.device) -> None:
-        if self._frequency_F.device == device:
-            return
-        with may_sync(SyncPoint.TABLES):
-            self._frequency_F = self._frequency_F.to(device)
-            self._axis_F = None if self._axis_F is None else self._axis_F.to(device)
-
 
 def _axes(frequencies: int, section: Sequence[int], interleaved: bool) -> Tensor:
     if len(section) != _AXES or sum(section) != frequencies:
-        raise ConfigError(
-            "mrope_section",
-            f"is {list(section)}",
-            f"give {_AXES} numbers that sum to half the head width, {frequencies}",
-        )
+        remedy = f"give {_AXES} numbers that sum to half the head width, {frequencies}"
+        raise ConfigError("mrope_section", f"is {list(section)}", remedy)
     if interleaved:
         axes = [f % _AXES if f < _AXES * section[f % _AXES] else 0 for f in range(frequencies)]
     else:

@@ -93,9 +93,8 @@ class ProcessorRegistry:
 
     def host_processors(self, requested: Arguments | None) -> tuple[HostLogitsProcessor, ...]:
         """A new host processor for each requested host-side processor, sorted by name. `requested` has passed `check`."""
-        return (
-            tuple(self._open(name, requested[name]) for name in self._history if name in requested) if requested else ()
-        )
+        requested = requested or {}
+        return tuple(self._open(name, requested[name]) for name in self._history if name in requested)
 
     def _open(self, name: str, args: Mapping[str, object]) -> HostLogitsProcessor:
         with _naming(name):

@@ -231,9 +231,8 @@ class OutputProcessor:
             if asked is not None and part.request.status is not RequestStatus.FINISHED:
                 start = scores.rows + part.start
                 prompt = _read(fields[start : start + part.count], scores.prompt_count)
-                self._outbox.append(
-                    _for_user(part.request, prompt.chunk(0, part.count, asked, part.first, prompt=True))
-                )
+                chunk = prompt.chunk(0, part.count, asked, part.first, prompt=True)
+                self._outbox.append(_for_user(part.request, chunk))
         scores.host.release()
         for request in scores.requests:
             request.unread_scores -= 1

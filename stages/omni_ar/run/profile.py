@@ -70,12 +70,11 @@ def _request(row: int, shape: ArShape, limits: Limits, sampling: SamplingParams)
     """A request of the maximum length that still allows a token, with a consumer for all hidden states, if the model
     stores them."""
     length = limits.max_model_len - 1
-    everywhere = np.arange(length if shape.payload_width else 0)
     prompt = Prompt(
         columns=np.zeros((len(shape.prompt_columns), length), np.int64),
         positions=np.broadcast_to(np.arange(length), (shape.position_axes, length)),
         next_position=length,
-        payload_positions=everywhere,
+        payload_positions=np.arange(length if shape.payload_width else 0),
     )
     return ArRequest(
         str(row),

@@ -78,7 +78,9 @@ class ConditioningReceiver:
         room = self._max_rows
         for request in self._waiting:
             for arrival in self._ready(request):
-                needed = self._needed(request, arrival)
+                # The rows that will be read. No step runs past the request's limit, so each has a place.
+                left = request.max_tokens - 1 - len(request.steps)
+                needed = 0 if arrival.rows is None else max(0, min(arrival.count, left))
                 if needed > room:
                     break
                 room -= needed
@@ -95,12 +97,6 @@ class ConditioningReceiver:
         """Inputs that can be placed now, each after the one before."""
         while request.row is not None and request.step_arrivals and request.step_arrivals[0].message.arrived:
             yield request.step_arrivals[0]
-
-    def _needed(self, request: ArRequest, arrival: StepArrival) -> int:
-        """Number of its rows that will be read. No step runs past the request's limit, so each has a place."""
-        if arrival.rows is None:
-            return 0
-        return max(0, min(arrival.count, request.max_tokens - 1 - len(request.steps)))
 
     def _place(self, request: ArRequest, arrival: StepArrival, needed: int) -> list[Transfer]:
         """Makes the request's oldest input the conditioning of its next steps. Returns the copies of `needed` rows."""

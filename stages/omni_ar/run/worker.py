@@ -159,12 +159,8 @@ class ArWorker(MailboxWorker[ArRequest]):
             raise InputError(f"{field}.prompt_logprobs", problem, "leave it out")
 
     def _check_codes(self, asked: SamplingParams, field: str) -> None:
-        given = {
-            "code_temperature": asked.code_temperature,
-            "code_top_k": asked.code_top_k,
-            "code_top_p": asked.code_top_p,
-        }
-        for name, value in given.items():
+        codes = (asked.code_temperature, asked.code_top_k, asked.code_top_p)
+        for name, value in zip(("code_temperature", "code_top_k", "code_top_p"), codes, strict=True):
             if value is not None and self._runner.pages.codes is None:
                 problem = f"is given, and a token of {self.name} begins no frame of codes"
                 raise InputError(f"{field}.{name}", problem, "leave it out")
