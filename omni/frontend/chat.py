@@ -5,7 +5,6 @@ import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -172,23 +171,12 @@ class ChatFrontend(TokenizedFrontend):
         return known[(chat.voice or self.voices[0]).lower()]
 
 
-@dataclass(frozen=True, slots=True)
-class MediaLayout:
-    """audio_token, image_token: ids of placeholders. merge, per_second: as of `mrope_positions`. values: of a patch of a picture.
-    bins: of a spectrum. vocab_size: of the text model."""
-
-    audio_token: int
-    image_token: int
-    merge: int
-    per_second: int
-    values: int
-    bins: int
-    vocab_size: int
-
-
 class MediaConfig(Protocol):
-    """The parts of a family's config that media need."""
+    """The parts of a family's config that media need. hf: transformers' config, with the text model's and its encoders' as
+    `thinker_config`. audio_token, image_token: ids of placeholders. The others: as of `mrope_positions`, and of the text model."""
 
+    @property
+    def hf(self) -> Any: ...
     @property
     def audio_token(self) -> int: ...
     @property
@@ -201,29 +189,15 @@ class MediaConfig(Protocol):
     def thinker_vocab_size(self) -> int: ...
 
 
-def media_layout(config: MediaConfig, hf: Any) -> MediaLayout:
-    """hf: transformers' config of the text model and its encoders."""
-    vision = hf.vision_config
-    return MediaLayout(
-        audio_token=config.audio_token,
-        image_token=config.image_token,
-        merge=config.spatial_merge_size,
-        per_second=config.position_id_per_seconds,
-        values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
-        bins=hf.audio_config.num_mel_bins,
-        vocab_size=config.thinker_vocab_size,
-    )
-
-
 class MultimodalFrontend(ChatFrontend):
     """Base of front ends for sound and pictures, and text models with multimodal rotary positions.
 
     tokenizer, images: a tokenizer and an image processor of transformers; the tokenizer names the placeholders.
     """
 
-    def __init__(self, layout: MediaLayout, tokenizer: Any, images: Any) -> None:
+    def __init__(self, config: MediaConfig, tokenizer: Any, images: Any) -> None:
         super().__init__(tokenizer)
-        self._layout = layout
+        self._media_config = config
         self._images = images
 
     @abstractmethod
@@ -235,42 +209,44 @@ class MultimodalFrontend(ChatFrontend):
 
         Returns the ids of a chat of text.
         """
-        words, layout = self._tokenizer, self._layout
-        check_vocabulary(words, layout.vocab_size)
-        check_word(words, "audio_token", lambda: words.audio_token, layout.audio_token)
-        check_word(words, "image_token", lambda: words.image_token, layout.image_token)
+        words, config = self._tokenizer, self._media_config
+        merge = config.spatial_merge_size
+        check_vocabulary(words, config.thinker_vocab_size)
+        check_word(words, "audio_token", lambda: words.audio_token, config.audio_token)
+        check_word(words, "image_token", lambda: words.image_token, config.image_token)
         check_word(words, "video_token", lambda: words.video_token)
-        placeholders = {"audio": layout.audio_token, "image": layout.image_token}
-        ids = self.check_template(placeholders, answer=True)
-        if self._images.merge_size != layout.merge:
-            problem = (
-                f"is {self._images.merge_size}, beside {layout.merge} of config.json's vision_config.spatial_merge_size"
-            )
+        ids = self.check_template({"audio": config.audio_token, "image": config.image_token}, answer=True)
+        if self._images.merge_size != merge:
+            problem = f"is {self._images.merge_size}, beside {merge} of config.json's vision_config.spatial_merge_size"
             raise CheckpointError(f"{PREPROCESSOR}: merge_size", problem, "use the files of one model")
         with blamed_on(PREPROCESSOR):
-            pixels = picture(self._images, probe.picture(), layout.merge).tensors["pixels"]
+            pixels = picture(self._images, probe.picture(), merge).tensors["pixels"]
             features = self.sounds([probe.sound(self.sample_rate)])[0].tensors["features"]
-        check_features(PREPROCESSOR, pixels, layout.values, 1, "thinker_config.vision_config")
-        check_features(PREPROCESSOR, features, layout.bins, 0, "thinker_config.audio_config.num_mel_bins")
+        hf, vision = config.hf.thinker_config, config.hf.thinker_config.vision_config
+        values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        check_features(PREPROCESSOR, pixels, values, 1, "thinker_config.vision_config")
+        bins = hf.audio_config.num_mel_bins
+        check_features(PREPROCESSOR, features, bins, 0, "thinker_config.audio_config.num_mel_bins")
         return ids
 
     def encode(self, chat: Chat) -> EncodedChat:
         """Raises InputError for an empty prompt, placeholders in texts and unusable media."""
         self.check_length(chat)
-        words, layout = self._tokenizer, self._layout
+        words, config = self._tokenizer, self._media_config
+        merge = config.spatial_merge_size
         check_content(chat, (words.audio_token, words.image_token, words.video_token))
         parts = [part for message in chat.messages for part in message.content]
         sounds = self.sounds([part for part in parts if isinstance(part, AudioPart)])
-        pictures = [picture(self._images, part, layout.merge) for part in parts if isinstance(part, ImagePart)]
-        ids, places = expand(self.chat_ids(chat), {layout.audio_token: sounds, layout.image_token: pictures})
+        pictures = [picture(self._images, part, merge) for part in parts if isinstance(part, ImagePart)]
+        ids, places = expand(self.chat_ids(chat), {config.audio_token: sounds, config.image_token: pictures})
         positions, next_position = mrope_positions(
             ids,
             [each.grid for each in pictures],
-            image_token=layout.image_token,
-            merge=layout.merge,
-            per_second=layout.per_second,
+            image_token=config.image_token,
+            merge=merge,
+            per_second=config.position_id_per_seconds,
         )
-        places_by_kind = {"audio": places[layout.audio_token], "image": places[layout.image_token]}
+        places_by_kind = {"audio": places[config.audio_token], "image": places[config.image_token]}
         return EncodedChat(ids, positions, next_position, {"audio": sounds, "image": pictures}, places_by_kind)
 
 

@@ -9,7 +9,7 @@ from transformers import Qwen2Tokenizer, Qwen2VLImageProcessorPil, WhisperFeatur
 
 from omni.checkpoint import Checkpoint
 from omni.frontend.base import AudioPart, Chat, Prepared
-from omni.frontend.chat import MultimodalFrontend, media_layout
+from omni.frontend.chat import MultimodalFrontend
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
 from omni.frontend.media import Media, spectrum
 from omni.media import content_hash
@@ -29,7 +29,7 @@ class OmniFrontend(MultimodalFrontend):
 
     def __init__(self, config: OmniConfig, voices: dict[str, VoiceReference], *processors: Any) -> None:
         tokenizer, images, self._audio = processors
-        super().__init__(media_layout(config, config.hf.thinker_config), tokenizer, images)
+        super().__init__(config, tokenizer, images)
         self._config = config
         self._voices = voices
 

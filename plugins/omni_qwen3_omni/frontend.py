@@ -11,7 +11,7 @@ from omni.checkpoint import Checkpoint
 from omni.checkpoint.checks import RESTORE_FILE
 from omni.errors import CheckpointError
 from omni.frontend.base import AudioPart, Chat, Prepared
-from omni.frontend.chat import MultimodalFrontend, media_layout
+from omni.frontend.chat import MultimodalFrontend
 from omni.frontend.encoding import Ids
 from omni.frontend.hf_files import load_preprocessor, load_tokenizer
 from omni.frontend.media import Media, spectra
@@ -29,7 +29,7 @@ class OmniFrontend(MultimodalFrontend):
 
     def __init__(self, config: OmniConfig, *processors: Any) -> None:
         tokenizer, images, self._audio = processors
-        super().__init__(media_layout(config, config.hf.thinker_config), tokenizer, images)
+        super().__init__(config, tokenizer, images)
         self._config = config
 
     def check(self) -> Ids:
