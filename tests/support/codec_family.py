@@ -6,113 +6,44 @@ speaker ──► voice   modality "audio": frames on the device
 """
 
 import json
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 from torch import Tensor
 
 from omni.checkpoint import Checkpoint
-from omni.device import COMPLETED, Device
 from omni.hookspecs import hookimpl
 from omni.payload import Payload
 from omni.pipeline import Edge, Output, Pipeline, Stage
 from omni.pipeline.stage import Memory
 from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins
-from omni.stage import Feed, MailboxWorker, Open, PlainStage, Produced, StageContext, StageUsage
+from omni.stage import PlainStage, StageContext
 from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from omni_frames import CodeFrames
 from omni_vocoder.options import VocoderOptions
 from tests.support.engines import plugins_of
+from tests.support.hidden_reader import Case, ClerkOptions, ClerkWorker
 from tests.support.small_codec import GROUPS, SmallCodec
 from tests.support.tap import CodesChunk
 from tests.support.wavemaker import WaveMaker
 
-# Stage kind `"frame_clerk"`: reads code frames in host memory, one of each request in a tick. It touches no device.
-
-
-class FrameClerkOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """every: it reads on every n-th tick only."""
-
-    every: int = 1
-
-
-@dataclass(slots=True, eq=False)
-class _Case:
-    id: str
-    frames: deque[Feed] = field(default_factory=deque)
-    ended: bool = False
-
-
-class FrameClerk(MailboxWorker[_Case]):
-    def __init__(self, name: str, device: Device, options: FrameClerkOptions) -> None:
-        super().__init__(name)
-        self._observer = device.host_observer
-        self._every = options.every
-        self._ticks = 0
-
-    def usage(self) -> StageUsage:
-        cases = list(self.requests.values())
-        return {"requests": len(cases), "frames": sum(len(case.frames) for case in cases)}
-
-    def counters(self) -> dict[str, int]:
-        return {}
-
-    def open(self, message: Open) -> _Case:
-        return _Case(message.request_id)
-
-    def feed(self, request: _Case, message: Feed) -> None:
-        request.frames.append(message)
-
-    def end(self, request: _Case, source: str) -> None:
-        request.ended = True
-
-    def pause(self, request: _Case) -> None:
-        raise AssertionError("nothing follows it")
-
-    def resume(self, request: _Case) -> None:
-        raise AssertionError("nothing follows it")
-
-    def drop(self, request: _Case) -> None:
-        for message in request.frames:
-            message.release(COMPLETED)
-        request.frames.clear()
-
-    def advance(self) -> bool:
-        self._ticks += 1
-        moved = False
-        for case in list(self.requests.values()):
-            if case.frames and not self._ticks % self._every and case.frames[0].arrived:
-                self._read(case, case.frames.popleft())
-                moved = True
-            if case.ended and not case.frames:
-                self.finish(case.id, "stop", {})
-                moved = True
-        return moved
-
-    def _read(self, case: _Case, message: Feed) -> None:
-        codes = message.payload.tensors["codes"]
-        assert isinstance(codes, Tensor)
-        if self._observer is not None:
-            self._observer.host_reads(codes)
-        for frame in codes.numpy().tolist():
-            self.outbox.append(Produced(case.id, Payload(CodesChunk(codes=tuple(frame))), COMPLETED))
-        message.release(COMPLETED)
-
 
 class FrameClerkKind:
-    """Has no model."""
+    """Stage kind `"frame_clerk"`: reads code frames in host memory, one of each request in a tick. Has no model."""
 
     name = "frame_clerk"
-    options = FrameClerkOptions
+    options = ClerkOptions
 
     def load(self, context: StageContext) -> PlainStage:
-        assert isinstance(context.options, FrameClerkOptions)
-        return PlainStage(FrameClerk(context.stage.name, context.device, context.options))
+        assert isinstance(context.options, ClerkOptions)
+        return PlainStage(ClerkWorker(context.stage.name, context.device, context.options, "codes", read_frames))
+
+
+def read_frames(case: Case, meta: msgspec.Struct, rows: Tensor) -> list[CodesChunk]:
+    return [CodesChunk(codes=tuple(frame)) for frame in rows.tolist()]
 
 
 SPEAKER, VOICE, ECHO, CLERK = "speaker", "voice", "echo", "clerk"
@@ -137,7 +68,12 @@ def pipeline(checkpoint: Checkpoint) -> Pipeline:
             Stage(name=SPEAKER, kind="ar", model=f"{_HERE}:build_speaker", options=options),
             Stage(name=VOICE, kind="vocoder", model=f"{_HERE}:build_voice", options=chunks),
             Stage(name=ECHO, kind="vocoder", model=f"{_HERE}:build_voice", options=chunks),
-            Stage(name=CLERK, kind="frame_clerk", model=f"{_HERE}:build_nothing", options=FrameClerkOptions()),
+            Stage(
+                name=CLERK,
+                kind="frame_clerk",
+                model=f"{_HERE}:build_nothing",
+                options=ClerkOptions(max_num_seqs=_WHOLE, payloads_per_read=1),
+            ),
         ),
         edges=(
             _edge(VOICE, "device", _WHOLE),

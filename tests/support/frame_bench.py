@@ -30,7 +30,7 @@ from omni.sampling import SamplingParams
 from omni.stage import Done, StageWorker
 from omni_frames import CodeFrames, FrameModel
 from tests.support.devices import QueuedDevice
-from tests.support.stage_driver import StageDriver
+from tests.support.stage_driver import FailingDriver
 
 Wave: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 POISON = 999
@@ -38,7 +38,7 @@ POISON = 999
 PAGE = 4
 
 
-class FrameBench(StageDriver):
+class FrameBench(FailingDriver):
     """A stage and a talker's code pages."""
 
     def __init__(self, worker: StageWorker, model: FrameModel, device: Device) -> None:

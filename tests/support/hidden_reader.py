@@ -10,7 +10,7 @@ Shape legend: R rows, C capacity, W width, n rows of one copy, N numbers of a re
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -145,7 +145,7 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
 
     def advance(self) -> bool:
         self._ticks += 1
-        moved = self._collect() | self._seat() | self._gather()
+        moved = self._collect() | self._give_rows() | self._gather()
         if not self._ticks % self._options.every:
             moved |= self._read()
         else:  # its ticks count as time, so there is something to come
@@ -156,12 +156,12 @@ class ReaderWorker(MailboxWorker[ReadRequest]):
                 moved = True
         return moved
 
-    def _seat(self) -> bool:
+    def _give_rows(self) -> bool:
         waiting = [r for r in self.requests.values() if r.row is None and r.arrivals]
-        seated = sorted(waiting, key=lambda request: request.rank)[: len(self._free)]
-        for request in seated:
+        chosen = sorted(waiting, key=lambda request: request.rank)[: len(self._free)]
+        for request in chosen:
             request.row = self._free.pop()
-        return bool(seated)
+        return bool(chosen)
 
     def _places(self, request: ReadRequest, start: int, count: int) -> NDArray[np.int64]:
         """Of rows of the request's ring, counted from the oldest, in the flattened rings."""
@@ -299,7 +299,7 @@ class ClerkOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """A request. desk: whether it has one."""
+    """A request. desk: whether it has one. read: rows. tokens: rows of generated tokens."""
 
     id: str
     sources: set[str]
@@ -311,10 +311,16 @@ class Case:
     paused: bool = False
 
 
+Read = Callable[[Case, msgspec.Struct, Tensor], Sequence[msgspec.Struct]]
+"""What is given out for the rows of a payload."""
+
+
 class ClerkWorker(MailboxWorker[Case]):
-    def __init__(self, name: str, device: Device, readout: ReadOut, options: ClerkOptions) -> None:
+    """tensor: the name of the rows in a payload."""
+
+    def __init__(self, name: str, device: Device, options: ClerkOptions, tensor: str, read: Read) -> None:
         super().__init__(name)
-        self._readout, self._options = readout, options
+        self._options, self._tensor, self._read_rows = options, tensor, read
         self._observer = device.host_observer
         self._ticks = self._waits = 0
 
@@ -334,11 +340,6 @@ class ClerkWorker(MailboxWorker[Case]):
         return Case(message.request_id, set(message.inputs), message.rank)
 
     def feed(self, request: Case, message: Feed) -> None:
-        meta, rows = message.payload.meta, message.payload.tensors["hidden"]
-        assert isinstance(meta, HiddenRows)
-        assert isinstance(rows, Tensor)
-        assert rows.device.type == "cpu"
-        request.tokens = in_order(meta, rows.shape[0], request.tokens)
         request.inputs.append(message)
 
     def end(self, request: Case, source: str) -> None:
@@ -357,7 +358,7 @@ class ClerkWorker(MailboxWorker[Case]):
 
     def advance(self) -> bool:
         self._ticks += 1
-        moved = self._seat()
+        moved = self._give_desks()
         for case in list(self.requests.values()):
             if case.desk and not case.paused and case.inputs:
                 # Its ticks count as time, so where it does not read there is something to come.
@@ -367,7 +368,7 @@ class ClerkWorker(MailboxWorker[Case]):
                 moved = True
         return moved
 
-    def _seat(self) -> bool:
+    def _give_desks(self) -> bool:
         free = self._options.max_num_seqs - sum(case.desk for case in self.requests.values())
         waiting = sorted((c for c in self.requests.values() if c.inputs and not c.desk), key=lambda case: case.rank)
         for case in waiting[:free]:
@@ -385,15 +386,14 @@ class ClerkWorker(MailboxWorker[Case]):
         return True
 
     def _give(self, case: Case, message: Feed) -> None:
-        meta, rows = message.payload.meta, message.payload.tensors["hidden"]
-        assert isinstance(meta, HiddenRows)
+        rows = message.payload.tensors[self._tensor]
         assert isinstance(rows, Tensor)
+        assert rows.device.type == "cpu"
         if self._observer is not None:
             self._observer.host_reads(rows)
-        for offset, numbers in enumerate(self._readout.read(rows.numpy()).tolist()):
+        for meta in self._read_rows(case, message.payload.meta, rows):
             case.read += 1
-            reading = Reading(prompt=meta.prompt, index=meta.index + offset, numbers=tuple(numbers))
-            self.outbox.append(Produced(case.id, Payload(reading), COMPLETED))
+            self.outbox.append(Produced(case.id, Payload(meta), COMPLETED))
         message.release(COMPLETED)
 
 
@@ -405,6 +405,12 @@ class ClerkKind:
 
     def load(self, context: StageContext) -> PlainStage:
         assert isinstance(context.options, ClerkOptions)
-        return PlainStage(
-            ClerkWorker(context.stage.name, context.device, build_model(context, ReadOut), context.options)
-        )
+        readout = build_model(context, ReadOut)
+
+        def read(case: Case, meta: msgspec.Struct, rows: Tensor) -> list[Reading]:
+            assert isinstance(meta, HiddenRows)
+            case.tokens = in_order(meta, rows.shape[0], case.tokens)
+            numbers = enumerate(readout.read(rows.numpy()).tolist(), meta.index)
+            return [Reading(prompt=meta.prompt, index=index, numbers=tuple(row)) for index, row in numbers]
+
+        return PlainStage(ClerkWorker(context.stage.name, context.device, context.options, "hidden", read))

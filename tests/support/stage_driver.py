@@ -64,12 +64,6 @@ class StageDriver:
         """What the worker still holds."""
         return {name: count for name, count in self.worker.usage().items() if count}
 
-    def error(self, request_id: str) -> str:
-        """What the request failed with."""
-        end = self.ends[request_id]
-        assert isinstance(end, Failed)
-        return str(end.error)
-
     def _take(self, message: Outbound) -> None:
         assert message.request_id not in self.ends, "a request that is over gives nothing"
         if isinstance(message, Produced):
@@ -77,3 +71,13 @@ class StageDriver:
             message.close()
         else:
             self.ends[message.request_id] = message
+
+
+class FailingDriver(StageDriver):
+    """Of a stage some of whose requests fail."""
+
+    def error(self, request_id: str) -> str:
+        """What the request failed with."""
+        end = self.ends[request_id]
+        assert isinstance(end, Failed)
+        return str(end.error)

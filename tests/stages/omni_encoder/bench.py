@@ -9,11 +9,11 @@ from omni.payload import Payload
 from omni_encoder.inputs import Encoded, MediaItem
 from omni_encoder.options import EncoderOptions
 from omni_encoder.worker import EncoderWorker
-from tests.support.stage_driver import StageDriver
+from tests.support.stage_driver import FailingDriver
 from tests.support.tower import Tower
 
 
-class Bench(StageDriver):
+class Bench(FailingDriver):
     """lengths: of batches that are captured."""
 
     def __init__(self, device: Device, lengths: tuple[int, ...] = (), /, **options: int) -> None:
