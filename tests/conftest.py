@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
 from hypothesis import settings
 from hypothesis.internal.conjecture import engine
 
+from omni.api import load
 from omni.testing import no_retries, planted_faults
 
 # The order of a reduction follows the number of threads.
@@ -33,10 +34,21 @@ _SLOW_SECONDS = 7200.0
 """Limit of a test that is marked `slow`, if it has none of its own; of others: `timeout` in pyproject.toml."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--engine", choices=("thread", "process"), help="where engines run if a test does not say")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes that tests start inherit the signals that this one ignores: SIGINT, where a shell runs it in the background."""
+    """Applies `--engine`.
+
+    Processes that tests start inherit the signals that this one ignores: SIGINT, where a shell runs it in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    engine = config.getoption("--engine")
+    if engine is not None:
+        load.runs_in_process = lambda options, _: (
+            (engine if options.process == "auto" else options.process) == "process"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import torch
@@ -12,10 +12,12 @@ import torch
 from omni.api.owner import adapt_to_fork
 from omni.checkpoint import Checkpoint
 from omni.config import Layer, read_config
-from omni.device import name_device, open_device
+from omni.device import Device, name_device, open_device
 from omni.engine import (
     Engine,
+    EngineClient,
     EngineOptions,
+    Plan,
     build_engine,
     check_shapes,
     dtype_for,
@@ -23,14 +25,15 @@ from omni.engine import (
     open_checkpoint,
     resolve_pipeline,
 )
-from omni.errors import CheckpointError, ConfigError, OmniError
+from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
+from omni.frontend.build import build_frontend
 from omni.frontend.compile import SamplingCompiler
 from omni.frontend.encoding import PromptLimit
 from omni.frontend.options import FrontendOptions, frontend_options
 from omni.pipeline import ENGINE, Pipeline
-from omni.plugin import locate
 from omni.plugin.manager import Plugins, load_plugins
+from omni.process import RemoteEngine, runs_in_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Loaded:
     limit: PromptLimit | None
     limits: EngineOptions
     compiler: SamplingCompiler
-    engine: Engine
+    engine: EngineClient
 
 
 def load(
@@ -55,17 +58,36 @@ def load(
     """Checks settings and pipeline first, then reads the front end's files, then the weights. Raises OmniError."""
     options, _ = engine_options(layers)
     front, _ = frontend_options(layers)
-    adapt_to_fork(name_device(options.device))
-    opened = open_device(options.device)
-    options = msgspec.structs.replace(options, dtype=dtype_for(options, opened.torch_device))
+    named = name_device(options.device)
+    options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
+    if not runs_in_process(options, named):
+        adapt_to_fork(named)
+        opened = open_device(options.device)
+        return _load(model, layers, plugins, options, front, partial(_build, opened))
+    # It imports what it needs while this process reads settings and files.
+    remote = RemoteEngine()
+    try:
+        return _load(model, layers, plugins, options, front, partial(_load_remote, remote))
+    except BaseException:
+        remote.kill()
+        raise
+
+
+def _load(
+    model: str | os.PathLike[str],
+    layers: Sequence[Layer],
+    plugins: Plugins | None,
+    options: EngineOptions,
+    front: FrontendOptions,
+    begin: "_Begin",
+) -> Loaded:
     plugins = plugins if plugins is not None else load_plugins()
     checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins)
     plan = resolve_pipeline(checkpoint, plugins, layers)
+    built = begin(plan, checkpoint, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint)
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
-    if options.load_format == "auto":
-        check_shapes(plan, checkpoint, plugins, options)
-    engine = build_engine(plan, checkpoint, plugins, opened, options)
+    engine = built()
     limit = prompt_limit(plan.pipeline, engine)
     try:
         if limit is not None:
@@ -76,7 +98,34 @@ def load(
     return Loaded(plan.pipeline, frontend, front, limit, options, compiler, engine)
 
 
-def prompt_limit(pipeline: Pipeline, engine: Engine) -> PromptLimit | None:
+_Begin = Callable[[Plan, Checkpoint, Plugins, EngineOptions], Callable[[], EngineClient]]
+"""Begins to build the engine of a checked pipeline. Returns what waits for it."""
+
+
+def _build(
+    device: Device, plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions
+) -> Callable[[], EngineClient]:
+    def build() -> Engine:
+        if options.load_format == "auto":
+            check_shapes(plan, checkpoint, plugins, options)
+        return build_engine(plan, checkpoint, plugins, device, options)
+
+    return build
+
+
+def _load_remote(
+    remote: RemoteEngine, plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions
+) -> Callable[[], EngineClient]:
+    remote.load(str(checkpoint.path), plan.pipeline, plugins, options)
+
+    def wait() -> RemoteEngine:
+        remote.ready()
+        return remote
+
+    return wait
+
+
+def prompt_limit(pipeline: Pipeline, engine: EngineClient) -> PromptLimit | None:
     """Of the stage that takes the prompt; None if it has no limit."""
     stage = pipeline.main_stage
     tokens = engine.longest_prompt(stage) if stage is not None else None
@@ -106,22 +155,3 @@ def layers_of(
     given = {f"{ENGINE}.{name}": value for name, value in names.items() if value is not None}
     file = [read_config(config)] if config is not None else []
     return [*file, Layer(origin, overrides or {}), Layer("argument", given)]
-
-
-def build_frontend(pipeline: Pipeline, checkpoint: Checkpoint) -> Frontend:
-    """The family's front end for the checkpoint. Raises CheckpointError if its files cannot be read, ConfigError if it is none."""
-    build = cast(Callable[[Checkpoint], object], locate(pipeline.frontend, "pipeline.frontend"))
-    try:
-        frontend = build(checkpoint)
-    except OmniError:
-        raise
-    except Exception as error:
-        problem = f"its tokenizer or processor could not be read ({type(error).__name__}: {error})"
-        raise CheckpointError(str(checkpoint.path), problem, "download the whole checkpoint again") from error
-    if not isinstance(frontend, Frontend):
-        remedy = "derive it from omni.frontend.base.Frontend"
-        raise ConfigError("pipeline.frontend", f"gave a {type(frontend).__name__}", remedy)
-    if pipeline.text_stage is not None and frontend.text_decoder() is None:
-        problem = f"has no text decoder, but stage {pipeline.text_stage!r} writes text"
-        raise ConfigError("pipeline.frontend", problem, "make one in Frontend.text_decoder")
-    return frontend

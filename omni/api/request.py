@@ -14,7 +14,7 @@ from typing import TypeAlias, TypedDict
 import msgspec
 
 from omni.api.measure import held_by
-from omni.engine import Engine, EngineOutput, EngineRequest, Held, RequestFailed, RequestFinished
+from omni.engine import EngineClient, EngineOutput, EngineRequest, Held, RequestFailed, RequestFinished
 from omni.errors import InputError, OmniError, check_unicode, quoted, said, shortened
 from omni.frontend.messages import RemoteMedia, check_messages, check_size, has_media, remote_media
 from omni.media import MediaOptions
@@ -113,7 +113,7 @@ class RequestHandle:
         self._deliver = deliver
         self._on_finished = on_finished
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
+        self._engine: EngineClient | None = None
         self._submitting = False
         self._finished = False
         self._cancelled: OmniError | None = None
@@ -128,7 +128,7 @@ class RequestHandle:
             if not self._finished:
                 self._deliver(time.perf_counter(), started)
 
-    def submit(self, engine: Engine, request: EngineRequest) -> None:
+    def submit(self, engine: EngineClient, request: EngineRequest) -> None:
         """Submits the prepared request to the engine, unless it was cancelled in the meantime."""
         with self._lock:
             if self._finished:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from omni.api.measure import held_prepared
 from omni.api.request import Request, RequestHandle, Started
 from omni.api.serial_executor import SerialExecutor
-from omni.engine import Admission, Engine, EngineOptions, EngineRequest, Held, Ranked, Rejected
+from omni.engine import Admission, EngineClient, EngineOptions, EngineRequest, Held, Ranked, Rejected
 from omni.errors import OmniError, OverloadedError, StageError, known
 from omni.frontend.base import Chat, Frontend
 from omni.frontend.compile import SamplingCompiler
@@ -48,7 +48,7 @@ class RequestPreparer:
 
     frontend: Frontend
     compiler: SamplingCompiler
-    engine: Engine
+    engine: EngineClient
     options: FrontendOptions
     limit: PromptLimit | None
 
@@ -75,9 +75,17 @@ class RequestPreparer:
         prepared = frontend.prepare(chat)
         compiled = self.compiler.compile(arguments.sampling, arguments.fields, arguments.n)
         self.engine.check({stage: compiled.sampling[stage] for stage in arguments.sampling}, arguments.fields)
+        remote = self.engine.takes_text_rules
         shared = (prepared.inputs, prepared.edges, compiled.sampling, arguments.priority, arguments.cache_salt)
         requests = {
-            handle: EngineRequest(handle, arguments.modalities, *shared, sample, compiled.rules())
+            handle: EngineRequest(
+                handle,
+                arguments.modalities,
+                *shared,
+                sample,
+                {} if remote else self.compiler.host_rules(compiled),
+                compiled.rules if remote else {},
+            )
             for sample, handle in enumerate(request.samples)
         }
         started = Started(taken, prepared.prompt_tokens, compiled.after_stop)

@@ -27,6 +27,7 @@ from omni.api.request_output import RequestOutput
 from omni.api.request_queue import RequestPreparer, RequestQueue
 from omni.api.results import Output, Result
 from omni.api.serial_executor import SerialExecutor
+from omni.api.switch_interval import SWITCH_INTERVAL
 from omni.errors import InputError, StageError, known
 from omni.media import Downloads
 from omni.pipeline import FRONTEND, Pipeline
@@ -288,6 +289,7 @@ class Client:
         self._downloads = Downloads(self.media)
         preparer = RequestPreparer(loaded.frontend, loaded.compiler, loaded.engine, loaded.options, loaded.limit)
         self.queue = RequestQueue(preparer, self._downloads, self.executor, loaded.limits)
+        self._switch_interval = loaded.options.switch_interval
         self._numbers = itertools.count()
         self._closing = False
         self._shut_once = False
@@ -300,6 +302,8 @@ class Client:
 
     def _start(self) -> None:
         _OPEN.add(self)
+        if self._switch_interval is not None:
+            SWITCH_INTERVAL.lower(self._switch_interval)
         self.engine.start()
         self.queue.start()
 
@@ -365,6 +369,8 @@ class Client:
                     else:
                         _log.error("a further part of the model could not be closed", exc_info=error)
         finally:
+            if self._switch_interval is not None and self in _OPEN:
+                SWITCH_INTERVAL.restore(self._switch_interval)
             self.executor.end()
             _OPEN.discard(self)
 

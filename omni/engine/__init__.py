@@ -11,6 +11,7 @@ from omni.engine.build import (
     measure_stages,
     resolve_pipeline,
 )
+from omni.engine.client import EngineClient
 from omni.engine.configure import dtype_for, engine_options
 from omni.engine.connect import ConnectorChoice, choose_connector
 from omni.engine.engine import Engine
@@ -33,6 +34,7 @@ __all__ = [
     "Admission",
     "ConnectorChoice",
     "Engine",
+    "EngineClient",
     "EngineOptions",
     "EngineOutput",
     "EngineRequest",

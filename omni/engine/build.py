@@ -16,6 +16,7 @@ from omni.engine.admission import Admission
 from omni.engine.configure import configure
 from omni.engine.connect import choose_connector, open_connector
 from omni.engine.engine import Engine
+from omni.engine.mailbox import Mailbox
 from omni.engine.memory import Budget, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
@@ -160,10 +161,15 @@ def _built(stage: str) -> Iterator[None]:
 
 
 def build_engine(
-    plan: Plan, checkpoint: Checkpoint, plugins: Plugins, device: Device, options: EngineOptions
+    plan: Plan,
+    checkpoint: Checkpoint,
+    plugins: Plugins,
+    device: Device,
+    options: EngineOptions,
+    mailbox: Mailbox | None = None,
 ) -> Engine:
     """Loads every stage onto `device`, measures the memory of steps if it is bounded, and divides the rest into
-    pages."""
+    pages. mailbox: see `Engine`."""
     assert options.dtype is not None, "the caller chose it for the device"
     connectors = {edge.name: open_connector(edge, plugins, device) for edge in plan.pipeline.edges}
     budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device))
@@ -183,7 +189,7 @@ def build_engine(
     orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer, admission)
     if timeline is not None:
         timeline.start()
-    return Engine(device, orchestrator, workers, connectors, memory, timeline)
+    return Engine(device, orchestrator, workers, connectors, memory, timeline, mailbox)
 
 
 def _timeline(path: str | None, device: Device, pipeline: Pipeline) -> TimelineFile | None:

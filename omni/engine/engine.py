@@ -3,18 +3,17 @@
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 
 import torch
 
 from omni.connector import Connector
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
+from omni.engine.mailbox import LocalMailbox, Mailbox
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.request import (
     AbortRequest,
-    EngineCommand,
     EngineRequest,
     RequestFailed,
     SafeSink,
@@ -49,7 +48,9 @@ class Engine:
         connectors: Mapping[str, Connector],
         memory: Mapping[str, StageMemory],
         timeline: TimelineFile | None = None,
+        mailbox: Mailbox | None = None,
     ) -> None:
+        """mailbox: None takes one for callers in this process."""
         self.memory = memory
         """Device memory of each stage, divided at the start."""
         self._device = device
@@ -57,8 +58,7 @@ class Engine:
         self._workers = workers
         self._connectors = connectors
         self._timeline = timeline
-        self._commands: deque[EngineCommand] = deque()
-        self._wake = threading.Event()
+        self._mailbox = mailbox or LocalMailbox()
         self._gate = threading.Lock()
         self._stopping = False
         self._stopped = threading.Event()
@@ -69,25 +69,39 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._sync_check = SyncCheck.OFF
 
+    @property
+    def takes_text_rules(self) -> bool:
+        """False: the front end builds rules, in its own threads."""
+        return False
+
     def start(self) -> None:
         """Starts the loop's thread. Raises ConfigError for a bad `OMNI_SYNC_CHECK`."""
         self._sync_check = SyncCheck.from_environment()
         self._thread = threading.Thread(target=self._run, name="omni-engine", daemon=True)
         self._thread.start()
 
+    def run(self) -> None:
+        """Runs the loop in the calling thread, until `stop`. Raises ConfigError for a bad `OMNI_SYNC_CHECK`."""
+        self._sync_check = SyncCheck.from_environment()
+        self._loop_until_closed()
+
+    def stop(self) -> None:
+        """Ends the loop after the present turn. Later requests are refused."""
+        with self._gate:
+            self._stopping = True
+        self._mailbox.wake()
+
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """Starts a request. Its outputs go to `sink` on the engine's thread. A closed engine refuses it at once."""
         with self._gate:
             if not self._stopping:
-                self._commands.append(SubmitRequest(request, SafeSink(request.id, sink)))
-                self._wake.set()
+                self._mailbox.put(SubmitRequest(request, SafeSink(request.id, sink)))
                 return
         sink(RequestFailed(_CLOSED))
 
     def abort(self, request_id: str, error: OmniError) -> None:
         """Aborts a request. Its sink gets `RequestFailed(error)`, unless the request is finished."""
-        self._commands.append(AbortRequest(request_id, error))
-        self._wake.set()
+        self._mailbox.put(AbortRequest(request_id, error))
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """Raises InputError for parameters that a stage cannot apply. sampling, fields: parameters and their names in
@@ -111,7 +125,7 @@ class Engine:
     def idle(self) -> bool:
         """Whether no request is active or waiting and no stage holds resources."""
         held = any(count for usage in self.usage().values() for count in usage.values())
-        return not self._commands and not self._orchestrator.unfinished and not held
+        return not self._mailbox.waiting and not self._orchestrator.unfinished and not held
 
     def close(self) -> None:
         """Aborts all requests, stops the loop and frees the stages. Idempotent.
@@ -120,9 +134,7 @@ class Engine:
         interrupts the call at any point; the next call continues from there. If several threads call it, one closes and
         the others wait.
         """
-        with self._gate:
-            self._stopping = True
-        self._wake.set()
+        self.stop()
         with self._closing:
             if self._thread is not None and self._thread.ident is not None:
                 # Python 3.11 marks a thread as dead after an interrupted join, and the next join would not wait.
@@ -183,16 +195,16 @@ class Engine:
         return moved
 
     def _take_commands(self) -> bool:
-        moved = bool(self._commands)
-        while self._commands:
-            match self._commands.popleft():
+        commands = self._mailbox.take()
+        for command in commands:
+            match command:
                 case SubmitRequest(_, sink) if self._failure is not None:
                     sink.finish(RequestFailed(self._failure))
-                case SubmitRequest() as command:
+                case SubmitRequest():
                     self._orchestrator.submit(command)
                 case AbortRequest(request_id, error):
                     self._orchestrator.abort(request_id, error)
-        return moved
+        return bool(commands)
 
     def _run(self) -> None:
         try:
@@ -215,11 +227,12 @@ class Engine:
     def _loop(self) -> None:
         since = time.perf_counter()
         while not self._stopping:
-            if self.tick():
+            moved = self.tick()
+            self._mailbox.flush()
+            if moved:
                 since = time.perf_counter()
             elif self.idle:
-                self._wake.wait()
-                self._wake.clear()
+                self._mailbox.wait()
             else:
                 if self._timeline is not None:
                     self._timeline.poll()
@@ -229,5 +242,5 @@ class Engine:
     def _refuse_all(self) -> None:
         while not self._stopping:
             self._take_commands()
-            self._wake.wait()
-            self._wake.clear()
+            self._mailbox.flush()
+            self._mailbox.wait()

@@ -1,12 +1,19 @@
 """Settings of the engine."""
 
+from typing import Literal
+
 import msgspec
+
+EngineProcess = Literal["auto", "thread", "process"]
+"""The place of the engine: a thread of the user's process, or a process of its own. `"auto"` is a process for a CUDA
+device on Linux, else a thread."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How stages are built and requests are admitted.
 
     device: `"cpu"`, `"cuda"` or `"cuda:N"`; None selects the first CUDA device if there is one, else the CPU.
+    process: see `EngineProcess`. In a process of its own, the user's Python code cannot delay a step.
     dtype: of weights and activations; None is float32 on the CPU and bfloat16 elsewhere.
     load_format: `"auto"` reads the checkpoint; `"dummy"` fills weights with random numbers on the device.
     graphs: whether stages capture their steps at start and replay them; None does so on a CUDA device, where it is
@@ -21,6 +28,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     device: str | None = None
+    process: EngineProcess = "auto"
     dtype: str | None = None
     load_format: str = "auto"
     graphs: bool | None = None

@@ -8,7 +8,7 @@ import msgspec
 
 from omni.errors import OmniError, StageError, said
 from omni.payload import Payload
-from omni.sampling import HostRules, SamplingParams
+from omni.sampling import HostRules, SamplingParams, TextRules
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +19,8 @@ class EngineRequest:
 
     modalities: wanted outputs. inputs: host payloads by stage. edges: adapter arguments by edge name. sampling: by
     stage. priority: lower numbers are served first. cache_salt: requests of different salts share no cached state.
-    sample_index: the number of this sample among those of one user request. rules: host-side rules by stage.
+    sample_index: the number of this sample among those of one user request.
+    rules: host-side rules by stage. text_rules: the same as data, for an engine in another process, which builds them.
     """
 
     id: str
@@ -31,6 +32,7 @@ class EngineRequest:
     cache_salt: str = ""
     sample_index: int = 0
     rules: Mapping[str, HostRules] = field(default_factory=dict)
+    text_rules: Mapping[str, TextRules] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,17 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from omni.errors import ConfigError, InputError, check_unicode
-from omni.frontend.grammar import Grammar, GrammarCompiler, GrammarMatcher
-from omni.frontend.stops import StopStrings, StopTexts, stopped_text
+from omni.frontend.host_rules import HostRulesBuilder
+from omni.frontend.stops import StopTexts, stopped_text
 from omni.frontend.vocabulary import Vocabulary
 from omni.pipeline import Pipeline
-from omni.sampling import HostRules, SamplingParams
+from omni.sampling import HostRules, SamplingParams, TextRules
 
 _MOST_BYTES = 4096
 """Of all stop strings, and of all bad words."""
@@ -23,38 +23,21 @@ _TEXT_PARAMETERS = ("stop", "bad_words", "structured", "logprobs", "prompt_logpr
 
 
 @dataclass(frozen=True, slots=True)
-class _Structured:
-    """ends: ids that end the text. field: for errors."""
-
-    grammar: Grammar
-    ends: frozenset[int]
-    field: str
-
-
-@dataclass(frozen=True, slots=True)
 class CompiledSampling:
-    """sampling: by stage, with ids where there were texts."""
+    """sampling: by stage, with ids where there were texts. rules: by stage, about the text."""
 
     sampling: Mapping[str, SamplingParams]
-    _stage: str = ""
+    rules: Mapping[str, TextRules] = field(default_factory=dict)
     _vocabulary: Vocabulary | None = None
-    _stops: StopTexts | None = None
-    _min_tokens: int = 0
-    _structured: _Structured | None = None
-
-    def rules(self) -> Mapping[str, HostRules]:
-        """By stage, for one sample: rules have state. May take long."""
-        stops, structured = None, self._structured
-        if self._stops is not None and self._vocabulary is not None:
-            stops = StopStrings(self._stops, self._vocabulary, self._min_tokens)
-        host_processors = (GrammarMatcher(structured.grammar, structured.ends, structured.field),) if structured else ()
-        return {self._stage: HostRules(stops, host_processors)} if stops or host_processors else {}
 
     def after_stop(self, held: Sequence[int]) -> str:
         """The text from the stop string on. held: the tokens that it ends in."""
-        if self._stops is None or self._vocabulary is None or not held:
+        if self._vocabulary is None or not held:
             return ""
-        tail = stopped_text(self._stops, [self._vocabulary.written(token) for token in held])
+        stops = [text for rules in self.rules.values() for text in rules.stop]
+        if not stops:
+            return ""
+        tail = stopped_text(StopTexts(stops), [self._vocabulary.written(token) for token in held])
         return tail.decode(errors="replace")
 
 
@@ -69,7 +52,7 @@ class SamplingCompiler:
         self._stage = stage
         self._defaults = {name: _defaults(pipeline, name) for name in pipeline.sampling_stages}
         self._vocabulary = vocabulary
-        self._grammars = GrammarCompiler(vocabulary) if vocabulary is not None else None
+        self._builder = HostRulesBuilder(vocabulary) if vocabulary is not None else None
         for name, params in self._defaults.items():
             try:
                 self.check({name: params}, {name: f"{name}.sampling"})
@@ -105,8 +88,8 @@ class SamplingCompiler:
     def check_grammars(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """May take seconds the first time. `sampling` has passed `check`. Raises InputError for grammars that do not compile."""
         for stage, params in sampling.items():
-            if params.structured is not None and self._grammars is not None:
-                self._grammars.compile(params.structured, f"{fields[stage]}.structured")
+            if params.structured is not None and self._builder is not None:
+                self._builder.grammars.compile(params.structured, f"{fields[stage]}.structured")
 
     def in_ids(self, sampling: Mapping[str, SamplingParams]) -> Mapping[str, SamplingParams]:
         """The parameters for stages: bad words as ids, and without those that become rules."""
@@ -143,23 +126,33 @@ class SamplingCompiler:
         stage, vocabulary = self._stage, self._vocabulary
         if samples > 1:
             sampling = self._seeded(sampling)
-        if stage is None or vocabulary is None:
+        if stage is None or vocabulary is None or self._builder is None:
             return CompiledSampling(sampling)
         defaults = self._defaults.get(stage, SamplingParams())
         asked = sampling.get(stage, SamplingParams())
         params = asked.with_defaults(defaults)
         if not (params.stop or params.bad_words or params.structured):
             return CompiledSampling(sampling)
-        field = fields.get(stage, f"{stage}.sampling")
+        name = f"{fields.get(stage, f'{stage}.sampling')}.structured"
+        if params.structured is not None:
+            self._builder.grammars.compile(params.structured, name)
         words = {"bad_words": params.bad_words, "bad_words_ids": params.bad_words_ids}
-        return CompiledSampling(
-            sampling=self.in_ids({**sampling, stage: msgspec.structs.replace(asked, **words)}),
-            _stage=stage,
-            _vocabulary=vocabulary,
-            _stops=StopTexts(params.stop) if params.stop else None,
-            _min_tokens=params.min_tokens or 0,
-            _structured=self._compile_structured(params, defaults, asked, f"{field}.structured"),
+        in_ids = self.in_ids({**sampling, stage: msgspec.structs.replace(asked, **words)})
+        own = defaults.stop_token_ids if not params.ignore_eos else ()
+        rules = TextRules(
+            stop=tuple(params.stop or ()),
+            min_tokens=params.min_tokens or 0,
+            structured=params.structured,
+            ends=tuple(dict.fromkeys((*(own or ()), *(asked.stop_token_ids or ())))),
+            field=name,
         )
+        return CompiledSampling(in_ids, {stage: rules} if rules.stop or rules.structured else {}, vocabulary)
+
+    def host_rules(self, compiled: CompiledSampling) -> Mapping[str, HostRules]:
+        """By stage, for one sample: rules have state. May take long. Raises InputError as `compile`."""
+        if self._builder is None:
+            return {}
+        return {name: self._builder.build(rules) for name, rules in compiled.rules.items()}
 
     def _seeded(self, sampling: Mapping[str, SamplingParams]) -> Mapping[str, SamplingParams]:
         asked = {name: sampling.get(name, SamplingParams()) for name in self._defaults}
@@ -169,15 +162,6 @@ class SamplingCompiler:
             else params
             for name, params in asked.items()
         }
-
-    def _compile_structured(
-        self, params: SamplingParams, defaults: SamplingParams, asked: SamplingParams, field: str
-    ) -> _Structured | None:
-        if params.structured is None or self._grammars is None:
-            return None
-        own = defaults.stop_token_ids if not params.ignore_eos else ()
-        ends = frozenset((*(own or ()), *(asked.stop_token_ids or ())))
-        return _Structured(self._grammars.compile(params.structured, field), ends, field)
 
 
 def _defaults(pipeline: Pipeline, stage: str) -> SamplingParams:

@@ -16,10 +16,18 @@ class FrontendOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     media: sources and sizes of pictures and sound. control_tokens: whether the written form of a control token in a user's text,
     such as `<|im_end|>`, is `"text"`, or the token, as in transformers: `"tokens"`.
+    switch_interval: seconds after which a thread that runs Python gives way to one that waits, while a model is open
+    (`sys.setswitchinterval`; a smaller value of the program stays). Every step of a request through the front end may wait so long
+    beside a busy thread. None leaves it at Python's 5 ms.
     """
 
     media: MediaOptions = MediaOptions()
     control_tokens: ControlTokensIn = "text"
+    switch_interval: float | None = 0.0005
+
+    def __post_init__(self) -> None:
+        if self.switch_interval is not None and not 1e-5 <= self.switch_interval <= 1:
+            raise ValueError("switch_interval must be 0.00001 to 1 second")
 
 
 def frontend_options(layers: Sequence[Layer]) -> tuple[FrontendOptions, tuple[Setting, ...]]:

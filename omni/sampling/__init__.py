@@ -1,6 +1,14 @@
 """Sampling at a stage: parameters that travel with the request, and host rules."""
 
-from omni.sampling.host_rules import NO_RULES, HostLogitsProcessor, HostRules, LogitsEdit, StopMatcher, StopVerdict
+from omni.sampling.host_rules import (
+    NO_RULES,
+    HostLogitsProcessor,
+    HostRules,
+    LogitsEdit,
+    StopMatcher,
+    StopVerdict,
+    TextRules,
+)
 from omni.sampling.params import GREEDY, MAX_LOGPROBS, PARAMETERS, SamplingParams, StructuredOutput
 
 __all__ = [
@@ -15,4 +23,5 @@ __all__ = [
     "StopMatcher",
     "StopVerdict",
     "StructuredOutput",
+    "TextRules",
 ]

@@ -3,8 +3,25 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from omni.sampling.params import StructuredOutput
+
+
+class TextRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules about a request's text, as data; `omni.frontend.host_rules` builds `HostRules` of them.
+
+    stop: texts that end it, from `min_tokens` tokens on. structured: its format. ends: ids that end the text of a structured
+    output. field: the name of `structured` in errors.
+    """
+
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    structured: StructuredOutput | None = None
+    ends: tuple[int, ...] = ()
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)

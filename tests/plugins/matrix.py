@@ -282,7 +282,7 @@ class Family(ABC):
     ) -> EngineRequest:
         one, sampling = self.prompts[prompt], {**self.also, **compiled.sampling}
         request = EngineRequest(request_id, self.modalities, one.inputs, one.edges, sampling)
-        return replace(request, rules=compiled.rules(), sample_index=sample_index)
+        return replace(request, rules=self.compiler.host_rules(compiled), sample_index=sample_index)
 
     def _compiled(self, sampling: Mapping[str, SamplingParams]) -> CompiledSampling:
         fields = {stage: f"sampling.{stage}" for stage in sampling}

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from omni.api.load import build_frontend
 from omni.device import Device
 from omni.engine import Engine, Plan, check_pipeline
 from omni.frontend.base import Chat, Prepared
+from omni.frontend.build import build_frontend
 from omni.frontend.vocabulary import Vocabulary
 from omni.payload import Payload
 from omni.sampling import NO_RULES, HostLogitsProcessor, SamplingParams
@@ -80,7 +80,7 @@ def resolved(family: Family, asked: str) -> tuple[SamplingParams, Sequence[HostL
     """The writer's parameters over its stage's own, and the host processors that come with them."""
     compiled = family.compiled(asked)
     params = compiled.sampling[family.writer].with_defaults(family.defaults(family.writer))
-    return params, compiled.rules().get(family.writer, NO_RULES).host_processors
+    return params, family.compiler.host_rules(compiled).get(family.writer, NO_RULES).host_processors
 
 
 class HiddenFamily(Family):

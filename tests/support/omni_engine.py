@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.api.load import build_frontend
 from omni.device import Device, open_device
 from omni.engine import (
     EngineOutput,
@@ -26,6 +25,7 @@ from omni.engine import (
 )
 from omni.errors import OmniError
 from omni.frontend.base import Chat
+from omni.frontend.build import build_frontend
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams

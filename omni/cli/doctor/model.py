@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni.api.load import build_frontend
 from omni.checkpoint import Checkpoint, resolve
 from omni.checkpoint.shards import INDEX, SINGLE, Shard, read_index
 from omni.cli.doctor.check import Check, attempt, failed, ok, problem, warning
@@ -19,6 +18,7 @@ from omni.device.meta import MetaDevice
 from omni.engine import load_stages, resolve_pipeline
 from omni.errors import CheckpointError
 from omni.frontend.base import Frontend
+from omni.frontend.build import build_frontend
 from omni.frontend.options import frontend_options
 from omni.plugin.manager import Plugins
 

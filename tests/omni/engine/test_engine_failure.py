@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from omni.engine import EngineOptions, EngineRequest, RequestFailed
+from omni.engine.mailbox import LocalMailbox
 from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, host
 
 PATIENCE = 30.0
@@ -23,16 +24,16 @@ class Breaking(FakeWorker):
         raise RuntimeError("out of order")
 
 
-class CountedEvent(threading.Event):
-    """clears: how often somebody who waited for it went on."""
+class CountedMailbox(LocalMailbox):
+    """waits: how often the loop waited and went on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.clears = 0
+        self.waits = 0
 
-    def clear(self) -> None:
-        self.clears += 1
-        super().clear()
+    def wait(self) -> None:
+        super().wait()
+        self.waits += 1
 
 
 class Refused(Recorder):
@@ -46,10 +47,10 @@ class Refused(Recorder):
 
 
 def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
-    graph, broken, wake = FakeGraph(), Breaking(), CountedEvent()
+    graph, broken, mailbox = FakeGraph(), Breaking(), CountedMailbox()
     graph.workers["writer"] = broken
     vars(graph.engine)["_workers"] = graph.workers
-    graph.engine._wake = wake
+    graph.engine._mailbox = mailbox
     graph.engine.start()
     for number in range(3):
         sink = Refused()
@@ -58,7 +59,7 @@ def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
         assert isinstance(sink.outputs[-1], RequestFailed)
     graph.engine.close()
     assert broken.ticks == 1
-    assert wake.clears <= 3 + 2, "it wakes for a request and for the close, not in between"
+    assert mailbox.waits <= 3 + 2, "it wakes for a request and for the close, not in between"
 
 
 @pytest.mark.parametrize(

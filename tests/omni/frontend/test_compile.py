@@ -27,7 +27,7 @@ def test_what_is_said_in_ids_is_left_as_it_is():
     asked = {"writer": SamplingParams(top_k=3, bad_words_ids=((1,),)), "talker": SamplingParams(seed=2)}
     compiled = compiler().compile(asked, {"writer": "sampling.writer", "talker": "sampling.talker"})
     assert compiled.sampling == asked
-    assert compiled.rules() == {}
+    assert compiled.rules == {}
     assert compiled.after_stop([1, 2]) == ""
 
 
@@ -40,9 +40,10 @@ def test_bad_words_become_ids_as_they_begin_and_as_they_follow():
 
 def test_each_sample_has_rules_of_its_own():
     asked = {"writer": SamplingParams(stop=("ab",), structured=StructuredOutput(regex="a+b"))}
-    compiled = compiler().compile(asked, {"writer": "sampling"})
+    own = compiler()
+    compiled = own.compile(asked, {"writer": "sampling"})
     assert compiled.sampling["writer"].stop == ()
-    first, second = compiled.rules()["writer"], compiled.rules()["writer"]
+    first, second = own.host_rules(compiled)["writer"], own.host_rules(compiled)["writer"]
     assert first.stops is not None
     assert second.stops is not None
     assert [first.stops.push(97), first.stops.push(98)] == [StopVerdict(1, False), StopVerdict(2, True)]
@@ -56,12 +57,12 @@ def test_each_sample_has_rules_of_its_own():
 def test_a_stages_own_settings_are_texts_too():
     own = compiler(stop=("x",), bad_words=("y",), structured=StructuredOutput(choice=("a",)))
     compiled = own.compile({}, {})
-    assert compiled.rules()["writer"].stops is not None
-    assert len(compiled.rules()["writer"].host_processors) == 1
+    assert compiled.rules["writer"].stop == ("x",)
+    assert compiled.rules["writer"].structured == StructuredOutput(choice=("a",))
     assert compiled.sampling["writer"].bad_words_ids == ((121,), (32, 121))
     asked = {"writer": SamplingParams(stop=(), bad_words=())}
     compiled = own.compile(asked, {"writer": "sampling"})
-    assert compiled.rules()["writer"].stops is None
+    assert own.host_rules(compiled)["writer"].stops is None
     assert compiled.sampling["writer"].bad_words_ids == ()
 
 
@@ -71,7 +72,9 @@ def test_a_stages_own_settings_are_texts_too():
 )
 def test_the_ids_that_end_a_structured_text(fields: dict[str, object], ends: set[int]):
     asked = SamplingParams(structured=StructuredOutput(regex="a*"), **fields)  # type: ignore[arg-type]
-    processor = compiler().compile({"writer": asked}, {"writer": "sampling"}).rules()["writer"].host_processors[0]
+    own = compiler()
+    rules = own.host_rules(own.compile({"writer": asked}, {"writer": "sampling"}))["writer"]
+    processor = rules.host_processors[0]
     allowed = processor.edit().allowed
     assert allowed is not None
     assert {i for i in range(64 * len(allowed)) if int(allowed[i // 64]) >> i % 64 & 1} == {97, *ends}

@@ -1,0 +1,69 @@
+"""The way of commands to the engine's loop, and of outputs from it."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from omni.engine.request import EngineCommand
+
+
+class Mailbox(Protocol):
+    """Any thread calls `put` and `wake`; the loop's thread calls the others."""
+
+    def put(self, command: EngineCommand) -> None:
+        """Adds a command and wakes the loop."""
+        ...
+
+    def take(self) -> Sequence[EngineCommand]:
+        """The commands that have arrived, in order. Does not wait."""
+        ...
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are commands that were not taken."""
+        ...
+
+    def flush(self) -> None:
+        """Sends the outputs that sinks have collected since the last call. Does not wait."""
+        ...
+
+    def wait(self) -> None:
+        """Waits for a command, or for `wake` since the last call."""
+        ...
+
+    def wake(self) -> None:
+        """Ends a `wait`."""
+        ...
+
+
+class LocalMailbox:
+    """For callers in the engine's process. Their sinks deliver outputs at once."""
+
+    def __init__(self) -> None:
+        self._commands: deque[EngineCommand] = deque()
+        self._awake = threading.Event()
+
+    def put(self, command: EngineCommand) -> None:
+        self._commands.append(command)
+        self._awake.set()
+
+    def take(self) -> Sequence[EngineCommand]:
+        taken = []
+        while self._commands:
+            taken.append(self._commands.popleft())
+        return taken
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._commands)
+
+    def flush(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        self._awake.wait()
+        self._awake.clear()
+
+    def wake(self) -> None:
+        self._awake.set()

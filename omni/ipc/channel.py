@@ -1,0 +1,124 @@
+"""A socket pair between two processes: whole messages, each with up to two descriptors of shared memory."""
+
+import array
+import fcntl
+import os
+import socket
+import struct
+import termios
+import threading
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from omni.ipc.codec import Codec
+from omni.ipc.memory import create_memory, map_memory
+
+SendT = TypeVar("SendT")
+ReceiveT = TypeVar("ReceiveT")
+
+_PACKET_BYTES = 2**16
+"""Longest message body in the socket, whose buffer is about 200 KiB. A longer body goes through shared memory."""
+
+_INLINE, _SHARED = b"i", b"s"
+"""First byte of a packet: where the body is."""
+
+
+_ANCILLARY_BYTES = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+
+
+class ChannelClosed(Exception):
+    """The other process closed its end, or ended."""
+
+
+class Channel(Generic[SendT, ReceiveT]):
+    """One end. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket, sends: Codec[SendT], receives: Codec[ReceiveT]) -> None:
+        self._socket = end
+        self._sends = sends
+        self._receives = receives
+        self._sending = threading.Lock()
+
+    @staticmethod
+    def pair() -> tuple[socket.socket, socket.socket]:
+        """Two connected ends. A packet arrives whole or not at all, and their order stays."""
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    @property
+    def descriptor(self) -> int:
+        """For `select`: readable when a message is there, or when the other end is closed."""
+        return self._socket.fileno()
+
+    def send(self, message: SendT, extra: int | None = None, *, block: bool = True) -> bool:
+        """Sends a message. extra: a further descriptor for the receiver, which stays the caller's.
+
+        block: whether to wait for a place in the socket's buffer. Otherwise the message is sent only if the other side has
+        received all earlier ones: one that is slow then gets few long messages instead of many short ones. Returns whether it
+        was sent. Raises ChannelClosed, and TypeError for values that cannot be sent.
+        """
+        with self._sending:
+            if not block and self._unread():
+                return False
+            body, memory = self._sends.encode(message)
+            owned = [memory] if memory is not None else []
+            try:
+                first = _INLINE
+                if len(body) > _PACKET_BYTES:
+                    descriptor, mapping = create_memory(len(body), "omni-body")
+                    mapping[:] = body
+                    owned.insert(0, descriptor)
+                    body, first = b"", _SHARED
+                passed = owned if extra is None else [*owned, extra]
+                # One byte for each purpose: the receiver cannot tell from the number of descriptors.
+                flags = bytes([memory is not None, extra is not None])
+                socket.send_fds(self._socket, [first, flags, body], passed)
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            finally:
+                for descriptor in owned:
+                    os.close(descriptor)
+        return True
+
+    def receive(self, *, block: bool = True) -> tuple[ReceiveT, int | None] | None:
+        """The next message and its further descriptor, which becomes the caller's; None if there is none yet.
+
+        Raises ChannelClosed.
+        """
+        try:
+            # Not `socket.recv_fds`: Python 3.11's does not pass its flags on.
+            flags = socket.MSG_CMSG_CLOEXEC | (0 if block else socket.MSG_DONTWAIT)
+            packet, ancillary, _, _ = self._socket.recvmsg(_PACKET_BYTES + 3, _ANCILLARY_BYTES, flags)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if not packet:
+            raise ChannelClosed("the other end is closed")
+        descriptors = array.array("i")
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(data)
+        left = list(descriptors)
+        body = packet[3:]
+        if packet[:1] == _SHARED:
+            body = bytes(map_memory(left.pop(0)))
+        memory = left.pop(0) if packet[1] else None
+        message = self._receives.decode(body, memory)
+        return message, left.pop(0) if packet[2] else None
+
+    def shutdown(self) -> None:
+        """Ends the connection. What arrived before can still be received; then both sides get ChannelClosed. Any thread."""
+        with suppress(OSError):  # ended before
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection and frees the descriptor, when no thread receives any more. Idempotent."""
+        with self._sending:
+            self._socket.close()
+
+    def _unread(self) -> int:
+        """Bytes that the other side has not received yet."""
+        try:
+            return int(struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error

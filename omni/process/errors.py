@@ -1,0 +1,91 @@
+"""Errors as data: the other process raises one of the same type with the same text."""
+
+import builtins
+import traceback
+
+import msgspec
+import torch
+
+from omni.errors import (
+    CheckpointError,
+    ConfigError,
+    ForkError,
+    InputError,
+    OmniError,
+    OverloadedError,
+    PluginError,
+    StageError,
+    SyncError,
+    said,
+)
+
+_ARGUMENTS: dict[type[BaseException], tuple[str, ...]] = {
+    **dict.fromkeys((CheckpointError, ConfigError, InputError, OverloadedError), ("field", "problem", "remedy")),
+    **dict.fromkeys((ForkError, OmniError, PluginError), ()),
+    StageError: ("stage", "doing", "problem"),
+    SyncError: ("operation", "phase", "remedy"),
+}
+"""The arguments of each error's constructor, by the names of its attributes. With none there, the text is the argument."""
+
+_TYPES: dict[str, type[BaseException]] = {
+    **{kind.__name__: kind for kind in _ARGUMENTS},
+    **{
+        name: kind
+        for name, kind in vars(builtins).items()
+        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
+    },
+    "OutOfMemoryError": torch.OutOfMemoryError,
+}
+
+
+class RemoteTraceback(Exception):
+    """The cause of an error from the engine process: its traceback there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class ErrorData(msgspec.Struct, frozen=True):
+    """An exception. kind: the name of its type. notes: see `BaseException.add_note`. trace: "" for an error that was never raised
+    and has no cause."""
+
+    kind: str
+    arguments: tuple[str | None, ...]
+    text: str
+    notes: tuple[str, ...] = ()
+    trace: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "ErrorData":
+        names = _ARGUMENTS.get(type(error), ())
+        arguments = tuple(vars(error)[name] for name in names) or (_text(error),)
+        raised = error.__traceback__ is not None or error.__cause__ is not None
+        trace = "".join(traceback.format_exception(error)) if raised else ""
+        notes = tuple(str(note) for note in vars(error).get("__notes__", ()))
+        return cls(type(error).__name__, arguments, said(error), notes, trace)
+
+    def rebuild(self, doing: str) -> Exception:
+        """The error. One of a type that cannot be built here becomes a StageError of the engine, `doing` this."""
+        kind = _TYPES.get(self.kind)
+        error: BaseException
+        try:
+            error = StageError("engine", doing, self.text) if kind is None else kind(*self.arguments)
+        except TypeError:  # a type with arguments of its own
+            error = StageError("engine", doing, self.text)
+        assert isinstance(error, Exception)
+        for note in self.notes:
+            error.add_note(note)
+        if self.trace:
+            error.__cause__ = RemoteTraceback(self.trace)
+        return error
+
+    def rebuild_known(self, doing: str) -> OmniError:
+        """As `rebuild`, for errors of requests: others than omni's become a StageError."""
+        error = self.rebuild(doing)
+        if isinstance(error, OmniError):
+            return error
+        return StageError("engine", doing, self.text)
+
+
+def _text(error: BaseException) -> str:
+    return str(error.args[0]) if len(error.args) == 1 else str(error)

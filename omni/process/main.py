@@ -1,0 +1,146 @@
+"""The engine process."""
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+
+import torch
+
+from omni.checkpoint import Checkpoint
+from omni.device import open_device
+from omni.engine import Engine, build_engine, check_pipeline, check_shapes
+from omni.frontend.build import build_frontend
+from omni.frontend.host_rules import HostRulesBuilder
+from omni.ipc import Channel, ChannelClosed, Codec
+from omni.ipc.memory import OutputRing
+from omni.pipeline import Pipeline
+from omni.process.errors import ErrorData
+from omni.process.messages import Closed, FromEngine, LogRecordOut, Ready, Start, StartFailed, ToEngine
+from omni.process.server import EngineEnd, EngineServer
+
+RING_BYTES = 32 * 2**20
+"""Of arrays in outputs on their way. 16 requests with 0.3 s of sound each take 0.5 MB."""
+
+
+def main(descriptor: int, parent: int) -> None:
+    """descriptor: the socket to the user's process, whose id is `parent`."""
+    # Ctrl-C in a terminal reaches both processes. The user's decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):  # what a plugin prints must not come between the bytes of `omni run --out -`
+        os.dup2(2, 1)
+    _exit_with(parent)
+    sends: Codec[FromEngine] = Codec(FromEngine)
+    channel: EngineEnd = Channel(socket.socket(fileno=descriptor), sends, Codec(ToEngine))
+    logging.getLogger().addHandler(_LogSender(channel))
+    try:
+        received = channel.receive()
+        assert received is not None
+        start = received[0]
+        assert isinstance(start, Start)
+        server = EngineServer(channel)
+        try:
+            engine, rules = _load(start, server)
+        except BaseException as failure:
+            channel.send(StartFailed(ErrorData.of(failure)))
+            return
+        ring, sends.ring = OutputRing.create(RING_BYTES)
+        prompts = {stage.name: engine.longest_prompt(stage.name) for stage in start.pipeline.stages}
+        try:
+            channel.send(Ready(dict(engine.memory), prompts), extra=ring)
+        finally:
+            os.close(ring)
+        server.serve(engine, rules)
+        error = _close(engine)
+        server.finish()
+        channel.send(Closed(server.state(), error))
+    except ChannelClosed:
+        os._exit(1)  # nobody is left to report to
+
+
+def _load(start: Start, server: EngineServer) -> tuple[Engine, HostRulesBuilder | None]:
+    torch.set_num_threads(start.threads)
+    # Opened first: importing and reading below take seconds, and a missing device is found at once.
+    device = open_device(start.options.device)
+    pipeline, checkpoint = start.whole_pipeline(), Checkpoint(start.checkpoint)
+    plan = check_pipeline(pipeline, start.plugins)
+    vocabulary = _RulesLoader(pipeline, Checkpoint(start.checkpoint))
+    vocabulary.start()
+    if start.options.load_format == "auto":
+        check_shapes(plan, checkpoint, start.plugins, start.options)
+    engine = build_engine(plan, checkpoint, start.plugins, device, start.options, server)
+    try:
+        return engine, vocabulary.result()
+    except BaseException:
+        engine.close()
+        raise
+
+
+class _RulesLoader(threading.Thread):
+    """Reads the tokenizer while weights are read."""
+
+    def __init__(self, pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+        super().__init__(name="omni-rules", daemon=True)
+        self._pipeline = pipeline
+        self._checkpoint = checkpoint
+        self._rules: HostRulesBuilder | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            vocabulary = build_frontend(self._pipeline, self._checkpoint).vocabulary()
+            self._rules = HostRulesBuilder(vocabulary) if vocabulary is not None else None
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> HostRulesBuilder | None:
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._rules
+
+
+def _close(engine: Engine) -> ErrorData | None:
+    try:
+        engine.close()
+    except BaseException as error:
+        return ErrorData.of(error)
+    return None
+
+
+def _exit_with(parent: int) -> None:
+    """Ends this process when the user's process ends, in whatever way. An open socket does not show it: a process that the user's
+    forked may hold the other end."""
+    try:
+        watched = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before, and its id may be another's now
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="omni-parent", daemon=True).start()
+
+
+class _LogSender(logging.Handler):
+    """Sends records to the user's process, whose logging decides what is shown."""
+
+    def __init__(self, channel: EngineEnd) -> None:
+        super().__init__()
+        self._channel = channel
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        with suppress(ChannelClosed):  # the loop exits by itself
+            if not self._channel.send(LogRecordOut(record.name, record.levelno, text), block=False):
+                print(text, file=sys.stderr)  # the loop must not wait

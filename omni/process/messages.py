@@ -1,0 +1,229 @@
+"""Messages between the user's process and the engine's."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omni.engine import EngineOptions, EngineRequest, StageMemory
+from omni.ipc import Typed
+from omni.payload import Payload
+from omni.pipeline import Pipeline
+from omni.plugin.manager import Plugins
+from omni.process.errors import ErrorData
+from omni.sampling import SamplingParams, TextRules
+from omni.stage import StageUsage
+
+
+class _NoOptions(msgspec.Struct, frozen=True):
+    """In place of the options of a stage, which travel with the name of their type."""
+
+
+class PayloadData(msgspec.Struct, frozen=True, array_like=True):
+    """A host payload."""
+
+    meta: Typed[msgspec.Struct]
+    tensors: dict[str, torch.Tensor]
+
+
+# To the engine.
+
+
+class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load this and serve it. checkpoint: its folder. threads: of torch on the CPU."""
+
+    checkpoint: str
+    pipeline: Pipeline
+    stage_options: dict[str, Typed[msgspec.Struct]]
+    plugins: Plugins
+    options: EngineOptions
+    threads: int
+
+    @classmethod
+    def of(cls, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions, threads: int) -> "Start":
+        typed = {stage.name: Typed(stage.options) for stage in pipeline.stages}
+        bare = tuple(msgspec.structs.replace(stage, options=_NoOptions()) for stage in pipeline.stages)
+        return cls(checkpoint, msgspec.structs.replace(pipeline, stages=bare), typed, plugins, options, threads)
+
+    def whole_pipeline(self) -> Pipeline:
+        stages = tuple(
+            msgspec.structs.replace(stage, options=self.stage_options[stage.name].value)
+            for stage in self.pipeline.stages
+        )
+        return msgspec.structs.replace(self.pipeline, stages=stages)
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An `EngineRequest`."""
+
+    id: str
+    modalities: frozenset[str]
+    inputs: dict[str, list[PayloadData]]
+    edges: dict[str, Typed[msgspec.Struct]]
+    sampling: dict[str, SamplingParams]
+    priority: int
+    cache_salt: str
+    sample_index: int
+    text_rules: dict[str, TextRules]
+
+    @classmethod
+    def of(cls, request: EngineRequest) -> "Submit":
+        if request.rules:
+            raise TypeError("live rules cannot be sent to another process: give text_rules")
+        return cls(
+            request.id,
+            request.modalities,
+            {name: [_payload_data(payload) for payload in payloads] for name, payloads in request.inputs.items()},
+            {name: Typed(arguments) for name, arguments in request.edges.items()},
+            dict(request.sampling),
+            request.priority,
+            request.cache_salt,
+            request.sample_index,
+            dict(request.text_rules),
+        )
+
+    def request(self) -> EngineRequest:
+        """The request, without its rules."""
+        return EngineRequest(
+            self.id,
+            self.modalities,
+            {name: [Payload(p.meta.value, p.tensors) for p in payloads] for name, payloads in self.inputs.items()},
+            {name: arguments.value for name, arguments in self.edges.items()},
+            self.sampling,
+            self.priority,
+            self.cache_salt,
+            self.sample_index,
+        )
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    request_id: str
+    error: ErrorData
+
+
+class Check(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """`Engine.check`; the answer is an `Answer`."""
+
+    number: int
+    sampling: dict[str, SamplingParams]
+    fields: dict[str, str]
+
+
+class AskState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The answer is an `Answer`."""
+
+    number: int
+
+
+class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Abort every request, free everything and exit, after `Closed`."""
+
+
+ToEngine = Start | Submit | Abort | Check | AskState | Close
+
+
+# From the engine.
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The stages are loaded. longest_prompts: by stage. The message brings the ring of the outputs' arrays."""
+
+    memory: dict[str, StageMemory]
+    longest_prompts: dict[str, int | None]
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    error: ErrorData
+
+
+class TokensOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """`GeneratedTokens` of an output. They are most of the messages, and so have a type of their own, as audio has."""
+
+    request_id: str
+    modality: str
+    ids: tuple[int, ...]
+    ends: bool
+
+
+class AudioOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An `AudioChunk` of an output."""
+
+    request_id: str
+    modality: str
+    samples: NDArray[np.float32]
+    sample_rate: int
+
+
+class OtherOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A `StageOutput` of another type."""
+
+    request_id: str
+    modality: str
+    meta: Typed[msgspec.Struct]
+
+
+class StageFinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    request_id: str
+    stage: str
+    reason: str
+    counts: dict[str, int]
+    held: tuple[int, ...]
+
+
+class FinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The last message of a request. error: None if it is complete."""
+
+    request_id: str
+    error: ErrorData | None = None
+
+
+Out = TokensOut | AudioOut | OtherOut | StageFinishedOut | FinishedOut
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The outputs of all requests since the last such message, in order."""
+
+    items: list[Out]
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    usage: dict[str, StageUsage]
+    counters: dict[str, Mapping[str, int]]
+    idle: bool
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To a `Check` (error: why it fails) or an `AskState`."""
+
+    number: int
+    state: EngineState | None = None
+    error: ErrorData | None = None
+
+
+class LogRecordOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A record of a logger of the engine process. text: with the traceback, if any."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The last message. error: of `Engine.close`. state: after it."""
+
+    state: EngineState
+    error: ErrorData | None = None
+
+
+FromEngine = Ready | StartFailed | Outputs | Answer | LogRecordOut | Closed
+
+
+def _payload_data(payload: Payload) -> PayloadData:
+    tensors = {}
+    for name, tensor in payload.tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"tensor {name!r} of a host payload is a {type(tensor).__name__}")
+        tensors[name] = tensor
+    return PayloadData(Typed(payload.meta), tensors)

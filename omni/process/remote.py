@@ -1,0 +1,350 @@
+"""An engine in a process of its own, with the methods of `Engine`."""
+
+import itertools
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+
+import torch
+
+from omni.engine import EngineOptions, EngineOutput, EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
+from omni.engine.request import SafeSink, StageFinished, StageOutput
+from omni.errors import OmniError, StageError, known
+from omni.ipc import Channel, ChannelClosed, Codec
+from omni.ipc.memory import OutputRing, map_memory
+from omni.payload import AudioChunk, GeneratedTokens
+from omni.pipeline import Pipeline
+from omni.plugin.manager import Plugins
+from omni.process.errors import ErrorData
+from omni.process.messages import (
+    Abort,
+    Answer,
+    AskState,
+    AudioOut,
+    Check,
+    Close,
+    Closed,
+    EngineState,
+    FinishedOut,
+    FromEngine,
+    LogRecordOut,
+    OtherOut,
+    Out,
+    Outputs,
+    Ready,
+    StageFinishedOut,
+    Start,
+    StartFailed,
+    Submit,
+    ToEngine,
+    TokensOut,
+)
+from omni.sampling import SamplingParams
+from omni.stage import StageUsage
+
+_log = logging.getLogger(__name__)
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
+    "from omni.process.main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
+_CLOSED = StageError("engine", "closing", "the engine was closed")
+_EXIT_SECONDS = 30.0
+"""How long a process may take to exit after its last message, until it is killed."""
+
+
+class RemoteEngine:
+    """Starts the process at once; `load` has it load a model, `ready` waits for that, and `start` begins to take its outputs.
+
+    Sinks are called by one thread, the listener. It ends with the process, whether that was closed or died: then every request
+    fails with an error that says so.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = Channel.pair()
+        self._receives: Codec[FromEngine] = Codec(FromEngine)
+        self._channel: Channel[ToEngine, FromEngine] = Channel(ours, Codec(ToEngine), self._receives)
+        command = [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
+        with theirs:
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._exited = os.pidfd_open(self._process.pid)
+        self.memory: Mapping[str, StageMemory] = {}
+        """Device memory of each stage, divided at the start."""
+        self._longest_prompts: Mapping[str, int | None] = {}
+        self._sinks: dict[str, SafeSink] = {}
+        self._gate = threading.Lock()
+        self._numbers = itertools.count()
+        self._answers: dict[int, Future[Answer]] = {}
+        self._failure: OmniError | None = None
+        self._last: EngineState | None = None
+        self._close_error: ErrorData | None = None
+        self._closing = threading.RLock()
+        self._close_asked = False
+        self._listener: threading.Thread | None = None
+        self._ended = False
+        self._stopped = threading.Event()
+        self._released = False
+        self._watcher = threading.Thread(target=self._watch, name="omni-watcher", daemon=True)
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        """The id of the engine's process."""
+        return self._process.pid
+
+    @property
+    def takes_text_rules(self) -> bool:
+        """True: the engine's process builds rules."""
+        return True
+
+    def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
+        """Has the process load a checked pipeline; returns at once."""
+        self._send(Start.of(checkpoint, pipeline, plugins, options, torch.get_num_threads()))
+
+    def ready(self) -> None:
+        """Waits until the stages are loaded. Raises the error of the process, of the same type and text as in this one."""
+        while True:
+            try:
+                received = self._channel.receive()
+            except ChannelClosed:
+                raise self._death("starting") from None
+            assert received is not None
+            match received:
+                case Ready(memory, longest_prompts), ring:
+                    assert ring is not None
+                    self._receives.ring = OutputRing(map_memory(ring))
+                    self.memory, self._longest_prompts = memory, longest_prompts
+                    return
+                case StartFailed(error), _:
+                    raise error.rebuild("starting")
+                case message, _:
+                    self._take(message)
+
+    def start(self) -> None:
+        """Starts the listener."""
+        self._listener = threading.Thread(target=self._listen, name="omni-listener", daemon=True)
+        self._listener.start()
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        """See `Engine.submit`. A request that cannot be sent fails at once."""
+        safe = SafeSink(request.id, sink)
+        with self._gate:
+            failure = self._failure
+            if failure is None:
+                if request.id in self._sinks:
+                    raise AssertionError(f"request id {request.id!r} is in use")
+                self._sinks[request.id] = safe
+        if failure is None:
+            try:
+                self._channel.send(Submit.of(request))
+            except ChannelClosed:
+                return  # the listener fails every request
+            except Exception as error:
+                failure = known("engine", "sending a request to its process", error)
+                if self._pop(request.id) is None:
+                    return
+        if failure is not None:
+            safe.finish(RequestFailed(failure))
+
+    def abort(self, request_id: str, error: OmniError) -> None:
+        """See `Engine.abort`."""
+        self._send(Abort(request_id, ErrorData.of(error)))
+
+    def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
+        """See `Engine.check`: one round trip. Raises StageError if the process is gone."""
+        if not sampling:
+            return
+        answer = self._ask(lambda number: Check(number, dict(sampling), dict(fields)))
+        if answer is None:
+            raise self._failure or _CLOSED
+        if answer.error is not None:
+            raise answer.error.rebuild("checking a request")
+
+    def longest_prompt(self, stage: str) -> int | None:
+        """See `Engine.longest_prompt`."""
+        return self._longest_prompts[stage]
+
+    def usage(self) -> Mapping[str, StageUsage]:
+        """See `Engine.usage`. After the end of the process: the last one."""
+        return self._state().usage
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """See `Engine.counters`. After the end of the process: the last ones."""
+        return self._state().counters
+
+    @property
+    def idle(self) -> bool:
+        """See `Engine.idle`."""
+        return not self._sinks and self._state().idle
+
+    def close(self) -> None:
+        """See `Engine.close`. The process has exited when this returns."""
+        if self._listener is None:
+            self.kill()
+            return
+        if not self._close_asked:
+            self._close_asked = True
+            self._send(Close())
+        with self._closing:
+            # Python 3.11 marks a thread as dead after an interrupted join, and the next join would not wait.
+            self._stopped.wait()
+            self._listener.join()
+            error, self._close_error = self._close_error, None
+        if error is not None:
+            raise error.rebuild("closing")
+
+    def kill(self) -> None:
+        """Ends the process at once. Only before `start`."""
+        self._process.kill()
+        self._release()
+
+    def _send(self, message: ToEngine) -> None:
+        """If the process is gone, the listener reports it."""
+        with suppress(ChannelClosed):
+            self._channel.send(message)
+
+    def _state(self) -> EngineState:
+        answer = self._ask(AskState)
+        state = answer.state if answer is not None else self._last
+        return state if state is not None else EngineState({}, {}, True)
+
+    def _ask(self, question: Callable[[int], Check | AskState]) -> Answer | None:
+        """The answer; None if the process ended."""
+        answer: Future[Answer] = Future()
+        with self._gate:
+            if self._failure is not None:
+                return None
+            number = next(self._numbers)
+            self._answers[number] = answer
+        self._send(question(number))
+        try:
+            return answer.result()
+        except StageError:
+            return None
+
+    # The listener.
+
+    def _listen(self) -> None:
+        error: OmniError = _CLOSED
+        try:
+            while not self._ended:
+                received = self._channel.receive()
+                assert received is not None
+                self._take(received[0])
+        except ChannelClosed:
+            error = self._death("running")
+            _log.error("%s", error)
+        except BaseException as unexpected:  # no request may wait for ever
+            _log.exception("outputs of the engine could not be taken")
+            error = known("engine", "taking its outputs", unexpected)
+            self._process.kill()
+        finally:
+            try:
+                self._end(error)
+            finally:
+                self._stopped.set()
+
+    def _watch(self) -> None:
+        """Ends the channel with the process: its end alone does not, a process that this one forked may hold the other end.
+
+        The listener does not poll both: it would need the interpreter lock twice for a message.
+        """
+        poll = select.poll()
+        poll.register(self._exited, select.POLLIN)
+        poll.poll()
+        self._channel.shutdown()
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case Outputs(items):
+                for item in items:
+                    self._deliver(item)
+            case Answer(number):
+                with self._gate:
+                    answer = self._answers.pop(number)
+                answer.set_result(message)
+            case LogRecordOut(logger, level, text):
+                target = logging.getLogger(logger)
+                if target.isEnabledFor(level):
+                    target.log(level, "%s", text)
+            case Closed(state, error):
+                self._last, self._close_error, self._ended = state, error, True
+            case _:
+                raise AssertionError(f"{type(message).__name__} after the start")
+
+    def _deliver(self, item: Out) -> None:
+        output: EngineOutput
+        match item:
+            case FinishedOut(request_id, error):
+                sink = self._pop(request_id)
+                if sink is not None:
+                    failed = RequestFailed(error.rebuild_known("running a request")) if error is not None else None
+                    sink.finish(failed or RequestFinished())
+                return
+            case TokensOut(request_id, modality, ids, ends):
+                output = StageOutput(modality, GeneratedTokens(ids=ids, ends=ends))
+            case AudioOut(request_id, modality, samples, sample_rate):
+                output = StageOutput(modality, AudioChunk(samples=samples, sample_rate=sample_rate))
+            case OtherOut(request_id, modality, meta):
+                output = StageOutput(modality, meta.value)
+            case StageFinishedOut(request_id, stage, reason, counts, held):
+                output = StageFinished(stage, reason, counts, held)
+        sink = self._sinks.get(request_id)
+        if sink is None:
+            return
+        try:
+            sink.give(output)
+        except OmniError as error:
+            self._pop(request_id)
+            self.abort(request_id, error)
+            sink.finish(RequestFailed(error))
+
+    def _pop(self, request_id: str) -> SafeSink | None:
+        with self._gate:
+            return self._sinks.pop(request_id, None)
+
+    def _death(self, doing: str) -> StageError:
+        """The error after the process ended without a last message."""
+        try:
+            status = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        return StageError("engine", doing, f"its process {self.pid} {how}; load the model again")
+
+    def _end(self, error: OmniError) -> None:
+        with self._gate:
+            self._failure = error
+            sinks, self._sinks = list(self._sinks.values()), {}
+            answers, self._answers = list(self._answers.values()), {}
+        for sink in sinks:
+            sink.finish(RequestFailed(error))
+        for answer in answers:
+            answer.set_exception(_CLOSED)
+        self._release()
+
+    def _release(self) -> None:
+        """Reaps the process and closes descriptors. Idempotent."""
+        if self._released:
+            return
+        self._released = True
+        try:
+            self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            _log.error("the engine's process %d did not exit and is killed", self.pid)
+            self._process.kill()
+            self._process.wait()
+        self._watcher.join()
+        self._channel.close()
+        self._receives.ring = None
+        os.close(self._exited)

@@ -1,0 +1,46 @@
+"""The interpreter's switch interval while models are open."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni import ConfigError
+from tests.support.echo_omni import opened
+
+
+@pytest.fixture(autouse=True)
+def own() -> Iterator[float]:
+    """The program's own interval."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.004)
+    yield 0.004
+    sys.setswitchinterval(before)
+
+
+def interval() -> float:
+    return round(sys.getswitchinterval(), 6)
+
+
+def test_it_is_lower_while_a_model_is_open(model: Path, own: float) -> None:
+    with opened(model):
+        assert interval() == 0.0005
+        with opened(model, **{"frontend.switch_interval": 0.0001}):
+            assert interval() == 0.0001
+        assert interval() == 0.0005
+    assert interval() == own
+
+
+def test_it_stays_where_the_program_or_the_setting_says_so(model: Path, own: float) -> None:
+    with opened(model, **{"frontend.switch_interval": None}):
+        assert interval() == own
+    sys.setswitchinterval(0.0002)
+    with opened(model):
+        assert interval() == 0.0002
+    assert interval() == 0.0002
+
+
+def test_a_wrong_one_is_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"switch_interval must be 0.00001 to 1 second"):
+        opened(model, **{"frontend.switch_interval": 0})

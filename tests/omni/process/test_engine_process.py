@@ -1,0 +1,321 @@
+"""An engine in its own process: the results and errors of a thread, and nothing stays, however either process ends."""
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni import CheckpointError, ConfigError, Omni, PluginError, Result, SamplingParams, StageError, StructuredOutput
+from omni.engine import EngineOptions
+from omni.errors import InputError, SyncError
+from omni.process import RemoteEngine, runs_in_process
+from omni.process.errors import ErrorData, RemoteTraceback
+from tests.support.echo_family import BREAK, echo_model, echo_plugins, eventually
+from tests.support.echo_omni import ENDLESS, assert_nothing_held
+from tests.support.entry_points import REPOSITORY
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.reference import tiny_checkpoint
+from tests.support.resources import open_files
+from tests.support.tiny_omni import SHAPE, assert_like, lengths, picture, sound, tiny_plugins, user
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+]
+PROCESS = {"engine.process": "process"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return echo_model(tmp_path_factory.mktemp("model"))
+
+
+def opened(model: Path, **overrides: object) -> Omni:
+    return Omni(model, device="cpu", plugins=echo_plugins(), overrides=PROCESS | overrides)
+
+
+def engine_of(omni: Omni) -> RemoteEngine:
+    engine = omni._client.engine
+    assert isinstance(engine, RemoteEngine)
+    return engine
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs: a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_results_are_those_of_a_thread(tmp_path: Path):
+    """Tokens, log-probabilities, grammars, stop strings, samples, sound, with pictures and sound in."""
+    folder = tiny_checkpoint(3, **SHAPE)
+    chat = user("what do you see", picture(), sound())
+    cases = [
+        (chat, lengths(12, 20, temperature=0.8, logprobs=2, prompt_logprobs=1), {}),
+        ("hello", lengths(10, 8), {"n": 3}),
+        (
+            "hello",
+            {"thinker": SamplingParams(structured=StructuredOutput(regex="[a-d]{12}"), max_tokens=40, seed=7)},
+            {"modalities": ("text",)},
+        ),
+        (
+            "hello",
+            {"thinker": SamplingParams(stop=("e", "zz"), max_tokens=30, temperature=1.0, seed=5)},
+            {"modalities": ("text",)},
+        ),
+    ]
+    found: dict[str, list[Result]] = {}
+    for process in ("thread", "process"):
+        with Omni(folder, device="cpu", plugins=tiny_plugins(), overrides={"engine.process": process}) as omni:
+            results = [omni.generate(m, sampling=s, stream=False, **more) for m, s, more in cases]  # type: ignore[call-overload]
+            found[process] = [each for result in results for each in (result, *result.alternatives)]
+            assert_nothing_held(omni)
+            assert omni.counters()["thinker"]["steps"] > 0
+    for theirs, ours in zip(found["process"], found["thread"], strict=True):
+        assert (theirs.text, theirs.tokens, theirs.usage) == (ours.text, ours.tokens, ours.usage)
+        assert (theirs.logprobs, theirs.prompt_logprobs) == (ours.logprobs, ours.prompt_logprobs)
+        assert (theirs.audio is None) == (ours.audio is None)
+        if ours.audio is not None:
+            assert_like(theirs.audio, ours.audio)  # samples share batches, and how many depends on time
+    alone, expected = found["process"][0].audio, found["thread"][0].audio
+    assert alone is not None
+    assert expected is not None
+    assert torch.equal(alone, expected)
+
+
+@pytest.mark.parametrize("process", ["thread", "process"])
+def test_errors_at_the_start_keep_type_and_text(model: Path, tmp_path: Path, process: str):
+    def start(folder: Path, plugins: object = None, **overrides: object) -> None:
+        Omni(folder, plugins=plugins or tiny_plugins(), overrides={"engine.process": process} | overrides)  # type: ignore[arg-type]
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in tiny_checkpoint(3, **SHAPE).iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).symlink_to(file)
+    with pytest.raises(CheckpointError, match="safetensors"):
+        start(folder, **{"engine.device": "cpu"})
+    with pytest.raises(ConfigError, match=r"device: 'cuda:77' does not exist here; there are \d+ CUDA devices"):
+        start(model, echo_plugins(), **{"engine.device": "cuda:77"})
+    with pytest.raises(ConfigError, match=r"engine\.memory_bytes"):
+        start(
+            folder.parent / "model",
+            **{"engine.device": "cpu", "engine.memory_bytes": 10, "engine.load_format": "dummy"},
+        )
+    with pytest.raises(ConfigError, match=r"engine\.process"):
+        Omni(model, plugins=echo_plugins(), overrides={"engine.process": "elsewhere"})
+
+
+def test_a_failed_start_leaves_nothing(model: Path):
+    gc.collect()
+    before = open_files()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no plugin serves"):
+            Omni(model, device="cpu", plugins=tiny_plugins(), overrides=PROCESS)
+    gc.collect()
+    assert open_files() == before
+
+
+def test_errors_of_a_request_are_its_own(model: Path):
+    with opened(model) as omni:
+        stream = omni.generate("abcdef" * 50, modalities=("text",))
+        with pytest.raises(StageError, match="writer"):
+            omni.generate(f"ab{BREAK}cd", stream=False)
+        with pytest.raises(InputError, match=r"sampling.singer"):
+            omni.generate("abc", sampling={"singer": SamplingParams(stop=("x",))}, stream=False)
+        assert "".join(output.text for output in stream) == "abcdef" * 50
+        assert_nothing_held(omni)
+
+
+def test_a_killed_engine_fails_its_requests_and_nothing_waits(model: Path):
+    gc.collect()
+    before = open_files()
+    omni = opened(model)
+    engine = engine_of(omni)
+    streams = [omni.generate("abc", sampling=ENDLESS) for _ in range(4)]
+    for stream in streams:
+        next(stream)
+    os.kill(engine.pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(StageError, match=rf"its process {engine.pid} was killed by SIGKILL; load the model again"):
+            list(stream)
+    with pytest.raises(StageError, match="SIGKILL"):
+        omni.generate("abc", stream=False)
+    assert omni.idle
+    omni.close()
+    assert not alive(engine.pid)
+    del streams, stream, omni, engine
+    gc.collect()
+    assert open_files() == before
+
+
+def test_a_death_is_noticed_though_a_forked_child_holds_the_socket(model: Path):
+    with opened(model) as omni:
+        stream = omni.generate("abc", sampling=ENDLESS)
+        next(stream)
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(PATIENCE_SECONDS,))
+        child.start()
+        try:
+            os.kill(engine_of(omni).pid, signal.SIGKILL)
+            with pytest.raises(StageError, match="SIGKILL"):
+                list(stream)
+        finally:
+            child.kill()
+            child.join()
+            child.close()
+
+
+_USER = f"""
+import os, sys, threading, time
+sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
+from omni import Omni
+from tests.support.echo_family import echo_plugins
+from tests.support.echo_omni import ENDLESS
+omni = Omni(sys.argv[1], device="cpu", plugins=echo_plugins(), overrides={PROCESS})
+"""
+
+
+@pytest.fixture
+def user_process(model: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A program with a model, in a process group of its own. It ends before the test does."""
+    code = f"""{_USER}
+try:
+    stream = omni.generate("abc", sampling=ENDLESS)
+    next(stream)
+    print(omni._client.engine.pid, flush=True)
+    for _ in stream: pass
+finally:
+    omni.close()
+    print("closed")
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(model)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as program:
+        yield program
+        program.kill()
+
+
+@pytest.mark.parametrize("when", ["killed", "interrupted"])
+def test_the_engine_ends_with_the_users_process(user_process: "subprocess.Popen[str]", when: str):
+    assert user_process.stdout is not None
+    assert user_process.stderr is not None
+    engine = int(user_process.stdout.readline())
+    assert alive(engine)
+    if when == "killed":
+        os.kill(user_process.pid, signal.SIGKILL)
+    else:
+        os.killpg(user_process.pid, signal.SIGINT)  # as a terminal does
+        assert user_process.stdout.read() == "closed\n", "the engine waits for the user's process to decide"
+        errors = user_process.stderr.read()
+        assert errors.count("KeyboardInterrupt") == 1, errors
+    assert eventually(lambda: not alive(engine))
+
+
+def test_the_interpreters_end_closes_the_engine(model: Path):
+    code = _USER + "stream = omni.generate('abc', sampling=ENDLESS); print(omni._client.engine.pid, 'end')"
+    done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True)
+    pid, end = done.stdout.split()
+    assert end == "end"
+    assert done.stderr == ""
+    assert eventually(lambda: not alive(int(pid)))
+
+
+def test_nothing_of_many_requests_stays(model: Path):
+    with opened(model) as omni:
+        pid = engine_of(omni).pid
+        prompt = user("a", picture(height=224, width=224), "b" * 20_000)
+
+        def mappings() -> int:
+            return Path(f"/proc/{pid}/maps").read_text().count("memfd")
+
+        def run() -> None:
+            assert len({omni.generate(prompt, stream=False).text for _ in range(3)}) == 1
+            assert_nothing_held(omni)
+
+        run()
+        ours, theirs, mapped = open_files(), len(os.listdir(f"/proc/{pid}/fd")), mappings()
+        for _ in range(5):
+            run()
+        assert (open_files(), len(os.listdir(f"/proc/{pid}/fd")), mappings()) == (ours, theirs, mapped)
+
+
+def test_log_records_come_to_the_users_logging(model: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path):
+    with caplog.at_level(logging.WARNING):
+        opened(model, **{"engine.timeline": str(tmp_path / "timeline.json")}).close()
+    assert [(record.name, record.levelname) for record in caplog.records] == [("omni.timeline.file", "WARNING")]
+    assert "nothing was launched" in caplog.text
+
+
+def test_many_threads_ask_at_once(model: Path):
+    with opened(model) as omni:
+        texts: list[str] = []
+
+        def ask(number: int) -> None:
+            texts.append(omni.generate(f"request {number}", stream=False).text)
+            omni.usage()
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(texts) == sorted(f"request {number}" for number in range(16))
+
+
+def test_where_the_engine_runs():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert [runs_in_process(EngineOptions(process="auto"), device) for device in (cpu, cuda)] == [False, True]
+    assert [runs_in_process(EngineOptions(process="thread"), device) for device in (cpu, cuda)] == [False, False]
+    assert [runs_in_process(EngineOptions(process="process"), device) for device in (cpu, cuda)] == [True, True]
+
+
+class Odd(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"odd {first + second}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(kind("a.b", "is wrong", "mend it") for kind in (CheckpointError, ConfigError, InputError)),
+        StageError("thinker", "doing it", "broke"),
+        PluginError("no plugin"),
+        SyncError("item", None, "leave it out"),
+        RuntimeError("out of order"),
+        KeyError("name"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_are_rebuilt(error: Exception):
+    error.add_note("a note")
+    other = ErrorData.of(error).rebuild("running")
+    assert (type(other), str(other), vars(other)["__notes__"]) == (type(error), str(error), ["a note"])
+    assert vars(other) == vars(error)
+    assert other.__cause__ is None
+
+
+def test_errors_of_unknown_types_keep_their_text_and_traceback():
+    try:
+        raise Odd(1, 2)
+    except Odd as error:
+        other = ErrorData.of(error).rebuild("starting")
+    assert str(other) == "stage 'engine' failed while starting: Odd: odd 3"
+    assert isinstance(other.__cause__, RemoteTraceback)
+    assert "raise Odd(1, 2)" in str(other.__cause__)
