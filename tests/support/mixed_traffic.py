@@ -273,8 +273,9 @@ class OmniWorld:
             return [engine.request(asked) for asked in self._CHATS]
 
 
+@cache
 def make_world(name: str, folder: Path) -> World:
-    """folder: for its checkpoint."""
+    """The same world for the same folder, which gets its checkpoint."""
     if name == OmniWorld.name:
         return OmniWorld()
     worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,11 +59,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("worlds")
 
 
-@cache
-def world(name: str, folder: Path) -> World:
-    return make_world(name, folder)
-
-
 def capturing(where: World, device: CapturingDevice) -> Engine:
     """Every size that there is by default, and several steps in flight."""
     settings = {name: values[0] for name, values in where.knobs.items()}
@@ -84,7 +78,7 @@ def of_type(kind: type[Kind]) -> list[Kind]:
 @times
 @pytest.mark.parametrize("name", STAGES)
 def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int, folder: Path) -> None:
-    where, device = world(name, folder), CapturingDevice(times)
+    where, device = make_world(name, folder), CapturingDevice(times)
     expected = [alone(where, content) for content in range(where.contents)]
     before = {id(each) for each in of_type(RowState)}
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from omni.testing import SimulatedDevice, find_waits
 from tests.omni.testing import two_readers
 from tests.support import host_bench
 from tests.support.entry_points import REPOSITORY
-from tests.support.mixed_traffic import World, make_world, run_seed
+from tests.support.mixed_traffic import make_world, run_seed
 from tests.support.tiers import few
 
 pytestmark = pytest.mark.thorough
@@ -53,11 +53,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("worlds")
 
 
-@cache
-def world(name: str, folder: Path) -> World:
-    return make_world(name, folder)
-
-
 def run(traffic: Traffic, seed: int, folder: Path, without: str | None = None) -> SimulatedDevice:
     """Raises whatever goes wrong."""
     device = SimulatedDevice(None if traffic == "readers" else seed, without=without)
@@ -69,7 +64,7 @@ def run(traffic: Traffic, seed: int, folder: Path, without: str | None = None) -
             two_readers.play(device)
             device.assert_no_races()
         case _:
-            run_seed(world(traffic, folder), seed, device)
+            run_seed(make_world(traffic, folder), seed, device)
     return device
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Set
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("worlds")
 
 
-@cache
-def world(name: str, folder: Path) -> World:
-    return make_world(name, folder)
-
-
 def run_seeds(where: World, seeds: range) -> Counter[str]:
     """What happened in all. Raises an ExceptionGroup of what went wrong, each with its seed."""
     totals: Counter[str] = Counter()
@@ -62,20 +56,20 @@ def assert_mixed(name: str, totals: Counter[str], seeds: int, lacks: Set[str] = 
 
 @pytest.mark.parametrize(("name", "seeds", "lacks"), FEW)
 def test_each_request_gets_what_it_gets_alone(name: str, seeds: range, lacks: set[str], folder: Path):
-    assert_mixed(name, run_seeds(world(name, folder), seeds), len(seeds), lacks)
+    assert_mixed(name, run_seeds(make_world(name, folder), seeds), len(seeds), lacks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str, folder: Path):
-    where = world(name, folder)
+    where = make_world(name, folder)
     assert_mixed(name, run_seeds(where, range(MANY[name])), MANY[name])
 
 
 @pytest.mark.parametrize("name", few(1, ["hidden", "codec"], SLOW))
 def test_a_seed_replays_exactly(name: str, folder: Path):
     first, again = SimulatedDevice(4), SimulatedDevice(4)
-    heard = [run_seed(world(name, folder), 4, device).received for device in (first, again)]
+    heard = [run_seed(make_world(name, folder), 4, device).received for device in (first, again)]
     assert first.trace == again.trace
     assert first.now == again.now
     assert heard[0].keys() == heard[1].keys()
@@ -94,7 +88,7 @@ def harmed(where: World, seed: int) -> tuple[SimulatedDevice, Exception | None]:
 
 @pytest.mark.slow
 def test_a_failing_seed_is_named_and_fails_again_in_the_same_way(folder: Path):
-    where = world("codec", folder)
+    where = make_world("codec", folder)
     seed = next(seed for seed in range(20) if harmed(where, seed)[1] is not None)
     (first, error), (again, other) = harmed(where, seed), harmed(where, seed)
     assert error is not None
@@ -105,7 +99,7 @@ def test_a_failing_seed_is_named_and_fails_again_in_the_same_way(folder: Path):
 
 
 def test_seeds_differ(folder: Path):
-    plans = [scenario(world("hidden", folder), seed) for seed in range(20)]
+    plans = [scenario(make_world("hidden", folder), seed) for seed in range(20)]
     assert len({str(plan) for plan in plans}) == 20
     assert any(ask.leaves is not None for plan in plans for ask in plan.asks)
     assert any(plan.stalls for plan in plans)

@@ -229,12 +229,17 @@ def memory(inference: bool) -> Tensor:
         return torch.ones(6, 2)
 
 
-@each_mode
-@each_access
-def test_an_access_and_another_of_the_same_rows(access: Access, writes: bool, inference: bool):
+def touching(access: Access) -> Phase:
     def touch(x: Tensor) -> None:
         access(x)
 
+    return touch
+
+
+@each_mode
+@each_access
+def test_an_access_and_another_of_the_same_rows(access: Access, writes: bool, inference: bool):
+    touch = touching(access)
     for other in (fill, look):
         for turned in (False, True):
             rows = memory(inference)[2:4]
@@ -252,9 +257,7 @@ def test_an_access_and_another_of_the_same_rows(access: Access, writes: bool, in
 @each_mode
 @each_access
 def test_an_access_and_another_of_all_the_buffer(access: Access, writes: bool, inference: bool):
-    def touch(x: Tensor) -> None:
-        access(x)
-
+    touch = touching(access)
     for turned in (False, True):
         whole = memory(inference)
         phases: list[tuple[Phase, Tensor]] = [(touch, whole[2:4]), (fill, whole)]
@@ -264,9 +267,7 @@ def test_an_access_and_another_of_all_the_buffer(access: Access, writes: bool, i
 @each_mode
 @each_access
 def test_an_access_and_others_of_other_rows(access: Access, writes: bool, inference: bool):
-    def touch(x: Tensor) -> None:
-        access(x)
-
+    touch = touching(access)
     whole = memory(inference)
     assert races_of([(fill, whole[:2]), (touch, whole[2:4]), (fill, whole[4:])], inference) == []
 
