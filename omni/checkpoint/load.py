@@ -68,10 +68,7 @@ def load_weights(module: nn.Module, context: WeightsContext, prefixes: Mapping[s
 
 
 def load_module(
-    module: nn.Module,
-    checkpoint: Checkpoint,
-    prefixes: Mapping[str, str] = _SAME_NAMES,
-    device: Device | None = None,
+    module: nn.Module, checkpoint: Checkpoint, prefixes: Mapping[str, str] = _SAME_NAMES, device: Device | None = None
 ) -> None:
     """Copies published weights into parameters and persistent buffers of `module`.
 

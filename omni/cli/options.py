@@ -20,8 +20,7 @@ DeviceName = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda or cuda:N. (default: cuda if there is one)")
 ]
 DType = Annotated[
-    str | None,
-    typer.Option("--dtype", help="Of the weights. (default: float32 on the CPU, bfloat16 on CUDA)"),
+    str | None, typer.Option("--dtype", help="Of the weights. (default: float32 on the CPU, bfloat16 on CUDA)")
 ]
 LoadFormat = Annotated[
     str | None, typer.Option("--load-format", help="auto, or dummy for random weights. (default: auto)")

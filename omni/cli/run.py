@@ -71,13 +71,8 @@ def answer(arguments: RunArguments) -> None:
         if omni.pipeline.main_stage is not None:
             params = SamplingParams(seed=arguments.seed, max_tokens=arguments.max_tokens)
             sampling[omni.pipeline.main_stage] = params
-        outputs = omni.generate(
-            _messages(arguments),
-            modalities=modalities,
-            voice=arguments.voice,
-            sampling=sampling,
-            n=arguments.n,
-        )
+        messages, voice = _messages(arguments), arguments.voice
+        outputs = omni.generate(messages, modalities=modalities, voice=voice, sampling=sampling, n=arguments.n)
         shown = omni.pipeline.text_stage
         with outputs, Display(shown, arguments.n, to_stderr=arguments.out_is_stdout) as display:
             for output in outputs:

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,51 +14,27 @@ from PIL import Image
 
 from omni.api.request_queue import THREADS
 from omni.errors import InputError, OverloadedError, StageError
+from tests.omni.media.web import Page, Web, content, missing, serve
 from tests.support.echo_family import eventually
 from tests.support.echo_omni import opened, run_program
 
 pytestmark = pytest.mark.thorough
 
 
-class Server(ThreadingHTTPServer):
-    """Serves a picture at any path, a large one below `/large`; below `/slow` not before `open` is set.
+@dataclass(frozen=True)
+class Server:
+    """Serves a picture at any path but `/none`, a large one below `/large`; below `/slow` not before `open` is set."""
 
-    asked: the paths, in order.
-    """
+    web: Web
+    open: threading.Event
 
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.open = threading.Event()
-        self.asked: list[str] = []
-        self.gone: list[str] = []
+    @property
+    def asked(self) -> list[str]:
+        """The paths, in order."""
+        return [head.split(b" ")[1].decode() for head in self.web.heads]
 
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{path}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        if self.path.startswith("/slow"):
-            self.server.open.wait(60)
-        if self.path.startswith("/none"):
-            self.send_error(404)
-            return
-        try:
-            data = PNG + bytes(10_000 if self.path.startswith("/large") else 0)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-        except OSError:
-            self.server.gone.append(self.path)
-
-    def log_message(self, format: str, *args: object) -> None: ...
+        return self.web.url(f"/{path}")
 
 
 def _png() -> bytes:
@@ -72,12 +48,15 @@ PNG = _png()
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        yield server
-        server.open.set()
-        server.shutdown()
+    gate = threading.Event()
+
+    def page_at(path: str) -> Page:
+        page = missing if path == "/none" else content(PNG + bytes(10_000 if path.startswith("/large") else 0))
+        return page if not path.startswith("/slow") else lambda visit: page(visit) if gate.wait(60) else None
+
+    with serve(page_at) as web:
+        yield Server(web, gate)
+        gate.set()
 
 
 def seen(*urls: str) -> list[dict[str, Any]]:

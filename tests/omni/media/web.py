@@ -52,11 +52,11 @@ def missing(visit: Visit) -> None:
 class Web:
     """port: where. heads: what was asked, in order. most: connections that were open at once. left: counts those that ended."""
 
-    def __init__(self, pages: Mapping[str, Page], tls: bool) -> None:
+    def __init__(self, page_at: Callable[[str], Page], tls: bool) -> None:
         self.heads: list[bytes] = []
         self.most = 0
         self.left = threading.Semaphore(0)
-        self._pages = pages
+        self._page_at = page_at
         self._tls = tls
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class Web:
                     raise OSError("no request")
                 head += block
             self.heads.append(head)
-            self._pages.get(head.split(b" ")[1].decode(), missing)(Visit(spoken, head, self._stopping))
+            self._page_at(head.split(b" ")[1].decode())(Visit(spoken, head, self._stopping))
         with self._lock:
             self._open.discard(connection)
         spoken.close()
@@ -125,9 +125,9 @@ class Web:
 
 
 @contextlib.contextmanager
-def serve(pages: Mapping[str, Page], *, tls: bool = False) -> Iterator[Web]:
+def serve(pages: Mapping[str, Page] | Callable[[str], Page], *, tls: bool = False) -> Iterator[Web]:
     """pages: by what follows `GET`: a path, or for a proxy a URL."""
-    web = Web(pages, tls)
+    web = Web(pages if callable(pages) else lambda path: pages.get(path, missing), tls)
     try:
         yield web
     finally:
