@@ -124,10 +124,11 @@ class ArWorkerDriver(StageDriver):
             return super().tick()
 
     def run(self) -> None:
-        """Until nothing happens any more."""
+        """Until nothing happens any more. Nothing is held then but by open requests and ungathered payloads."""
         with torch.inference_mode():
             self.device.synchronize()
             self.settle(self.device)
+        assert self.worker.requests or self.lent or not self.held
 
     def _take(self, message: Outbound) -> None:
         if isinstance(message, Produced) and message.payload.tensors:

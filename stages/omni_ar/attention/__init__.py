@@ -1,7 +1,6 @@
 """Attention over a paged KV cache: the contract, the cache and one backend per file."""
 
-from omni_ar.attention.base import AttentionBackend, AttentionMetadata, PrefillRow
-from omni_ar.attention.kv_cache import KVCache
+from omni_ar.attention.base import AttentionBackend, AttentionMetadata, KVCache, PrefillRow
 from omni_ar.attention.torch_paged import TorchPagedAttention
 from omni_ar.attention.triton_paged import TritonPagedAttention
 

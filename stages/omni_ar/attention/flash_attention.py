@@ -9,8 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from omni_ar.attention.base import AttentionMetadata
-from omni_ar.attention.kv_cache import KVCache
+from omni_ar.attention.base import AttentionMetadata, KVCache
 
 _VERSION_3, _VERSION_2 = "flash_attn_interface", "flash_attn"
 _BLOCK_UNIT_2 = 256

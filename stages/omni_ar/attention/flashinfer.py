@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from omni.device import Device
-from omni_ar.attention.base import AttentionMetadata, PrefillRow
-from omni_ar.attention.kv_cache import KVCache
+from omni_ar.attention.base import AttentionMetadata, KVCache, PrefillRow
 from omni_ar.attention.triton_paged import TritonPagedAttention
 from omni_ar.options import MAX_IN_FLIGHT
 

@@ -6,8 +6,7 @@ Shape legend: T tokens, H query heads, D head width.
 import torch
 from torch import Tensor
 
-from omni_ar.attention.base import AttentionMetadata
-from omni_ar.attention.kv_cache import KVCache
+from omni_ar.attention.base import AttentionMetadata, KVCache
 from omni_ar.kernels.attention.reference import decode_attention, prefill_attention, prefill_rows_attention
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from omni.device import Device
-from omni_ar.attention.base import AttentionMetadata
-from omni_ar.attention.kv_cache import KVCache
+from omni_ar.attention.base import AttentionMetadata, KVCache
 from omni_ar.kernels.attention import attend_decodes, attend_prompts
 
 _ARRIVALS = 8192

@@ -5,8 +5,7 @@ Parameters have the names of most published decoders, except the stacked ones: q
 
 from omni_ar.kernels.norm import residual_sum
 from omni_ar.layers.attention import Attention, AttentionProjections
-from omni_ar.layers.decoder import DecoderConfig, DecoderLayers, decoder_config
-from omni_ar.layers.decoder_layer import DecoderLayer
+from omni_ar.layers.decoder import DecoderConfig, DecoderLayer, DecoderLayers, decoder_config
 from omni_ar.layers.frame_layers import ChooseCode, EmbedCode, FrameAttention, FrameCache, FrameLayers, first_pass
 from omni_ar.layers.linear import Linear, StackedLinear
 from omni_ar.layers.mlp import GatedMLP, Projection

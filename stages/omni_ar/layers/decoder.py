@@ -1,6 +1,6 @@
 """A stack of pre-norm decoder layers: rotary attention, then a feed-forward network or experts."""
 
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import msgspec
 from torch import Tensor, nn
@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from omni.checkpoint.checks import Section
 from omni.errors import CheckpointError, quoted
 from omni_ar.layers.attention import Attention, AttentionProjections
-from omni_ar.layers.decoder_layer import DecoderLayer
 from omni_ar.layers.linear import Factory
 from omni_ar.layers.mlp import GatedMLP
 from omni_ar.layers.moe import SharedExpertMoE, SparseMoE
@@ -146,6 +145,50 @@ def _rope_scaling(rope: Section) -> FrequencyScaling | None:
         case other:
             remedy = 'use a model with "default" or "llama3"'
             raise CheckpointError(rope.field("rope_type"), f"{quoted(other)} is not supported", remedy)
+
+
+class FeedForward(Protocol):
+    def fused_mlp(self, norm: RMSNorm, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Adds `delta_TD` to the residual stream `[T, D]`, then applies norm and MLP. Returns the output and the stream.
+
+        delta_TD and the output may be in parts (`residual_sum`).
+        """
+        ...
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then feed-forward, each on normalized input and added to the residual stream.
+
+    An addition is fused with the norm that follows it, so the next layer performs a layer's last addition.
+
+    mlp: a `GatedMLP`, `SparseMoE` or another module with `fused_mlp`.
+    """
+
+    def __init__(
+        self,
+        self_attn: AttentionProjections,
+        mlp: FeedForward,
+        *,
+        width: int,
+        norm_eps: float,
+        **factory: Unpack[Factory],
+    ) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.input_layernorm = RMSNorm(width, norm_eps, **factory)
+        self.post_attention_layernorm = RMSNorm(width, norm_eps, **factory)
+
+    def forward(self, x_TD: Tensor, delta_TD: Tensor | None, *attention: object) -> tuple[Tensor, Tensor]:
+        """Maps the residual stream and its pending addition, from the previous layer, to those of this layer.
+
+        x_TD: `[T, D]`. delta_TD: `[T, D]`, or float32 parts `[P, T, D]` (`residual_sum`); None without a pending
+        addition. attention: arguments of `self_attn` behind the output of `qkv_proj`.
+        """
+        qkv_TX, x_TD = self.input_layernorm.norm_linear(self.self_attn.qkv_proj, x_TD, delta_TD)
+        attended_TD = self.self_attn(qkv_TX, *attention)
+        delta_TD, x_TD = self.mlp.fused_mlp(self.post_attention_layernorm, x_TD, attended_TD)
+        return x_TD, delta_TD
 
 
 class DecoderLayers(nn.Module):

@@ -174,7 +174,6 @@ def test_tokens_after_a_stop_string_are_dropped_before_log_probs_come():
     assert driver.done("0").held == (stop,)
     assert driver.done("0").counts["tokens"] == 3
     assert driver.counter("discarded_tokens") == 1
-    assert not driver.held
 
 
 @pytest.mark.parametrize(("ahead", "blocks"), [(2, 12), (4, 11)])
@@ -231,7 +230,6 @@ def test_tokens_that_were_held_back_go_with_their_request():
     assert all(message.free for message in messages)
     driver.release_lent()
     driver.run()
-    assert not driver.held
 
 
 def measured(model: ArModel, options: ArOptions, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
