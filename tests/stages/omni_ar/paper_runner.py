@@ -1,7 +1,7 @@
 """A runner that computes on paper: instead of keys and values, each slot holds what they would depend on.
 
-Every step is checked: its requests may run, its context is still in their blocks, and nobody else uses the blocks that it writes.
-What a row has said is known here at once, as on a device, and to the host when its handoff arrives.
+Every step is checked: its requests may run, its context is still in their blocks, and it writes no block of another request.
+The tokens of a row are known here at once, as on a device, and to the host when its handoff arrives.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Captured steps with prompts: padded with tokens that are nobody's and rows that are over, and the same results as uncaptured."""
+"""Captured steps with prompts: padded with tokens of no request and null rows, and the same results as uncaptured."""
 
 import dataclasses
 import logging

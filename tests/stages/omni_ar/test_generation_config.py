@@ -123,12 +123,12 @@ def warnings(generation: dict[str, Any], caplog: pytest.LogCaptureFixture, end: 
         ({"sequence_bias": [[[1], 3.0]], "repetition_penalty": 1.1}, "sequence_bias = [[[1], 3.0]]"),
     ],
 )
-def test_what_cannot_be_said_is_told_once(
+def test_unsupported_fields_are_logged_once(
     generation: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = warnings(generation, caplog)
-    assert [line.rpartition("transformers': ")[2] for line in told] == [said]
-    assert told[0].startswith("generation_config.json: not supported, so results differ")
+    logged = warnings(generation, caplog)
+    assert [line.rpartition("transformers': ")[2] for line in logged] == [said]
+    assert logged[0].startswith("generation_config.json: not supported, so results differ")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_cannot_be_said_is_told_once(
         {"min_length": 9, "eos_token_id": None},
     ],
 )
-def test_what_changes_nothing_is_not_told(generation: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_without_effect_are_not_logged(generation: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(generation, caplog) == []
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from omni.device import open_device
 from omni_ar.inputs import TokenHidden
+from omni_ar.model import ArModel
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.devices import full_float32
@@ -41,11 +42,15 @@ def no_tf32() -> Iterator[None]:
         yield
 
 
+def driver_of(model: ArModel, rows: int, device: str, ahead: int, little: bool, captured: bool) -> ArDriver:
+    options = ArOptions(max_num_seqs=rows, block_size=2, max_model_len=24, max_in_flight=ahead)
+    options = replace(options, num_blocks=14, max_num_batched_tokens=5) if little else options
+    return ArDriver(model, open_device(device), options, captured=captured)
+
+
 def run_text(device: str, ahead: int, little: bool, captured: bool = False) -> ArDriver:
     model = SmallText(payload=True, emits_tokens=True).to(device)
-    options = ArOptions(max_num_seqs=4, block_size=2, max_model_len=24, max_in_flight=ahead)
-    options = replace(options, num_blocks=14, max_num_batched_tokens=5) if little else options
-    driver = ArDriver(model, open_device(device), options, captured=captured)
+    driver = driver_of(model, 4, device, ahead, little, captured)
     for index, sampling in enumerate(SAMPLING):
         prompt = plain_prompt(PROMPTS[index % 4], payload_positions=np.array([0]))
         driver.ask(str(index), prompt, sampling, max_tokens=15, rank=(9 - index, index))
@@ -85,9 +90,7 @@ def _scores(driver: ArDriver, name: str, of_prompt: bool) -> dict[int, tuple[lis
 
 
 def run_codec(device: str, ahead: int, little: bool, captured: bool = False) -> ArDriver:
-    options = ArOptions(max_num_seqs=3, block_size=2, max_model_len=24, max_in_flight=ahead)
-    options = replace(options, num_blocks=14, max_num_batched_tokens=5) if little else options
-    driver = ArDriver(SmallCodec().to(device), open_device(device), options, captured=captured)
+    driver = driver_of(SmallCodec().to(device), 3, device, ahead, little, captured)
     for index in range(6):
         sampling = {"temperature": 0.9, "seed": index, "repetition_penalty": 1.2} if index % 2 else {}
         prompt = codec_prompt([index + 1, 2, 3], [4, 5, 6 + index])

@@ -306,7 +306,7 @@ def test_each_group_is_predicted_from_all_positions_before_it(config: DecoderCon
     with torch.inference_mode():
         codes = layers.run(first_pass(hidden_RD, table_GCD[0, code0_R]), GROUPS, choose, embed)
     codes_RG = torch.stack([code0_R, *codes], 1)
-    assert embedded == list(range(1, GROUPS - 1)), "the last group's codes are nobody's input"
+    assert embedded == list(range(1, GROUPS - 1)), "the last group's codes are no input"
     assert len(set(map(tuple, codes_RG.tolist()))) == ROWS
     for row in range(ROWS):
         x_GD = torch.stack([hidden_RD[row], *(table_GCD[group, codes_RG[row, group]] for group in range(GROUPS - 1))])

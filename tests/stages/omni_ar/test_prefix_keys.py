@@ -32,18 +32,17 @@ class Said:
     def length(self) -> int:
         return len(self.columns[0])
 
-    def keys(self, size: int, count: int = 99) -> list[bytes]:
+    def prefix_keys(self, size: int) -> PrefixKeys:
         slots = tuple(
             Placeholder(name=name, index=index, positions=np.array(positions, np.int64), key=key)
             for index, (positions, key, name) in enumerate(self.slots)
         )
-        prompt = Prompt(
-            columns=np.array(self.columns, np.int64),
-            positions=np.array(self.positions, np.int64),
-            next_position=self.next_position,
-            placeholders=slots,
-        )
-        return PrefixKeys(prompt, self.salt, size, outputs=True).first(count, self.outputs)
+        columns, positions = np.array(self.columns, np.int64), np.array(self.positions, np.int64)
+        prompt = Prompt(columns=columns, positions=positions, next_position=self.next_position, placeholders=slots)
+        return PrefixKeys(prompt, self.salt, size, outputs=True)
+
+    def keys(self, size: int, count: int = 99) -> list[bytes]:
+        return self.prefix_keys(size).first(count, self.outputs)
 
     def content(self, end: int) -> list[object] | None:
         """All that the first `end` tokens depend on; None where something unknown stands among them."""
@@ -154,13 +153,7 @@ def test_what_was_generated_keys_like_the_same_tokens_in_a_later_prompt(said: Sa
 
 @given(talks(), st.integers(1, 5))
 def test_keys_asked_for_bit_by_bit_are_those_asked_for_at_once(said: Said, size: int):
-    slots = tuple(
-        Placeholder(name=name, index=index, positions=np.array(positions, np.int64), key=key)
-        for index, (positions, key, name) in enumerate(said.slots)
-    )
-    columns, positions = np.array(said.columns, np.int64), np.array(said.positions, np.int64)
-    prompt = Prompt(columns=columns, positions=positions, next_position=said.next_position, placeholders=slots)
-    keys = PrefixKeys(prompt, said.salt, size, outputs=True)
+    keys = said.prefix_keys(size)
     made: list[bytes] = []
     for known in range(len(said.outputs) + 1):
         made = keys.first((said.length + known) // size, said.outputs[:known])

@@ -80,7 +80,7 @@ def test_ignore_eos_drops_the_stages_own_stop_ids_and_no_others():
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"stop_token_ids": (40,)}, "stop_token_ids: 40 is not in the vocabulary; use ids below 40"),
         ({"suppress_token_ids": (1, 99)}, "suppress_token_ids: 99 is not in"),
@@ -102,8 +102,8 @@ def test_ignore_eos_drops_the_stages_own_stop_ids_and_no_others():
         ({"allowed_token_ids": (7, 8), "min_tokens": 1}, "min_tokens: 1 leaves nothing to say before it"),
     ],
 )
-def test_what_could_never_be_done_is_refused(asked, told):
-    assert refusal(**asked).startswith(f"sampling.text.{told}")
+def test_what_could_never_be_done_is_refused(asked, message):
+    assert refusal(**asked).startswith(f"sampling.text.{message}")
 
 
 def test_more_biases_than_there_is_room_for():

@@ -122,7 +122,7 @@ TEXT_PHASES = [
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("phase", chosen(["run_forward", "post_update"], TEXT_PHASES, MUTATION))
-def test_a_fault_in_a_batch_of_several_fails_nobody(phase: str, at: int, late: bool):
+def test_a_fault_in_a_batch_of_several_fails_none(phase: str, at: int, late: bool):
     device = FaultyDevice(phase, at, late)
     model = SmallText(payload=True)
     driver = ArDriver(model, device, ArOptions(max_num_seqs=6, block_size=2, max_num_batched_tokens=12))

@@ -1,4 +1,4 @@
-"""What a step may hold, who is served first, who gives way to whom."""
+"""The limits of a step, and the order in which requests start, run and give way."""
 
 from collections.abc import Callable, Sequence
 
@@ -260,7 +260,7 @@ def test_a_refused_request_starts_once_a_paused_one_can_give_way():
     assert stage.names() == ["b"]
 
 
-def test_a_paused_request_does_not_run_and_holds_up_nobody():
+def test_a_paused_request_does_not_run_and_delays_no_other():
     stage = Stage(rows=2, blocks=20, budget=100)
     paused, other = request("a", 4, 8), request("b", 4, 8)
     paused.paused = True

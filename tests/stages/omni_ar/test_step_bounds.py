@@ -1,4 +1,4 @@
-"""What a step never does: run past a request's limit, take in more rows than there is room for, emit what nobody asked for."""
+"""What a step never does: run past a request's limit, take in more rows than there is room for, emit what no request asked for."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ class Watched(SmallText):
         return super().forward(x_TD, batch)
 
 
-def test_a_chunk_whose_hidden_states_nobody_wants_stores_none():
+def test_a_chunk_whose_hidden_states_no_consumer_needs_stores_none():
     """Wanted is that of the prompt's last token, and of each after it."""
     model = Watched()
     driver = ArDriver(model, options=ArOptions(max_num_seqs=4, block_size=4, max_num_batched_tokens=4))
@@ -216,7 +216,7 @@ class HoldAll:
 
 
 def test_tokens_that_were_held_back_go_with_their_request():
-    """Its record may live on in a queue; what it held back is nobody's, and must not."""
+    """Its record may live on in a queue; the tokens that it held back have no reader, and must not."""
     driver = ArDriver(SmallText(payload=True, emits_tokens=True))
     driver.ask("0", PROMPTS[0], rules=HostRules(stops=HoldAll()), max_tokens=8)
     for _ in range(4):

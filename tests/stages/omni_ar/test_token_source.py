@@ -157,7 +157,7 @@ def test_one_request_alone_goes_on(in_turn: bool):
 
 
 @pytest.mark.plants_faults
-def test_tokens_of_a_step_that_failed_behind_its_handoff_are_nobody_s(monkeypatch: pytest.MonkeyPatch):
+def test_tokens_of_a_step_that_failed_behind_its_handoff_are_dropped(monkeypatch: pytest.MonkeyPatch):
     driver = RemoteDriver(replace(OPTIONS, max_in_flight=4, max_num_batched_tokens=40), in_turn=True)
     failures = 0
 

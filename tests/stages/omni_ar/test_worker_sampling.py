@@ -208,7 +208,7 @@ def test_a_processor_that_fails_fails_its_request_alone(fault: BaseException):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_request_that_may_say_nothing_fails_and_harms_nobody(kind: str):
+def test_a_request_without_a_possible_token_fails_alone(kind: str):
     driver = ahead_driver(kind)
     driver.ask("plain", PROMPTS[1], max_tokens=TOKENS)
     driver.ask("mute", PROMPTS[0], rules=steered(Nothing()), max_tokens=TOKENS)
@@ -287,7 +287,7 @@ def test_every_token_s_hidden_state_is_emitted(kind: str, little: bool):
         torch.testing.assert_close(driver.hidden(str(index))[0], hidden_TD[[0, len(prompt) - 1]])
 
 
-def test_log_probabilities_that_stall_hold_up_only_who_asked_for_them():
+def test_log_probabilities_that_stall_delay_only_their_requests():
     device = QueuedDevice()
     driver = ArDriver(MODEL, device, ArOptions(max_num_seqs=3, block_size=4, max_in_flight=2))
     driver.ask("scored", PROMPTS[0], max_tokens=TOKENS, logprobs=1)

@@ -71,7 +71,7 @@ def test_kernels(splits, fused, decodes, prefills, shape):
         pytest.param([(3, 9), (0, 8), (17, 1)], (2, 15), {"group": 2}, id="tokens and rows"),
         pytest.param([(0, 1), (5, 1), (9, 9)], (0, 3), {"group": 2}, id="every row with a last tile"),
         pytest.param([(2, 5)], (3, 0), {"group": 3, "head_dim": 20, "block_size": 3}, id="rows alone"),
-        pytest.param([], (4, 21), {"group": 4}, id="nobody"),
+        pytest.param([], (4, 21), {"group": 4}, id="no chunks"),
     ],
 )
 def test_what_a_captured_batch_has_left_is_zero(prefills, spare, shape):

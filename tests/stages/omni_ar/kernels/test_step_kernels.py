@@ -77,7 +77,7 @@ class Bench:
         return here, here.to(self.device)
 
     def check(self) -> None:
-        """The null row is nobody's."""
+        """Except for the null row, which no request owns."""
         if self.device != "cpu":
             torch.cuda.synchronize()  # what is in the host's memory is looked at without a copy
         for (name, here), (_, there) in zip(tensors(self.state), tensors(self.there), strict=True):
@@ -206,7 +206,7 @@ def test_frames(device: str, batch: tuple[int, ...]):
     kernel.place_frames(
         bench.there, rows_there, codes_RG.to(bench.device), next_RD.to(bench.device), BLOCK_SIZE, pages_there
     )
-    # The null block is nobody's.
+    # No request owns the null block.
     assert torch.equal(pages_there[1:].cpu(), pages[1:])
     assert bool(pages[1:].any()) == any(row not in (4, 8, ROWS) for row in batch)
     bench.check()

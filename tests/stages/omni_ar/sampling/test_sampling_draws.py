@@ -72,7 +72,7 @@ def test_draws_follow_the_distribution(asked):
     probability_V = reference_warp(reference_logits(logits_V, params, prompt, outputs), params).softmax(-1)
     drawn = repeat(logits_V, DRAWS, prompt, outputs, **asked, seed=11)
     assert not exceeds_chance(drawn, probability_V)
-    # The same draws are told apart from a distribution a little off, or this test would prove nothing.
+    # A distribution a little off is refused for the same draws: the test has power.
     off = count_penalties(probability_V.log(), [int(probability_V.argmax())], 0.1, 0).softmax(-1)
     assert exceeds_chance(drawn, off)
 

@@ -89,7 +89,7 @@ def test_a_tokenizer_may_know_fewer_ids_than_the_model_or_more(known):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (LogitsEdit(np.zeros((1, 3), np.int64)), r"allowed is int64 \[1, 3\], not int64 \[3\]"),
         (LogitsEdit(np.zeros(3, np.int32)), "allowed is int32"),
@@ -103,8 +103,8 @@ def test_a_tokenizer_may_know_fewer_ids_than_the_model_or_more(known):
         (LogitsEdit(ids=np.array([1]), bias=np.array([np.inf], np.float32)), "must be finite"),
     ],
 )
-def test_an_edit_that_could_harm_others_is_refused(wrong, told):
-    with pytest.raises(ValueError, match=told):
+def test_an_edit_that_could_harm_others_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         merge_edits([edit([1]), wrong], VOCAB)
 
 

@@ -65,7 +65,7 @@ def test_rows_do_not_touch_each_other(tokens):
         assert (row_of(bench.state, row) == before[row]) == (not counted)
 
 
-def test_a_row_that_nobody_sampled_leaves_no_trace():
+def test_a_row_without_a_token_leaves_no_trace():
     bench = SamplerBench(VOCAB, 2)
     bench.start([starting(row, resolved(VOCAB, **EVERYTHING), [3, 4]) for row in range(2)])
     before = row_of(bench.state, 0)
