@@ -25,6 +25,7 @@ from omni.frontend.base import AudioPart, Chat, Message, Part, TextPart
 from omni.sampling import SamplingParams
 from omni.utils.quiet import quiet
 from omni_csm.tiny import write_tiny
+from tests.support.omni_engine import TOLERANCE, Result
 from tests.support.reference import GroupNoise, GumbelNoise, sound, temporary_folder, warpers
 
 _RATE = 24000
@@ -169,3 +170,12 @@ class _Endings(LogitsProcessor):
 
 def _part(part: Part) -> dict[str, str]:
     return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "audio", "audio": ""}
+
+
+def assert_spoken(result: Result, spoken: Spoken) -> None:
+    """Codes of all groups are equal, the waveform is within 1e-4 of its peak."""
+    if result.error is not None:
+        raise result.error
+    assert torch.equal(result.codes, spoken.codes), f"\n{result.codes}\n{spoken.codes}"
+    assert result.wave.shape == spoken.wave.shape
+    assert np.abs(result.wave - spoken.wave).max() <= TOLERANCE * np.abs(spoken.wave).max()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from omni.frontend.build import build_frontend
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.plugin.manager import Plugins
 from omni.sampling import SamplingParams
+from omni.testing import SimulatedDevice
 from tests.support.close_calls import Choice, Comparison, WatchedCpu
 from tests.support.engines import GIVEN_UP, TickedEngine, plugins_of
 from tests.support.patience import PATIENCE_SECONDS
@@ -207,6 +208,28 @@ class OmniEngine(TickedEngine):
                 tick += 1
         self.assert_free()
         assert all(result.over for result in results)
+        return results
+
+    def run_simulated(
+        self, chats: Sequence[Chat], within: int = 0, tick: Callable[[], bool] | None = None
+    ) -> list[Result]:
+        """As `run`, on a simulated device; each chat joins in one of the first `within` rounds. There are no races.
+
+        tick: one of the engine, as the test has it.
+        """
+        assert isinstance(self.device, SimulatedDevice)
+        results = [Result() for _ in chats]
+        with torch.inference_mode():
+            simulation = self.simulate(tick)
+            for asked, result in zip(chats, results, strict=True):
+                submit = partial(self.engine.submit, self.request(asked), result.take)
+                if within:
+                    simulation.sometime(within, submit)
+                else:
+                    submit()
+            simulation.run()
+        self.assert_free()
+        self.device.assert_no_races()
         return results
 
     def _watch(self) -> None:

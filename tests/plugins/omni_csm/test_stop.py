@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from omni.frontend.base import Chat
-from omni.testing.simulation import SimulatedDevice, Simulation
-from tests.support.csm_reference import csm_reference_of, speak, tiny_csm, turn
+from omni.testing.simulation import SimulatedDevice
+from tests.support.csm_reference import assert_spoken, csm_reference_of, speak, tiny_csm, turn
 from tests.support.omni_engine import OmniEngine, Result
 from tests.support.reference import with_sampling
 from tests.support.tiers import SLOW, chosen, few
@@ -34,12 +32,8 @@ def check(asked: Sequence[Chat], results: Sequence[Result], shape: dict[str, Any
     """How many ended by themselves, and how many of these at a frame that is heard."""
     reference, ended, heard = csm_reference_of(tiny_csm(7, **shape)), 0, 0
     for one, result in zip(asked, results, strict=True):
-        if result.error is not None:
-            raise result.error
         spoken = reference.speech(one)
-        assert torch.equal(result.codes, spoken.codes), f"\n{result.codes}\n{spoken.codes}"
-        assert result.wave.shape == spoken.wave.shape
-        assert np.abs(result.wave - spoken.wave).max() <= 1e-4 * np.abs(spoken.wave).max()
+        assert_spoken(result, spoken)
         assert result.reasons["backbone"] == ("stop" if spoken.ended else "length")
         ended += spoken.ended
         heard += spoken.ended and not bool(spoken.codes[:-1, -1].any())
@@ -96,21 +90,14 @@ def test_a_request_that_is_to_go_on_does(case: str) -> None:
 
 
 def test_ends_on_a_device_in_any_order() -> None:
-    device, settings = SimulatedDevice(3), {"backbone.max_in_flight": 3, "backbone.max_num_seqs": 3}
-    engine = OmniEngine(tiny_csm(7, **SHAPE), settings, device, graphs=True)
+    settings = {"backbone.max_in_flight": 3, "backbone.max_num_seqs": 3}
+    engine = OmniEngine(tiny_csm(7, **SHAPE), settings, SimulatedDevice(3), graphs=True)
     asked = [
         *ASKED[:4],
         speak("on", **SAMPLED, seed=3, min_tokens=9),
         speak("and on", **SAMPLED, seed=4, ignore_eos=True),
     ]
-    results = [Result() for _ in asked]
-    for one, result in zip(asked, results, strict=True):
-        engine.engine.submit(engine.request(one), result.take)
-    with torch.inference_mode():
-        Simulation(device, engine.engine.tick, lambda: engine.engine.idle).run()
-    engine.assert_free()
-    device.assert_no_races()
-    assert check(asked, results)[0] >= 3
+    assert check(asked, engine.run_simulated(asked))[0] >= 3
 
 
 def test_nothing_is_heard_of_a_sound_that_begins_with_its_end() -> None:
