@@ -11,30 +11,16 @@ import pytest
 
 from omni import InputError, Omni, SamplingParams
 from omni.plugin import locate
-from omni.plugin.manager import Plugins, load_plugins
-from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from omni.plugin.manager import Plugins
+from tests.support.entry_points import REPOSITORY
 
 HOME = REPOSITORY / "examples" / "plugin"
 TUTORIAL = (REPOSITORY / "docs" / "plugins.md").read_text()
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
-    """omni's own plugins and the example's, as its pyproject names it."""
-    monkeypatch.syspath_prepend(HOME)
-    loaded = load_plugins([*own_entry_points("ar", "local"), *entry_points_of(HOME / "pyproject.toml")])
-    assert not [record.error for record in loaded.records if record.error]
-    return loaded
-
-
-@pytest.fixture
-def omni(plugins: Plugins, tmp_path: Path) -> Iterator[Omni]:
-    tiny = plugins.families["bigram"].tiny
-    assert tiny is not None
-    write = locate(tiny, "tiny")
-    assert callable(write)
-    write(tmp_path / "model", seed=0)
-    with Omni(tmp_path / "model", plugins=plugins, device="cpu") as omni:
+def omni(plugins: Plugins, folder: Path) -> Iterator[Omni]:
+    with Omni(folder, plugins=plugins, device="cpu") as omni:
         yield omni
 
 

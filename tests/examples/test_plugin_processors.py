@@ -12,27 +12,11 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from omni import InputError, Omni, SamplingParams
 from omni.plugin import locate
-from omni.plugin.manager import Plugins, load_plugins
-from tests.support.entry_points import REPOSITORY, entry_points_of, own_entry_points
+from omni.plugin.manager import Plugins
+from tests.support.entry_points import REPOSITORY
 
 HOME = REPOSITORY / "examples" / "plugin"
 PROMPT = "wai"
-
-
-@pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
-    monkeypatch.syspath_prepend(HOME)
-    loaded = load_plugins([*own_entry_points("ar", "local"), *entry_points_of(HOME / "pyproject.toml")])
-    assert not [record.error for record in loaded.records if record.error]
-    return loaded
-
-
-@pytest.fixture
-def folder(plugins: Plugins, tmp_path: Path) -> Path:
-    write = locate(plugins.families["bigram"].tiny or "", "tiny")
-    assert callable(write)
-    write(tmp_path / "model", seed=0)
-    return tmp_path / "model"
 
 
 @pytest.fixture

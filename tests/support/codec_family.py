@@ -24,7 +24,7 @@ from omni_ar.inputs import TokenCodes
 from omni_ar.options import ArOptions
 from omni_frames import CodeFrames
 from omni_vocoder.options import VocoderOptions
-from tests.support.engines import plugins_of
+from tests.support.engines import family_of, plugins_of
 from tests.support.hidden_reader import Case, ClerkOptions, ClerkWorker
 from tests.support.small_codec import GROUPS, SmallCodec
 from tests.support.tap import CodesChunk
@@ -128,11 +128,7 @@ def codec_plugins() -> Plugins:
 
 @hookimpl
 def omni_model_families() -> Sequence[ModelFamily]:
-    return [
-        ModelFamily(
-            name="codec", model_types=("codec",), pipeline=f"{_HERE}:pipeline", tiny=f"{_HERE}:write_checkpoint"
-        )
-    ]
+    return [family_of("codec", _HERE)]
 
 
 @hookimpl

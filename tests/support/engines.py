@@ -13,6 +13,7 @@ from omni.device import Device
 from omni.device.cpu import CpuDevice
 from omni.engine import Engine, EngineOptions, Plan, build_engine, resolve_pipeline
 from omni.errors import StageError
+from omni.plugin.entries import ModelFamily
 from omni.plugin.manager import Plugins, load_plugins
 from omni.testing.simulation import SimulatedDevice, Simulation
 from tests.support.entry_points import own_entry_points
@@ -29,6 +30,11 @@ def plugins_of(*names: str, **modules: str) -> Plugins:
     for record in plugins.records:
         assert record.error is None, record.error
     return plugins
+
+
+def family_of(name: str, module: str) -> ModelFamily:
+    """The family of a test module with the functions `pipeline` and `write_checkpoint`."""
+    return ModelFamily(name=name, model_types=(name,), pipeline=f"{module}:pipeline", tiny=f"{module}:write_checkpoint")
 
 
 class TickedEngine:

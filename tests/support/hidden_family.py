@@ -18,7 +18,7 @@ from omni.plugin.entries import ModelFamily, StageKindEntry
 from omni.plugin.manager import Plugins
 from omni.stage import StageContext
 from omni_ar.options import ArOptions
-from tests.support.engines import plugins_of
+from tests.support.engines import family_of, plugins_of
 from tests.support.hidden_model import HiddenText, ReadOut
 from tests.support.hidden_reader import ClerkOptions, ReaderOptions
 
@@ -100,11 +100,7 @@ def hidden_plugins() -> Plugins:
 
 @hookimpl
 def omni_model_families() -> Sequence[ModelFamily]:
-    return [
-        ModelFamily(
-            name="hidden", model_types=("hidden",), pipeline=f"{_HERE}:pipeline", tiny=f"{_HERE}:write_checkpoint"
-        )
-    ]
+    return [family_of("hidden", _HERE)]
 
 
 @hookimpl

@@ -26,7 +26,7 @@ from omni_ar.inputs import Prompt, StepInputs, TokenHidden
 from omni_ar.model import ArShape, NextTokens
 from omni_ar.options import ArOptions
 from tests.support.ar_driver import plain_prompt
-from tests.support.engines import plugins_of
+from tests.support.engines import family_of, plugins_of
 from tests.support.hidden_model import HiddenText
 from tests.support.small_text import WIDTH, SmallText, random_matrix
 
@@ -210,8 +210,4 @@ def listener_plugins() -> Plugins:
 
 @hookimpl
 def omni_model_families() -> Sequence[ModelFamily]:
-    return [
-        ModelFamily(
-            name="listener", model_types=("listener",), pipeline=f"{_HERE}:pipeline", tiny=f"{_HERE}:write_checkpoint"
-        )
-    ]
+    return [family_of("listener", _HERE)]

@@ -36,7 +36,7 @@ from tests.support.listener import ask as ask_listener
 from tests.support.listener import write_checkpoint as write_listener
 from tests.support.omni_engine import OmniEngine
 from tests.support.received import Received
-from tests.support.reference import chat, picture, sizes, sound, tiny_checkpoint
+from tests.support.reference import chat, picture, sizes, sound, temporary_folder, tiny_checkpoint
 from tests.support.small_codec import codec_prompt
 from tests.support.small_text import NothingTwice, TwoInARow
 
@@ -274,14 +274,14 @@ class OmniWorld:
 
 
 @cache
-def make_world(name: str, folder: Path) -> World:
-    """The same world for the same folder, which gets its checkpoint."""
+def make_world(name: str) -> World:
+    """With a checkpoint of its own."""
     if name == OmniWorld.name:
         return OmniWorld()
     worlds: dict[str, type[HiddenWorld | CodecWorld | ListenerWorld]] = {
         world.name: world for world in (HiddenWorld, CodecWorld, ListenerWorld)
     }
-    return worlds[name](folder / name)
+    return worlds[name](temporary_folder())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,15 @@ from omni.engine import (
     EngineOutput,
     EngineRequest,
     Plan,
-    RequestFailed,
-    RequestFinished,
-    StageFinished,
     StageOutput,
 )
-from omni.errors import OmniError
 from omni.payload import GeneratedTokens, Payload
 from omni.sampling import SamplingParams
 from tests.support.ar_driver import plain_prompt
 from tests.support.engines import GIVEN_UP, TickedEngine
 from tests.support.hidden_family import CLERK, MODALITIES, READER, WRITER, hidden_plugins, model_of
 from tests.support.hidden_model import Reading, ReadOut
+from tests.support.omni_engine import Result
 from tests.support.small_text import greedy
 
 TOLERANCE = 1e-5
@@ -33,16 +30,15 @@ TOLERANCE = 1e-5
 
 
 @dataclass(slots=True)
-class HiddenResult:
-    """What one request was given. readings: by modality, as they came. log: in order, a modality or a finished stage's name."""
+class HiddenResult(Result):
+    """readings: by modality, as they came."""
 
-    tokens: list[int] = field(default_factory=list)
     readings: dict[str, list[Reading]] = field(default_factory=dict)
     others: list[object] = field(default_factory=list)
-    stages: dict[str, StageFinished] = field(default_factory=dict)
-    log: list[str] = field(default_factory=list)
-    error: OmniError | None = None
-    over: bool = False
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.ids
 
     @property
     def reason(self) -> str:
@@ -50,26 +46,18 @@ class HiddenResult:
         return self.stages[WRITER].reason
 
     def take(self, output: EngineOutput) -> None:
-        assert not self.over, f"{output} after the last message"
-        match output:
-            case StageOutput(modality=modality, meta=meta):
-                self.log.append(modality)
-                match meta:
-                    case GeneratedTokens(ids=ids):
-                        self.tokens += ids
-                    case Reading():
-                        self.readings.setdefault(modality, []).append(meta)
-                    case other:
-                        self.others.append(other)
-            case StageFinished():
-                self.log.append(output.stage)
-                self.stages[output.stage] = output
-            case RequestFinished():
-                self.over = True
-            case RequestFailed(error=error):
-                self.over, self.error = True, error
-                if error is not GIVEN_UP:
-                    raise error
+        Result.take(self, output)
+        if self.error is not None and self.error is not GIVEN_UP:
+            raise self.error
+
+    def _take_chunk(self, meta: object) -> None:
+        match meta:
+            case GeneratedTokens(ids=ids):
+                self.ids += ids
+            case Reading():
+                self.readings.setdefault(self.log[-1], []).append(meta)
+            case other:
+                self.others.append(other)
 
     def read(self, modality: str, *, prompt: bool = False) -> NDArray[np.float32]:
         """The numbers `[n, N]` of the rows of generated tokens, or of the prompt. Checks that they came one by one, in order."""

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -54,11 +53,6 @@ Kind = TypeVar("Kind")
 times = pytest.mark.parametrize("times", few(1, [2, 1], SLOW))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("worlds")
-
-
 def capturing(where: World, device: CapturingDevice) -> Engine:
     """Every size that there is by default, and several steps in flight."""
     settings = {name: values[0] for name, values in where.knobs.items()}
@@ -77,8 +71,8 @@ def of_type(kind: type[Kind]) -> list[Kind]:
 
 @times
 @pytest.mark.parametrize("name", STAGES)
-def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int, folder: Path) -> None:
-    where, device = make_world(name, folder), CapturingDevice(times)
+def test_an_engine_starts_as_if_nothing_had_run(name: str, times: int) -> None:
+    where, device = make_world(name), CapturingDevice(times)
     expected = [alone(where, content) for content in range(where.contents)]
     before = {id(each) for each in of_type(RowState)}
     with torch.inference_mode():

@@ -4,7 +4,6 @@ A wait that is new needs a row here: traffic that fails without it. If there is 
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -48,12 +47,7 @@ OF_TIMERS = {"omni.device.cuda.CudaTimer.probe#1", "omni.timeline.recorder.Recor
 """Ask a device's timer when something ran, which no simulated device has: tests/omni/timeline."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("worlds")
-
-
-def run(traffic: Traffic, seed: int, folder: Path, without: str | None = None) -> SimulatedDevice:
+def run(traffic: Traffic, seed: int, without: str | None = None) -> SimulatedDevice:
     """Raises whatever goes wrong."""
     device = SimulatedDevice(None if traffic == "readers" else seed, without=without)
     match traffic:
@@ -64,19 +58,19 @@ def run(traffic: Traffic, seed: int, folder: Path, without: str | None = None) -
             two_readers.play(device)
             device.assert_no_races()
         case _:
-            run_seed(make_world(traffic, folder), seed, device)
+            run_seed(make_world(traffic), seed, device)
     return device
 
 
 @cache
-def clean(traffic: Traffic, seed: int, folder: Path) -> SimulatedDevice:
+def clean(traffic: Traffic, seed: int) -> SimulatedDevice:
     """The same with every wait in its place."""
-    return run(traffic, seed, folder)
+    return run(traffic, seed)
 
 
-def found_out(wait: str, traffic: Traffic, seed: int, folder: Path) -> bool:
+def found_out(wait: str, traffic: Traffic, seed: int) -> bool:
     try:
-        run(traffic, seed, folder, wait)
+        run(traffic, seed, wait)
     except Exception:
         return True
     return False
@@ -93,8 +87,8 @@ def test_every_wait_of_the_source_has_its_row():
 
 
 @pytest.mark.parametrize("wait", few(1, WAITS))
-def test_without_it_something_goes_wrong(wait: str, folder: Path):
+def test_without_it_something_goes_wrong(wait: str):
     traffic, seeds = WAITS[wait]
-    caught = next((seed for seed in range(seeds) if found_out(wait, traffic, seed, folder)), None)
+    caught = next((seed for seed in range(seeds) if found_out(wait, traffic, seed)), None)
     assert caught is not None, f"{seeds} seeds of {traffic} are none the worse without {wait}: is it superfluous?"
-    assert clean(traffic, caught, folder).waits.counts[wait].asked, "with it, nothing goes wrong"
+    assert clean(traffic, caught).waits.counts[wait].asked, "with it, nothing goes wrong"

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Set
-from pathlib import Path
 
 import pytest
 
@@ -23,11 +22,6 @@ LACKS = {
     "omni": {"constrained", "pauses and resumes"},
 }
 """Events that a world's requests do not bring about."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("worlds")
 
 
 def run_seeds(where: World, seeds: range) -> Counter[str]:
@@ -55,21 +49,21 @@ def assert_mixed(name: str, totals: Counter[str], seeds: int, lacks: Set[str] = 
 
 
 @pytest.mark.parametrize(("name", "seeds", "lacks"), FEW)
-def test_each_request_gets_what_it_gets_alone(name: str, seeds: range, lacks: set[str], folder: Path):
-    assert_mixed(name, run_seeds(make_world(name, folder), seeds), len(seeds), lacks)
+def test_each_request_gets_what_it_gets_alone(name: str, seeds: range, lacks: set[str]):
+    assert_mixed(name, run_seeds(make_world(name), seeds), len(seeds), lacks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
-def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str, folder: Path):
-    where = make_world(name, folder)
+def test_each_request_gets_what_it_gets_alone_in_500_seeds(name: str):
+    where = make_world(name)
     assert_mixed(name, run_seeds(where, range(MANY[name])), MANY[name])
 
 
 @pytest.mark.parametrize("name", few(1, ["hidden", "codec"], SLOW))
-def test_a_seed_replays_exactly(name: str, folder: Path):
+def test_a_seed_replays_exactly(name: str):
     first, again = SimulatedDevice(4), SimulatedDevice(4)
-    heard = [run_seed(make_world(name, folder), 4, device).received for device in (first, again)]
+    heard = [run_seed(make_world(name), 4, device).received for device in (first, again)]
     assert first.trace == again.trace
     assert first.now == again.now
     assert heard[0].keys() == heard[1].keys()
@@ -87,8 +81,8 @@ def harmed(where: World, seed: int) -> tuple[SimulatedDevice, Exception | None]:
 
 
 @pytest.mark.slow
-def test_a_failing_seed_is_named_and_fails_again_in_the_same_way(folder: Path):
-    where = make_world("codec", folder)
+def test_a_failing_seed_is_named_and_fails_again_in_the_same_way():
+    where = make_world("codec")
     seed = next(seed for seed in range(20) if harmed(where, seed)[1] is not None)
     (first, error), (again, other) = harmed(where, seed), harmed(where, seed)
     assert error is not None
@@ -98,8 +92,8 @@ def test_a_failing_seed_is_named_and_fails_again_in_the_same_way(folder: Path):
     assert [str(race) for race in first.races] == [str(race) for race in again.races]
 
 
-def test_seeds_differ(folder: Path):
-    plans = [scenario(make_world("hidden", folder), seed) for seed in range(20)]
+def test_seeds_differ():
+    plans = [scenario(make_world("hidden"), seed) for seed in range(20)]
     assert len({str(plan) for plan in plans}) == 20
     assert any(ask.leaves is not None for plan in plans for ask in plan.asks)
     assert any(plan.stalls for plan in plans)
