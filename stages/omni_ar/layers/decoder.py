@@ -75,7 +75,10 @@ def decoder_config(hf: Any, path: str = "", *, reads_chats: bool = False) -> Dec
     sparse_step, mlp_only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     layers, section = raw["num_hidden_layers"], rope.get("mrope_section")
     if section is not None:
-        _check_section(rope, head_dim)
+        rope.require_list("mrope_section", 3, 3)
+        rope.require_counts("mrope_section", least=0)
+        problem = f"is {quoted(section)}, three numbers that do not sum to half of head_dim, {head_dim // 2}"
+        rope.require(sum(section) == head_dim // 2, "mrope_section", problem)
     return DecoderConfig(
         width=raw["hidden_size"],
         num_layers=layers,
@@ -107,14 +110,6 @@ def _check_widths(config: Section) -> None:
     act = config["hidden_act"]
     if act != "silu":
         raise CheckpointError(config.field("hidden_act"), f"{quoted(act)} is not supported", "use a model with silu")
-
-
-def _check_section(rope: Section, head_dim: int) -> None:
-    rope.require_list("mrope_section", 3, 3)
-    rope.require_counts("mrope_section", least=0)
-    section = rope["mrope_section"]
-    problem = f"is {quoted(section)}, three numbers that do not sum to half of head_dim, {head_dim // 2}"
-    rope.require(sum(section) == head_dim // 2, "mrope_section", problem)
 
 
 def _check_experts(config: Section, experts: int) -> None:

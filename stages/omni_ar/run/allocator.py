@@ -130,9 +130,7 @@ class Allocator:
         A new block is the only upload of a steady decode step: allocating many together leaves one such step instead of many.
         """
         new_blocks: list[NewBlock] = []
-        if self._pool.blank < 2 * len(requests):
-            return new_blocks
-        for request in requests:
+        for request in requests if self._pool.blank >= 2 * len(requests) else ():
             table = request.held_table
             soon = min(request.num_computed_tokens + self._size, request.length + request.max_tokens)
             if self.blocks_for(soon) > table.count:
@@ -178,14 +176,15 @@ class Allocator:
         if not self._prefix_cache or request.scores_prompt:
             return []  # a cached position is not run, so it gives no log-probabilities
         # The newest token always runs: the next one is sampled from its hidden state.
-        keys = self._keys(request).first((request.prefill_end - 1) // self._size, request.outputs)
+        keys = self._keys(request, (request.prefill_end - 1) // self._size)
         return self._pool.match(keys, request.payload_offsets(len(keys), self._size))
 
-    def _keys(self, request: ArRequest) -> PrefixKeys:
+    def _keys(self, request: ArRequest, count: int) -> list[bytes]:
+        """Keys of the request's first `count` blocks, or of fewer."""
         if request.keys is None:
             assert request.prompt is not None
             request.keys = PrefixKeys(request.prompt, request.cache_salt, self._size, outputs=self._caches_outputs)
-        return request.keys
+        return request.keys.first(count, request.outputs)
 
     def _make_room(self, need: int, victims: Sequence[ArRequest], headroom: int) -> bool:
         if self._pool.available >= need + headroom:
@@ -219,7 +218,7 @@ class Allocator:
         full = min(request.num_computed_tokens, request.length + len(request.outputs)) // self._size
         if full <= request.published_blocks:
             return
-        keys = self._keys(request).first(full, request.outputs)
+        keys = self._keys(request, full)
         for index in range(request.published_blocks, len(keys)):
             self._pool.cache(int(request.held_table.ids[index]), keys[index])
         request.published_blocks = full

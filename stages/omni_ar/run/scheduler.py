@@ -137,10 +137,9 @@ class Scheduler:
         # A decode may have preempted some of them.
         prefills = [request for request in running if request.table is not None and not request.decoding]
         budget = max(1, self._limits.max_num_batched_tokens - len(decodes))
-        chunks = list(self._chunks(prefills, alone, budget))
+        chunks = sorted(self._chunks(prefills, alone, budget), key=lambda chunk: not chunk.replay)
         if not decodes and not chunks:
             return None
-        chunks.sort(key=lambda chunk: not chunk.replay)
         self._steps += 1
         return StepPlan(self._steps, tuple(decodes), tuple(chunks), tuple(new_blocks))
 

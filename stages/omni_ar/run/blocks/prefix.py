@@ -26,7 +26,9 @@ class PrefixKeys:
         self._last = hashlib.blake2b(salt.encode(), digest_size=_BYTES).digest()
         self._keys: list[bytes] = []
         self._tokens = np.ascontiguousarray(np.concatenate([prompt.columns, prompt.positions]).T)
-        self._end = _keyed_end(prompt)
+        ends = [int(each.positions[0]) for each in prompt.placeholders if each.key is None and each.positions.size]
+        self._end = min(ends, default=prompt.length)
+        """Number of prompt tokens before the first placeholder without a content key."""
 
     def first(self, count: int, ids: Sequence[int]) -> list[bytes]:
         """Keys of the first `count` blocks; fewer if the chain ends. ids: the request's generated ids so far."""
@@ -57,9 +59,3 @@ class PrefixKeys:
         rows[:, 0] = ids[start:end]
         rows[:, 1:] = np.arange(start, end)[:, None] + self._prompt.next_position
         return rows
-
-
-def _keyed_end(prompt: Prompt) -> int:
-    """Number of prompt tokens before the first placeholder without a content key."""
-    ends = [int(each.positions[0]) for each in prompt.placeholders if each.key is None and each.positions.size]
-    return min(ends, default=prompt.length)
