@@ -254,14 +254,13 @@ def test_an_access_and_another_of_the_same_rows(access: Access, writes: bool, in
             assert {side.stream for side in sides} == {f"stream {int(turned)}"}
 
 
-@each_mode
 @each_access
-def test_an_access_and_another_of_all_the_buffer(access: Access, writes: bool, inference: bool):
+def test_an_access_and_another_of_all_the_buffer(access: Access, writes: bool):
     touch = touching(access)
     for turned in (False, True):
-        whole = memory(inference)
+        whole = memory(False)
         phases: list[tuple[Phase, Tensor]] = [(touch, whole[2:4]), (fill, whole)]
-        assert races_of(phases[::-1] if turned else phases, inference)
+        assert races_of(phases[::-1] if turned else phases)
 
 
 @each_mode

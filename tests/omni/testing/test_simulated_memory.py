@@ -67,7 +67,7 @@ touches = st.lists(
 TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(touches)
 def test_what_is_reported_is_what_bytes_say(asked: Touches):
     """Whatever parts of a buffer streams touch that nothing orders: two that meet race, if one of them writes."""

@@ -149,7 +149,7 @@ def test_steps_are_as_wide_as_their_windows() -> None:
     assert lengths == [2] * STEPS + [4] * STEPS * 2 + [2] * STEPS
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_arrival_order_batching_and_timing_gives_each_its_own_wave(data: st.DataObject) -> None:
     """Requests, inputs and device progress in any order; more requests than rows; inputs longer than a row's ring."""
