@@ -10,13 +10,13 @@ from typing import Any
 
 from omni import AsyncOmni, Omni, SamplingParams
 from tests.support.echo_family import echo_plugins, eventually
-from tests.support.entry_points import REPOSITORY
+from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
 
 ENDLESS = SamplingParams(max_tokens=10**9)
 _START = f"""
 import os, sys, threading, time
-sys.path[:0] = {[str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]}
+sys.path[:0] = {SOURCE_ROOTS}
 """
 
 

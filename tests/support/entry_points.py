@@ -5,6 +5,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+SOURCE_ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]
 
 
 def entry_points_of(pyproject: Path) -> list[EntryPoint]:

@@ -7,6 +7,7 @@ import pytest
 from omni import Omni
 from omni.api import session as clients
 from omni.api.session import Client
+from omni.engine import Engine
 from omni.errors import StageError
 from tests.support.echo_family import echo_model
 from tests.support.echo_omni import opened
@@ -23,6 +24,11 @@ def with_client(path: Path) -> tuple[Omni, Client]:
     return omni, client
 
 
+def stopped(client: Client) -> bool:
+    assert isinstance(client.engine, Engine)
+    return client.engine._stopped.is_set()
+
+
 @pytest.mark.parametrize(
     ("error", "raised"), [(RuntimeError("stuck"), RuntimeError), (Panic("stuck"), StageError)], ids=["error", "panic"]
 )
@@ -35,7 +41,7 @@ def test_the_rest_is_closed(tmp_path: Path, error: BaseException, raised: type[E
     client._downloads.close = close  # type: ignore[method-assign]
     with pytest.raises(raised, match="stuck"):
         omni.close()
-    assert client.engine._stopped.is_set()
+    assert stopped(client)
     assert client.queue._closed
     omni.close()
 
@@ -59,5 +65,5 @@ def test_at_exit_an_error_of_one_model_leaves_no_other_open(
     with monkeypatch.context() as patch:
         patch.setattr(Client, "close", failing)
         clients._close_all()
-    assert all(client.engine._stopped.is_set() for _, client in pairs)
+    assert all(stopped(client) for _, client in pairs)
     assert [record.getMessage() for record in caplog.records] == ["a model was not closed as it should be"]

@@ -6,12 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.entry_points import REPOSITORY
+from tests.support.entry_points import SOURCE_ROOTS
 
-ROOTS = [str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages")]
 _PROGRAM = f"""
 import sys
-sys.path[:0] = {ROOTS}
+sys.path[:0] = {SOURCE_ROOTS}
 from importlib import metadata
 from tests.support.entry_points import own_entry_points
 points = [metadata.EntryPoint("echo", "tests.support.echo_plugin", "omni"), *own_entry_points()]

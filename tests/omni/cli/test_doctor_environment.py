@@ -17,7 +17,7 @@ from packaging.version import Version
 from omni.cli.doctor import devices, environment
 from omni.cli.doctor.check import Check
 from omni.version import __version__
-from tests.support.entry_points import REPOSITORY
+from tests.support.entry_points import SOURCE_ROOTS
 from tests.support.patience import PATIENCE_SECONDS
 
 NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda numbers: ".".join(map(str, numbers)))
@@ -108,7 +108,7 @@ def test_not_installed_but_run_from_its_folder(packages: dict[str, str], monkeyp
 
 def test_a_package_that_fails_to_import_is_named_and_the_rest_is_checked(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text('raise OSError("libcudart.so.13: cannot open\\nshared object file")\n')
-    roots = [str(tmp_path), *(str(REPOSITORY / root) for root in ("", "plugins", "connectors", "stages"))]
+    roots = [str(tmp_path), *SOURCE_ROOTS]
     program = f"import sys; sys.path[:0] = {roots}; from omni.cli import main; main()"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", program, "doctor"]
