@@ -60,6 +60,12 @@ INPUTS: list[tuple[list[Payload], str]] = [
 ]
 
 
+def assert_answers(driver: ArDriver) -> None:
+    driver.ask("next", PROMPT, max_tokens=5)
+    driver.run()
+    assert driver.tokens("next") == ANSWER
+
+
 @pytest.mark.parametrize(("payloads", "message"), INPUTS)
 def test_inputs_that_do_not_fit_fail_their_request_alone(payloads: list[Payload], message: str):
     driver = ArDriver(MODEL, options=ArOptions(max_num_seqs=2, block_size=2))
@@ -106,9 +112,7 @@ def test_a_model_that_raises_in_a_batch_of_one_fails_it():
     assert str(error) == "stage 'text' failed while running a step, in phase run_forward: ValueError: poisoned"
     assert driver.counter("retries") == 0
     model.poison = None
-    driver.ask("next", PROMPT, max_tokens=5)
-    driver.run()
-    assert driver.tokens("next") == ANSWER
+    assert_answers(driver)
 
 
 def test_a_prompt_with_tensors_is_released():
@@ -132,9 +136,7 @@ def test_steps_that_cannot_be_packed_leave_their_upload_slots():
         driver.feed_host(name, Payload(plain_prompt([1] * 90, placeholders=slots)))
         driver.run()
         assert "the upload buffer has" in str(driver.error(name))
-    driver.ask("next", PROMPT, max_tokens=5)
-    driver.run()
-    assert driver.tokens("next") == ANSWER
+    assert_answers(driver)
 
 
 def test_a_late_embedding_for_a_request_that_has_left_is_released():

@@ -49,12 +49,7 @@ KINDS = few(2, ["cpu", "1", "2", "3"], SLOW)
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_probabilities_of_tokens_and_prompt(kind: str):
     driver = ahead_driver(kind, max_num_batched_tokens=6)
-    asked: list[dict[str, int]] = [
-        {"logprobs": 3},
-        {"prompt_logprobs": 2, "logprobs": 0},
-        {},
-        {"prompt_logprobs": 0},
-    ]
+    asked: list[dict[str, int]] = [{"logprobs": 3}, {"prompt_logprobs": 2, "logprobs": 0}, {}, {"prompt_logprobs": 0}]
     for index, params in enumerate(asked):
         driver.ask(str(index), PROMPTS[index % 3], params, max_tokens=TOKENS)
     driver.run()
