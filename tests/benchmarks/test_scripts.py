@@ -46,7 +46,7 @@ def test_talk_reports_every_concurrency(shape: str, monkeypatch: pytest.MonkeyPa
         assert one["speech"] * one["total"] == pytest.approx(spoken, rel=0.1)
 
 
-@pytest.mark.parametrize("tolerance", [-1.0, 1.0])
+@pytest.mark.parametrize("tolerance", few(1, [-1.0, 1.0], SLOW))
 def test_decode_reports_every_case(
     tolerance: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

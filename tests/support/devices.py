@@ -13,11 +13,9 @@ from omni.device.cuda import CudaDevice
 from omni.testing import SimulatedDevice
 from omni.testing.simulation import SimulatedStream
 
-# Devices that count what is replayed, and what is not.
-
 
 class Counting(Device):
-    """replays: of graphs, by name. launches: outside of them, by phase."""
+    """Counts replays of graphs, by name, and launches outside of them, by phase."""
 
     def __init__(self, *torch_device: torch.device) -> None:
         super().__init__(*torch_device)
@@ -44,22 +42,12 @@ class CountingCuda(Counting, CudaDevice):
     pass
 
 
-# A device whose streams run only when the test says so, as a busy accelerator's would.
-
-
 class QueuedDevice(SimulatedDevice):
-    """seed: for those that run by themselves."""
-
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__(seed)
-
-
-# A device whose streams run late and mixed, a little at each look at an event, as one seed decides.
+    """Without a seed its streams run only when the test says so, as a busy accelerator's would."""
 
 
 class StirredDevice(QueuedDevice):
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    """Its streams run late and mixed, a little at each look at an event, as the seed decides."""
 
     def stir(self) -> None:
         """Time passes."""
@@ -73,13 +61,13 @@ DEVICES: dict[str, Callable[[], Device]] = {
 }
 
 
-# A device as late as one that has much to do: the host gets as far ahead as it may.
-
 _SLOW = 3e-4
 """Mean seconds of a phase: the host launches dozens meanwhile."""
 
 
 class LateDevice(SimulatedDevice):
+    """As late as one that has much to do: the host gets as far ahead as it may."""
+
     def __init__(self, seed: int, *, check: bool = False) -> None:
         super().__init__(seed, check=check)
 
@@ -89,12 +77,9 @@ class LateDevice(SimulatedDevice):
         return stream
 
 
-# CUDA refuses to synchronize. Process-wide: for tests with nothing else alive on the device.
-
-
 @contextmanager
 def no_synchronization() -> Iterator[None]:
-    """Inside, a synchronizing CUDA operation raises RuntimeError."""
+    """Inside, a synchronizing CUDA operation raises RuntimeError. Process-wide: for tests with nothing else alive on the device."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
@@ -104,11 +89,9 @@ def no_synchronization() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-# Float32 as it is: no TF32, which cuDNN's convolutions would use by default.
-
-
 @contextmanager
 def full_float32() -> Iterator[None]:
+    """Inside, there is no TF32, which cuDNN's convolutions would use by default."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:

@@ -14,8 +14,6 @@ from omni_ar.inputs import PromptHidden, TokenHidden
 from omni_ar.model import ArShape, Batch
 from tests.support.small_text import WIDTH, SmallText, random_matrix
 
-# A small text model that emits a hidden state of any width for every token, and the same states computed the long way.
-#
 # A row of it says where it comes from, exactly: position and token id stand at its beginning and at its end. What lies between is a
 # projection of what the layers made of everything before, so a row that is torn, stale or another's is told from the right one.
 #

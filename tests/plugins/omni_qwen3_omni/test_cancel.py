@@ -134,7 +134,7 @@ def test_closing_in_the_middle_of_a_step(
 
 def test_closing_at_any_time(omni: Omni) -> None:
     """From before its preparation to past the first sound."""
-    for wait in range(0, 160, 8):
+    for wait in range(0, 160, 16):
         stream = omni.generate(VICTIM, sampling=ENDLESS)
         time.sleep(wait / 1000)
         stream.close()

@@ -71,7 +71,7 @@ def test_rope_theta_is_read_where_either_file_format_keeps_it(tmp_path: Path, ra
     assert config.code2wav_window.rope_theta == 500.0
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     rates=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     ratios=st.lists(st.integers(1, 3), max_size=2),

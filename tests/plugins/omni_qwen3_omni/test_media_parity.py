@@ -9,6 +9,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat
 from omni_qwen3_omni.audio_plan import encoded_frames
 from tests.support.omni_engine import OmniEngine, assert_parity
 from tests.support.reference import chat, picture, says, sizes, sound, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 SHAPE = sizes(seed=81, stop_gain=0.0, codec_stop_gain=0.0)
 # Around one chunk of the tower (100 frames, 1 s), several, and past its attention window (800 frames).
@@ -16,7 +17,7 @@ SECONDS = [0.05, 0.26, 0.99, 1.0, 1.01, 2.0, 3.33, 8.5]
 SIZES = [(32, 32), (33, 47), (300, 40), (20, 390), (640, 480), (224, 224)]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["eager", "captured"])
+@pytest.fixture(scope="module", params=few(1, [True, False], SLOW), ids=["captured", "eager"])
 def engine(request: pytest.FixtureRequest) -> OmniEngine:
     overrides: dict[str, object] = {"audio_encoder.max_batch_items": 3, "vision_encoder.max_batch_items": 2}
     return OmniEngine(tiny_checkpoint(**SHAPE), overrides, graphs=request.param)

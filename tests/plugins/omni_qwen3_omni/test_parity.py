@@ -13,6 +13,7 @@ from omni.testing.launch_guard import LaunchGuard
 from tests.plugins.omni_qwen3_omni.parity_cases import CASES, VOICES
 from tests.support.omni_engine import OmniEngine, assert_parity
 from tests.support.reference import chat, picture, says, sound, tiny_checkpoint
+from tests.support.tiers import SLOW, few
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def test_parity_with_transformers(engine: OmniEngine, case: str) -> None:
         assert len(result.frames) + 1 == asked.sampling["talker"].max_tokens
 
 
-@pytest.mark.parametrize("voice", VOICES)
+@pytest.mark.parametrize("voice", few(2, VOICES, SLOW))
 def test_parity_of_every_voice(engine: OmniEngine, voice: str) -> None:
     assert_parity(engine, [chat("hello", sound(0.6, 13), voice=voice)])
 

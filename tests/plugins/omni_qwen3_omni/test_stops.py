@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.omni_engine import OmniEngine, Result, assert_parity
 from tests.support.reference import Answer, chat, reference_of, sound, tiny_checkpoint, with_sampling
+from tests.support.tiers import SLOW, few
 
 PROMPTS = [
     "hello", "what is it", "tell me more", "how are you", "find the number", "who said so", "a red square",
@@ -71,7 +72,7 @@ def test_few_codes(engine: OmniEngine, codes: int) -> None:
     assert (result.wave.size > 0) == (codes > 1)
 
 
-@pytest.mark.parametrize("index", [0, 1, 5, 11])
+@pytest.mark.parametrize("index", few(2, [0, 11, 1, 5], SLOW))
 def test_thinker_stop_ids(engine: OmniEngine, whole: Answer, index: int) -> None:
     """The stop id is given, and stands where the end token would: the talker hears `tts_eos` in its place."""
     stop = whole.ids[index]
@@ -80,7 +81,7 @@ def test_thinker_stop_ids(engine: OmniEngine, whole: Answer, index: int) -> None
     assert result.reasons["thinker"] == "stop"
 
 
-@pytest.mark.parametrize("index", [0, 1, 7, 18])
+@pytest.mark.parametrize("index", few(2, [0, 18, 1, 7], SLOW))
 def test_talker_stop_ids(engine: OmniEngine, whole: Answer, index: int) -> None:
     first_codes = whole.codes[0].tolist()
     result = answer(engine, "talker", stop_token_ids=(first_codes[index],))
