@@ -9,7 +9,7 @@ from omni_ar.run.plan import StepPlan
 from omni_ar.run.runner import Runner
 from omni_ar.run.step import StepContext
 from tests.omni.fault_bench import AR, CHATS, STAGES, FaultBench, assert_named, bench, failures
-from tests.support.faults import PlantedError
+from tests.support.faults import FaultyStirredDevice, PlantedError
 from tests.support.resources import records
 from tests.support.tiers import few
 
@@ -134,5 +134,6 @@ def test_what_was_launched_before_a_fault_may_still_run(stage: str) -> None:
         fault.left = False
     assert missed <= len(late.places(stage)) / 2
     assert failures(late.run()) == []
+    assert isinstance(late.device, FaultyStirredDevice)
     late.device.assert_no_races()
     assert records()["pinned slots"] == 0

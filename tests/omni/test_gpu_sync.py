@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.thorough
 
 DEVICES = pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 GRAPHS = pytest.mark.parametrize("graphs", [False, True], ids=["eager", "captured"])
-SAMPLING: list[dict[str, object]] = [
+SAMPLING: list[dict[str, Any]] = [
     {},
     {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 1},
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {7: 3.0}},
@@ -89,7 +90,8 @@ def test_frames_that_may_end_their_request_never_wait(name: str, graphs: bool) -
 
 def finish(engine: Engine, requests: list[EngineRequest]) -> list[EngineOutput]:
     """The last message of each, from the engine's own thread."""
-    over, last = threading.Event(), []
+    over = threading.Event()
+    last: list[EngineOutput] = []
 
     def sink(output: EngineOutput) -> None:
         if isinstance(output, RequestFinished | RequestFailed):

@@ -91,6 +91,10 @@ class FakeWorker(StageWorker):
     def fed(self, request_id: str) -> list[Feed]:
         return [m for m in self.taken if isinstance(m, Feed) and m.request_id == request_id]
 
+    def numbers(self, request_id: str) -> list[int]:
+        """Of the payloads that were fed."""
+        return [m.payload.meta.number for m in self.fed(request_id) if isinstance(m.payload.meta, Note)]
+
     def ended(self, request_id: str) -> list[str]:
         """The sources that have ended for the request."""
         return [m.source for m in self.taken if isinstance(m, Ended) and m.request_id == request_id]
