@@ -108,7 +108,7 @@ class Channel(Generic[SendT, ReceiveT]):
 
     def shutdown(self) -> None:
         """Ends the connection. What arrived before can still be received; then both sides get ChannelClosed. Any thread."""
-        with suppress(OSError):  # ended before
+        with suppress(OSError):  # ended or closed before
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

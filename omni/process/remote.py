@@ -4,11 +4,12 @@ import itertools
 import json
 import logging
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -73,10 +74,9 @@ class RemoteEngine:
         ours, theirs = Channel.pair()
         self._receives: Codec[FromEngine] = Codec(FromEngine)
         self._channel: Channel[ToEngine, FromEngine] = Channel(ours, Codec(ToEngine), self._receives)
-        command = [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
-        with theirs:
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._exited = os.pidfd_open(self._process.pid)
+        # The process exits when its channel ends. Ctrl-C may drop this object at any point before `close`.
+        weakref.finalize(self, self._channel.close).atexit = False
+        self._process = _EngineProcess(theirs, self._channel)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
         self._longest_prompts: Mapping[str, int | None] = {}
@@ -92,9 +92,6 @@ class RemoteEngine:
         self._listener: threading.Thread | None = None
         self._ended = False
         self._stopped = threading.Event()
-        self._released = False
-        self._watcher = threading.Thread(target=self._watch, name="omni-watcher", daemon=True)
-        self._watcher.start()
 
     @property
     def pid(self) -> int:
@@ -253,16 +250,6 @@ class RemoteEngine:
             finally:
                 self._stopped.set()
 
-    def _watch(self) -> None:
-        """Ends the channel with the process: its end alone does not, a process that this one forked may hold the other end.
-
-        The listener does not poll both: it would need the interpreter lock twice for a message.
-        """
-        poll = select.poll()
-        poll.register(self._exited, select.POLLIN)
-        poll.poll()
-        self._channel.shutdown()
-
     def _take(self, message: FromEngine) -> None:
         match message:
             case Outputs(items):
@@ -314,11 +301,7 @@ class RemoteEngine:
 
     def _death(self, doing: str) -> StageError:
         """The error after the process ended without a last message."""
-        try:
-            status = self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
+        status = self._process.end()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         return StageError("engine", doing, f"its process {self.pid} {how}; load the model again")
 
@@ -334,17 +317,54 @@ class RemoteEngine:
         self._release()
 
     def _release(self) -> None:
-        """Reaps the process and closes descriptors. Idempotent."""
-        if self._released:
-            return
-        self._released = True
-        try:
-            self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            _log.error("the engine's process %d did not exit and is killed", self.pid)
-            self._process.kill()
-            self._process.wait()
-        self._watcher.join()
+        """Waits for the end of the process and frees its memory here. Idempotent."""
+        self._process.end()
         self._channel.close()
         self._receives.ring = None
-        os.close(self._exited)
+
+
+class _EngineProcess:
+    """Starts the process, and waits for its end in a thread: so it is reaped whatever happens to the object that started it, and
+    its end ends the channel. (The other end of the socket alone does not: a process that this one forked may hold it.)"""
+
+    def __init__(self, end: socket.socket, channel: Channel[ToEngine, FromEngine]) -> None:
+        """end: of the process, closed here. Raises OSError if it cannot be started."""
+        self._started: Future[subprocess.Popen[bytes]] = Future()
+        arguments = (end, weakref.ref(channel), self._started)
+        self._thread = threading.Thread(target=_run_process, args=arguments, name="omni-engine-process", daemon=True)
+        self._thread.start()
+        self._process = self._started.result()
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> int:
+        """Waits for the end, for a while, then kills the process. Returns its status, as `subprocess` has it."""
+        self._thread.join(_EXIT_SECONDS)
+        if self._thread.is_alive():
+            _log.error("the engine's process %d did not exit and is killed", self.pid)
+            self.kill()
+            self._thread.join()
+        status = self._process.returncode
+        assert status is not None
+        return status
+
+
+def _run_process(
+    end: socket.socket,
+    channel: "weakref.ref[Channel[ToEngine, FromEngine]]",
+    started: "Future[subprocess.Popen[bytes]]",
+) -> None:
+    command = [sys.executable, "-c", _BOOT, str(end.fileno()), str(os.getpid()), json.dumps(sys.path)]
+    with end:
+        try:
+            process = subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
+        except OSError as error:
+            started.set_exception(error)
+            return
+    started.set_result(process)
+    process.wait()
+    opened = channel()
+    if opened is not None:
+        opened.shutdown()

@@ -127,7 +127,12 @@ def test_the_allocator_reports_the_peak_on_a_gpu() -> None:
 
     run()
     device.synchronize()
-    free = device.free_memory()
-    assert free is not None
-    assert 3 * size <= device.measure_peak(run) < 3.5 * size
+    for _ in range(100):
+        free = device.free_memory()
+        assert free is not None
+        peak = device.measure_peak(run)
+        assert 3 * size <= peak
+        if device.free_memory() == free:
+            break  # otherwise another process allocated memory, which counts as outside of the allocator
+    assert peak < 3.5 * size
     assert device.free_memory() == free

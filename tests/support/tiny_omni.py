@@ -86,7 +86,8 @@ def assert_freed(omni: Any, seconds: float = PATIENCE_SECONDS) -> None:
 
 
 def engine_threads() -> int:
-    return sum(thread.name == "omni-engine" for thread in threading.enumerate())
+    """Engines that run: their threads, or the threads that take the outputs of their processes."""
+    return sum(thread.name in ("omni-engine", "omni-listener") for thread in threading.enumerate())
 
 
 @dataclass(frozen=True, slots=True)
