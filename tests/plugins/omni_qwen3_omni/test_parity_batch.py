@@ -118,7 +118,7 @@ SAMPLED = [
         sound(0.7),
         "who is it",
         max_text=16,
-        max_codes=30,
+        max_codes=18,
         voice=voice,
         thinker=SamplingParams(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=seed),
         talker=SamplingParams(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, seed=seed + 5),
@@ -131,7 +131,7 @@ SAMPLED = [
 def test_parity_of_sampled_requests(pressure: str) -> None:
     """A draw depends on its position, and not on how often the request was started or with whom it ran."""
     folder = tiny_checkpoint(41, stop_gain=0.0, codec_stop_gain=0.0)
-    engine = OmniEngine(folder, under(pressure, few_blocks(16, 21)))
+    engine = OmniEngine(folder, under(pressure, few_blocks(16, 18)))
 
     assert_parity(engine, [*SAMPLED, chat("hello", max_codes=20)], [0, 1, 2, 9, 14, 15])
 
