@@ -46,9 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     engine = config.getoption("--engine")
     if engine is not None:
-        load.runs_in_process = lambda options, _: (
-            (engine if options.process == "auto" else options.process) == "process"
-        )
+        patched = lambda options, _: (engine if options.process == "auto" else options.process) == "process"  # noqa: E731
+        pytest.MonkeyPatch().setattr(load, "runs_in_process", patched)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -215,5 +215,5 @@ def test_a_sink_that_raises_ends_its_own_request_and_nothing_else(
     assert "rude" not in graph.seer.held
     graph.writer.done("good")
     graph.settle()
-    assert good.over
+    assert isinstance(good.outputs[-1], RequestFinished)
     assert graph.orchestrator.unfinished == 0

@@ -1,6 +1,7 @@
 """The engine's thread, its commands and its end, over fake stages."""
 
 import threading
+from functools import partial
 
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished
 from omni.errors import OmniError
@@ -97,19 +98,19 @@ def test_a_worker_that_raises_ends_its_requests_and_refuses_new_ones():
 
 def test_idle_means_no_command_no_request_and_nothing_held():
     graph = FakeGraph()
-    assert graph.engine.idle
-    sink = Recorder()
+    sink, idle = Recorder(), partial(getattr, graph.engine, "idle")
+    assert idle()
     graph.engine.submit(request("r"), sink)
-    assert not graph.engine.idle, "a command is waiting"
+    assert not idle(), "a command is waiting"
     graph.settle()
-    assert not graph.engine.idle, "a request is under way"
+    assert not idle(), "a request is under way"
     graph.writer.done("r")
     graph.seer.held.add("left over")
     graph.settle()
     assert sink.over
-    assert not graph.engine.idle, "a stage holds something"
+    assert not idle(), "a stage holds something"
     graph.seer.held.clear()
-    assert graph.engine.idle
+    assert idle()
 
 
 def test_usage_is_told_by_stage():

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -23,7 +24,12 @@ def wait_for(task: HostTask[object]) -> None:
 
 def test_a_result_is_refused_until_the_work_is_done(worker: ThreadWorker):
     gate = threading.Event()
-    task = worker.submit(lambda: gate.wait() and threading.current_thread().name)
+
+    def name() -> str:
+        gate.wait()
+        return threading.current_thread().name
+
+    task = worker.submit(name)
     assert not task.done()
     with pytest.raises(TimeoutError):
         task.result()
@@ -61,7 +67,7 @@ class Crowd:
     def __init__(self, worker: ThreadWorker) -> None:
         self.gate = threading.Event()
         self.began: list[int] = []
-        self.tasks = [worker.submit(lambda number=number: self._work(number)) for number in range(50)]
+        self.tasks = [worker.submit(partial(self._work, number)) for number in range(50)]
         while not self.began:
             time.sleep(0.001)
 

@@ -35,13 +35,13 @@ def made() -> Produced:
 def test_a_slice_has_arrived_when_it_was_written_and_wherever_it_was_moved() -> None:
     part, ready, moved = PageSlice(PAGES, np.array([5, 2])), Gate(), Gate()
     feed = Feed("r", Payload(Note(number=0), {"rows": part, "plain": torch.zeros(1)}), ready)
-    assert not feed.arrived
+    arrived = [feed.arrived]
     ready.open = True
-    assert feed.arrived
+    arrived.append(feed.arrived)
     part.relocate(torch.ones(1, 2, 3), np.array([0, 1]), moved)
-    assert not feed.arrived
+    arrived.append(feed.arrived)
     moved.open = True
-    assert feed.arrived
+    assert [*arrived, feed.arrived] == [False, True, False, True]
     assert float(part.rows(torch.from_numpy(part.slots)).sum()) == 6.0
 
 
@@ -76,10 +76,9 @@ def test_released_and_free_differ_while_a_consumer_still_reads() -> None:
 
 def test_a_payload_that_edges_may_still_take_is_not_released() -> None:
     produced = made()
-    assert not produced.released
+    assert (produced.released, produced.free) == (False, False)
     produced.close()
-    assert produced.released
-    assert produced.free
+    assert (produced.released, produced.free) == (True, True)
 
 
 def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import omni_ar.kind
+import omni_ar.kind  # noqa: F401
 import omni_diffusion.kind
 import omni_encoder.kind
 import omni_vocoder.kind
 from omni.device import PhaseCategory, category_of, declare_categories
-from omni_ar.categories import HAND_OVER
+from omni_ar.categories import CATEGORIES, HAND_OVER
 from tests.support.entry_points import REPOSITORY
 
 DECLARED = {
-    "stages/omni_ar": omni_ar.kind.CATEGORIES,
+    "stages/omni_ar": CATEGORIES,
     "stages/omni_diffusion": omni_diffusion.kind.CATEGORIES,
     "stages/omni_encoder": omni_encoder.kind.CATEGORIES,
     "stages/omni_vocoder": omni_vocoder.kind.CATEGORIES,

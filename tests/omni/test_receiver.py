@@ -12,6 +12,7 @@ from torch import Tensor
 from omni.device import COMPLETED, Event, PhaseCategory, category_of
 from omni.payload import PageSlice
 from omni.stage import PayloadReceiver, Transfer, as_matrix
+from omni.stage.receiver import Source
 from tests.support.devices import QueuedDevice
 from tests.support.faults import LateFaultyDevice, write_over
 
@@ -121,7 +122,7 @@ def test_transfers_of_one_source_share_a_copy_and_all_share_an_upload():
     pages, other = (torch.zeros(BLOCKS, BLOCK, WIDTH) for _ in range(2))
     into, tensor = torch.zeros(50, WIDTH), torch.zeros(2, WIDTH)
     places = iter(np.arange(50).reshape(-1, 2))
-    sources = [
+    sources: list[Source] = [
         *(PageSlice(each, np.array(slots)) for each in (pages, other, pages) for slots in ([3, 1], [7, 8])),
         *(np.zeros((2, WIDTH), np.int64) for _ in range(3)),
         *(tensor, tensor),
@@ -184,7 +185,7 @@ def test_more_than_one_upload_takes_fails_and_keeps_no_slot():
     device = QueuedDevice()
     receiver = PayloadReceiver(device, device.stream("stage"), 3)
     pages, out = torch.randn(BLOCKS, BLOCK, WIDTH), torch.zeros(4, WIDTH)
-    with pytest.raises(RuntimeError, match="take 4 words"):
+    with pytest.raises(RuntimeError, match="take 4 values"):
         receiver.receive([Transfer(PageSlice(pages, np.array([3, 1, 2, 9])), out)]).check()
     for _ in range(4):
         assert receiver.ready

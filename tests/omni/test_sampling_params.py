@@ -55,7 +55,7 @@ def test_a_setting_may_be_a_plain_text(given: str, read: object) -> None:
         (lambda **_: SamplingParams(max_token=3), r"SamplingParams.max_token: is no field; did you mean max_tokens\?"),  # type: ignore[call-arg]
         (lambda **_: StructuredOutput(jsn="{}"), r"StructuredOutput.jsn: is no field; did you mean json\?"),  # type: ignore[call-arg]
         (lambda **_: SamplingParams(qqqq=1), r"SamplingParams.qqqq: is no field; use one of max_tokens, "),  # type: ignore[call-arg]
-        (lambda **_: SamplingParams(0.7), r"SamplingParams: gets 1 values without names; name fields"),  # type: ignore[misc]
+        (lambda **_: SamplingParams(7), r"SamplingParams: gets 1 values without names; name fields"),  # type: ignore[call-arg]
         (lambda **_: SamplingParams(**{"x" * 9999: 1}), r"^SamplingParams.x{197}\.\.\.: is no field"),  # type: ignore[arg-type]
     ],
 )

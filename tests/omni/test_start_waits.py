@@ -6,7 +6,8 @@ import torch
 
 from omni.device import SyncCheck
 from omni.device.meta import MetaDevice
-from omni.device.sync import SyncError, sync_guard
+from omni.device.sync import sync_guard
+from omni.errors import SyncError
 from tests.support.devices import QueuedDevice
 
 

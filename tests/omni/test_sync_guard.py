@@ -177,8 +177,12 @@ def test_only_the_thread_that_entered_is_checked():
         except SyncError as error:
             errors.append(error)
 
+    def guarded() -> None:
+        SyncGuard(device, SyncCheck.ERROR).__enter__()
+        elsewhere()
+
     with SyncGuard(device, SyncCheck.ERROR), may_sync(SyncPoint.MEASURE):
-        checked = threading.Thread(target=lambda: (SyncGuard(device, SyncCheck.ERROR).__enter__(), elsewhere()))
+        checked = threading.Thread(target=guarded)
         free = threading.Thread(target=elsewhere)
         for thread in (free, checked):
             thread.start()

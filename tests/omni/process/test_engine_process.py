@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from omni import CheckpointError, ConfigError, Omni, PluginError, Result, SamplingParams, StageError, StructuredOutput
+from omni.api.request import GenerateArguments, Messages
 from omni.engine import EngineOptions
 from omni.errors import InputError, SyncError
 from omni.process import RemoteEngine, runs_in_process
@@ -62,24 +63,18 @@ def test_results_are_those_of_a_thread(tmp_path: Path):
     """Tokens, log-probabilities, grammars, stop strings, samples, sound, with pictures and sound in."""
     folder = tiny_checkpoint(3, **SHAPE)
     chat = user("what do you see", picture(), sound())
-    cases = [
-        (chat, lengths(12, 20, temperature=0.8, logprobs=2, prompt_logprobs=1), {}),
-        ("hello", lengths(10, 8), {"n": 3}),
-        (
-            "hello",
-            {"thinker": SamplingParams(structured=StructuredOutput(regex="[a-d]{12}"), max_tokens=40, seed=7)},
-            {"modalities": ("text",)},
-        ),
-        (
-            "hello",
-            {"thinker": SamplingParams(stop=("e", "zz"), max_tokens=30, temperature=1.0, seed=5)},
-            {"modalities": ("text",)},
-        ),
+    structured = SamplingParams(structured=StructuredOutput(regex="[a-d]{12}"), max_tokens=40, seed=7)
+    stop = SamplingParams(stop=("e", "zz"), max_tokens=30, temperature=1.0, seed=5)
+    cases: list[tuple[Messages, GenerateArguments]] = [
+        (chat, {"sampling": lengths(12, 20, temperature=0.8, logprobs=2, prompt_logprobs=1)}),
+        ("hello", {"sampling": lengths(10, 8), "n": 3}),
+        ("hello", {"sampling": {"thinker": structured}, "modalities": ("text",)}),
+        ("hello", {"sampling": {"thinker": stop}, "modalities": ("text",)}),
     ]
     found: dict[str, list[Result]] = {}
     for process in ("thread", "process"):
         with Omni(folder, device="cpu", plugins=tiny_plugins(), overrides={"engine.process": process}) as omni:
-            results = [omni.generate(m, sampling=s, stream=False, **more) for m, s, more in cases]  # type: ignore[call-overload]
+            results = [omni.generate(messages, stream=False, **arguments) for messages, arguments in cases]
             found[process] = [each for result in results for each in (result, *result.alternatives)]
             assert_nothing_held(omni)
             assert omni.counters()["thinker"]["steps"] > 0
