@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 
+import msgspec
 import torch
 
 from omni.engine import EngineOptions, EngineOutput, EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
@@ -59,6 +60,7 @@ _BOOT = (
 )
 
 _CLOSED = StageError("engine", "closing", "the engine was closed")
+_KEPT_CHECKS = 1024
 _EXIT_SECONDS = 30.0
 """How long a process may take to exit after its last message, until it is killed."""
 
@@ -84,6 +86,8 @@ class RemoteEngine:
         self._gate = threading.Lock()
         self._numbers = itertools.count()
         self._answers: dict[int, Future[Answer]] = {}
+        # A request's parameters are checked when it is submitted and when it is prepared, and many requests have the same.
+        self._checked: set[bytes] = set()
         self._failure: OmniError | None = None
         self._last: EngineState | None = None
         self._close_error: ErrorData | None = None
@@ -157,14 +161,21 @@ class RemoteEngine:
         self._send(Abort(request_id, ErrorData.of(error)))
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
-        """See `Engine.check`: one round trip. Raises StageError if the process is gone."""
-        if not sampling:
+        """See `Engine.check`: one round trip for parameters that were not checked lately. Raises StageError if the process is
+        gone."""
+        key = _key_of(sampling)
+        if not sampling or key in self._checked:
             return
         answer = self._ask(lambda number: Check(number, dict(sampling), dict(fields)))
         if answer is None:
             raise self._failure or _CLOSED
         if answer.error is not None:
             raise answer.error.rebuild("checking a request")
+        if key is not None:
+            with self._gate:
+                if len(self._checked) == _KEPT_CHECKS:
+                    self._checked.clear()
+                self._checked.add(key)
 
     def longest_prompt(self, stage: str) -> int | None:
         """See `Engine.longest_prompt`."""
@@ -321,6 +332,14 @@ class RemoteEngine:
         self._process.end()
         self._channel.close()
         self._receives.ring = None
+
+
+def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
+    """Identifies parameters; None if they hold other things than numbers and texts, as arguments of plugins may."""
+    try:
+        return msgspec.msgpack.encode(sampling)
+    except TypeError:
+        return None
 
 
 class _EngineProcess:

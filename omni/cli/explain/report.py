@@ -7,6 +7,7 @@ from omni.cli.target import Target
 from omni.config import Setting
 from omni.engine import choose_connector
 from omni.pipeline import Pipeline, Stage
+from omni.process import runs_in_process
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     family: str
     device: str
+    process: bool
     dtype: str
     load_format: str
     stages: list[StageReport]
@@ -70,6 +72,7 @@ def make_report(model: str, target: Target, *, measure: bool) -> Report:
         folder=str(target.checkpoint.path),
         family=pipeline.family,
         device=str(engine.device),
+        process=runs_in_process(engine.options, engine.device),
         dtype=engine.dtype,
         load_format=engine.options.load_format,
         stages=[

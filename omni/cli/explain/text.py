@@ -16,9 +16,10 @@ _LONGEST_VALUE = 34
 def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
     """The drawing, then a section for each other part of the report."""
     weights = "random weights" if report.load_format == "dummy" else "weights from the checkpoint"
+    place = "a process of its own" if report.process else "a thread"
     settings = ((setting.path, _value(setting.value), setting.origin) for setting in report.settings)
     lines = [
-        f"{report.model}: family {report.family}, on {report.device} in {report.dtype}, {weights}",
+        f"{report.model}: family {report.family}, on {report.device} in {report.dtype}, in {place}, {weights}",
         "",
         draw(pipeline, ascii_only=ascii_only),
         *_section("Stages", _stages(report.stages)),

@@ -9,6 +9,7 @@ from omni.api import session as clients
 from omni.api.session import Client
 from omni.engine import Engine
 from omni.errors import StageError
+from omni.process import RemoteEngine
 from tests.support.echo_family import echo_model
 from tests.support.echo_omni import opened
 
@@ -25,7 +26,7 @@ def with_client(path: Path) -> tuple[Omni, Client]:
 
 
 def stopped(client: Client) -> bool:
-    assert isinstance(client.engine, Engine)
+    assert isinstance(client.engine, Engine | RemoteEngine)
     return client.engine._stopped.is_set()
 
 

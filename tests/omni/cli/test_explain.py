@@ -70,7 +70,7 @@ def test_the_text_shows_everything(folder: Path, tmp_path: Path) -> None:
     result = call(folder, "--config", file, "--set", "talker.max_num_seqs=3", "--device", "cpu")
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[0] == f"{folder}: family qwen3_omni, on cpu in float32, weights from the checkpoint"
+    assert lines[0] == f"{folder}: family qwen3_omni, on cpu in float32, in a thread, weights from the checkpoint"
     assert "│ audio_encoder │ │ vision_encoder │" in lines
     assert "thinker ar 0 float32 omni_qwen3_omni.thinker:build" in lines
     assert lines[lines.index("MODALITY STAGE") :][1:4] == [
