@@ -176,7 +176,7 @@ def test_a_producer_is_paused_while_any_of_its_edges_has_no_credit() -> None:
 
     def report() -> list[type]:
         for each in changed:
-            each.report()
+            assert each.report() == bool(producer.inbox)
         changed.clear()
         said.extend(type(message) for message in producer.inbox)
         producer.inbox.clear()

@@ -146,6 +146,16 @@ def test_as_few_give_way_as_it_takes(bytes_short: bool) -> None:
     assert [each.waiting.key for each in gave_way] == (["heavy"] if bytes_short else ["light 2"])
 
 
+def test_a_ready_request_may_hold_more_than_all_waiting_ones() -> None:
+    admission: Admission[str] = Admission(1, 1, 10)
+    for ready in (True, False):
+        admission.join("large", "", ready=False)
+        assert admission.hold("large", [(bytes(11), 11)], ready=True) == []
+        assert admission.hold("large", [(bytes(12), 12)], ready=ready) == []
+        assert admission.held_bytes == 12
+        admission.leave("large")
+
+
 def test_first_of_ranked_things_is_that_of_the_lowest_rank_whoever_left() -> None:
     ranked: Ranked[int] = Ranked()
     for number in range(100):

@@ -63,7 +63,8 @@ def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("max_active_requests", 1), ("max_waiting_requests", 0), ("memory_bytes", 1)]
+    ("name", "least"),
+    [("max_active_requests", 1), ("max_waiting_requests", 0), ("max_waiting_bytes", 1), ("memory_bytes", 1)],
 )
 def test_limits_that_let_nothing_run_are_refused(name: str, least: int):
     options: Callable[..., EngineOptions] = EngineOptions

@@ -2,12 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch import Tensor
 
+from omni.device import COMPLETED
+from omni.device.cpu import CpuDevice
+from omni.payload import PageSlice, Payload
+from omni.stage import Produced
+from omni_ar.inputs import PromptHidden
 from omni_ar.run.allocator import RowTable
-from omni_ar.run.blocks import NULL_BLOCK, BlockPool, BlockTable
+from omni_ar.run.blocks import NULL_BLOCK, BlockPool, BlockTable, Reclaimer, Spiller
 from omni_ar.run.request import Row
 
 BLOCKS = 10
@@ -164,6 +171,15 @@ def test_a_richer_block_replaces_a_poorer_one_whose_readers_keep_it():
     assert pool.available == 1
 
 
+def test_a_block_that_is_no_richer_does_not_replace_the_first():
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    for block in (first, second):
+        pool.store(block, 0b01)
+        pool.cache(block, KEYS[0])
+    assert pool.match(KEYS[:1], [0b01]) == [first]
+
+
 def test_an_unused_poorer_block_is_free_once_a_richer_one_replaces_it():
     pool = BlockPool(3)
     (poor,) = pool.allocate(1)
@@ -175,6 +191,35 @@ def test_an_unused_poorer_block_is_free_once_a_richer_one_replaces_it():
     assert pool.cached == 1
     assert sorted(pool.allocate(2)) == sorted({1, 2, 3} - {rich})
     assert pool.evictions == 0
+
+
+def payload(pages: Tensor, rows: int, *, closed: bool = True) -> Produced:
+    """A payload of the first `rows` slots of `pages`. closed: whether it is released."""
+    made = Produced("r", Payload(PromptHidden(), {"rows": PageSlice(pages, np.arange(rows))}), COMPLETED)
+    if closed:
+        made.close()
+    return made
+
+
+def test_as_many_slices_are_spilled_as_one_copy_takes():
+    device, pages = CpuDevice(), torch.randn(2, 4, 3)
+    spiller = Spiller(device, device.stream("ar"), max_rows=5)
+    slices = [PageSlice(pages, np.arange(rows)) for rows in (3, 2, 1)]
+    assert [part for part, _ in spiller.spill(slices)] == slices[:2]
+    assert [part.pages is pages for part in slices] == [False, False, True]
+    assert spiller.rows == 5
+
+
+def test_blocks_become_free_by_themselves_if_no_payload_in_them_is_read():
+    device, pool, pages = CpuDevice(), BlockPool(2), torch.randn(2, 4, 3)
+    reclaimer = Reclaimer(pool, Spiller(device, device.stream("ar"), max_rows=8))
+    table = BlockTable.of("r", pool.allocate(1), max_blocks=1)
+    table.unread = 1
+    table.produced.extend((payload(pages, 1), payload(pages, 2, closed=False)))
+    reclaimer.add_table(table)
+    assert not reclaimer.progressing
+    table.produced[-1].close()
+    assert reclaimer.progressing
 
 
 ROWS = 4

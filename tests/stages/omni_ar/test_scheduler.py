@@ -2,16 +2,22 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
+from omni.payload import PageSlice, Payload
 from omni.sampling import SamplingParams
+from omni.stage import Produced
+from omni_ar.inputs import PromptHidden
 from omni_ar.options import ArOptions
 from omni_ar.run.allocator import Allocator, RowTable
-from omni_ar.run.blocks import BlockPool, Reclaimer, Spiller
+from omni_ar.run.blocks import BlockPool, BlockTable, Reclaimer, Spiller
 from omni_ar.run.limits import MAX_STARTS, Limits
 from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest
@@ -189,6 +195,31 @@ def test_a_long_prompt_takes_what_decodes_leave_of_the_budget():
         chunks += plan.chunks
     assert [chunk.length for chunk in chunks] == [4, 4, 4, 1]
     assert [chunk.first for chunk in chunks] == [True, False, False, False]
+
+
+def test_a_prompt_without_budget_waits_for_one_that_began_before():
+    stage = Stage(rows=2, blocks=40, budget=4)
+    first, second = request("a", 12, 5), request("b", 12, 5)
+    stage.add(first)
+    stage.step()
+    first.paused = True
+    stage.add(second)
+    stage.step()
+    first.paused = False
+    assert [(chunk.request, chunk.length) for chunk in stage.must_step().chunks] == [(first, 4)]
+
+
+def test_a_refused_request_starts_once_payload_can_be_moved_for_it(monkeypatch: pytest.MonkeyPatch):
+    stage = Stage(rows=2, blocks=4, budget=100, prefix_cache=False)
+    table = BlockTable.of("gone", stage.blocks.allocate(3), max_blocks=3)
+    part = PageSlice(torch.zeros(5, SIZE, 1), table.slots(np.arange(4), SIZE))
+    table.add(Produced("gone", Payload(PromptHidden(), {"hidden": part}), COMPLETED))
+    stage.reclaimer.add_table(table)
+    stage.add(request("a", 12, 4))
+    with monkeypatch.context() as busy:
+        busy.setattr(Spiller, "ready", False)
+        assert stage.names() == []
+    assert stage.names() == ["a"]
 
 
 def test_decodes_that_take_the_whole_budget_leave_a_prompt_one_token():

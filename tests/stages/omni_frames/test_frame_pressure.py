@@ -11,7 +11,7 @@ from omni.device.cpu import CpuDevice
 from omni.payload import PageSlice
 from omni.stage import Done, Feed
 from omni_frames.inputs import Arrival
-from omni_frames.request import FrameRequest
+from omni_frames.request import FrameRequest, RowQueue
 from omni_frames.store import FrameStore
 from tests.stages.omni_frames.adder import Bench
 from tests.support.devices import QueuedDevice
@@ -28,6 +28,18 @@ def test_a_free_row_goes_to_the_waiting_request_of_lowest_rank() -> None:
     bench.end(*ranks)
     bench.settle(bench.device)
     assert list(bench.ends) == ["first", "urgent", "a", "b", "late"]
+
+
+def test_a_request_that_leaves_has_no_row() -> None:
+    rows: RowQueue[FrameRequest] = RowQueue(1)
+    first, second = FrameRequest("a", set()), FrameRequest("b", set())
+    for request in (first, second):
+        rows.join(request)
+    rows.allocate()
+    rows.leave(first)
+    assert first.row is None
+    assert rows.allocate()
+    assert list(rows.owners) == [second]
 
 
 def test_more_requests_than_rows_take_turns_and_keep_their_leases() -> None:
