@@ -1,24 +1,22 @@
 """The engine: one loop that drives the stages on a device."""
 
-from omni.engine.admission import Admission, Rejected
+from omni.engine.admission import Admission, Held, Rejected
 from omni.engine.build import (
+    ConnectorChoice,
     Plan,
     build_engine,
     check_formats,
     check_pipeline,
     check_shapes,
+    choose_connector,
     load_stages,
     measure_stages,
+    open_checkpoint,
     resolve_pipeline,
 )
-from omni.engine.client import EngineClient
-from omni.engine.configure import dtype_for, engine_options
-from omni.engine.connect import ConnectorChoice, choose_connector
-from omni.engine.engine import Engine
-from omni.engine.fetch import open_checkpoint
-from omni.engine.held import Held
+from omni.engine.engine import Engine, EngineClient
 from omni.engine.memory import StageMemory
-from omni.engine.options import EngineOptions
+from omni.engine.options import EngineOptions, dtype_for, engine_options
 from omni.engine.ranked import Ranked
 from omni.engine.request import (
     EngineOutput,

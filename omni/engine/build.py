@@ -4,25 +4,27 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
+import msgspec
 import torch
 
-from omni.checkpoint import Checkpoint
-from omni.config import Layer, Setting
+from omni.checkpoint import Checkpoint, resolve
+from omni.config import Layer, Setting, overlay
+from omni.connector import Connector
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
-from omni.engine.configure import configure
-from omni.engine.connect import choose_connector, open_connector
 from omni.engine.engine import Engine
+from omni.engine.host import HostConnector
 from omni.engine.mailbox import Mailbox
 from omni.engine.memory import Budget, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
 from omni.engine.request import SubmitRequest
 from omni.errors import CheckpointError, ConfigError, OmniError, shortened
-from omni.pipeline import Pipeline, validate
+from omni.pipeline import ENGINE, FRONTEND, Edge, Pipeline, Stage, validate
 from omni.pipeline.adapter import AdapterFactory
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
@@ -30,7 +32,22 @@ from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory
 from omni.timeline.file import TimelineFile
 
 _log = logging.getLogger(__name__)
+_DTYPE = "dtype"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def open_checkpoint(model: str | Path, plugins: Plugins, *, weights: bool = True) -> Checkpoint:
+    """The checkpoint in a folder, or in a repository on the Hugging Face hub, downloaded if necessary.
+
+    config.json determines the family, and `ModelFamily.files` further files; without a family no weights are
+    downloaded.
+    weights: False downloads none. Raises CheckpointError, and PluginError if two families claim the model type.
+    """
+    checkpoint = Checkpoint(resolve(model, weights=False))
+    family = plugins.family_of(str(checkpoint.config.get("model_type", "")))
+    if family is None or not (weights or family.files):
+        return checkpoint
+    return Checkpoint(resolve(model, weights=weights, files=family.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +87,34 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
     return replace(check_pipeline(configured, plugins), settings=settings)
 
 
+def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
+    """The pipeline with its stages' options and dtypes from layers, and the origin of each. Raises ConfigError."""
+    before = {stage.name: _settable(stage) for stage in pipeline.stages}
+    others = (ENGINE, FRONTEND)
+    after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
+    stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
+    return msgspec.structs.replace(pipeline, stages=stages), settings
+
+
+def _settable(stage: Stage) -> msgspec.Struct:
+    """The stage's options and, in a struct derived from theirs, its dtype."""
+    options = type(stage.options)
+    if _DTYPE in options.__struct_fields__:
+        return stage.options
+    field = (_DTYPE, str | None, None)
+    derived = msgspec.defstruct(options.__name__, [field], bases=(options,), module=__name__, frozen=True, kw_only=True)
+    return derived(**msgspec.structs.asdict(stage.options), dtype=stage.dtype)
+
+
+def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
+    options = type(stage.options)
+    if type(settings) is options:
+        return msgspec.structs.replace(stage, options=settings)
+    fields = msgspec.structs.asdict(settings)
+    dtype = fields.pop(_DTYPE)
+    return msgspec.structs.replace(stage, options=options(**fields), dtype=dtype)
+
+
 def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
     known = sorted(t for f in plugins.families.entries.values() for t in f.model_types)
     remedy = f"known are {', '.join(known) or 'none'}"
@@ -107,6 +152,26 @@ def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -
         raise ConfigError(field, f"{dtype!r} is not supported", f"use one of {', '.join(_DTYPES)}")
     if load_format not in ("auto", "dummy"):
         raise ConfigError("load_format", f"{load_format!r} is not known", 'use "auto" or "dummy"')
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorChoice:
+    """A connector's registered name, and the reason for it."""
+
+    name: str
+    why: str
+
+
+def choose_connector(edge: Edge) -> ConnectorChoice:
+    """The connector for the places of the edge's stages, at present always one process and one device."""
+    return ConnectorChoice("local", "same process, same device")
+
+
+def open_connector(edge: Edge, plugins: Plugins, device: Device) -> Connector:
+    """Opens the edge's connector, which delivers payloads in the memory that its consumer needs. Raises PluginError."""
+    name = choose_connector(edge).name
+    connector = cast(Callable[[], Connector], locate(plugins.connectors[name].connector, f"connectors.{name}"))()
+    return connector if edge.memory == "device" else HostConnector(connector, device, edge.name)
 
 
 def load_stages(

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
@@ -32,6 +33,37 @@ _NAP_SECONDS = 0.0001
 _LANE = "engine"
 """The timeline's lane of the loop's thread: the turns of each stage's worker and of the orchestrator."""
 _CLOSED = StageError("engine", "closing", "the engine was closed")
+
+
+class EngineClient(Protocol):
+    """See `Engine` for the methods; any thread may call them. Only `start` precedes `submit`."""
+
+    @property
+    def memory(self) -> Mapping[str, StageMemory]: ...
+
+    @property
+    def takes_text_rules(self) -> bool:
+        """Whether requests carry `text_rules` instead of `rules`."""
+        ...
+
+    def start(self) -> None: ...
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None: ...
+
+    def abort(self, request_id: str, error: OmniError) -> None: ...
+
+    def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None: ...
+
+    def longest_prompt(self, stage: str) -> int | None: ...
+
+    def usage(self) -> Mapping[str, StageUsage]: ...
+
+    def counters(self) -> Mapping[str, Mapping[str, int]]: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class Engine:

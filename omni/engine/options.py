@@ -1,8 +1,13 @@
 """Settings of the engine."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, cast
 
 import msgspec
+import torch
+
+from omni.config import Layer, Setting, overlay
+from omni.pipeline import ENGINE
 
 EngineProcess = Literal["auto", "thread", "process"]
 """The place of the engine: a thread of the user's process, or a process of its own. `"auto"` is a process for a CUDA
@@ -47,3 +52,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("max_waiting_requests must be at least 0")
         if self.max_waiting_bytes < 1:
             raise ValueError("max_waiting_bytes must be at least 1")
+
+
+def engine_options(layers: Sequence[Layer]) -> tuple[EngineOptions, tuple[Setting, ...]]:
+    """The engine's options from layers, and the origin of each. Raises ConfigError."""
+    options, settings = overlay({ENGINE: EngineOptions()}, [layer.only(ENGINE) for layer in layers])
+    return cast(EngineOptions, options[ENGINE]), settings
+
+
+def dtype_for(options: EngineOptions, device: torch.device) -> str:
+    """The dtype of the options, by default the one for the device."""
+    return options.dtype or ("float32" if device.type == "cpu" else "bfloat16")

@@ -1,11 +1,7 @@
 """The stage contract: stage kinds, loaded stages, stage workers and their messages."""
 
-from omni.stage.base import LoadedStage, StageContext, StageKind, StageUsage, StageWorker
-from omni.stage.build import build_model
-from omni.stage.dry_run import dry_run
-from omni.stage.footprint import Footprint, module_bytes
-from omni.stage.loaded import PlainStage
-from omni.stage.measured import MeasuredStage
+from omni.stage.base import Footprint, LoadedStage, StageContext, StageKind, StageUsage, StageWorker, module_bytes
+from omni.stage.loaded import MeasuredStage, PlainStage, build_model, capture_progress, dry_run
 from omni.stage.memory_errors import memory_errors
 from omni.stage.messages import (
     Abort,
@@ -21,10 +17,8 @@ from omni.stage.messages import (
     Produced,
     Resume,
 )
-from omni.stage.progress import capture_progress
 from omni.stage.receiver import PayloadReceiver, Receipt, Transfer, as_matrix
-from omni.stage.retry import together
-from omni.stage.worker import MailboxWorker
+from omni.stage.worker import MailboxWorker, together
 
 __all__ = [
     "Abort",

@@ -1,9 +1,39 @@
-"""The loaded stage of kinds without pages."""
+"""Building blocks of loaded stages: the model, stages without pages, progress bars, and requests made up for start-up."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import ClassVar, Generic, Protocol, TypeVar, cast
 
-from omni.stage.base import StageWorker
-from omni.stage.footprint import Footprint
+from torch import nn
+from tqdm import tqdm
+
+from omni.device import AllocationCount, Device, SyncPoint, may_sync
+from omni.errors import ConfigError, StageError
+from omni.plugin import locate
+from omni.stage.base import Footprint, StageContext, StageWorker, module_bytes
+from omni.stage.memory_errors import memory_errors
+from omni.stage.messages import Done, Failed, Inbound, Open, Produced
+
+ModelT = TypeVar("ModelT")
+SizeT = TypeVar("SizeT")
+
+
+def build_model(context: StageContext, expected: type[ModelT]) -> ModelT:
+    """Calls the function `Stage.model`: `(StageContext) -> model`, on the context's device, weights loaded.
+
+    Raises ConfigError if the result is not an `expected` or does not fit the device. Propagates the function's errors.
+    """
+    stage = context.stage
+    field = f"pipeline.stages.{stage.name}.model"
+    build = cast(Callable[[StageContext], object], locate(stage.model, field))
+    with memory_errors(stage.name, "the weights", context.device):
+        model = build(context)
+    if not isinstance(model, expected):
+        wanted = f"{expected.__module__}.{expected.__name__}"
+        raise ConfigError(field, f"gave a {type(model).__name__}", f"kind {stage.kind!r} takes an {wanted}")
+    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +48,103 @@ class PlainStage:
 
     def start(self, pages: int) -> StageWorker:
         return self.worker
+
+
+class CapturingWorker(StageWorker, Protocol):
+    """A worker whose batches can be captured."""
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Captures batches of these sizes. Only at start, before requests."""
+        ...
+
+
+_BUFFERS = "the buffers"
+
+WorkerT = TypeVar("WorkerT", bound=CapturingWorker)
+
+
+class MeasuredStage(ABC, Generic[WorkerT]):
+    """A `LoadedStage` whose worker allocates everything that outlives a batch. Subclasses implement `largest_batches`.
+
+    memory_options: options that reduce the memory of the worker and its batches, for errors.
+    """
+
+    memory_options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        context: StageContext,
+        model: nn.Module,
+        new_worker: Callable[[], WorkerT],
+        sizes: Sequence[int],
+        reserved: int = 0,
+    ) -> None:
+        """sizes: of the batches to capture if graphs are on, the largest first. reserved: bytes that are allocated
+        later."""
+        self._context = context
+        self._new_worker = new_worker
+        self._sizes = sizes if context.graphs else ()
+        count = AllocationCount(context.device.torch_device)
+        with count, self._room_for(_BUFFERS):
+            self._worker = new_worker()
+        self.footprint = Footprint(weights=module_bytes(model), fixed=reserved + count.live)
+
+    @abstractmethod
+    def largest_batches(self) -> Callable[[WorkerT], None]:
+        """A function that runs the largest batches that the stage's options allow, once each. Its inputs are already
+        allocated, since they do not belong to the stage's memory."""
+
+    def measure(self) -> int:
+        run_largest = self.largest_batches()
+
+        def run_and_capture() -> None:
+            run_largest(self._worker)
+            self._worker.capture(self._sizes[:1])  # smaller captures reuse its memory
+
+        with self._room_for("the largest batches"):
+            peak = self._context.device.measure_peak(run_and_capture)
+        # Replace the worker, so that its counters are 0 and it has no graphs. Free it first: both may not fit.
+        self._worker.close()
+        del self._worker
+        with self._room_for(_BUFFERS):
+            self._worker = self._new_worker()
+        return peak
+
+    def start(self, pages: int) -> WorkerT:
+        if self._sizes:
+            with self._room_for("the captured batches"):
+                self._worker.capture(capture_progress(self._context.stage.name, self._sizes))
+        return self._worker
+
+    def _room_for(self, what: str) -> AbstractContextManager[None]:
+        return memory_errors(self._context.stage.name, what, self._context.device, self.memory_options)
+
+
+def capture_progress(stage: str, sizes: Sequence[SizeT]) -> Iterator[SizeT]:
+    """Iterates over `sizes`, with a progress bar on stderr if that is a terminal."""
+    yield from tqdm(sizes, desc=f"capturing {stage}", unit="graph", leave=False, disable=None)
+
+
+def dry_run(name: str, worker: StageWorker, device: Device, messages: Sequence[Inbound]) -> None:
+    """Sends `messages` to the worker of stage `name` and drives it until the requests that they open are finished.
+
+    Waits for the device after every tick: only at start-up. Raises a failed request's error, and StageError if a
+    request is unfinished and nothing happens any more.
+    """
+    under_way = {message.request_id for message in messages if isinstance(message, Open)}
+    worker.inbox.extend(messages)
+    while under_way:
+        moved = worker.tick()
+        with may_sync(SyncPoint.MEASURE):
+            device.synchronize()
+        while worker.outbox:
+            match worker.outbox.popleft():
+                case Produced() as produced:
+                    produced.close()
+                case Failed(error=error):
+                    raise error
+                case Done(request_id=request_id):
+                    under_way.discard(request_id)
+                    moved = True
+        if not moved and under_way:
+            raise StageError(name, "measuring its memory", "its requests do not come to an end")

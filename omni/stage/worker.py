@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -16,6 +16,20 @@ from omni.stage.messages import Abort, Done, Ended, Failed, Feed, Inbound, Open,
 RequestT = TypeVar("RequestT")
 
 _log = logging.getLogger(__name__)
+
+
+class BatchPart(Protocol):
+    """A request, or an item of one. alone: its last batch failed, so it runs in a batch of its own."""
+
+    alone: bool
+
+
+PartT = TypeVar("PartT", bound=BatchPart)
+
+
+def together(parts: Sequence[PartT]) -> Sequence[PartT]:
+    """The parts that may share a batch: all, or the first that runs alone, if there is one."""
+    return next(([part] for part in parts if part.alone), parts)
 
 
 class MailboxWorker(ABC, Generic[RequestT]):

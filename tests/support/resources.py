@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omni.api.request import Request, RequestHandle
 from omni.device.ring import HostSlot
-from omni.engine.host.connector import HostRef
+from omni.engine.host import HostRef
 from omni.engine.orchestrator import ActiveRequest
 from omni.engine.route import Route
 from omni.stage import Lease, Produced

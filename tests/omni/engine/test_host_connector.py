@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from omni.device import COMPLETED
 from omni.device.cpu import CpuDevice
-from omni.engine.host import HostConnector
-from omni.engine.host.pieces import MAX_ROWS, cut, parts_of
+from omni.engine.host import MAX_ROWS, HostConnector, cut, parts_of
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice

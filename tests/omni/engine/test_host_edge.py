@@ -10,7 +10,7 @@ from omni.connector import Connector
 from omni.device import SyncCheck, sync_guard
 from omni.device.cuda import CudaDevice
 from omni.engine import check_pipeline
-from omni.engine.connect import open_connector
+from omni.engine.build import open_connector
 from omni.engine.host import HostConnector
 from omni.errors import ConfigError
 from omni.pipeline import Edge, Pipeline, validate

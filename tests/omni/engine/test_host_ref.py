@@ -3,8 +3,7 @@
 from omni.connector import Reach, Ref
 from omni.device import COMPLETED, Event
 from omni.device.cpu import CpuDevice
-from omni.engine.host import HostConnector
-from omni.engine.host.connector import HostRef
+from omni.engine.host import HostConnector, HostRef
 from omni_local.connector import LocalConnector
 from tests.support.fake_graph import lent
 

@@ -10,7 +10,7 @@ from omni.checkpoint import Checkpoint
 from omni.config import DEFAULT, FAMILY, Layer, Setting
 from omni.device.meta import MetaDevice
 from omni.engine import Plan, load_stages, resolve_pipeline
-from omni.engine.configure import configure
+from omni.engine.build import configure
 from omni.errors import ConfigError
 from omni.plugin.manager import load_plugins
 from omni_qwen3_omni.tiny import write_tiny

@@ -23,9 +23,9 @@ Traffic = Literal["hidden", "codec", "omni", "host", "readers"]
 WAITS: dict[str, tuple[Traffic, int]] = {
     "omni.device.download.Downloader.send#1": ("codec", 10),
     "omni.device.ring.HostSlot.free#1": ("hidden", 10),
-    "omni.engine.host.connector._arrived#1": ("host", 40),
-    "omni.engine.host.connector._arrived#2": ("host", 40),
-    "omni.engine.host.connector.SlotPool.acquire#1": ("host", 40),
+    "omni.engine.host._arrived#1": ("host", 40),
+    "omni.engine.host._arrived#2": ("host", 40),
+    "omni.engine.host.SlotPool.acquire#1": ("host", 40),
     "omni.payload.payload.PageSlice.gathered#1": ("readers", 1),
     "omni.payload.payload._All.done#1": ("readers", 1),
     "omni.stage.messages.Feed.arrived#1": ("codec", 10),
