@@ -66,7 +66,8 @@ def state_of(rows: int, vocab: int, bits: int) -> SamplingState:
     state = SamplingState.allocate(lambda size, dtype: torch.zeros(size, dtype=dtype, device="cuda"), rows, vocab)
     for values, value in (
         (state.needs, bits), (state.temperature, 0.9 if bits & Need.RANDOM else 0.0), (state.top_k, 50),
-        (state.top_p, 0.8), (state.min_p, 0.01), (state.repetition_penalty, 1.1), (state.frequency_penalty, 0.5),
+        (state.top_p, 0.8), (state.min_p, 0.01), (state.top_n_sigma, 3.0),
+        (state.repetition_penalty, 1.1), (state.frequency_penalty, 0.5),
         (state.presence_penalty, 0.5), (state.code_temperature, 1.0), (state.code_top_k, 50), (state.code_top_p, 0.8),
         (state.min_tokens, 2**40), (state.stop_ids, -1), (state.bad_words, NEVER),
     ):  # fmt: skip

@@ -3,7 +3,7 @@
 from omni.device import PhaseCategory
 
 HAND_OVER = "hand_tokens_over"
-"""The category of `Device.moment` for the moment at which a step's tokens are complete."""
+"""The name of the token point, for `Device.moment`: the moment at which a step's tokens are complete."""
 
 _PHASES = {
     PhaseCategory.PREPROCESS: (

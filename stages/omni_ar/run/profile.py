@@ -13,11 +13,12 @@ from omni_ar.run.plan import PrefillChunk, StepPlan
 from omni_ar.run.request import ArRequest, Row
 from omni_ar.run.runner import Runner
 
-_EVERYTHING = SamplingParams(
+EVERYTHING = SamplingParams(
     temperature=1.0,
     top_k=2,
     top_p=0.5,
     min_p=0.1,
+    top_n_sigma=1.0,
     repetition_penalty=2.0,
     frequency_penalty=1.0,
     presence_penalty=1.0,
@@ -30,7 +31,7 @@ _EVERYTHING = SamplingParams(
 ).with_defaults(GREEDY)
 """The sampling parameters whose steps take the most memory."""
 
-_SCORED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
+_SCORED = msgspec.structs.replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 
 
 def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
@@ -40,7 +41,7 @@ def run_largest_steps(runner: Runner, shape: ArShape, limits: Limits) -> None:
     Every block is the null block, so no other page is needed. Waits for each step. Leaves the rows' state undefined:
     the runner must not be used afterwards.
     """
-    requests = [_request(row, shape, limits, _EVERYTHING) for row in range(limits.rows)]
+    requests = [_request(row, shape, limits, EVERYTHING) for row in range(limits.rows)]
     # A chunk with context needs a mask; a whole prompt does not.
     longest = max(limits.max_model_len - 2, 1)
     decodes = list(requests)

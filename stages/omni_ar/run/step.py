@@ -76,7 +76,7 @@ class StepContext:
 class TokenHandoff:
     """The first handoff. On the device the ids are already the next step's input; `host` has them once `ready` is done.
 
-    made: done after all launches for it on the stage's stream.
+    made: consumers may read the step's hidden states once it is done. The same event as `ready` where tokens are not copied.
     """
 
     host: HostSlot

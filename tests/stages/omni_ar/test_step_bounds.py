@@ -1,20 +1,23 @@
 """What a step never does: run past a request's limit, take in more rows than there is room for, emit what no request asked for."""
 
+from typing import Annotated, get_origin, get_type_hints
+
 import pytest
 import torch
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
-from omni.sampling import HostRules, SamplingParams, StopVerdict
+from omni.sampling import PARAMETERS, HostRules, SamplingParams, StopVerdict
 from omni.stage.receiver import copy_rows
+from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions
 from omni_ar.run.limits import Limits
 from omni_ar.run.plan import StepPlan
-from omni_ar.run.profile import run_largest_steps
+from omni_ar.run.profile import EVERYTHING, run_largest_steps
 from omni_ar.run.source import LocalTokens
 from omni_ar.run.step import StepContext
 from tests.stages.omni_ar.row_feeder import MODEL, feeder
@@ -246,6 +249,15 @@ def measured(model: ArModel, options: ArOptions, monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         run_largest_steps(runner, model.shape, Limits.of("text", options, model.shape))
     return plans
+
+
+def test_the_largest_steps_use_every_parameter_that_needs_work():
+    hints = get_type_hints(SamplingState, include_extras=True)
+    columns = {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+    needing = [name for name, column in columns.items() if column.need and not name.startswith("code_")]
+    assert "top_n_sigma" in needing
+    given = asdict(EVERYTHING)
+    assert [name for name in needing if given[name] == PARAMETERS[name].off] == []
 
 
 @pytest.mark.parametrize(("length", "budget"), [(2, 8), (3, 8), (20, 7), (20, 64)])

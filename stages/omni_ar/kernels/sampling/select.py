@@ -10,14 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from omni_ar.kernels.sampling.constants import MIN_P, TOP_K, TOP_P
+from omni_ar.kernels.sampling.constants import MIN_P, TOP_K, TOP_N_SIGMA, TOP_P
 from omni_ar.kernels.sampling.noise import noise_of, noise_of_all
 from omni_ar.kernels.sampling.order import LOWEST, NOTHING, key_of, rank_of
-from omni_ar.kernels.sampling.state import Need
 from omni_ar.kernels.sampling.threshold import between, kth_largest, nucleus
 
 _ABOVE_ALL = tl.constexpr(0x7FFFFFFF)
-_TOP_N_SIGMA = tl.constexpr(Need.TOP_N_SIGMA)
 
 
 class Selection(NamedTuple):
@@ -60,7 +58,7 @@ def draw_from_values(x, ids, selection, draw, spare_x_ptr, spare_ids_ptr, FEW: t
     most = tl.max(x)
     most = tl.where(most == float("-inf"), 0.0, most)
     floor = tl.full([], LOWEST + 1, tl.int32)
-    if (selection.needs & _TOP_N_SIGMA) != 0:
+    if (selection.needs & TOP_N_SIGMA) != 0:
         possible = x > float("-inf")
         count = tl.maximum(tl.sum(possible.to(tl.int32)), 1)
         apart = tl.where(possible, x - tl.sum(tl.where(possible, x, 0.0)) / count, 0.0)
@@ -96,7 +94,7 @@ def draw_from_segments(
     most = tl.max(largest)
     most = tl.where(most == float("-inf"), 0.0, most)
     floor = tl.full([], LOWEST + 1, tl.int32)
-    if (selection.needs & _TOP_N_SIGMA) != 0:
+    if (selection.needs & TOP_N_SIGMA) != 0:
         floor = _sigma_floor(most, _deviation_of_row(work_ptr, most, vocab, 2 * ROOM), selection)
     least = _least(key_of(largest), most, floor, selection, NUCLEUS)
     found = _gather(key_of(largest) >= least, least, work_ptr, chosen_ptr, spare, vocab, SEGMENT, PADDED_SEGMENTS, ROOM)
@@ -105,7 +103,7 @@ def draw_from_segments(
     x = tl.load(spare.x + found_at, mask=found_at < found, other=float("-inf"))
     fits = found <= ROOM
     outside = tl.full([], 0.0, tl.float32)
-    if (selection.needs & (TOP_P | TOP_K | _TOP_N_SIGMA)) == TOP_P:
+    if (selection.needs & (TOP_P | TOP_K | TOP_N_SIGMA)) == TOP_P:
         total = _total(weight_ptr, most, segments_ptr, blocks, PER_BLOCK, PADDED_BLOCKS)
         outside = tl.maximum(total - tl.sum(tl.exp(x - most)), 0.0)
         fits = fits & (outside <= selection.tail * total)
@@ -121,7 +119,7 @@ def draw_from_segments(
 @triton.jit
 def _least(largest, most, floor, selection, NUCLEUS: tl.constexpr):
     """A key to gather values from, at or above `floor`. largest: keys of the segments' maxima."""
-    if ((selection.needs & TOP_K) != 0) | ((selection.needs & (TOP_P | _TOP_N_SIGMA)) == TOP_P):
+    if ((selection.needs & TOP_K) != 0) | ((selection.needs & (TOP_P | TOP_N_SIGMA)) == TOP_P):
         # k segments have a maximum at or above the k-th largest maximum, so at least k values are. The number of values
         # in top-p is known only from their weights.
         count = tl.where((selection.needs & TOP_K) != 0, selection.k, NUCLEUS)
