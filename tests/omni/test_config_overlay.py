@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni.config import Layer, Setting, overlay, parse_override
+from omni.engine.configure import configure
 from omni.errors import ConfigError
 from omni.sampling import GREEDY, SamplingParams
 from omni_ar.options import ArOptions
+from tests.support.fake_graph import fake_pipeline
 
 
 class Deep(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,3 +289,17 @@ def test_an_option_of_few_choices_names_them():
     words = r"attention_backend: 'fast' does not fit: .*; use one of 'auto', 'torch', 't"
     with pytest.raises(ConfigError, match=words):
         changed("attention_backend", "fast")
+
+
+class OptionsWithDtype(msgspec.Struct, frozen=True, kw_only=True):
+    dtype: int = 3
+
+
+def test_a_stage_may_have_an_option_called_dtype():
+    plain = fake_pipeline()
+    stages = [msgspec.structs.replace(stage, options=OptionsWithDtype()) for stage in plain.stages]
+    pipeline = msgspec.structs.replace(plain, stages=tuple(stages))
+    configured, settings = configure(pipeline, [Layer("test", {"writer.dtype": 5})])
+    writer = configured.stage("writer")
+    assert (writer.options, writer.dtype) == (OptionsWithDtype(dtype=5), None)
+    assert [setting.value for setting in settings if setting.path == "writer.dtype"] == [5]

@@ -255,9 +255,7 @@ class _Logprobs(NamedTuple):
     def chunk(self, start: int, count: int, asked: int, first: int, prompt: bool = False) -> TokenLogprobs:
         """The log-probabilities of `count` tokens, with the `asked` likeliest ids each."""
         part, width = slice(start, start + count), 1 + asked
-        ids_nk, logprobs_nk = self.ids_nk[part], self.logprobs_nk[part]
-        if width < ids_nk.shape[1]:
-            ids_nk, logprobs_nk = ids_nk[:, :width], logprobs_nk[:, :width]
+        ids_nk, logprobs_nk = self.ids_nk[part, :width], self.logprobs_nk[part, :width]
         return TokenLogprobs(first=first, ids=ids_nk, logprobs=logprobs_nk, ranks=self.ranks_n[part], prompt=prompt)
 
 

@@ -264,7 +264,7 @@ class ArWorker(MailboxWorker[ArRequest]):
             self._scheduler.unblock(request)
         for request, error in failed:
             self.fail_request(request, "gathering what conditions its steps", error)
-        return bool(taken or failed)
+        return bool(taken)  # those that failed are among them
 
     def _poll_host_processors(self) -> bool:
         results = self._host_processors.poll()

@@ -1,6 +1,5 @@
 """A stage's dtype: its own, or else the engine's."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -80,18 +79,3 @@ def test_options_are_checked_as_ever(checkpoint: Checkpoint) -> None:
 def test_what_is_no_dtype_is_refused(checkpoint: Checkpoint, value: object, words: str) -> None:
     with pytest.raises(ConfigError, match=r"code2wav\.dtype: .*" + words):
         _plan(checkpoint, code2wav__dtype=value)
-
-
-class OptionsWithDtype(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    dtype: int = 3
-
-
-def test_a_kind_may_have_an_option_of_that_name(checkpoint: Checkpoint) -> None:
-    plan = _plan(checkpoint)
-    first, *others = plan.pipeline.stages
-    own = msgspec.structs.replace(first, options=OptionsWithDtype())
-    pipeline = replace(plan, pipeline=msgspec.structs.replace(plan.pipeline, stages=(own, *others))).pipeline
-    configured, settings = configure(pipeline, [Layer("test", {f"{first.name}.dtype": 5})])
-    assert configured.stages[0].options == OptionsWithDtype(dtype=5)
-    assert configured.stages[0].dtype is None
-    assert _dtype_of(settings, first.name) == (5, "test")

@@ -105,47 +105,45 @@ MAKES: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@each_mode
-@pytest.mark.parametrize("how", MAKES)
-@pytest.mark.parametrize("other", [fill, look])
-def test_memory_of_a_phase_that_another_stream_uses(how: str, other: Phase, inference: bool):
-    pair, made = Pair(), list[Tensor]()
+def launch_maker(pair: Pair, how: str) -> list[Tensor]:
+    """A phase of the first stream makes memory. Returns where it will be."""
+    made = list[Tensor]()
 
     def make() -> None:
         made.append(MAKES[how]())
 
-    def use() -> None:
-        other(made[0])
+    pair.device.launch(pair.one, make)
+    return made
 
-    with torch.inference_mode(inference):
-        pair.device.launch(pair.one, make)
-        pair.device.launch(pair.two, use)
-        assert {race.first.by for race in pair.finish()} == {"make"}
+
+@each_mode
+@pytest.mark.parametrize("other", [fill, look])
+def test_memory_of_a_phase_that_another_stream_uses(other: Phase, inference: bool):
+    for how in MAKES:
+        pair = Pair()
+        with torch.inference_mode(inference):
+            made = launch_maker(pair, how)
+            pair.device.launch(pair.two, lambda made=made: other(made[0]))
+            assert {race.first.by for race in pair.finish()} == {"make"}, how
 
 
 @each_mode
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize("how", MAKES)
-def test_memory_of_a_phase_that_goes_back_under_a_reader(how: str, waits: bool, inference: bool):
+def test_memory_of_a_phase_that_goes_back_under_a_reader(waits: bool, inference: bool):
     """It is its stream's again: of no use to others that have not been waited for."""
-    pair, made = Pair(), list[Tensor]()
-    device = pair.device
-
-    def make() -> None:
-        made.append(MAKES[how]())
-
-    def use() -> None:
-        look(made[0])
-
-    with torch.inference_mode(inference):
-        device.launch(pair.one, make)
-        pair.order()
-        device.launch(pair.two, use)
-        if waits:
-            device.wait(pair.one, device.record(pair.two))
-        device.run()
-        made.clear()
-    assert [race.second.operation for race in device.races] == ["giving it back to stream 'one'"] * (not waits)
+    for how in MAKES:
+        pair = Pair()
+        device = pair.device
+        with torch.inference_mode(inference):
+            made = launch_maker(pair, how)
+            pair.order()
+            device.launch(pair.two, lambda made=made: look(made[0]))
+            if waits:
+                device.wait(pair.one, device.record(pair.two))
+            device.run()
+            made.clear()
+        found = [race.second.operation for race in device.races]
+        assert found == ["giving it back to stream 'one'"] * (not waits), how
 
 
 def test_memory_that_an_operation_gives_more_of_is_watched_to_its_end():
@@ -163,6 +161,21 @@ def test_memory_that_an_operation_gives_more_of_is_watched_to_its_end():
     assert pair.device.races == []
     pair.device.launch(pair.two, look, rows[7])
     assert len(pair.finish()) == 1
+
+
+def test_bytes_that_an_operation_adds_were_not_accessed_before():
+    pair, rows = Pair(), torch.zeros(2)
+
+    def enlarge(x: Tensor) -> None:
+        x.resize_(8)
+
+    pair.device.launch(pair.one, look, rows[:1])
+    pair.device.launch(pair.one, enlarge, rows)
+    pair.order()
+    pair.device.run()
+    pair.device.launch(pair.one, look, rows[:1])
+    pair.device.launch(pair.two, fill, rows[6:])
+    assert pair.finish() == []
 
 
 def test_an_upload_slot_that_is_filled_again_under_its_copy():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from omni.errors import InputError, OmniError, StageError
 from omni.payload import PageSlice, Payload
-from omni.stage import Done
+from omni.stage import Done, PayloadReceiver
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import NextTokens
 from omni_ar.options import ArOptions
@@ -312,6 +312,28 @@ def test_rows_beyond_the_limit_of_a_tick_wait_for_the_next(monkeypatch: pytest.M
         feed.rows(name, range(10), range(10))
         feed.end(name)
     feed.check("0", "1")
+
+
+def test_steps_without_a_row_take_none_of_a_tick(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(receivers, "_AT_ONCE", 1)
+    device = CountingDevice()
+    feed = feeder(MODEL, device, max_num_seqs=2, max_model_len=6)  # 4 rows in a tick
+    for name in "01":
+        feed.open(name, [1], 5)
+    feed.driver.run()
+    for texts in ([1], [2], [3]):
+        feed.texts("0", texts) if texts == [2] else feed.rows("0", texts, texts)
+    feed.rows("1", [1, 2], [4, 5])
+    feed.end("0", "1")
+    feed.check("0", "1")
+    assert device.launches["gather_rows"] == 1
+
+
+def test_a_stage_without_waiting_inputs_looks_at_no_upload(monkeypatch: pytest.MonkeyPatch):
+    feed = feeder()
+    feed.driver.tick()
+    monkeypatch.delattr(PayloadReceiver, "ready")
+    assert not feed.driver.tick()
 
 
 def test_rows_of_steps_that_never_come_are_released_unread():

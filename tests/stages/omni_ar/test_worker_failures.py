@@ -1,5 +1,6 @@
 """An error in one request fails that request alone; an error of the model names its place."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from omni.payload import Payload
 from omni_ar.inputs import MultimodalEmbedding, Placeholder, StepInputs
 from omni_ar.model import ArShape, Batch, PromptTokens
 from omni_ar.options import ArOptions
+from omni_ar.run.phases import Embedded, embed_inputs
 from tests.support.ar_driver import ArDriver, plain_prompt
 from tests.support.small_text import SmallText, greedy
 
@@ -139,6 +141,19 @@ def test_steps_that_cannot_be_packed_leave_their_upload_slots():
     assert_answers(driver)
 
 
+def test_a_request_that_has_left_holds_no_embeddings():
+    """Steps in flight may still hold the request."""
+    driver = ArDriver(MODEL)
+    driver.open("r")
+    driver.feed("r", Payload(MultimodalEmbedding(name="sound", index=0), {"rows": torch.zeros(2, 3)}))
+    driver.tick()
+    request = driver.worker.requests["r"]
+    assert request.embeddings
+    driver.abort("r")
+    driver.tick()
+    assert not request.embeddings
+
+
 def test_a_late_embedding_for_a_request_that_has_left_is_released():
     driver = ArDriver(MODEL)
     driver.open("r")
@@ -202,7 +217,6 @@ def say(model: SmallText, sizes: tuple[int, ...]) -> ArDriver:
     [
         (WrongEmbeddings(lambda x_TD: x_TD[:-1]), "embed_prompt gave [4, 24] for 5 tokens"),
         (WrongEmbeddings(lambda x_TD: x_TD.repeat(2, 1)), "embed_prompt gave [10, 24] for 5 tokens"),
-        (WrongEmbeddings(lambda x_TD: x_TD[:, None]), "embed_prompt gave [5, 1, 24] for 5 tokens"),
         (WrongForward(lambda x_TD: x_TD[-1:]), "forward gave torch.float32 [1, 24], not torch.float32 [TOKENS, 24]"),
         (WrongForward(Tensor.double), "forward gave torch.float64 [TOKENS, 24], not torch.float32 [TOKENS, 24]"),
     ],
@@ -211,6 +225,12 @@ def test_outputs_of_the_wrong_shape_are_refused(model: SmallText, message: str, 
     driver = say(model, sizes)
     message = message.replace("TOKENS", str(max(sizes, default=5)))
     assert message in str(driver.error("0").__cause__ or driver.error("0"))
+
+
+def test_embeddings_with_a_dimension_too_many_are_refused():
+    tokens = PromptTokens(torch.tensor([PROMPT]), ())
+    with pytest.raises(ValueError, match=re.escape("embed_prompt gave [5, 1, 24] for 5 tokens")):
+        embed_inputs(WrongEmbeddings(lambda x_TD: x_TD[:, None]), [], tokens, torch.empty(0), Embedded())
 
 
 @pytest.mark.parametrize("sizes", [(), (16,)], ids=["uncaptured", "captured"])
