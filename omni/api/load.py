@@ -1,23 +1,19 @@
 """From a model's name to its engine."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 
 from omni.api.owner import adapt_to_fork
-from omni.checkpoint import Checkpoint
 from omni.config import Layer, read_config
 from omni.device import Device, name_device, open_device
 from omni.engine import (
-    Engine,
     EngineClient,
     EngineOptions,
-    Plan,
     build_engine,
     check_shapes,
     dtype_for,
@@ -60,17 +56,16 @@ def load(
     front, _ = frontend_options(layers)
     named = name_device(options.device)
     options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
-    if not runs_in_process(options, named):
-        adapt_to_fork(named)
-        opened = open_device(options.device)
-        return _load(model, layers, plugins, options, front, partial(_build, opened))
-    # It imports what it needs while this process reads settings and files.
-    remote = RemoteEngine()
-    try:
-        return _load(model, layers, plugins, options, front, partial(_load_remote, remote))
-    except BaseException:
-        remote.kill()
-        raise
+    if runs_in_process(options, named):
+        # It imports what it needs while this process reads settings and files.
+        remote = RemoteEngine()
+        try:
+            return _load(model, layers, plugins, options, front, remote)
+        except BaseException:
+            remote.kill()
+            raise
+    adapt_to_fork(named)
+    return _load(model, layers, plugins, options, front, open_device(options.device))
 
 
 def _load(
@@ -79,15 +74,24 @@ def _load(
     plugins: Plugins | None,
     options: EngineOptions,
     front: FrontendOptions,
-    begin: "_Begin",
+    place: RemoteEngine | Device,
 ) -> Loaded:
+    """place: where the engine is built: a process, or a device of this one."""
     plugins = plugins if plugins is not None else load_plugins()
     checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins)
     plan = resolve_pipeline(checkpoint, plugins, layers)
-    built = begin(plan, checkpoint, plugins, options)
+    if isinstance(place, RemoteEngine):
+        place.load(str(checkpoint.path), plan.pipeline, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint)
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
-    engine = built()
+    engine: EngineClient
+    if isinstance(place, RemoteEngine):
+        place.ready()
+        engine = place
+    else:
+        if options.load_format == "auto":
+            check_shapes(plan, checkpoint, plugins, options)
+        engine = build_engine(plan, checkpoint, plugins, place, options)
     limit = prompt_limit(plan.pipeline, engine)
     try:
         if limit is not None:
@@ -96,33 +100,6 @@ def _load(
         engine.close()
         raise
     return Loaded(plan.pipeline, frontend, front, limit, options, compiler, engine)
-
-
-_Begin = Callable[[Plan, Checkpoint, Plugins, EngineOptions], Callable[[], EngineClient]]
-"""Begins to build the engine of a checked pipeline. Returns what waits for it."""
-
-
-def _build(
-    device: Device, plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions
-) -> Callable[[], EngineClient]:
-    def build() -> Engine:
-        if options.load_format == "auto":
-            check_shapes(plan, checkpoint, plugins, options)
-        return build_engine(plan, checkpoint, plugins, device, options)
-
-    return build
-
-
-def _load_remote(
-    remote: RemoteEngine, plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions
-) -> Callable[[], EngineClient]:
-    remote.load(str(checkpoint.path), plan.pipeline, plugins, options)
-
-    def wait() -> RemoteEngine:
-        remote.ready()
-        return remote
-
-    return wait
 
 
 def prompt_limit(pipeline: Pipeline, engine: EngineClient) -> PromptLimit | None:

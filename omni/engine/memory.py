@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from omni.errors import ConfigError
 from omni.stage import Footprint
+from omni.utils.table import columns
 
 _RESERVE_SHARE = 50
 _RESERVE_FLOOR = 256 * 1024 * 1024
@@ -62,18 +63,13 @@ def divide(
     pages that each could still use. Less than one page of each stage remains, unless every stage is at its maximum.
     Raises ConfigError, with the numbers of every stage, if the minimum does not fit.
     """
-    least = {name: _memory(f, working.get(name), _least_pages(f)) for name, f in footprints.items()}
     if budget is None:
-        return {
-            name: _memory(f, None, f.most_pages if f.chosen_pages is None else f.chosen_pages)
-            for name, f in footprints.items()
-        }
+        return {name: _memory(f, None, _pages(f, f.most_pages)) for name, f in footprints.items()}
+    least = {name: _memory(f, working.get(name), _pages(f, f.fewest_pages)) for name, f in footprints.items()}
     rest = budget.bytes - sum(memory.total for memory in least.values())
     if rest < 0:
         raise _too_small(least, budget)
-    usable = {
-        name: 0 if f.chosen_pages is not None else f.most_pages - f.fewest_pages for name, f in footprints.items()
-    }
+    usable = {name: _pages(f, f.most_pages) - least[name].pages for name, f in footprints.items()}
     wanted = sum(count * footprints[name].page_bytes for name, count in usable.items())
     rest = min(rest, wanted)
     return {
@@ -82,18 +78,12 @@ def divide(
     }
 
 
-def _least_pages(footprint: Footprint) -> int:
-    return footprint.fewest_pages if footprint.chosen_pages is None else footprint.chosen_pages
+def _pages(footprint: Footprint, default: int) -> int:
+    return default if footprint.chosen_pages is None else footprint.chosen_pages
 
 
-def _memory(footprint: Footprint, working: int | None, pages: int) -> StageMemory:
-    return StageMemory(
-        weights=footprint.weights,
-        fixed=footprint.fixed,
-        working=working,
-        page_bytes=footprint.page_bytes,
-        pages=pages,
-    )
+def _memory(f: Footprint, working: int | None, pages: int) -> StageMemory:
+    return StageMemory(weights=f.weights, fixed=f.fixed, working=working, page_bytes=f.page_bytes, pages=pages)
 
 
 def _too_small(least: Mapping[str, StageMemory], budget: Budget) -> ConfigError:
@@ -108,17 +98,9 @@ def table(stages: Mapping[str, StageMemory]) -> str:
     """One line per stage, in bytes, under a header."""
     header = ("stage", "weights", "fixed", "working", "pages", "bytes per page", "sum")
     lines = [header, *((name, *_cells(memory)) for name, memory in stages.items())]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+    return "\n".join(columns(lines, right=range(1, len(header)), indent=""))
 
 
 def _cells(memory: StageMemory) -> tuple[str, ...]:
-    working = "-" if memory.working is None else f"{memory.working:,}"
-    numbers = (memory.pages, memory.page_bytes, memory.total)
-    return (f"{memory.weights:,}", f"{memory.fixed:,}", working, *(f"{number:,}" for number in numbers))
+    numbers = (memory.weights, memory.fixed, memory.working, memory.pages, memory.page_bytes, memory.total)
+    return tuple("-" if number is None else f"{number:,}" for number in numbers)

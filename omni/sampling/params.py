@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -75,21 +75,36 @@ def _within(low: float, high: float) -> Callable[[float], bool]:
     return lambda value: low <= value <= high
 
 
-def _temperature(value: float) -> bool:
-    # Below a thousandth, float32 logits over the temperature overflow where greedy is meant.
-    return value == 0 or 0.001 <= value <= 100
-
-
-def _share(value: float) -> bool:
-    return 0 < value <= 1
-
-
 def _ids(ids: tuple[int, ...]) -> bool:
     return all(0 <= i <= _INT for i in ids)
 
 
 def _biases(biases: Mapping[int, float]) -> bool:
     return all(0 <= i <= _INT and math.isfinite(b) and abs(b) <= 100 for i, b in biases.items())
+
+
+_MAX_TOKENS = Parameter(
+    _within(1, _INT), "use at least 1, below 2**31", default=1024, published=Published("max_new_tokens", None)
+)
+_MIN_TOKENS = Parameter(_within(0, _INT), "use 0 or more, below 2**31", off=0, published=Published("min_new_tokens", 0))
+# Below a thousandth, float32 logits over the temperature overflow where greedy is meant.
+_TEMPERATURE = Parameter(lambda value: value == 0 or 0.001 <= value <= 100, "use 0 (greedy), or 0.001 to 100", off=0.0)
+_TOP_K = Parameter(_within(0, _INT), "use 0 or -1 (off), or more, below 2**31", off=0)
+_TOP_P = Parameter(lambda value: 0 < value <= 1, "use a number above 0, up to 1 (off)", off=1.0)
+_MIN_P = Parameter(_within(0, 1), "use 0 (off) to 1", off=0.0, published=Published("min_p", 0.0, draws=True))
+_REPETITION = Parameter(
+    _within(0.01, 100), "use 0.01 to 100; 1 is none", off=1.0, published=Published("repetition_penalty", 1.0)
+)
+_TEXTS = Parameter(all, "give texts that are not empty", off=())
+_IDS = Parameter(_ids, "use ids of the vocabulary", off=())
+_ALLOWED = Parameter(lambda ids: ids != () and _ids(ids), "name at least one id")
+_ID_SEQUENCES = Parameter(
+    lambda words: all(word and _ids(word) for word in words),
+    "give ids of the vocabulary",
+    off=(),
+    published=Published("bad_words_ids", ()),
+)
+_LOGPROBS = Parameter(_within(0, MAX_LOGPROBS), f"use 0 to {MAX_LOGPROBS}")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=NamedFields):
@@ -100,79 +115,40 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Parameters that transformers has too behave as there.
     """
 
-    max_tokens: Annotated[
-        int | None,
-        Parameter(
-            _within(1, _INT), "use at least 1, below 2**31", default=1024, published=Published("max_new_tokens", None)
-        ),
-    ] = None
+    max_tokens: Annotated[int | None, _MAX_TOKENS] = None
     """Maximum number of generated tokens, at least 1."""
 
-    min_tokens: Annotated[
-        int | None,
-        Parameter(_within(0, _INT), "use 0 or more, below 2**31", off=0, published=Published("min_new_tokens", 0)),
-    ] = None
+    min_tokens: Annotated[int | None, _MIN_TOKENS] = None
     """Nothing ends the text before this number of tokens."""
 
-    temperature: Annotated[
-        float | None,
-        Parameter(
-            _temperature,
-            "use 0 (greedy), or 0.001 to 100",
-            off=0.0,
-            published=Published("temperature", 1.0, draws=True),
-        ),
-    ] = None
+    temperature: Annotated[float | None, replace(_TEMPERATURE, published=Published("temperature", 1.0, draws=True))] = (
+        None
+    )
     """0 is greedy; otherwise 0.001 to 100."""
 
-    top_k: Annotated[
-        int | None,
-        Parameter(
-            _within(0, _INT),
-            "use 0 or -1 (off), or more, below 2**31",
-            off=0,
-            published=Published("top_k", 50, draws=True),
-        ),
-    ] = None
+    top_k: Annotated[int | None, replace(_TOP_K, published=Published("top_k", 50, draws=True))] = None
     """Keeps the k most likely ids. 0 keeps all, and so does -1, which becomes 0."""
 
-    top_p: Annotated[
-        float | None,
-        Parameter(
-            _share, "use a number above 0, up to 1 (off)", off=1.0, published=Published("top_p", 1.0, draws=True)
-        ),
-    ] = None
+    top_p: Annotated[float | None, replace(_TOP_P, published=Published("top_p", 1.0, draws=True))] = None
     """Keeps the smallest set of ids whose probability reaches this, in (0, 1]. 1 keeps all."""
 
-    min_p: Annotated[
-        float | None,
-        Parameter(_within(0, 1), "use 0 (off) to 1", off=0.0, published=Published("min_p", 0.0, draws=True)),
-    ] = None
+    min_p: Annotated[float | None, _MIN_P] = None
     """Keeps ids at least this times as likely as the most likely one, in [0, 1]. 0 keeps all."""
 
     top_n_sigma: Annotated[float | None, Parameter(_within(0, 100), "use 0 (off) to 100", off=0.0)] = None
     """Keeps ids whose logit is within this number of standard deviations of the largest, 0 to 100. 0 keeps all."""
 
-    code_temperature: Annotated[
-        float | None, Parameter(_temperature, "use 0 (greedy), or 0.001 to 100", off=0.0, default=1.0)
-    ] = None
+    code_temperature: Annotated[float | None, replace(_TEMPERATURE, default=1.0)] = None
     """Temperature of a codec frame's codes after the first; the first is the token, which all else is about. 0 if `temperature` is,
     unless the request gives this one."""
 
-    code_top_k: Annotated[int | None, Parameter(_within(0, _INT), "use 0 or -1 (off), or more, below 2**31", off=0)] = (
-        None
-    )
+    code_top_k: Annotated[int | None, _TOP_K] = None
     """`top_k` of these codes."""
 
-    code_top_p: Annotated[float | None, Parameter(_share, "use a number above 0, up to 1 (off)", off=1.0)] = None
+    code_top_p: Annotated[float | None, _TOP_P] = None
     """`top_p` of these codes."""
 
-    repetition_penalty: Annotated[
-        float | None,
-        Parameter(
-            _within(0.01, 100), "use 0.01 to 100; 1 is none", off=1.0, published=Published("repetition_penalty", 1.0)
-        ),
-    ] = None
+    repetition_penalty: Annotated[float | None, _REPETITION] = None
     """Divides positive and multiplies negative logits of ids in the prompt or generated. 1 is off."""
 
     frequency_penalty: Annotated[float | None, Parameter(_within(-2, 2), "use -2 to 2; 0 is none", off=0.0)] = None
@@ -189,50 +165,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: Annotated[int | None, Parameter(lambda seed: 0 <= seed < 2**63, "use 0 to 2**63 - 1")] = None
     """Makes the request's tokens reproducible, whatever else runs. None draws one."""
 
-    stop: Annotated[
-        str | tuple[str, ...] | None,
-        Parameter(all, "give texts that are not empty", off=(), published=Published("stop_strings", ())),
-    ] = None
+    stop: Annotated[str | tuple[str, ...] | None, replace(_TEXTS, published=Published("stop_strings", ()))] = None
     """Texts that end generation, or one text, which becomes a tuple of it. The output ends before them."""
 
-    stop_token_ids: Annotated[
-        tuple[int, ...] | None,
-        Parameter(_ids, "use ids of the vocabulary", off=(), published=Published("eos_token_id", ())),
-    ] = None
+    stop_token_ids: Annotated[tuple[int, ...] | None, replace(_IDS, published=Published("eos_token_id", ()))] = None
     """Ids that end generation, in addition to the stage's own."""
 
     ignore_eos: Annotated[bool | None, Parameter(off=False)] = None
     """The stage's own stop ids do not end generation."""
 
-    suppress_token_ids: Annotated[
-        tuple[int, ...] | None,
-        Parameter(_ids, "use ids of the vocabulary", off=(), published=Published("suppress_tokens", ())),
-    ] = None
+    suppress_token_ids: Annotated[tuple[int, ...] | None, replace(_IDS, published=Published("suppress_tokens", ()))] = (
+        None
+    )
     """Ids that are never generated, in addition to the stage's own."""
 
-    allowed_token_ids: Annotated[
-        tuple[int, ...] | None, Parameter(lambda ids: ids != () and _ids(ids), "name at least one id")
-    ] = None
+    allowed_token_ids: Annotated[tuple[int, ...] | None, _ALLOWED] = None
     """The only ids that are generated."""
 
-    bad_words: Annotated[str | tuple[str, ...] | None, Parameter(all, "give texts that are not empty", off=())] = None
+    bad_words: Annotated[str | tuple[str, ...] | None, _TEXTS] = None
     """Texts that are never generated, or one text."""
 
-    bad_words_ids: Annotated[
-        tuple[tuple[int, ...], ...] | None,
-        Parameter(
-            lambda words: all(word and _ids(word) for word in words),
-            "give ids of the vocabulary",
-            off=(),
-            published=Published("bad_words_ids", ()),
-        ),
-    ] = None
+    bad_words_ids: Annotated[tuple[tuple[int, ...], ...] | None, _ID_SEQUENCES] = None
     """Sequences of ids that are never generated."""
 
-    logprobs: Annotated[int | None, Parameter(_within(0, MAX_LOGPROBS), f"use 0 to {MAX_LOGPROBS}")] = None
+    logprobs: Annotated[int | None, _LOGPROBS] = None
     """Log-probabilities of each generated token and of this number of most likely ids, 0 to 20, from the model's own logits."""
 
-    prompt_logprobs: Annotated[int | None, Parameter(_within(0, MAX_LOGPROBS), f"use 0 to {MAX_LOGPROBS}")] = None
+    prompt_logprobs: Annotated[int | None, _LOGPROBS] = None
     """`logprobs` of the prompt's tokens."""
 
     structured: Annotated[StructuredOutput | None, Parameter()] = None
@@ -243,11 +202,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         # As other libraries write them; normalized here, so that the rest of the code reads one form.
-        for name, value in (("stop", self.stop), ("bad_words", self.bad_words)):
-            if isinstance(value, str):
+        for name in ("stop", "bad_words"):
+            if isinstance(value := getattr(self, name), str):
                 msgspec.structs.force_setattr(self, name, (value,))
-        for name, count in (("top_k", self.top_k), ("code_top_k", self.code_top_k)):
-            if count == -1:
+        for name in ("top_k", "code_top_k"):
+            if getattr(self, name) == -1:
                 msgspec.structs.force_setattr(self, name, 0)
 
     def with_defaults(self, defaults: "SamplingParams") -> "SamplingParams":
