@@ -238,7 +238,9 @@ def build_engine(
     assert options.dtype is not None, "the caller chose it for the device"
     connectors = {edge.name: open_connector(edge, plugins, device) for edge in plan.pipeline.edges}
     budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device))
-    timeline = _timeline(options.timeline, device, plan.pipeline)
+    timeline = None
+    if options.timeline is not None:
+        timeline = TimelineFile(options.timeline, device, tuple(stage.name for stage in plan.pipeline.order()))
     graphs = device.captures if options.graphs is None else options.graphs
     loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format, graphs)
     memory = _divide(loaded, device, budget)
@@ -255,10 +257,6 @@ def build_engine(
     if timeline is not None:
         timeline.start()
     return Engine(device, orchestrator, workers, connectors, memory, timeline, mailbox)
-
-
-def _timeline(path: str | None, device: Device, pipeline: Pipeline) -> TimelineFile | None:
-    return None if path is None else TimelineFile(path, device, tuple(stage.name for stage in pipeline.order()))
 
 
 def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None) -> dict[str, StageMemory]:

@@ -105,10 +105,6 @@ def parts_of(payload: Payload) -> tuple[tuple[Part, ...], int]:
     return tuple(parts), start
 
 
-def whole(part: Part) -> Piece:
-    return Piece(part, 0, part.rows, 0, part.columns)
-
-
 def cut(part: Part, most_bytes: int, most_rows: int) -> Iterator[Piece]:
     """Cuts a part into pieces of at most `most_bytes` and `most_rows`, in order: whole rows, or parts of large ones."""
     if not part.nbytes:
@@ -123,37 +119,25 @@ def cut(part: Part, most_bytes: int, most_rows: int) -> Iterator[Piece]:
             yield Piece(part, first, first + 1, left, min(left + columns, part.columns))
 
 
-class PieceRing:
-    """Pinned slots of `size` bytes that pieces pass through. No consumer holds one, so they always become free.
+class Assembly:
+    """The assembly of one payload. copied: the end of the copies launched so far.
+
+    No consumer holds a slot of `ring`, so they always become free; a slot may still be written for an abandoned piece.
 
     | buffer | written by | read by | freed by |
     |---|---|---|---|
     | a slot | the copy of a piece | host, once the copy's event is done | the host's read; one assembly at a time |
     """
 
-    def __init__(self, device: Device, size: int) -> None:
-        self.size = size
-        self._ring = HostRing.allocate(device, (size,), torch.uint8, _PIECE_SLOTS)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next slot is free: the copy of an abandoned piece may still write it."""
-        return self._ring.ready
-
-    def advance(self) -> HostSlot:
-        return self._ring.advance()
-
-
-class Assembly:
-    """The assembly of one payload. copied: the end of the copies launched so far."""
-
-    def __init__(self, parts: Sequence[Part], nbytes: int, receiver: PayloadReceiver, ring: PieceRing) -> None:
+    def __init__(
+        self, parts: Sequence[Part], nbytes: int, receiver: PayloadReceiver, ring: HostRing, piece_bytes: int
+    ) -> None:
         self.copied: Event = COMPLETED
         self._bytes: NDArray[np.uint8] = np.empty(nbytes, np.uint8)
         self._parts = parts
         self._receiver = receiver
         self._ring = ring
-        self._left = deque(piece for part in parts for piece in cut(part, ring.size, MAX_ROWS))
+        self._left = deque(piece for part in parts for piece in cut(part, piece_bytes, MAX_ROWS))
         self._under_way: deque[tuple[Piece, HostSlot]] = deque()
 
     @property
@@ -300,7 +284,8 @@ class HostConnector:
         self._inner = inner
         self._receiver = PayloadReceiver(device, device.stream(f"{name}-host"), MAX_ROWS)
         self._slots = SlotPool(device, slot_bytes, slots)
-        self._pieces = PieceRing(device, piece_bytes)
+        self._piece_bytes = piece_bytes
+        self._pieces = HostRing.allocate(device, (piece_bytes,), torch.uint8, _PIECE_SLOTS)
         self._queue: deque[HostPending] = deque()
         """Payloads to assemble from pieces, one after the other."""
 
@@ -344,7 +329,7 @@ class HostConnector:
                 self._queue.append(pending)
             if self._queue[0] is not pending:
                 return None
-            pending.assembly = Assembly(parts, nbytes, self._receiver, self._pieces)
+            pending.assembly = Assembly(parts, nbytes, self._receiver, self._pieces, self._piece_bytes)
         return self._assemble(pending.ref, pending.assembly, source)
 
     def _slot_for(self, parts: Sequence[Part], nbytes: int) -> Tensor | None:
@@ -357,7 +342,7 @@ class HostConnector:
         """Copies a payload into a slot. If that fails, `release` or `abort` returns the slot."""
         ref.slot = slot
         host = {part.name: part.in_memory(slot) for part in parts}
-        pieces = [whole(part) for part in parts if part.nbytes]
+        pieces = [Piece(part, 0, part.rows, 0, part.columns) for part in parts if part.nbytes]
         receipt = self._receiver.receive([piece.transfer(slot[piece.start :][: piece.nbytes]) for piece in pieces])
         ref.copied = receipt.end
         receipt.check()

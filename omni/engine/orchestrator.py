@@ -143,19 +143,13 @@ class Orchestrator:
         routes = {edge.name: self._route(request, edge, credits[edge.producer]) for edge in edges}
         self._active[request.id] = ActiveRequest(request, command.sink, set(stages), set(awaited), routes, credits)
         for name in stages:
-            sources = {edge.name for edge in edges if edge.consumer == name} | ({FRONTEND} & _fed(request, name))
-            sampling = request.sampling.get(name, SamplingParams())
-            self._workers[name].inbox.append(
-                Open(
-                    request.id,
-                    sampling,
-                    frozenset(sources),
-                    rank,
-                    request.cache_salt,
-                    request.sample_index,
-                    request.rules.get(name, NO_RULES),
-                )
+            sources = {edge.name for edge in edges if edge.consumer == name} | (
+                {FRONTEND} if request.inputs.get(name) else set()
             )
+            sampling, rules = request.sampling.get(name, SamplingParams()), request.rules.get(name, NO_RULES)
+            salt, index = request.cache_salt, request.sample_index
+            opened = Open(request.id, sampling, frozenset(sources), rank, salt, index, rules)
+            self._workers[name].inbox.append(opened)
         for name, payloads in request.inputs.items():
             if name in stages:
                 inbox = self._workers[name].inbox
@@ -251,7 +245,3 @@ class Orchestrator:
             credit.close()
         for name in active.running:
             self._workers[name].inbox.append(Abort(active.request.id))
-
-
-def _fed(request: EngineRequest, stage: str) -> set[str]:
-    return {FRONTEND} if request.inputs.get(stage) else set()
