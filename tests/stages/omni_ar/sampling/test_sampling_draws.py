@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from omni_ar.kernels.sampling.state import Need
+from omni.device.cpu import CpuDevice
+from omni.sampling import GREEDY
+from omni_ar.kernels.sampling.state import Need, SamplingState
+from omni_ar.options import ArOptions
+from omni_ar.run import phases
+from omni_ar.run.limits import Limits
+from omni_ar.run.state import allocate_rows
 from omni_ar.sampling import EVERYTHING, SamplingFlags, draw, flags_of, merge_flags, sample
 from omni_ar.sampling.rng import gumbel
 from omni_ar.sampling.warpers import warp
@@ -16,9 +23,11 @@ from tests.support.sampler_bench import (
     resolved,
     starting,
 )
+from tests.support.small_text import SmallText
 
 pytestmark = pytest.mark.thorough
 
+MODEL = SmallText()
 VOCAB = 24
 DRAWS = 40_000
 
@@ -178,3 +187,27 @@ def test_codes_are_drawn_as_each_row_wants_them():
         alone.start([starting(row, resolved(VOCAB, seed=row, **({"temperature": 0.0} | same)))])
         expected_R = sample(logits_RV[row : row + 1], alone.state, which_R, which_R + 9, EVERYTHING, group=2)
         assert together_R[row] == expected_R[0]
+
+
+def test_the_kernel_gathers_the_positions_of_its_rows(monkeypatch: pytest.MonkeyPatch):
+    """It is given those of all rows, and writes the ids in place."""
+    limits = Limits.of("text", ArOptions(max_num_seqs=4, max_model_len=64), MODEL.shape)
+    state = allocate_rows(CpuDevice(), MODEL, limits, torch.float32)
+    state.columns.outputs.copy_(torch.arange(7, 12))  # the last is the null row
+
+    def draw_positions(
+        logits_RV: Tensor,
+        sampling: SamplingState,
+        rows_R: Tensor,
+        position: Tensor,
+        *,
+        by_row: bool = False,
+        out_R: Tensor,
+    ) -> None:
+        out_R.copy_(position[rows_R] if by_row else position)
+
+    monkeypatch.setattr(phases, "runs_kernel", lambda logits_RV: True)
+    monkeypatch.setattr(phases, "fused_sample", draw_positions)
+    rows_R, ids_R = torch.tensor([2, 0]), torch.zeros(2, dtype=torch.int64)
+    phases.sample_rows(state, torch.zeros(2, 5), rows_R, flags_of(GREEDY), None, (), ids_R)
+    assert ids_R.tolist() == [9, 7]
