@@ -1,14 +1,13 @@
 """How far a producer gets ahead of its consumers, over fake stages driven by hand."""
 
-from omni.connector import Ref
-from omni.device import COMPLETED, Stream
+from omni.device import COMPLETED
 from omni.engine.route import Credit
 from omni.pipeline import Edge
 from omni.stage import Feed, Pause, Resume
 from tests.support.fake_graph import (
-    CountingConnector,
     FakeGraph,
     FakeWorker,
+    FaultyConnector,
     Scripted,
     always,
     fake_pipeline,
@@ -120,16 +119,7 @@ def test_a_payload_that_the_adapter_drops_is_given_back_at_once() -> None:
 
 
 def test_a_payload_under_way_counts_until_it_is_given_up() -> None:
-    class Slow(CountingConnector):
-        """Nothing arrives."""
-
-        def receive(self, ref: Ref, stream: Stream) -> "Slow":
-            return self
-
-        def poll(self) -> None:
-            return None
-
-    graph = FakeGraph(connectors={EDGE: Slow()}, pipeline=fake_pipeline(2))
+    graph = FakeGraph(connectors={EDGE: FaultyConnector()}, pipeline=fake_pipeline(2))
     graph.submit("r", *BOTH)
     write(graph, "r", 2)
     assert graph.writer.told("r") == [Pause]

@@ -11,21 +11,11 @@ from omni.device import COMPLETED, Event
 from omni.payload import PageSlice, Payload
 from omni.pipeline import Edge
 from omni.stage import Feed, Lease, Produced
+from omni.testing.connectors import Gate
 from omni_local.connector import LocalConnector
-from tests.support.fake_graph import CountingConnector, FakeGraph, Note, lent
+from tests.support.fake_graph import CountingConnector, Note, lent
 
 PAGES = torch.zeros(2, 4, 3)
-EDGE = "writer->speaker"
-
-
-class Gate:
-    """An event that a test opens."""
-
-    def __init__(self) -> None:
-        self.open = False
-
-    def done(self) -> bool:
-        return self.open
 
 
 def made() -> Produced:
@@ -91,23 +81,6 @@ def test_a_connector_that_fails_to_release_loses_only_that_payload(caplog: pytes
     with caplog.at_level(logging.ERROR):
         lease.release(COMPLETED)
     assert "the connector failed to release a payload" in caplog.text
-
-
-def test_a_connector_that_fails_to_deliver_ends_the_request_alone() -> None:
-    class Deaf(CountingConnector):
-        def receive(self, ref: Ref, stream: object) -> "Deaf":
-            return self
-
-        def poll(self) -> None:
-            raise OSError("the cable is cut")
-
-    graph = FakeGraph(connectors={EDGE: Deaf()})
-    failing, other = graph.submit("bad", "text", "audio"), graph.submit("good", "text")
-    held = graph.writer.produce("bad", lent(1))
-    graph.settle()
-    assert failing.failure == "stage 'writer->speaker' failed while receiving a payload: OSError: the cable is cut"
-    assert held.free
-    assert not other.over
 
 
 def test_a_credit_of_nothing_is_refused() -> None:

@@ -5,19 +5,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni.connector import Ref
-from omni.device import Event, Stream
 from omni.engine import EngineRequest, RequestFinished
 from omni.errors import OmniError, StageError
 from omni.payload import Payload
-from tests.support.fake_graph import CountingConnector, FakeGraph, Recorder, host, lent
+from tests.support.fake_graph import FakeGraph, FaultyConnector, Recorder, host, lent
 
 BOTH = ("text", "audio")
 GIVEN_UP = OmniError("the client went away")
 
 
-def test_a_request_opens_the_stages_it_uses_with_their_sources():
-    graph = FakeGraph()
+@pytest.fixture
+def graph() -> FakeGraph:
+    return FakeGraph()
+
+
+def test_a_request_opens_the_stages_it_uses_with_their_sources(graph: FakeGraph):
     graph.submit("r", *BOTH)
     assert graph.seer.opened("r").inputs == {"frontend"}
     assert graph.writer.opened("r").inputs == {"frontend", "seer->writer"}
@@ -26,15 +28,13 @@ def test_a_request_opens_the_stages_it_uses_with_their_sources():
     assert graph.writer.ended("r") == ["frontend"]
 
 
-def test_stages_that_a_request_does_not_need_are_left_out():
-    graph = FakeGraph()
+def test_stages_that_a_request_does_not_need_are_left_out(graph: FakeGraph):
     graph.submit("r", "text", seer=False)
     assert graph.writer.opened("r").inputs == {"frontend"}
     assert graph.seer.taken == graph.speaker.taken == []
 
 
-def test_an_output_that_nothing_fed_can_reach_is_refused():
-    graph = FakeGraph()
+def test_an_output_that_nothing_fed_can_reach_is_refused(graph: FakeGraph):
     recorder = Recorder()
     graph.engine.submit(EngineRequest("r", frozenset({"text"}), {}), recorder)
     graph.settle()
@@ -42,8 +42,7 @@ def test_an_output_that_nothing_fed_can_reach_is_refused():
     assert graph.engine.idle
 
 
-def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on():
-    graph = FakeGraph()
+def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on(graph: FakeGraph):
     first = graph.submit("r", "text")
     assert "already under way" in graph.submit("r", "text").failure
     graph.writer.done("r")
@@ -52,8 +51,7 @@ def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on():
     assert isinstance(first.outputs[-1], RequestFinished)
 
 
-def test_payloads_keep_their_order_and_the_end_comes_last():
-    graph = FakeGraph()
+def test_payloads_keep_their_order_and_the_end_comes_last(graph: FakeGraph):
     recorder = graph.submit("r", *BOTH)
     for number in range(5):
         graph.writer.produce("r", host(number))
@@ -64,8 +62,7 @@ def test_payloads_keep_their_order_and_the_end_comes_last():
     assert recorder.chunks == [("text", number) for number in range(5)]
 
 
-def test_fan_in_brings_each_source_and_each_end():
-    graph = FakeGraph()
+def test_fan_in_brings_each_source_and_each_end(graph: FakeGraph):
     graph.submit("r", "text")
     graph.seer.produce("r", lent(7))
     graph.seer.done("r")
@@ -74,8 +71,7 @@ def test_fan_in_brings_each_source_and_each_end():
     assert graph.writer.ended("r") == ["frontend", "seer->writer"]
 
 
-def test_only_host_payloads_of_wanted_modalities_reach_the_user():
-    graph = FakeGraph()
+def test_only_host_payloads_of_wanted_modalities_reach_the_user(graph: FakeGraph):
     recorder = graph.submit("r", "audio")
     graph.writer.produce("r", host(1))
     graph.writer.produce("r", lent(2))
@@ -84,8 +80,7 @@ def test_only_host_payloads_of_wanted_modalities_reach_the_user():
     assert recorder.chunks == [("audio", 3)]
 
 
-def test_when_every_wanted_stage_is_done_the_others_are_aborted():
-    graph = FakeGraph()
+def test_when_every_wanted_stage_is_done_the_others_are_aborted(graph: FakeGraph):
     recorder = graph.submit("r", "text")
     graph.writer.done("r")
     graph.settle()
@@ -96,8 +91,7 @@ def test_when_every_wanted_stage_is_done_the_others_are_aborted():
     assert graph.engine.idle
 
 
-def test_a_consumer_that_is_done_early_gets_no_more_and_frees_its_producer():
-    graph = FakeGraph()
+def test_a_consumer_that_is_done_early_gets_no_more_and_frees_its_producer(graph: FakeGraph):
     recorder = graph.submit("r", *BOTH)
     before = graph.writer.produce("r", lent(1))
     graph.settle()
@@ -114,16 +108,7 @@ def test_a_consumer_that_is_done_early_gets_no_more_and_frees_its_producer():
 
 
 def test_payloads_under_way_to_a_consumer_that_ends_are_given_up():
-    class Slow(CountingConnector):
-        """Nothing arrives."""
-
-        def receive(self, ref: Ref, stream: Stream) -> "Slow":
-            return self
-
-        def poll(self) -> None:
-            return None
-
-    graph = FakeGraph(connectors={"writer->speaker": Slow()})
+    graph = FakeGraph(connectors={"writer->speaker": FaultyConnector()})
     graph.submit("r", *BOTH)
     held = graph.writer.produce("r", lent(1))
     graph.settle()
@@ -134,8 +119,7 @@ def test_payloads_under_way_to_a_consumer_that_ends_are_given_up():
 
 
 @pytest.mark.parametrize("stage", ["seer", "writer", "speaker"])
-def test_a_failed_stage_ends_its_request_alone(stage: str):
-    graph = FakeGraph()
+def test_a_failed_stage_ends_its_request_alone(stage: str, graph: FakeGraph):
     failing, other = graph.submit("bad", *BOTH), graph.submit("good", *BOTH)
     graph.workers[stage].fail("bad", StageError(stage, "thinking", "no idea"))
     graph.settle()
@@ -147,8 +131,7 @@ def test_a_failed_stage_ends_its_request_alone(stage: str):
 
 
 @pytest.mark.parametrize("progress", range(6))
-def test_an_abort_at_any_point_frees_everything(progress: int):
-    graph = FakeGraph()
+def test_an_abort_at_any_point_frees_everything(progress: int, graph: FakeGraph):
     recorder = graph.submit("r", *BOTH)
     steps = (
         lambda: graph.seer.produce("r", lent(0)),
@@ -173,8 +156,7 @@ def test_an_abort_at_any_point_frees_everything(progress: int):
     assert all(count <= 1 for count in (worker.aborts("r") for worker in graph.workers.values()))
 
 
-def test_what_a_stage_gives_after_an_abort_is_let_go():
-    graph = FakeGraph()
+def test_what_a_stage_gives_after_an_abort_is_let_go(graph: FakeGraph):
     graph.submit("r", *BOTH)
     graph.engine.abort("r", GIVEN_UP)
     late = graph.writer.produce("r", lent(1))
@@ -183,40 +165,23 @@ def test_what_a_stage_gives_after_an_abort_is_let_go():
     assert graph.speaker.fed("r") == []
 
 
-def test_an_abort_of_an_unknown_request_is_nothing():
-    graph = FakeGraph()
-    graph.engine.abort("nobody", GIVEN_UP)
-    graph.settle()
-    assert graph.engine.idle
+CUT = OSError("the cable is cut")
 
 
-def test_a_connector_that_fails_ends_one_request_and_frees_the_payload():
-    class Broken(CountingConnector):
-        def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
-            raise OSError("the cable is cut")
-
-    graph = FakeGraph(connectors={"writer->speaker": Broken()})
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        ("send", CUT, "stage 'writer->speaker' failed while sending a payload: OSError: the cable is cut"),
+        ("poll", CUT, "stage 'writer->speaker' failed while receiving a payload: OSError: the cable is cut"),
+        ("poll", OmniError("the peer is gone"), "the peer is gone"),
+    ],
+)
+def test_a_connector_that_fails_ends_one_request_and_frees_the_payload(where: str, error: Exception, message: str):
+    graph = FakeGraph(connectors={"writer->speaker": FaultyConnector(where, error)})
     failing, other = graph.submit("bad", *BOTH), graph.submit("good", "text")
     held = graph.writer.produce("bad", lent(1))
     graph.settle()
-    assert failing.failure == "stage 'writer->speaker' failed while sending a payload: OSError: the cable is cut"
-    assert held.free
-    assert not other.over
-
-
-def test_a_payload_lost_on_the_way_ends_the_request_alone():
-    class Lossy(CountingConnector):
-        def receive(self, ref: Ref, stream: Stream) -> "Lossy":
-            return self
-
-        def poll(self) -> None:
-            raise OmniError("the peer is gone")
-
-    graph = FakeGraph(connectors={"writer->speaker": Lossy()})
-    failing, other = graph.submit("bad", *BOTH), graph.submit("good", "text")
-    held = graph.writer.produce("bad", lent(1))
-    graph.settle()
-    assert failing.failure == "the peer is gone"
+    assert failing.failure == message
     assert held.free
     assert not other.over
 
@@ -245,8 +210,7 @@ def test_edge_arguments_reach_the_adapter():
 
 
 @pytest.mark.parametrize("field", ["inputs", "edges", "sampling"])
-def test_a_name_that_the_pipeline_does_not_have_is_refused(field: str):
-    graph = FakeGraph()
+def test_a_name_that_the_pipeline_does_not_have_is_refused(field: str, graph: FakeGraph):
     recorder = Recorder()
     given: dict[str, Any] = {"inputs": {"writer": [host(0)]}}
     given[field] = given.get(field, {}) | {"narrator": [host(1)]}

@@ -148,6 +148,26 @@ class CountingConnector(LocalConnector):
         self.closed += 1
 
 
+class FaultyConnector(CountingConnector):
+    """Raises `error` in `where`, `"send"` or `"poll"`; without one nothing arrives."""
+
+    def __init__(self, where: str = "poll", error: Exception | None = None) -> None:
+        super().__init__()
+        self._where, self._error = where, error
+
+    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
+        if self._where == "send" and self._error is not None:
+            raise self._error
+        return super().send(payload, ready, stream)
+
+    def receive(self, ref: Ref, stream: Stream) -> "FaultyConnector":
+        return self
+
+    def poll(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
 class Recorder:
     """A sink."""
 

@@ -15,6 +15,7 @@ from omni.engine.host import HostConnector
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
 from omni_local.connector import LocalConnector
+from tests.support.devices import QueuedDevice
 from tests.support.tensors import tensors_of
 
 BLOCK = 4
@@ -91,6 +92,13 @@ class HostBench:
             if sent.received is not None:
                 assert sent.received.payload.meta == Numbered(number=sent.number)
                 self.under_way.remove(sent)
+
+    def settle(self) -> None:
+        """Runs the device and polls until nothing is under way."""
+        while self.under_way:
+            if isinstance(self.device, QueuedDevice):
+                self.device.run()
+            self.poll()
 
     def release(self, sent: Sent, after: Event = COMPLETED) -> None:
         sent.over = True

@@ -8,19 +8,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni.device import COMPLETED
+from omni.connector import Reach, Ref
+from omni.device import COMPLETED, Event
 from omni.device.cpu import CpuDevice
-from omni.engine.host import MAX_ROWS, HostConnector, cut, parts_of
+from omni.engine.host import MAX_ROWS, HostConnector, HostRef, cut, parts_of
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
 from omni.testing import SimulatedDevice
 from omni.testing.connectors import Gate
 from omni_local.connector import LocalConnector
 from tests.support.devices import QueuedDevice
+from tests.support.fake_graph import lent
 from tests.support.host_bench import BLOCK, HostBench, Numbered, expect_late, play
 
 HOST, WRITER = "writer->clerk-host", "writer"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.fixture
+def device() -> QueuedDevice:
+    return QueuedDevice()
 
 
 @st.composite
@@ -76,8 +83,7 @@ def test_pieces_cover_every_byte_once_and_keep_their_bounds(rows: int, width: in
     assert nbytes >= rows * width * 4
 
 
-def test_a_payload_without_tensors_takes_no_copy_and_no_slot() -> None:
-    device = QueuedDevice()
+def test_a_payload_without_tensors_takes_no_copy_and_no_slot(device: QueuedDevice) -> None:
     connector = HostConnector(LocalConnector(), device, "edge", slots=0)
     ref = connector.send(Payload(Numbered(number=5)), COMPLETED, device.stream("writer"))
     received = connector.receive(ref, device.stream("writer")).poll()
@@ -89,8 +95,7 @@ def test_a_payload_without_tensors_takes_no_copy_and_no_slot() -> None:
     assert not device.pending
 
 
-def test_the_copy_waits_for_the_payload_and_then_frees_the_producer() -> None:
-    device = QueuedDevice()
+def test_the_copy_waits_for_the_payload_and_then_frees_the_producer(device: QueuedDevice) -> None:
     bench = HostBench(device)
     sent = bench.send(3, scattered=True)
     bench.poll()
@@ -106,8 +111,7 @@ def test_the_copy_waits_for_the_payload_and_then_frees_the_producer() -> None:
     bench.expect(sent)
 
 
-def test_rows_that_follow_one_another_need_no_upload() -> None:
-    device = QueuedDevice()
+def test_rows_that_follow_one_another_need_no_upload(device: QueuedDevice) -> None:
     bench = HostBench(device)
     for scattered in (False, True):
         bench.send(3, scattered=scattered)
@@ -118,8 +122,7 @@ def test_rows_that_follow_one_another_need_no_upload() -> None:
     assert stream.ran == ["gather_rows", "copy_rows", "copy_upload", "gather_rows", "copy_rows"]
 
 
-def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before() -> None:
-    device = QueuedDevice()
+def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=1)
     first = bench.send(2)
     device.run()
@@ -128,9 +131,7 @@ def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before() -> None
     gate = Gate()
     bench.release(first, gate)
     second = bench.send(2)
-    while bench.under_way:
-        device.run()
-        bench.poll()
+    bench.settle()
     bench.expect(second)
     bench.expect(first)
     gate.open = True
@@ -143,8 +144,7 @@ def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before() -> None
         bench.expect(first)
 
 
-def test_who_waited_its_turn_and_got_a_slot_after_all_is_not_waited_for() -> None:
-    device = QueuedDevice()
+def test_who_waited_its_turn_and_got_a_slot_after_all_is_not_waited_for(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=1)
     first, second, third = (bench.send(2) for _ in range(3))
     device.run()
@@ -160,8 +160,7 @@ def test_who_waited_its_turn_and_got_a_slot_after_all_is_not_waited_for() -> Non
         bench.expect(sent)
 
 
-def test_who_leaves_while_its_slot_is_written_gives_it_to_the_next() -> None:
-    device = QueuedDevice()
+def test_who_leaves_while_its_slot_is_written_gives_it_to_the_next(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=1)
     first, second = bench.send(2), bench.send(2)
     device.run()
@@ -175,8 +174,7 @@ def test_who_leaves_while_its_slot_is_written_gives_it_to_the_next() -> None:
     assert first.ref.freed
 
 
-def test_moved_rows_are_read_where_they_are_before_the_old_place_is_freed() -> None:
-    device = QueuedDevice()
+def test_moved_rows_are_read_where_they_are_before_the_old_place_is_freed(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=0, piece_bytes=64)
     sent = bench.send(10, scattered=True)
     device.run()
@@ -199,8 +197,7 @@ def test_moved_rows_are_read_where_they_are_before_the_old_place_is_freed() -> N
     bench.expect(sent)
 
 
-def test_a_stream_that_stalls_takes_no_more_than_it_has_room_for() -> None:
-    device = QueuedDevice()
+def test_a_stream_that_stalls_takes_no_more_than_it_has_room_for(device: QueuedDevice) -> None:
     bench = HostBench(device, slot_bytes=256, piece_bytes=128)
     for rows in [2, 2, 2, 20, 2, 2, 2, 2]:
         bench.send(rows, scattered=True)
@@ -208,9 +205,7 @@ def test_a_stream_that_stalls_takes_no_more_than_it_has_room_for() -> None:
     for _ in range(3):
         bench.poll()
     assert bench.under_way
-    while bench.under_way:
-        device.run()
-        bench.poll()
+    bench.settle()
     device.run()
     for sent in bench.sent:
         bench.expect(sent)
@@ -221,15 +216,13 @@ def test_a_consumer_that_keeps_everything_stops_nobody_else() -> None:
     bench = HostBench(device, slots=4)
     kept = [bench.send(2) for _ in range(9)]
     other = [bench.send(5, scattered=True) for _ in range(9)]
-    while bench.under_way:
-        bench.poll()
+    bench.settle()
     for sent in (*kept, *other):
         bench.expect(sent)
         assert sent.ref.freed, "however long it is kept"
 
 
-def test_payload_larger_than_a_slot_comes_in_pieces_and_small_overtakes_it() -> None:
-    device = QueuedDevice()
+def test_payload_larger_than_a_slot_comes_in_pieces_and_small_overtakes_it(device: QueuedDevice) -> None:
     bench = HostBench(device, slot_bytes=256, piece_bytes=128)
     large, small = bench.send(40, scattered=True), bench.send(1)
     device.run({WRITER})
@@ -239,9 +232,7 @@ def test_payload_larger_than_a_slot_comes_in_pieces_and_small_overtakes_it() -> 
     bench.expect(small)
     assert large.received is None
     assert not large.ref.released
-    while bench.under_way:
-        device.run()
-        bench.poll()
+    bench.settle()
     bench.expect(large)
     assert large.ref.freed
 
@@ -249,8 +240,7 @@ def test_payload_larger_than_a_slot_comes_in_pieces_and_small_overtakes_it() -> 
 def test_more_scattered_rows_than_one_copy_takes() -> None:
     bench = HostBench(CpuDevice(), width=1)
     sent = bench.send(2 * MAX_ROWS + 5, scattered=True)
-    while bench.under_way:
-        bench.poll()
+    bench.settle()
     bench.expect(sent)
 
 
@@ -264,8 +254,7 @@ def test_who_leaves_before_its_payload_is_ready_gives_it_back_at_once() -> None:
         sent.pending.poll()
 
 
-def test_a_cancelled_payload_frees_memory_after_the_copies_that_read_it() -> None:
-    device = QueuedDevice()
+def test_a_cancelled_payload_frees_memory_after_the_copies_that_read_it(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=0, piece_bytes=64)
     first, second = bench.send(10), bench.send(10)
     device.run()
@@ -273,9 +262,7 @@ def test_a_cancelled_payload_frees_memory_after_the_copies_that_read_it() -> Non
     bench.abort(first)
     assert first.ref.released
     assert not first.ref.freed
-    while bench.under_way:
-        bench.poll()
-        device.run()
+    bench.settle()
     bench.expect(second)
     assert first.ref.freed
 
@@ -292,8 +279,7 @@ def test_a_copy_that_cannot_be_launched_fails_its_payload_alone(slots: int) -> N
     bench.abort(bad)
     assert bad.ref.freed
     good = bench.send(2)
-    while bench.under_way:
-        bench.poll()
+    bench.settle()
     bench.expect(good)
 
 
@@ -357,3 +343,37 @@ def _drain(bench: HostBench, device: QueuedDevice) -> None:
             bench.release(sent)
     device.run()
     assert all(sent.ref.freed for sent in bench.sent)
+
+
+class Recorded(LocalConnector):
+    """calls: names of the calls that end a reference."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def release(self, ref: Ref, after: Event) -> None:
+        self.calls.append("release")
+        super().release(ref, after)
+
+    def abort(self, ref: Ref, reason: str) -> None:
+        self.calls.append("abort")
+        super().abort(ref, reason)
+
+
+@pytest.mark.parametrize("first", ["release", "abort"])
+def test_a_producer_s_memory_is_released_or_given_up_once(first: str) -> None:
+    inner = Recorded()
+    ref = HostRef(inner.send(lent(0), COMPLETED, CpuDevice().stream("producer")), inner)
+    for call in (first, "release", "abort", "release"):
+        if call == "release":
+            ref.release(COMPLETED)
+        else:
+            ref.abort("not wanted", COMPLETED)
+    assert inner.calls == [first]
+    assert ref.freed
+
+
+def test_it_reaches_as_far_as_the_connector_inside() -> None:
+    inner = LocalConnector()
+    assert HostConnector(inner, CpuDevice(), "edge").reach is inner.reach
+    assert isinstance(inner.reach, Reach)
