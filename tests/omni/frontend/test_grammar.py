@@ -278,7 +278,7 @@ def test_ctrl_c_anywhere_in_a_compile_leaves_the_form_to_the_next():
     assert everywhere(compile_anew, after, ("/grammar/compiler.py",)) > 20
 
 
-def test_a_thread_that_waits_for_a_grammar_compiles_it_if_the_first_is_interrupted(monkeypatch: pytest.MonkeyPatch):
+def test_a_waiting_thread_compiles_if_the_first_is_interrupted(monkeypatch: pytest.MonkeyPatch):
     fresh = GrammarCompiler(AB)
     form = StructuredOutput(regex="a+b")
     began, interrupt = threading.Event(), threading.Event()

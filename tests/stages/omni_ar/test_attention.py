@@ -285,7 +285,7 @@ def test_what_a_library_cannot_serve_is_refused(monkeypatch, name, module, stage
 
 
 @pytest.mark.gpu
-def test_triton_serves_a_gpu_and_takes_the_reference_where_plain_torch_is_asked_for():
+def test_triton_serves_a_gpu_and_the_reference_plain_torch():
     device = open_device("cuda:0")
     backend = select("auto", device)
     assert isinstance(backend, TritonPagedAttention)
