@@ -11,7 +11,7 @@ import torch
 from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
 from omni.errors import OmniError, OverloadedError
 from omni.payload import Payload
-from tests.support.fake_graph import FakeGraph, FakeWorker, Note, Recorder, host
+from tests.support.fake_graph import FakeGraph, FakeWorker, Note, Recorder, host, text_request
 
 GIVEN_UP = OmniError("the client went away")
 
@@ -42,15 +42,12 @@ def test_active_requests_are_bounded_and_the_others_follow_in_order() -> None:
     assert opened(graph.writer) == opened(graph.seer) == ["a", "b"]
     assert graph.orchestrator.unfinished == 4
     assert not graph.engine.idle
-    graph.writer.done("b")
-    graph.settle()
+    graph.finish("b")
     assert opened(graph.writer) == ["a", "b", "c"]
     graph.engine.abort("a", GIVEN_UP)
     graph.settle()
     assert opened(graph.writer) == ["a", "b", "c", "d"]
-    for name in "cd":
-        graph.writer.done(name)
-    graph.settle()
+    graph.finish(*"cd")
     assert [isinstance(sink.outputs[-1], RequestFinished) for sink in sinks] == [False, True, True, True]
     assert graph.engine.idle
 
@@ -65,8 +62,7 @@ def test_beyond_the_limit_a_request_is_refused_with_the_numbers() -> None:
     assert str(late.error) == (
         "engine.max_waiting_requests: 2 requests are under way and 3 wait, the most allowed; retry later, or raise it"
     )
-    graph.writer.done("a")
-    graph.settle()
+    graph.finish("a")
     assert not graph.submit("f", "text").over
 
 
@@ -74,8 +70,7 @@ def test_nobody_needs_to_wait_where_nobody_may() -> None:
     graph = FakeGraph(max_active=1, max_waiting=0)
     assert not graph.submit("a", "text").over
     assert "1 requests are under way and 0 wait" in graph.submit("b", "text").failure
-    graph.writer.done("a")
-    graph.settle()
+    graph.finish("a")
     assert not graph.submit("b", "text").over
 
 
@@ -87,11 +82,9 @@ def test_who_gives_up_waiting_is_told_and_no_stage_hears_of_it() -> None:
     graph.settle()
     assert waiting.failure == str(GIVEN_UP)
     again = graph.submit("b", "text")
-    graph.writer.done("a")
-    graph.settle()
+    graph.finish("a")
     assert opened(graph.writer) == ["a", "b"]
-    graph.writer.done("b")
-    graph.settle()
+    graph.finish("b")
     assert again.over
     assert graph.engine.idle
     assert graph.writer.aborts("b") == 0
@@ -134,8 +127,7 @@ def test_who_gave_up_waiting_is_passed_over() -> None:
     for name in "abc":
         graph.submit(name, "text")
     graph.engine.abort("b", GIVEN_UP)
-    graph.writer.done("a")
-    graph.settle()
+    graph.finish("a")
     assert opened(graph.writer) == ["a", "c"]
 
 
@@ -151,7 +143,7 @@ def test_a_long_queue_costs_a_tick_nothing() -> None:
     def crowded(waiting: int) -> FakeGraph:
         graph = FakeGraph(max_active=1)
         for number in range(waiting + 1):
-            graph.engine.submit(EngineRequest(str(number), frozenset({"text"}), {"writer": [host(0)]}), print)
+            graph.engine.submit(text_request(str(number)), print)
         graph.settle()
         return graph
 
@@ -198,8 +190,8 @@ def test_a_sink_that_raises_ends_its_own_request_and_nothing_else(
     graph = FakeGraph(max_active=2)
     good = graph.submit("good", "text")
     sink = Rude(hated)
-    graph.engine.submit(EngineRequest("rude", frozenset({"text"}), {"writer": [host(0)]}), sink)
-    graph.engine.submit(EngineRequest("rude", frozenset({"text"}), {"writer": [host(0)]}), Rude(RequestFailed))
+    graph.engine.submit(text_request("rude"), sink)
+    graph.engine.submit(text_request("rude"), Rude(RequestFailed))
     graph.settle()
     graph.writer.produce("rude", host(1))
     graph.settle()
@@ -213,7 +205,6 @@ def test_a_sink_that_raises_ends_its_own_request_and_nothing_else(
     assert "the sink of request rude raised" in caplog.text
     assert not good.over
     assert "rude" not in graph.seer.held
-    graph.writer.done("good")
-    graph.settle()
+    graph.finish("good")
     assert isinstance(good.outputs[-1], RequestFinished)
     assert graph.orchestrator.unfinished == 0

@@ -145,8 +145,7 @@ def test_finished_producers_and_requests_get_no_message() -> None:
     for name in ("done", "over"):
         graph.submit(name, *BOTH)
         write(graph, name, CREDIT)
-    graph.writer.done("done")
-    graph.settle()
+    graph.finish("done")
     held = inputs(graph, "over")
     graph.speaker.fail("over", RuntimeError("no voice"))  # type: ignore[arg-type]
     graph.settle()

@@ -1,11 +1,15 @@
 """The engine's thread, its commands and its end, over fake stages."""
 
 import threading
+from collections.abc import Callable
 from functools import partial
 
-from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished
+import pytest
+
+from omni.engine import EngineOptions, EngineOutput, RequestFailed, RequestFinished
+from omni.engine.mailbox import LocalMailbox
 from omni.errors import OmniError
-from tests.support.fake_graph import FakeGraph, Recorder, host, lent
+from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, host, lent, text_request
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -26,15 +30,11 @@ class Waiting(Recorder):
             self.last.set()
 
 
-def request(request_id: str) -> EngineRequest:
-    return EngineRequest(request_id, frozenset({"text"}), {"writer": [host(0)]})
-
-
 def test_the_loop_runs_in_a_thread_of_its_own_and_sinks_are_called_there():
     graph, sink = FakeGraph(), Waiting()
     graph.writer.answer = host(1)
     graph.engine.start()
-    graph.engine.submit(request("r"), sink)
+    graph.engine.submit(text_request("r"), sink)
     assert sink.last.wait(PATIENCE_SECONDS)
     assert sink.thread is not threading.main_thread()
     assert sink.chunks == [("text", 1)]
@@ -50,7 +50,7 @@ def test_an_idle_engine_wakes_for_the_next_request():
     graph.engine.start()
     for number in range(3):
         sink = Waiting()
-        graph.engine.submit(request(str(number)), sink)
+        graph.engine.submit(text_request(str(number)), sink)
         assert sink.last.wait(PATIENCE_SECONDS)
     graph.engine.close()
 
@@ -59,7 +59,7 @@ def test_close_while_busy_tells_every_sink_and_is_idempotent():
     graph, sinks = FakeGraph(), [Waiting(), Waiting()]
     graph.engine.start()
     for number, sink in enumerate(sinks):
-        graph.engine.submit(request(str(number)), sink)
+        graph.engine.submit(text_request(str(number)), sink)
     graph.engine.close()
     graph.engine.close()
     for sink in sinks:
@@ -70,7 +70,7 @@ def test_close_while_busy_tells_every_sink_and_is_idempotent():
 
 def test_a_request_that_the_loop_never_took_is_told_of_the_close():
     graph, sink = FakeGraph(), Waiting()
-    graph.engine.submit(request("r"), sink)
+    graph.engine.submit(text_request("r"), sink)
     graph.engine.close()
     assert "the engine was closed" in sink.failure
 
@@ -78,7 +78,7 @@ def test_a_request_that_the_loop_never_took_is_told_of_the_close():
 def test_a_request_after_the_close_is_refused():
     graph, sink = FakeGraph(), Waiting()
     graph.engine.close()
-    graph.engine.submit(request("r"), sink)
+    graph.engine.submit(text_request("r"), sink)
     graph.engine.abort("r", OmniError("too late"))
     assert "the engine was closed" in sink.failure
 
@@ -86,9 +86,9 @@ def test_a_request_after_the_close_is_refused():
 def test_a_worker_that_raises_ends_its_requests_and_refuses_new_ones():
     graph, first, second = FakeGraph(), Waiting(), Waiting()
     graph.engine.start()
-    graph.engine.submit(request("a"), first)
+    graph.engine.submit(text_request("a"), first)
     graph.writer.broken = RuntimeError("the device fell off the bus")
-    graph.engine.submit(request("b"), second)
+    graph.engine.submit(text_request("b"), second)
     for sink in (first, second):
         assert sink.last.wait(PATIENCE_SECONDS)
         assert isinstance(sink.outputs[-1], RequestFailed)
@@ -96,11 +96,51 @@ def test_a_worker_that_raises_ends_its_requests_and_refuses_new_ones():
     graph.engine.close()
 
 
+class Breaking(FakeWorker):
+    """Raises in its first tick. ticks: how often it was given a turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticks = 0
+
+    def tick(self) -> bool:
+        self.ticks += 1
+        raise RuntimeError("out of order")
+
+
+class CountedMailbox(LocalMailbox):
+    """waits: how often the loop waited and went on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def wait(self) -> None:
+        super().wait()
+        self.waits += 1
+
+
+def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
+    graph, broken, mailbox = FakeGraph(), Breaking(), CountedMailbox()
+    graph.workers["writer"] = broken
+    vars(graph.engine)["_workers"] = graph.workers
+    graph.engine._mailbox = mailbox
+    graph.engine.start()
+    for number in range(3):
+        sink = Waiting()
+        graph.engine.submit(text_request(str(number)), sink)
+        assert sink.last.wait(PATIENCE_SECONDS)
+        assert isinstance(sink.outputs[-1], RequestFailed)
+    graph.engine.close()
+    assert broken.ticks == 1
+    assert mailbox.waits <= 3 + 2, "it wakes for a request and for the close, not in between"
+
+
 def test_idle_means_no_command_no_request_and_nothing_held():
     graph = FakeGraph()
     sink, idle = Recorder(), partial(getattr, graph.engine, "idle")
     assert idle()
-    graph.engine.submit(request("r"), sink)
+    graph.engine.submit(text_request("r"), sink)
     assert not idle(), "a command is waiting"
     graph.settle()
     assert not idle(), "a request is under way"
@@ -125,3 +165,14 @@ def test_tick_says_whether_anything_happened():
     graph.writer.produce("nobody", lent(1))
     assert graph.engine.tick()
     assert not graph.engine.tick()
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("max_active_requests", 1), ("max_waiting_requests", 0), ("max_waiting_bytes", 1), ("memory_bytes", 1)],
+)
+def test_limits_that_let_nothing_run_are_refused(name: str, least: int):
+    options: Callable[..., EngineOptions] = EngineOptions
+    options(**{name: least})
+    with pytest.raises(ValueError, match=f"{name} must be at least {least}"):
+        options(**{name: least - 1})

@@ -10,6 +10,8 @@ from omni.stage import Footprint
 
 MIB = 1024 * 1024
 _sizes = st.integers(0, 10**12)
+Case = tuple[dict[str, Footprint], dict[str, int], int]
+"""Footprints, working memory, and the smallest budget that is enough."""
 
 
 @st.composite
@@ -30,8 +32,7 @@ def _footprints(draw: st.DrawFn) -> dict[str, Footprint]:
 
 
 @st.composite
-def _cases(draw: st.DrawFn) -> tuple[dict[str, Footprint], dict[str, int], int]:
-    """Footprints, working memory, and the smallest budget that is enough."""
+def _cases(draw: st.DrawFn) -> Case:
     footprints = draw(_footprints())
     working = {name: draw(_sizes) for name in footprints}
     least = sum(f.weights + f.fixed + working[name] + f.page_bytes * _least(f) for name, f in footprints.items())
@@ -48,9 +49,7 @@ def _total(memory: dict[str, StageMemory]) -> int:
 
 
 @given(case=_cases(), extra=_sizes)
-def test_pages_stay_within_the_budget_and_between_fewest_and_most(
-    case: tuple[dict[str, Footprint], dict[str, int], int], extra: int
-) -> None:
+def test_pages_stay_within_budget_and_bounds_and_less_than_a_page_of_each_stage_is_left(case: Case, extra: int) -> None:
     footprints, working, least = case
     memory = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
     assert _total(memory) <= least + extra
@@ -61,23 +60,13 @@ def test_pages_stay_within_the_budget_and_between_fewest_and_most(
             assert memory[name].pages == footprint.chosen_pages
         else:
             assert footprint.fewest_pages <= memory[name].pages <= footprint.most_pages
-
-
-@given(case=_cases(), extra=_sizes)
-def test_less_than_a_page_of_each_stage_is_left_unless_all_have_their_most(
-    case: tuple[dict[str, Footprint], dict[str, int], int], extra: int
-) -> None:
-    footprints, working, least = case
-    memory = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
     growing = {name: f for name, f in footprints.items() if f.chosen_pages is None}
     full = all(memory[name].pages == f.most_pages for name, f in growing.items())
     assert full or least + extra - _total(memory) < sum(f.page_bytes for f in growing.values())
 
 
 @given(case=_cases(), extra=_sizes, more=_sizes)
-def test_a_larger_budget_takes_no_page_from_anyone(
-    case: tuple[dict[str, Footprint], dict[str, int], int], extra: int, more: int
-) -> None:
+def test_a_larger_budget_takes_no_page_from_anyone(case: Case, extra: int, more: int) -> None:
     footprints, working, least = case
     small = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
     large = divide(footprints, working, Budget(least + extra + more, "engine.memory_bytes"))
@@ -85,9 +74,7 @@ def test_a_larger_budget_takes_no_page_from_anyone(
 
 
 @given(case=_cases(), short=st.integers(1, 10**12))
-def test_a_budget_below_the_fewest_pages_is_refused(
-    case: tuple[dict[str, Footprint], dict[str, int], int], short: int
-) -> None:
+def test_a_budget_below_the_fewest_pages_is_refused(case: Case, short: int) -> None:
     footprints, working, least = case
     with pytest.raises(ConfigError):
         divide(footprints, working, Budget(least - short, "engine.memory_bytes"))

@@ -45,8 +45,7 @@ def test_an_output_that_nothing_fed_can_reach_is_refused(graph: FakeGraph):
 def test_a_second_request_of_the_same_id_is_refused_and_the_first_goes_on(graph: FakeGraph):
     first = graph.submit("r", "text")
     assert "already under way" in graph.submit("r", "text").failure
-    graph.writer.done("r")
-    graph.settle()
+    graph.finish("r")
     assert first.over
     assert isinstance(first.outputs[-1], RequestFinished)
 
@@ -55,8 +54,7 @@ def test_payloads_keep_their_order_and_the_end_comes_last(graph: FakeGraph):
     recorder = graph.submit("r", *BOTH)
     for number in range(5):
         graph.writer.produce("r", host(number))
-    graph.writer.done("r")
-    graph.settle()
+    graph.finish("r")
     assert graph.speaker.numbers("r") == [0, 1, 2, 3, 4]
     assert graph.speaker.ended("r") == ["writer->speaker"]
     assert recorder.chunks == [("text", number) for number in range(5)]
@@ -82,8 +80,7 @@ def test_only_host_payloads_of_wanted_modalities_reach_the_user(graph: FakeGraph
 
 def test_when_every_wanted_stage_is_done_the_others_are_aborted(graph: FakeGraph):
     recorder = graph.submit("r", "text")
-    graph.writer.done("r")
-    graph.settle()
+    graph.finish("r")
     assert recorder.finished == ["writer"]
     assert isinstance(recorder.outputs[-1], RequestFinished)
     assert graph.seer.aborts("r") == 1
@@ -101,8 +98,7 @@ def test_a_consumer_that_is_done_early_gets_no_more_and_frees_its_producer(graph
     assert after.free, "nobody will gather it"
     assert not before.free, "it was delivered, so it is the consumer's to release"
     assert len(graph.speaker.fed("r")) == 1
-    graph.writer.done("r")
-    graph.settle()
+    graph.finish("r")
     assert recorder.finished == ["speaker", "writer"]
     assert graph.speaker.ended("r") == []
 

@@ -19,8 +19,7 @@ def test_the_lowest_priority_is_admitted_first_then_the_oldest() -> None:
     for name in ("first", "urgent", "a", "b", "c", "late"):
         assert graph.writer.held == {name}
         order.append(graph.writer.opened(name).rank)
-        graph.writer.done(name)
-        graph.settle()
+        graph.finish(name)
     assert order == [(0, 0), (-1, 4), (0, 2), (0, 3), (0, 5), (5, 1)]
     assert graph.engine.idle
 

@@ -102,8 +102,7 @@ def test_an_adapter_that_raises_fails_its_request_alone(where: str):
     graph = FakeGraph(adapters={EDGE: lambda args: next(adapters)})
     failing, other = graph.submit("bad", *BOTH), graph.submit("good", *BOTH)
     produced = [graph.writer.produce(name, lent(1)) for name in ("bad", "bad", "good")]
-    graph.writer.done("bad")
-    graph.settle()
+    graph.finish("bad")
     assert failing.failure == f"stage {EDGE!r} failed while adapting a payload: ValueError: odd payload"
     assert not other.over
     graph.speaker.release("good")
@@ -134,8 +133,7 @@ def test_a_consumer_that_is_done_is_not_told_that_its_producer_ended():
     adapter = Scripted([], at_end=1)
     graph = FakeGraph(adapters={"seer->writer": always(adapter)})
     recorder = graph.submit("r", *BOTH)
-    graph.writer.done("r")
-    graph.settle()
+    graph.finish("r")
     graph.seer.done("r", "length")
     graph.settle()
     assert recorder.finished == ["writer", "seer"]

@@ -201,6 +201,10 @@ class Recorder:
         return [o.stage for o in self.outputs if isinstance(o, StageFinished)]
 
 
+def text_request(request_id: str) -> EngineRequest:
+    return EngineRequest(request_id, frozenset({"text"}), {"writer": [host(0)]})
+
+
 def fake_stage(name: str) -> Stage:
     return Stage(name=name, kind="fake", model="none:none", options=Note(number=0))
 
@@ -271,6 +275,12 @@ class FakeGraph:
         )
         self.settle()
         return recorder
+
+    def finish(self, *request_ids: str) -> None:
+        """The writer is done with these requests."""
+        for request_id in request_ids:
+            self.writer.done(request_id)
+        self.settle()
 
     def settle(self) -> None:
         while self.engine.tick():
