@@ -44,14 +44,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_waiting_bytes: int = 8 * 2**30
 
     def __post_init__(self) -> None:
-        if self.memory_bytes is not None and self.memory_bytes < 1:
-            raise ValueError("memory_bytes must be at least 1")
-        if self.max_active_requests < 1:
-            raise ValueError("max_active_requests must be at least 1")
-        if self.max_waiting_requests < 0:
-            raise ValueError("max_waiting_requests must be at least 0")
-        if self.max_waiting_bytes < 1:
-            raise ValueError("max_waiting_bytes must be at least 1")
+        limits = {"memory_bytes": 1, "max_active_requests": 1, "max_waiting_requests": 0, "max_waiting_bytes": 1}
+        for name, least in limits.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}")
 
 
 def engine_options(layers: Sequence[Layer]) -> tuple[EngineOptions, tuple[Setting, ...]]:

@@ -11,6 +11,7 @@ from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams, TextRules
 
 _log = logging.getLogger(__name__)
+_RAISED = "the sink of request %s raised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class SafeSink:
         try:
             self._sink(output)
         except Exception as error:
-            self._log_error()
+            _log.exception(_RAISED, self._request_id)
             raise StageError("sink", "taking an output", said(error)) from error
 
     def finish(self, output: RequestFinished | RequestFailed) -> None:
@@ -94,10 +95,7 @@ class SafeSink:
         try:
             self._sink(output)
         except Exception:
-            self._log_error()
-
-    def _log_error(self) -> None:
-        _log.exception("the sink of request %s raised", self._request_id)
+            _log.exception(_RAISED, self._request_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from omni.connector import Connector, Pending, Received, Ref
 from omni.device import COMPLETED, Stream
@@ -163,13 +164,11 @@ class Route:
             raise self._known("adapting a payload", error) from error
         self._under_way.popleft()
         with_tensors = sum(1 for payload in inputs if payload.tensors)
-        lease = Lease(self._connector, item.ref, with_tensors, self._acquired if item.counted else _nothing)
+        acquired = partial(self._credit.release, self.edge.name) if item.counted else _nothing
+        lease = Lease(self._connector, item.ref, with_tensors, acquired)
         for payload in inputs:
             feed = Feed(self.request_id, payload, received.ready, lease if payload.tensors else None)
             self._consumer.inbox.append(feed)
-
-    def _acquired(self) -> None:
-        self._credit.release(self.edge.name)
 
     def _give_up(self, ref: Ref, reason: str) -> None:
         """Gives up a payload. If the connector fails, only the payload's memory is lost."""

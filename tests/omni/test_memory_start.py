@@ -12,7 +12,7 @@ from omni.config import Layer
 from omni.device import AllocationCount, Device
 from omni.device.cpu import CpuDevice
 from omni.device.meta import MetaDevice
-from omni.engine import Engine, EngineOptions, StageMemory, build_engine, load_stages, resolve_pipeline
+from omni.engine import EngineOptions, StageMemory, build_engine, load_stages, resolve_pipeline
 from omni.errors import ConfigError
 from omni.stage import LoadedStage
 from omni_ar.loaded import LoadedAr
@@ -50,11 +50,16 @@ def _loaded(folder: Path, device: Device, load_format: str = "auto") -> dict[str
     return load_stages(plan, checkpoint, device, "float32", load_format)
 
 
-def _engine(folder: Path, memory_bytes: int | None, overrides: Mapping[str, object] | None = None) -> Engine:
+def _divided(
+    folder: Path, memory_bytes: int | None, overrides: Mapping[str, object] | None = None
+) -> Mapping[str, StageMemory]:
+    """The memory of an engine's stages."""
     checkpoint, plugins = Checkpoint(folder), in_tree_plugins()
     plan = resolve_pipeline(checkpoint, plugins, [Layer("test", _SMALL | dict(overrides or {}))])
     options = EngineOptions(dtype="float32", memory_bytes=memory_bytes)
-    return build_engine(plan, checkpoint, plugins, CpuDevice(), options)
+    engine = build_engine(plan, checkpoint, plugins, CpuDevice(), options)
+    engine.close()
+    return engine.memory
 
 
 def _needed(memory: Mapping[str, StageMemory]) -> int:
@@ -63,9 +68,7 @@ def _needed(memory: Mapping[str, StageMemory]) -> int:
 
 @pytest.fixture(scope="module")
 def ample(folder: Path) -> Mapping[str, StageMemory]:
-    engine = _engine(folder, 10**10)
-    engine.close()
-    return engine.memory
+    return _divided(folder, 10**10)
 
 
 def test_every_stage_is_measured_and_gets_the_most_that_it_could_use(ample: Mapping[str, StageMemory]) -> None:
@@ -85,9 +88,7 @@ def test_pages_shrink_with_the_budget_and_the_sums_stay_within_it(
     folder: Path, ample: Mapping[str, StageMemory]
 ) -> None:
     budget = _needed(ample) - 100 * ample["thinker"].page_bytes
-    engine = _engine(folder, budget)
-    memory = engine.memory
-    engine.close()
+    memory = _divided(folder, budget)
     assert budget - 2 * ample["thinker"].page_bytes < _needed(memory) <= budget
     for stage in ("thinker", "talker"):
         assert _FEWEST < memory[stage].pages < _MOST
@@ -99,11 +100,10 @@ def test_too_little_memory_is_refused_with_the_numbers_of_every_stage(
     folder: Path, ample: Mapping[str, StageMemory]
 ) -> None:
     fewest = _needed(ample) - sum((_MOST - _FEWEST) * ample[stage].page_bytes for stage in ("thinker", "talker"))
-    engine = _engine(folder, fewest)
-    engine.close()
-    assert {engine.memory[stage].pages for stage in ("thinker", "talker")} == {_FEWEST}
+    memory = _divided(folder, fewest)
+    assert {memory[stage].pages for stage in ("thinker", "talker")} == {_FEWEST}
     with pytest.raises(ConfigError, match=f"the stages need {fewest:,} bytes and may take {fewest - 1:,}") as error:
-        _engine(folder, fewest - 1)
+        _divided(folder, fewest - 1)
     rows = str(error.value).splitlines()[2:]
     assert [row.split()[0] for row in rows] == ["audio_encoder", "vision_encoder", "thinker", "talker", "code2wav"]
 
@@ -113,27 +113,23 @@ def test_what_cannot_hold_the_weights_is_refused_without_measuring(
 ) -> None:
     monkeypatch.setattr(CpuDevice, "measure_peak", lambda self, run: pytest.fail("measured"))
     with pytest.raises(ConfigError, match=r"engine\.memory_bytes: the stages need"):
-        _engine(folder, 1_000_000)
+        _divided(folder, 1_000_000)
 
 
 def test_pages_that_the_user_chose_are_given(folder: Path, ample: Mapping[str, StageMemory]) -> None:
     chosen = {"talker.num_blocks": 40}
-    unbounded = _engine(folder, None, chosen)
-    unbounded.close()
-    assert (unbounded.memory["thinker"].pages, unbounded.memory["talker"].pages) == (_MOST, 40)
+    unbounded = _divided(folder, None, chosen)
+    assert (unbounded["thinker"].pages, unbounded["talker"].pages) == (_MOST, 40)
     budget = _needed(ample) - 100 * ample["talker"].page_bytes
-    engine = _engine(folder, budget, chosen)
-    engine.close()
-    assert engine.memory["talker"].pages == 40
-    assert engine.memory["thinker"].pages > _FEWEST
-    assert _needed(engine.memory) <= budget
+    memory = _divided(folder, budget, chosen)
+    assert memory["talker"].pages == 40
+    assert memory["thinker"].pages > _FEWEST
+    assert _needed(memory) <= budget
 
 
 def test_without_a_bound_nothing_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuDevice, "measure_peak", lambda self, run: pytest.fail("measured"))
-    engine = _engine(folder, None)
-    engine.close()
-    assert {m.working for m in engine.memory.values()} == {None}
+    assert {m.working for m in _divided(folder, None).values()} == {None}
 
 
 def test_answers_are_the_same_after_measuring(folder: Path) -> None:

@@ -93,12 +93,16 @@ class HostBench:
                 assert sent.received.payload.meta == Numbered(number=sent.number)
                 self.under_way.remove(sent)
 
+    def step(self) -> None:
+        """Runs what the device has queued, then polls."""
+        if isinstance(self.device, QueuedDevice):
+            self.device.run()
+        self.poll()
+
     def settle(self) -> None:
-        """Runs the device and polls until nothing is under way."""
+        """Steps until nothing is under way."""
         while self.under_way:
-            if isinstance(self.device, QueuedDevice):
-                self.device.run()
-            self.poll()
+            self.step()
 
     def release(self, sent: Sent, after: Event = COMPLETED) -> None:
         sent.over = True

@@ -66,6 +66,10 @@ class HiddenResult(Result):
         return np.array([reading.numbers for reading in found], np.float32)
 
 
+Requests = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Prompts, and the positions of each whose hidden states are read too."""
+
+
 class HiddenEngine(TickedEngine):
     run = TickedEngine.run_to_end
 
@@ -114,6 +118,20 @@ class HiddenEngine(TickedEngine):
         )
         self.engine.submit(request, take)
         return result
+
+    def submit_all(self, requests: Requests, max_tokens: int) -> list[HiddenResult]:
+        return [
+            self.submit(str(index), prompt, payload=payload, max_tokens=max_tokens)
+            for index, (prompt, payload) in enumerate(requests)
+        ]
+
+    def expect_all(self, requests: Requests, results: Sequence[HiddenResult], max_tokens: int) -> None:
+        """Of each request that was not given up."""
+        for (prompt, payload), result in zip(requests, results, strict=True):
+            if result.error is not GIVEN_UP:
+                assert result.tokens == self.greedy(prompt, max_tokens)
+                assert result.reason == "length"
+                self.expect(result, prompt, payload)
 
     def greedy(self, ids: Sequence[int], max_tokens: int, *, stops: Sequence[int] = ()) -> list[int]:
         """Greedy tokens, everything recomputed for each."""

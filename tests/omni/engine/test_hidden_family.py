@@ -1,18 +1,19 @@
 """A model whose every token emits a hidden state, and readers of them: every row reaches its readers, once, whole, in order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from omni.testing.simulation import SimulatedDevice
-from tests.omni.engine.hidden_engine import HiddenEngine, HiddenResult
+from tests.omni.engine.hidden_engine import HiddenEngine
 from tests.support.hidden_family import CLERK, READER, WRITER, write_checkpoint
 
 pytestmark = pytest.mark.thorough
 
 BOTH = (READER, CLERK)
 PROMPTS = [[(7 * place * place + 11 * index) % 61 for place in range(3 + 4 * index)] for index in range(5)]
+REQUESTS = [(prompt, range(0, len(prompt), 2)) for prompt in PROMPTS]
 TOKENS = 11
 FEW_BLOCKS = {"writer.num_blocks": 9, "writer.max_model_len": 32}
 SMALL_BUDGET = {"writer.max_num_batched_tokens": 5}
@@ -20,31 +21,12 @@ NO_CACHE = {"writer.prefix_cache": False}
 SLOW = {"reader.every": 7, "reader.capacity": 3, "reader.max_num_seqs": 2, "clerk.every": 5, "clerk.max_num_seqs": 2}
 
 
-def payload_of(prompt: Sequence[int]) -> list[int]:
-    """Every second position."""
-    return list(range(0, len(prompt), 2))
-
-
-def submit_all(engine: HiddenEngine) -> list[HiddenResult]:
-    return [
-        engine.submit(str(index), prompt, payload=payload_of(prompt), max_tokens=TOKENS)
-        for index, prompt in enumerate(PROMPTS)
-    ]
-
-
-def expect_all(engine: HiddenEngine, results: Sequence[HiddenResult]) -> None:
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        assert result.tokens == engine.greedy(prompt, TOKENS)
-        assert result.reason == "length"
-        engine.expect(result, prompt, payload_of(prompt))
-
-
 @pytest.mark.parametrize("width", [64, 4096])
 def test_rows_of_any_width_reach_both_readers(tmp_path: Path, width: int) -> None:
     engine = HiddenEngine(write_checkpoint(tmp_path, width=width, readers=BOTH))
-    results = submit_all(engine)
+    results = engine.submit_all(REQUESTS, TOKENS)
     engine.run()
-    expect_all(engine, results)
+    engine.expect_all(REQUESTS, results, TOKENS)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
@@ -65,9 +47,9 @@ def test_pressure_changes_nothing(tmp_path: Path, settings: Mapping[str, object]
         write_checkpoint(tmp_path, readers=BOTH),
         {**settings, "writer.max_in_flight": in_flight, "writer.block_size": 4},
     )
-    results = submit_all(engine)
+    results = engine.submit_all(REQUESTS, TOKENS)
     engine.run()
-    expect_all(engine, results)
+    engine.expect_all(REQUESTS, results, TOKENS)
     assert bool(engine.engine.counters()[WRITER]["preemptions"]) == ("writer.num_blocks" in settings)
 
 
@@ -85,11 +67,11 @@ def test_a_stop_token_s_own_row_comes_and_nothing_after_it(tmp_path: Path) -> No
 
 def test_rows_of_prompts_alone(tmp_path: Path) -> None:
     engine = HiddenEngine(write_checkpoint(tmp_path, readers=BOTH, tokens=False))
-    prompt = PROMPTS[3]
-    result = engine.submit("a", prompt, payload=payload_of(prompt), max_tokens=3)
+    prompt, payload = REQUESTS[3]
+    result = engine.submit("a", prompt, payload=payload, max_tokens=3)
     engine.run()
     for modality in ("read", "filed"):
-        assert len(result.readings[modality]) == len(payload_of(prompt))
+        assert len(result.readings[modality]) == len(payload)
         assert all(reading.prompt for reading in result.readings[modality])
 
 
@@ -98,9 +80,9 @@ def test_late_and_mixed_streams_change_nothing_and_nobody_races(tmp_path: Path, 
     device = SimulatedDevice(seed)
     settings = [FEW_BLOCKS, SMALL_BUDGET, SLOW][seed % 3] | {"writer.max_in_flight": 1 + seed % 4}
     engine = HiddenEngine(write_checkpoint(tmp_path, readers=BOTH), settings, device)
-    results = submit_all(engine)
+    results = engine.submit_all(REQUESTS, TOKENS)
     engine.simulate().run()
-    expect_all(engine, results)
+    engine.expect_all(REQUESTS, results, TOKENS)
     device.assert_no_races()
     engine.assert_free()
 

@@ -115,8 +115,7 @@ def test_rows_that_follow_one_another_need_no_upload(device: QueuedDevice) -> No
     bench = HostBench(device)
     for scattered in (False, True):
         bench.send(3, scattered=scattered)
-    device.run()
-    bench.poll()
+    bench.step()
     device.run()
     (stream,) = (stream for stream in device.streams if stream.name == HOST)
     assert stream.ran == ["gather_rows", "copy_rows", "copy_upload", "gather_rows", "copy_rows"]
@@ -125,8 +124,7 @@ def test_rows_that_follow_one_another_need_no_upload(device: QueuedDevice) -> No
 def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=1)
     first = bench.send(2)
-    device.run()
-    bench.poll()
+    bench.step()
     device.run()
     gate = Gate()
     bench.release(first, gate)
@@ -136,8 +134,7 @@ def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before(device: Q
     bench.expect(first)
     gate.open = True
     third = bench.send(2)
-    device.run()
-    bench.poll()
+    bench.step()
     device.run()
     bench.expect(third)
     with pytest.raises(AssertionError, match="hidden of 0"):
@@ -147,15 +144,13 @@ def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before(device: Q
 def test_who_waited_its_turn_and_got_a_slot_after_all_is_not_waited_for(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=1)
     first, second, third = (bench.send(2) for _ in range(3))
-    device.run()
-    bench.poll()
+    bench.step()
     bench.release(first)
     bench.poll()
     assert third.received is not None
     fourth = bench.send(2)
     for _ in range(3):
-        device.run()
-        bench.poll()
+        bench.step()
     for sent in (second, third, fourth):
         bench.expect(sent)
 
@@ -177,8 +172,7 @@ def test_who_leaves_while_its_slot_is_written_gives_it_to_the_next(device: Queue
 def test_moved_rows_are_read_where_they_are_before_the_old_place_is_freed(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=0, piece_bytes=64)
     sent = bench.send(10, scattered=True)
-    device.run()
-    bench.poll()
+    bench.step()
     bench.move(sent)
     device.run({WRITER})
     bench.reuse()
@@ -191,8 +185,7 @@ def test_moved_rows_are_read_where_they_are_before_the_old_place_is_freed(device
         bench.reuse()
     assert not sent.ref.released, "its rows are on their way"
     while bench.under_way:
-        device.run()
-        bench.poll()
+        bench.step()
         bench.reuse()
     bench.expect(sent)
 
@@ -227,8 +220,7 @@ def test_payload_larger_than_a_slot_comes_in_pieces_and_small_overtakes_it(devic
     large, small = bench.send(40, scattered=True), bench.send(1)
     device.run({WRITER})
     bench.poll()
-    device.run()
-    bench.poll()
+    bench.step()
     bench.expect(small)
     assert large.received is None
     assert not large.ref.released
@@ -257,8 +249,7 @@ def test_who_leaves_before_its_payload_is_ready_gives_it_back_at_once() -> None:
 def test_a_cancelled_payload_frees_memory_after_the_copies_that_read_it(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=0, piece_bytes=64)
     first, second = bench.send(10), bench.send(10)
-    device.run()
-    bench.poll()
+    bench.step()
     bench.abort(first)
     assert first.ref.released
     assert not first.ref.freed
@@ -333,8 +324,7 @@ def _take(bench: HostBench, data: st.DataObject) -> None:
 
 def _drain(bench: HostBench, device: QueuedDevice) -> None:
     while bench.under_way:
-        device.run()
-        bench.poll()
+        bench.step()
         bench.reuse()
     device.run()
     for sent in bench.sent:

@@ -17,8 +17,7 @@ from omni.pipeline import Edge, Pipeline, validate
 from omni.testing import LaunchGuard
 from omni.testing.simulation import SimulatedDevice
 from omni_local.connector import LocalConnector
-from tests.omni.engine.hidden_engine import HiddenEngine, HiddenResult
-from tests.support.engines import GIVEN_UP
+from tests.omni.engine.hidden_engine import HiddenEngine
 from tests.support.hidden_family import CLERK, READER, WRITER, hidden_plugins, write_checkpoint
 from tests.support.resources import records
 from tests.support.tiers import SLOW, few
@@ -28,21 +27,8 @@ pytestmark = pytest.mark.thorough
 EDGE = f"{WRITER}->{CLERK}"
 HOST = f"{EDGE}-host"
 PROMPTS = [[(5 * place * place + 13 * index) % 61 for place in range(4 + 3 * index)] for index in range(6)]
+REQUESTS = [(prompt, [0, len(prompt) - 1]) for prompt in PROMPTS]
 TOKENS = 9
-
-
-def submit_all(engine: HiddenEngine, tokens: int = TOKENS) -> list[HiddenResult]:
-    return [
-        engine.submit(str(index), prompt, payload=[0, len(prompt) - 1], max_tokens=tokens)
-        for index, prompt in enumerate(PROMPTS)
-    ]
-
-
-def expect_all(engine: HiddenEngine, results: list[HiddenResult], tokens: int = TOKENS) -> None:
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        if result.error is not GIVEN_UP:
-            assert result.tokens == engine.greedy(prompt, tokens)
-            engine.expect(result, prompt, [0, len(prompt) - 1])
 
 
 def test_only_the_edge_that_asks_is_brought_into_host_memory() -> None:
@@ -65,20 +51,20 @@ def test_another_memory_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_device_memory_is_touched_in_phases_alone(tmp_path: Path) -> None:
     engine = HiddenEngine(write_checkpoint(tmp_path, width=4096, readers=[CLERK, READER]))
-    results = submit_all(engine)
+    results = engine.submit_all(REQUESTS, TOKENS)
     with LaunchGuard(engine.device) as guard:
         while not engine.engine.idle:
             engine.tick()
     assert "gather_rows" in guard.launched
-    expect_all(engine, results)
+    engine.expect_all(REQUESTS, results, TOKENS)
 
 
 def test_the_host_waits_for_no_copy(tmp_path: Path) -> None:
     engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK, READER]), {"clerk.max_num_seqs": 1})
-    results = submit_all(engine)
+    results = engine.submit_all(REQUESTS, TOKENS)
     with sync_guard(engine.device, SyncCheck.ERROR):
         engine.run()
-    expect_all(engine, results)
+    engine.expect_all(REQUESTS, results, TOKENS)
 
 
 def test_prompts_larger_than_a_slot_come_in_pieces(tmp_path: Path) -> None:
@@ -118,9 +104,9 @@ def test_more_requests_than_desks_and_slots_all_come_to_their_end(tmp_path: Path
 def test_rows_come_whole_from_a_gpu(tmp_path: Path) -> None:
     settings = {"writer.num_blocks": 10, "writer.max_model_len": 36, "clerk.max_num_seqs": 2, "clerk.every": 3}
     engine = HiddenEngine(write_checkpoint(tmp_path, width=4096, readers=[CLERK, READER]), settings, CudaDevice())
-    results = submit_all(engine)
+    results = engine.submit_all(REQUESTS, TOKENS)
     engine.run()
-    expect_all(engine, results)
+    engine.expect_all(REQUESTS, results, TOKENS)
 
 
 @pytest.mark.parametrize("seed", few(2, range(12), SLOW))
@@ -135,12 +121,12 @@ def test_whoever_leaves_whenever_leaves_nothing_behind_and_harms_nobody(tmp_path
         "clerk.max_num_seqs": 2,
     }
     engine = HiddenEngine(write_checkpoint(tmp_path, readers=[CLERK, READER]), settings, device)
-    results = submit_all(engine)
+    results = engine.submit_all(REQUESTS, TOKENS)
     simulation = engine.simulate()
     for index in range(0, len(PROMPTS), 2):
         simulation.sometime(120, lambda index=index: engine.leave(str(index)))  # type: ignore[misc]
     simulation.run()
-    expect_all(engine, results)
+    engine.expect_all(REQUESTS, results, TOKENS)
     device.assert_no_races()
     engine.assert_free()
     del simulation
