@@ -4,6 +4,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -155,6 +156,37 @@ def test_a_killed_engine_fails_its_requests_and_nothing_waits(model: Path):
     del streams, stream, omni, engine
     gc.collect()
     assert open_files() == before
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_leave_nothing(model: Path):
+    gc.collect()
+    before = open_files(), threading.active_count()
+    for seed in range(20):
+        delay = random.Random(seed).uniform(0, 0.1)
+        with opened(model) as omni:
+            engine = engine_of(omni)
+            ends: list[str] = []
+
+            def ask(omni: Omni = omni, ends: list[str] = ends) -> None:
+                try:
+                    ends.append(omni.generate("abc" * 200, stream=False).text)
+                except StageError as error:
+                    ends.append(str(error))
+
+            threads = [threading.Thread(target=ask) for _ in range(16)]
+            for thread in threads:
+                thread.start()
+            time.sleep(delay)
+            os.kill(engine.pid, signal.SIGKILL)
+            for thread in threads:
+                thread.join(PATIENCE_SECONDS)
+            assert len(ends) == 16
+            assert all(end == "abc" * 200 or "was killed by SIGKILL" in end for end in ends), ends
+        assert not alive(engine.pid)
+    del omni, engine, threads, thread
+    gc.collect()
+    assert eventually(lambda: (open_files(), threading.active_count()) == before)
 
 
 def test_a_death_is_noticed_though_a_forked_child_holds_the_socket(model: Path):
