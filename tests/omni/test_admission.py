@@ -1,4 +1,4 @@
-"""Who is let in, who waits and who is refused, over fake stages driven by hand."""
+"""Admitted, waiting and refused requests, over fake stages driven by hand."""
 
 import sys
 import weakref
@@ -66,7 +66,7 @@ def test_beyond_the_limit_a_request_is_refused_with_the_numbers() -> None:
     assert not graph.submit("f", "text").over
 
 
-def test_nobody_needs_to_wait_where_nobody_may() -> None:
+def test_without_waiting_requests_a_free_place_is_taken_at_once() -> None:
     graph = FakeGraph(max_active=1, max_waiting=0)
     assert not graph.submit("a", "text").over
     assert "1 requests are under way and 0 wait" in graph.submit("b", "text").failure
@@ -74,7 +74,7 @@ def test_nobody_needs_to_wait_where_nobody_may() -> None:
     assert not graph.submit("b", "text").over
 
 
-def test_who_gives_up_waiting_is_told_and_no_stage_hears_of_it() -> None:
+def test_an_aborted_waiting_request_fails_and_reaches_no_stage() -> None:
     graph = FakeGraph(max_active=1, max_waiting=2)
     graph.submit("a", "text")
     waiting = graph.submit("b", "text")
@@ -122,7 +122,7 @@ def test_a_request_that_cannot_be_opened_makes_room_for_the_next() -> None:
     assert opened(graph.writer) == ["a", "c"]
 
 
-def test_who_gave_up_waiting_is_passed_over() -> None:
+def test_an_aborted_waiting_request_is_passed_over() -> None:
     graph = FakeGraph(max_active=1)
     for name in "abc":
         graph.submit(name, "text")
@@ -131,7 +131,7 @@ def test_who_gave_up_waiting_is_passed_over() -> None:
     assert opened(graph.writer) == ["a", "c"]
 
 
-def test_a_close_tells_those_who_wait() -> None:
+def test_a_close_fails_waiting_requests() -> None:
     graph = FakeGraph(max_active=1)
     sinks = [graph.submit(name, "text") for name in "abc"]
     graph.engine.close()
@@ -155,7 +155,7 @@ def test_a_long_queue_costs_a_tick_nothing() -> None:
     assert abort[many] == abort[few]
 
 
-def test_those_who_gave_up_waiting_are_not_kept() -> None:
+def test_aborted_waiting_requests_are_not_kept() -> None:
     graph = FakeGraph(max_active=1)
     graph.submit("a", "text")
     kept = []

@@ -38,20 +38,20 @@ def test_a_request_pauses_once_without_credit_and_resumes_at_half() -> None:
     graph = graph_of()
     graph.submit("r", *BOTH)
     write(graph, "r", CREDIT - 1)
-    assert graph.writer.told("r") == []
+    assert graph.writer.pauses("r") == []
     write(graph, "r", 1)
-    assert graph.writer.told("r") == [Pause]
+    assert graph.writer.pauses("r") == [Pause]
     write(graph, "r", 2)  # was under way
     held = inputs(graph, "r")
     for feed in held[:3]:
         feed.release(COMPLETED)
         graph.settle()
-        assert graph.writer.told("r") == [Pause]
+        assert graph.writer.pauses("r") == [Pause]
     held[3].release(COMPLETED)
     graph.settle()
-    assert graph.writer.told("r") == [Pause, Resume]
+    assert graph.writer.pauses("r") == [Pause, Resume]
     write(graph, "r", 2)
-    assert graph.writer.told("r") == [Pause, Resume, Pause]
+    assert graph.writer.pauses("r") == [Pause, Resume, Pause]
 
 
 def test_one_slow_consumer_pauses_its_own_request_only() -> None:
@@ -62,8 +62,8 @@ def test_one_slow_consumer_pauses_its_own_request_only() -> None:
         write(graph, "slow", 2)
         write(graph, "quick", 2)
         graph.speaker.release("quick")
-    assert graph.writer.told("slow") == [Pause]
-    assert graph.writer.told("quick") == []
+    assert graph.writer.pauses("slow") == [Pause]
+    assert graph.writer.pauses("quick") == []
 
 
 def test_a_payload_on_the_host_costs_nothing() -> None:
@@ -72,7 +72,7 @@ def test_a_payload_on_the_host_costs_nothing() -> None:
     for number in range(10 * CREDIT):
         graph.writer.produce("r", host(number))
     graph.settle()
-    assert graph.writer.told("r") == []
+    assert graph.writer.pauses("r") == []
 
 
 def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
@@ -85,13 +85,13 @@ def test_an_acquired_payload_does_not_count_and_is_not_free() -> None:
         feed.acquire()
         feed.acquire()
     write(graph, "r", CREDIT - 1)
-    assert graph.writer.told("r") == []
+    assert graph.writer.pauses("r") == []
     assert not any(p.released or p.free for p in made)
     for feed in held:
         feed.release(COMPLETED)
     assert all(p.released and p.free for p in made)
     write(graph, "r", 1)
-    assert graph.writer.told("r") == [Pause], "a release of what was acquired does not count again"
+    assert graph.writer.pauses("r") == [Pause], "a release of what was acquired does not count again"
 
 
 def test_a_split_payload_counts_until_every_part_is_acquired_or_released() -> None:
@@ -102,10 +102,10 @@ def test_a_split_payload_counts_until_every_part_is_acquired_or_released() -> No
     first.acquire()
     first.release(COMPLETED)
     graph.settle()
-    assert graph.writer.told("r") == [Pause]
+    assert graph.writer.pauses("r") == [Pause]
     second.acquire()
     graph.settle()
-    assert graph.writer.told("r") == [Pause, Resume]
+    assert graph.writer.pauses("r") == [Pause, Resume]
     assert graph.connectors[EDGE].released == []
     second.release(COMPLETED)
     assert len(graph.connectors[EDGE].released) == 1
@@ -115,17 +115,17 @@ def test_a_payload_that_the_adapter_drops_is_given_back_at_once() -> None:
     graph = FakeGraph(adapters={EDGE: always(Scripted([(0, 1)] * 9))}, pipeline=fake_pipeline(1))
     graph.submit("r", *BOTH)
     write(graph, "r", 9)
-    assert graph.writer.told("r") == [], "used up and given back in one round is no news"
+    assert graph.writer.pauses("r") == [], "used up and given back in one round is no news"
 
 
 def test_a_payload_under_way_counts_until_it_is_given_up() -> None:
     graph = FakeGraph(connectors={EDGE: FaultyConnector()}, pipeline=fake_pipeline(2))
     graph.submit("r", *BOTH)
     write(graph, "r", 2)
-    assert graph.writer.told("r") == [Pause]
+    assert graph.writer.pauses("r") == [Pause]
     graph.speaker.done("r")
     graph.settle()
-    assert graph.writer.told("r") == [Pause, Resume], "nobody is behind any more"
+    assert graph.writer.pauses("r") == [Pause, Resume], "nobody is behind any more"
 
 
 def test_a_consumer_that_is_done_holds_its_producer_up_no_more() -> None:
@@ -134,10 +134,10 @@ def test_a_consumer_that_is_done_holds_its_producer_up_no_more() -> None:
     write(graph, "r", CREDIT)
     graph.speaker.done("r")
     graph.settle()
-    assert graph.writer.told("r") == [Pause, Resume]
+    assert graph.writer.pauses("r") == [Pause, Resume]
     graph.speaker.release("r")
     write(graph, "r", 3 * CREDIT)
-    assert graph.writer.told("r") == [Pause, Resume]
+    assert graph.writer.pauses("r") == [Pause, Resume]
 
 
 def test_finished_producers_and_requests_get_no_message() -> None:
@@ -153,7 +153,7 @@ def test_finished_producers_and_requests_get_no_message() -> None:
         feed.release(COMPLETED)
     graph.speaker.release("done")
     graph.settle()
-    assert graph.writer.told("done") == graph.writer.told("over") == [Pause]
+    assert graph.writer.pauses("done") == graph.writer.pauses("over") == [Pause]
 
 
 def test_a_producer_is_paused_while_any_of_its_edges_has_no_credit() -> None:

@@ -1,5 +1,6 @@
 """The engine's thread, its commands and its end, over fake stages."""
 
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -55,7 +56,7 @@ def test_an_idle_engine_wakes_for_the_next_request():
     graph.engine.close()
 
 
-def test_close_while_busy_tells_every_sink_and_is_idempotent():
+def test_close_while_busy_fails_every_request_and_is_idempotent():
     graph, sinks = FakeGraph(), [Waiting(), Waiting()]
     graph.engine.start()
     for number, sink in enumerate(sinks):
@@ -68,7 +69,7 @@ def test_close_while_busy_tells_every_sink_and_is_idempotent():
     assert all(worker.closed for worker in graph.workers.values())
 
 
-def test_a_request_that_the_loop_never_took_is_told_of_the_close():
+def test_a_request_that_the_loop_never_took_fails_at_the_close():
     graph, sink = FakeGraph(), Waiting()
     graph.engine.submit(text_request("r"), sink)
     graph.engine.close()
@@ -153,7 +154,7 @@ def test_idle_means_no_command_no_request_and_nothing_held():
     assert idle()
 
 
-def test_usage_is_told_by_stage():
+def test_usage_is_by_stage():
     graph = FakeGraph()
     graph.submit("r", "text", "audio")
     assert graph.engine.usage() == {name: {"requests": 1} for name in ("seer", "writer", "speaker")}
@@ -176,3 +177,76 @@ def test_limits_that_let_nothing_run_are_refused(name: str, least: int):
     options(**{name: least})
     with pytest.raises(ValueError, match=f"{name} must be at least {least}"):
         options(**{name: least - 1})
+
+
+class Panic(BaseException):
+    """As of a library in another language."""
+
+
+def closes_by(graph: FakeGraph, worker: FakeWorker, close: Callable[[], None]) -> None:
+    worker.close = close  # type: ignore[method-assign]
+    graph.engine._left_to_close = graph.engine._steps_to_close()
+
+
+def break_close(graph: FakeGraph, worker: FakeWorker, error: BaseException) -> None:
+    def close() -> None:
+        raise error
+
+    closes_by(graph, worker, close)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("first"), Panic("first")], ids=lambda error: type(error).__name__)
+def test_all_is_closed_and_the_first_error_is_raised_once(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = FakeGraph()
+    break_close(graph, graph.seer, error)
+    break_close(graph, graph.writer, ValueError("second"))
+    graph.engine.start()
+    with caplog.at_level(logging.ERROR), pytest.raises(type(error), match="first"):
+        graph.engine.close()
+    assert graph.speaker.closed
+    assert [connector.closed for connector in graph.connectors.values()] == [1, 1]
+    assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [("second",)]  # type: ignore[union-attr]
+    graph.engine.close()
+    assert [connector.closed for connector in graph.connectors.values()] == [1, 1]
+
+
+def test_ctrl_c_leaves_the_rest_and_the_error_to_the_next_call() -> None:
+    graph = FakeGraph()
+    presses = [KeyboardInterrupt()]
+
+    def close() -> None:
+        if presses:
+            raise presses.pop()
+        graph.writer.closed = True
+
+    break_close(graph, graph.seer, RuntimeError("first"))
+    closes_by(graph, graph.writer, close)
+    with pytest.raises(KeyboardInterrupt):
+        graph.engine.close()
+    assert not graph.speaker.closed
+    with pytest.raises(RuntimeError, match="first"):
+        graph.engine.close()
+    assert graph.writer.closed
+    assert graph.speaker.closed
+
+
+def test_an_error_that_cannot_be_printed_still_ends_the_requests() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    graph = FakeGraph()
+    sink = graph.submit("a", "text", seer=False)
+    graph.writer.broken = Mute()
+    graph.engine.start()
+    assert graph.engine._thread is not None
+    try:
+        for _ in range(1000):
+            if sink.over:
+                break
+            graph.engine._thread.join(0.01)
+        assert "Mute: without a message" in sink.failure
+    finally:
+        graph.engine.close()

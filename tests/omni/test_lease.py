@@ -1,4 +1,4 @@
-"""Who still needs a payload's memory, and page rows that move while somebody may read them."""
+"""Leases of payload memory, and page rows that move while they may be read."""
 
 import logging
 

@@ -129,7 +129,7 @@ def test_an_adapter_that_cannot_be_made_fails_its_request_before_any_stage():
     assert graph.engine.idle
 
 
-def test_a_consumer_that_is_done_is_not_told_that_its_producer_ended():
+def test_a_consumer_that_is_done_gets_no_end_of_its_producer():
     adapter = Scripted([], at_end=1)
     graph = FakeGraph(adapters={"seer->writer": always(adapter)})
     recorder = graph.submit("r", *BOTH)
@@ -142,7 +142,7 @@ def test_a_consumer_that_is_done_is_not_told_that_its_producer_ended():
     assert graph.speaker.ended("r") == [EDGE]
 
 
-def test_a_route_whose_end_was_told_has_nothing_to_do():
+def test_a_route_that_has_sent_its_end_has_nothing_to_do():
     """Those that have are asked in every round."""
     graph = FakeGraph()
     graph.submit("r", *BOTH)

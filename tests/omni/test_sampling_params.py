@@ -59,7 +59,7 @@ def test_a_setting_may_be_a_plain_text(given: str, read: object) -> None:
         (lambda **_: SamplingParams(**{"x" * 9999: 1}), r"^SamplingParams.x{197}\.\.\.: is no field"),  # type: ignore[arg-type]
     ],
 )
-def test_an_unknown_field_is_told_with_the_nearest(make: Callable[..., object], said: str) -> None:
+def test_an_unknown_field_is_named_with_the_nearest(make: Callable[..., object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         make(temprature=1)
 

@@ -99,8 +99,8 @@ class FakeWorker(StageWorker):
         """The sources that have ended for the request."""
         return [m.source for m in self.taken if isinstance(m, Ended) and m.request_id == request_id]
 
-    def told(self, request_id: str) -> list[type[Pause] | type[Resume]]:
-        """When to stop and when to go on, in order."""
+    def pauses(self, request_id: str) -> list[type[Pause] | type[Resume]]:
+        """Pauses and resumes of the request, in order."""
         return [type(m) for m in self.taken if isinstance(m, Pause | Resume) and m.request_id == request_id]
 
     def aborts(self, request_id: str) -> int:

@@ -1,4 +1,4 @@
-"""Which files of a repository on the hub are fetched for whom."""
+"""The files of a repository on the hub that are fetched for a family."""
 
 import json
 import sys

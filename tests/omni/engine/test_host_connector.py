@@ -141,7 +141,7 @@ def test_a_slot_is_used_again_once_its_consumer_is_done_and_not_before(device: Q
         bench.expect(first)
 
 
-def test_who_waited_its_turn_and_got_a_slot_after_all_is_not_waited_for(device: QueuedDevice) -> None:
+def test_a_queued_payload_that_gets_a_slot_leaves_the_queue(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=1)
     first, second, third = (bench.send(2) for _ in range(3))
     bench.step()
@@ -155,7 +155,7 @@ def test_who_waited_its_turn_and_got_a_slot_after_all_is_not_waited_for(device: 
         bench.expect(sent)
 
 
-def test_who_leaves_while_its_slot_is_written_gives_it_to_the_next(device: QueuedDevice) -> None:
+def test_a_slot_aborted_while_it_is_written_goes_to_the_next(device: QueuedDevice) -> None:
     bench = HostBench(device, slots=1)
     first, second = bench.send(2), bench.send(2)
     device.run()
@@ -204,7 +204,7 @@ def test_a_stream_that_stalls_takes_no_more_than_it_has_room_for(device: QueuedD
         bench.expect(sent)
 
 
-def test_a_consumer_that_keeps_everything_stops_nobody_else() -> None:
+def test_a_consumer_that_keeps_everything_stops_no_other() -> None:
     device = CpuDevice()
     bench = HostBench(device, slots=4)
     kept = [bench.send(2) for _ in range(9)]
@@ -236,7 +236,7 @@ def test_more_scattered_rows_than_one_copy_takes() -> None:
     bench.expect(sent)
 
 
-def test_who_leaves_before_its_payload_is_ready_gives_it_back_at_once() -> None:
+def test_a_payload_aborted_before_it_is_ready_is_free_at_once() -> None:
     bench = HostBench(QueuedDevice())
     sent = bench.send(2, write=False)
     bench.poll()
