@@ -1,6 +1,7 @@
 """A socket pair between two processes: whole messages, each with up to two descriptors of shared memory."""
 
 import array
+import errno
 import fcntl
 import os
 import socket
@@ -8,7 +9,9 @@ import struct
 import termios
 import threading
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from omni.ipc.codec import Codec
 from omni.ipc.memory import create_memory, map_memory
@@ -26,8 +29,20 @@ _INLINE, _SHARED = b"i", b"s"
 _ANCILLARY_BYTES = socket.CMSG_SPACE(3 * array.array("i").itemsize)
 
 
+_CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN, errno.EBADF)
+
+
 class ChannelClosed(Exception):
     """The other process closed its end, or ended."""
+
+
+class Undecodable(Exception):
+    """A message arrived that cannot be decoded. raw: its tag and fields, without arrays and structs of plugins; empty if even that
+    is not known."""
+
+    def __init__(self, raw: list[Any], error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.raw = raw
 
 
 class Channel(Generic[SendT, ReceiveT]):
@@ -42,7 +57,8 @@ class Channel(Generic[SendT, ReceiveT]):
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
         """Two connected ends. A packet arrives whole or not at all, and their order stays."""
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return _above_standard(first), _above_standard(second)
 
     @property
     def descriptor(self) -> int:
@@ -54,7 +70,8 @@ class Channel(Generic[SendT, ReceiveT]):
 
         block: whether to wait for a place in the socket's buffer. Otherwise the message is sent only if the other side has
         received all earlier ones: one that is slow then gets few long messages instead of many short ones. Returns whether it
-        was sent. Raises ChannelClosed, and TypeError for values that cannot be sent.
+        was sent. Raises ChannelClosed, TypeError for values that cannot be sent, and OSError if the system lacks memory or
+        descriptors; then nothing was sent.
         """
         with self._sending:
             if not block and self._unread():
@@ -73,7 +90,9 @@ class Channel(Generic[SendT, ReceiveT]):
                 flags = bytes([memory is not None, extra is not None])
                 socket.send_fds(self._socket, [first, flags, body], passed)
             except OSError as error:
-                raise ChannelClosed(str(error)) from error
+                if error.errno in _CLOSED:
+                    raise ChannelClosed(str(error)) from error
+                raise
             finally:
                 for descriptor in owned:
                     os.close(descriptor)
@@ -82,7 +101,7 @@ class Channel(Generic[SendT, ReceiveT]):
     def receive(self, *, block: bool = True) -> tuple[ReceiveT, int | None] | None:
         """The next message and its further descriptor, which becomes the caller's; None if there is none yet.
 
-        Raises ChannelClosed.
+        Raises ChannelClosed, and Undecodable for a message that is lost.
         """
         try:
             # Not `socket.recv_fds`: Python 3.11's does not pass its flags on.
@@ -99,12 +118,21 @@ class Channel(Generic[SendT, ReceiveT]):
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(data)
         left = list(descriptors)
-        body = packet[3:]
-        if packet[:1] == _SHARED:
+        body, shared = packet[3:], packet[:1] == _SHARED
+        if len(left) < shared + packet[1] + packet[2]:
+            for descriptor in left:
+                os.close(descriptor)
+            raise Undecodable(_raw(body), OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        if shared:
             body = bytes(map_memory(left.pop(0)))
         memory = left.pop(0) if packet[1] else None
-        message = self._receives.decode(body, memory)
-        return message, left.pop(0) if packet[2] else None
+        extra = left.pop(0) if packet[2] else None
+        try:
+            return self._receives.decode(body, memory), extra
+        except Exception as error:
+            if extra is not None:
+                os.close(extra)
+            raise Undecodable(_raw(body), error) from error
 
     def shutdown(self) -> None:
         """Ends the connection. What arrived before can still be received; then both sides get ChannelClosed. Any thread."""
@@ -122,3 +150,20 @@ class Channel(Generic[SendT, ReceiveT]):
             return int(struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
         except OSError as error:
             raise ChannelClosed(str(error)) from error
+
+
+def _above_standard(end: socket.socket) -> socket.socket:
+    """The socket with a descriptor above 2: where a program has closed one of those, the other process would write its standard
+    output into the channel."""
+    if end.fileno() > 2:
+        return end
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _raw(body: bytes) -> list[Any]:
+    try:
+        raw = msgspec.msgpack.decode(body, ext_hook=lambda code, data: None)
+    except msgspec.MsgspecError:
+        return []
+    return raw if isinstance(raw, list) else []

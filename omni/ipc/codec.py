@@ -84,7 +84,7 @@ class Codec(Generic[MessageT]):
     def __init__(self, messages: object, ring: OutputRing | None = None) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_object)
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(
-            messages, ext_hook=self._decode_extension, dec_hook=_check_type
+            messages, ext_hook=self._decode_extension, dec_hook=_already_made
         )
         self.ring = ring
         self._memory = _Memory()
@@ -96,9 +96,11 @@ class Codec(Generic[MessageT]):
 
         Raises TypeError for values that cannot be sent, such as tensors of a GPU.
         """
-        self._memory = _Memory()
-        body = self._encoder.encode(message)
-        return body, self._memory.create() if self._memory.arrays else None
+        try:
+            body = self._encoder.encode(message)
+            return body, self._memory.create() if self._memory.arrays else None
+        finally:
+            self._memory = _Memory()  # it holds arrays
 
     def decode(self, body: bytes, memory: int | None) -> MessageT:
         """The message. memory: its descriptor, which is closed."""
@@ -165,7 +167,8 @@ class Codec(Generic[MessageT]):
             assert self.ring is not None
             return self.ring.read(array.position, size)
         if array.offset is not None:
-            assert self._mapping is not None
+            if self._mapping is None:
+                raise ValueError("the memory of the message is missing")
             return np.frombuffer(self._mapping, np.uint8, size, array.offset)
         return np.frombuffer(bytearray(array.data), np.uint8)
 
@@ -175,7 +178,7 @@ class Codec(Generic[MessageT]):
             kind = vars(kind)[part]
         if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
             raise TypeError(f"{module}:{name} is no msgspec.Struct")
-        return msgspec.msgpack.Decoder(kind, ext_hook=self._decode_extension, dec_hook=_check_type)
+        return msgspec.msgpack.Decoder(kind, ext_hook=self._decode_extension, dec_hook=_already_made)
 
 
 _ARRAYS = msgspec.msgpack.Decoder(_Array)
@@ -189,6 +192,6 @@ def _bytes_of(array: NDArray[np.generic]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _check_type(kind: type, value: object) -> object:
+def _already_made(kind: type, value: object) -> object:
     """Decodes fields of types that msgspec does not know: `_decode_extension` has made the value."""
     return value

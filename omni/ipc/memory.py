@@ -39,8 +39,8 @@ class OutputRing:
 
     | bytes of | written by | read by | free again |
     |---|---|---|---|
-    | data | the writer, before it sends the message that refers to them | the reader, until `release` | at `release` |
-    | the released position | the reader | the writer, in `reserve` | never |
+    | data | the writer, before it sends the message that refers to them | the reader, in `read` | after `read` |
+    | the released position | the reader | the writer, in `write` | never |
 
     Positions count bytes since the start and never wrap; a place is its position modulo the capacity.
     """

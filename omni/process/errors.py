@@ -28,14 +28,11 @@ _ARGUMENTS: dict[type[BaseException], tuple[str, ...]] = {
 """The arguments of each error's constructor, by the names of its attributes. With none there, the text is the argument."""
 
 _TYPES: dict[str, type[BaseException]] = {
-    **{kind.__name__: kind for kind in _ARGUMENTS},
-    **{
-        name: kind
-        for name, kind in vars(builtins).items()
-        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
-    },
-    "OutOfMemoryError": torch.OutOfMemoryError,
+    f"{kind.__module__}.{kind.__name__}": kind
+    for kind in (*_ARGUMENTS, torch.OutOfMemoryError, *vars(builtins).values())
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
 }
+"""By module and name."""
 
 
 class RemoteTraceback(Exception):
@@ -46,8 +43,11 @@ class RemoteTraceback(Exception):
 
 
 class ErrorData(msgspec.Struct, frozen=True):
-    """An exception. kind: the name of its type. notes: see `BaseException.add_note`. trace: "" for an error that was never raised
-    and has no cause."""
+    """An exception.
+
+    kind: module and name of its type, or of the error of omni that it is derived from. notes: see `BaseException.add_note`.
+    trace: "" for an error that was never raised and has no cause.
+    """
 
     kind: str
     arguments: tuple[str | None, ...]
@@ -57,12 +57,13 @@ class ErrorData(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> "ErrorData":
-        names = _ARGUMENTS.get(type(error), ())
+        kind = next((kind for kind in type(error).__mro__ if kind in _ARGUMENTS), type(error))
+        names = _ARGUMENTS.get(kind, ())
         arguments = tuple(vars(error)[name] for name in names) or (_text(error),)
         raised = error.__traceback__ is not None or error.__cause__ is not None
         trace = "".join(traceback.format_exception(error)) if raised else ""
         notes = tuple(str(note) for note in vars(error).get("__notes__", ()))
-        return cls(type(error).__name__, arguments, said(error), notes, trace)
+        return cls(f"{kind.__module__}.{kind.__name__}", arguments, said(error), notes, trace)
 
     def rebuild(self, doing: str) -> Exception:
         """The error. One of a type that cannot be built here becomes a StageError of the engine, `doing` this."""

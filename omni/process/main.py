@@ -3,7 +3,6 @@
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -20,7 +19,7 @@ from omni.ipc import Channel, ChannelClosed, Codec
 from omni.ipc.memory import OutputRing
 from omni.pipeline import Pipeline
 from omni.process.errors import ErrorData
-from omni.process.messages import Closed, FromEngine, LogRecordOut, Ready, Start, StartFailed, ToEngine
+from omni.process.messages import Closed, Failed, FromEngine, LogRecordOut, Ready, Start, ToEngine
 from omni.process.server import EngineEnd, EngineServer
 
 RING_BYTES = 32 * 2**20
@@ -28,38 +27,49 @@ RING_BYTES = 32 * 2**20
 
 
 def main(descriptor: int, parent: int) -> None:
-    """descriptor: the socket to the user's process, whose id is `parent`."""
-    # Ctrl-C in a terminal reaches both processes. The user's decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """descriptor: the socket to the user's process, whose id is `parent`. Exits the interpreter."""
     with suppress(OSError):  # what a plugin prints must not come between the bytes of `omni run --out -`
         os.dup2(2, 1)
     _exit_with(parent)
     sends: Codec[FromEngine] = Codec(FromEngine)
     channel: EngineEnd = Channel(socket.socket(fileno=descriptor), sends, Codec(ToEngine))
-    logging.getLogger().addHandler(_LogSender(channel))
+    server = EngineServer(channel)
+    logging.getLogger().addHandler(_LogSender(server))
+    status = 1
     try:
-        received = channel.receive()
-        assert received is not None
-        start = received[0]
-        assert isinstance(start, Start)
-        server = EngineServer(channel)
-        try:
-            engine, rules = _load(start, server)
-        except BaseException as failure:
-            channel.send(StartFailed(ErrorData.of(failure)))
-            return
-        ring, sends.ring = OutputRing.create(RING_BYTES)
-        prompts = {stage.name: engine.longest_prompt(stage.name) for stage in start.pipeline.stages}
-        try:
-            channel.send(Ready(dict(engine.memory), prompts), extra=ring)
-        finally:
-            os.close(ring)
-        server.serve(engine, rules)
-        error = _close(engine)
-        server.finish()
-        channel.send(Closed(server.state(), error))
+        _serve(channel, sends, server)
+        status = 0
     except ChannelClosed:
-        os._exit(1)  # nobody is left to report to
+        pass  # nobody is left to report to
+    except BaseException as error:
+        with suppress(ChannelClosed):
+            server.finish()
+            channel.send(Failed(ErrorData.of(error)))
+    with suppress(OSError):
+        sys.stderr.flush()
+    # Without the interpreter's own end, which would wait for threads of plugins.
+    os._exit(status)
+
+
+def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -> None:
+    received = channel.receive()
+    assert received is not None
+    start = received[0]
+    assert isinstance(start, Start)
+    for name, level in start.levels.items():
+        logging.getLogger(name or None).setLevel(level)
+    engine, rules = _load(start, server)
+    ring, sends.ring = OutputRing.create(RING_BYTES)
+    prompts = {stage.name: engine.longest_prompt(stage.name) for stage in start.pipeline.stages}
+    server.finish()
+    try:
+        channel.send(Ready(dict(engine.memory), prompts), extra=ring)
+    finally:
+        os.close(ring)
+    server.serve(engine, rules)
+    error = _close(engine)
+    server.finish()
+    channel.send(Closed(server.state(), error))
 
 
 def _load(start: Start, server: EngineServer) -> tuple[Engine, HostRulesBuilder | None]:
@@ -132,15 +142,17 @@ def _exit_with(parent: int) -> None:
 
 
 class _LogSender(logging.Handler):
-    """Sends records to the user's process, whose logging decides what is shown."""
+    """Passes records to the user's process, whose logging decides what is shown. Sends nothing itself: a record may be made, by a
+    finalizer, while a message is being encoded."""
 
-    def __init__(self, channel: EngineEnd) -> None:
+    def __init__(self, server: EngineServer) -> None:
         super().__init__()
-        self._channel = channel
+        self._server = server
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
-        with suppress(ChannelClosed):  # the loop exits by itself
-            if not self._channel.send(LogRecordOut(record.name, record.levelno, text), block=False):
-                print(text, file=sys.stderr)  # the loop must not wait
+        try:
+            text = self.format(record).encode(errors="backslashreplace").decode()
+            self._server.log(LogRecordOut(record.name, record.levelno, text))
+        except Exception:  # as the handlers of logging do: a wrong record fails no request
+            self.handleError(record)

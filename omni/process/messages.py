@@ -1,5 +1,6 @@
 """Messages between the user's process and the engine's."""
 
+import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -32,7 +33,7 @@ class PayloadData(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Load this and serve it. checkpoint: its folder. threads: of torch on the CPU."""
+    """Load this and serve it. checkpoint: its folder. threads: of torch on the CPU. levels: of the user's loggers, by name."""
 
     checkpoint: str
     pipeline: Pipeline
@@ -40,12 +41,14 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
     plugins: Plugins
     options: EngineOptions
     threads: int
+    levels: dict[str, int]
 
     @classmethod
-    def of(cls, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions, threads: int) -> "Start":
+    def of(cls, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> "Start":
         typed = {stage.name: Typed(stage.options) for stage in pipeline.stages}
         bare = tuple(msgspec.structs.replace(stage, options=_NoOptions()) for stage in pipeline.stages)
-        return cls(checkpoint, msgspec.structs.replace(pipeline, stages=bare), typed, plugins, options, threads)
+        plain, threads = msgspec.structs.replace(pipeline, stages=bare), torch.get_num_threads()
+        return cls(checkpoint, plain, typed, plugins, options, threads, _log_levels())
 
     def whole_pipeline(self) -> Pipeline:
         stages = tuple(
@@ -134,7 +137,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     longest_prompts: dict[str, int | None]
 
 
-class StartFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The process ends with this error. The last message."""
+
     error: ErrorData
 
 
@@ -182,19 +187,13 @@ class FinishedOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Out = TokensOut | AudioOut | OtherOut | StageFinishedOut | FinishedOut
 
 
-class Outputs(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The outputs of all requests since the last such message, in order."""
-
-    items: list[Out]
-
-
 class EngineState(msgspec.Struct, frozen=True):
     usage: dict[str, StageUsage]
     counters: dict[str, Mapping[str, int]]
     idle: bool
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Answer(msgspec.Struct, frozen=True, array_like=True):
     """To a `Check` (error: why it fails) or an `AskState`."""
 
     number: int
@@ -202,12 +201,20 @@ class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
     error: ErrorData | None = None
 
 
-class LogRecordOut(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LogRecordOut(msgspec.Struct, frozen=True, array_like=True):
     """A record of a logger of the engine process. text: with the traceback, if any."""
 
     logger: str
     level: int
     text: str
+
+
+class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """All that came up since the last such message: outputs of all requests in order, then answers, then log records."""
+
+    outputs: list[Out]
+    answers: list[Answer]
+    logs: list[LogRecordOut]
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -217,7 +224,16 @@ class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     error: ErrorData | None = None
 
 
-FromEngine = Ready | StartFailed | Outputs | Answer | LogRecordOut | Closed
+FromEngine = Ready | Failed | Turn | Closed
+
+
+def _log_levels() -> dict[str, int]:
+    """Those that are set, "" for the root's."""
+    found = {"": logging.getLogger().level}
+    for name, logger in logging.getLogger().manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and logger.level:
+            found[name] = logger.level
+    return found
 
 
 def _payload_data(payload: Payload) -> PayloadData:

@@ -15,12 +15,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 import msgspec
-import torch
 
 from omni.engine import EngineOptions, EngineOutput, EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
 from omni.engine.request import SafeSink, StageFinished, StageOutput
-from omni.errors import OmniError, StageError, known
-from omni.ipc import Channel, ChannelClosed, Codec
+from omni.errors import OmniError, StageError, known, said
+from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.pipeline import Pipeline
@@ -35,31 +34,37 @@ from omni.process.messages import (
     Close,
     Closed,
     EngineState,
+    Failed,
     FinishedOut,
     FromEngine,
     LogRecordOut,
     OtherOut,
     Out,
-    Outputs,
     Ready,
     StageFinishedOut,
     Start,
-    StartFailed,
     Submit,
     ToEngine,
     TokensOut,
+    Turn,
 )
 from omni.sampling import SamplingParams
 from omni.stage import StageUsage
 
 _log = logging.getLogger(__name__)
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from omni.process.main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""They may reach both processes. The user's decides what they mean, and its end is the engine's."""
 
-_CLOSED = StageError("engine", "closing", "the engine was closed")
+_BOOT = (
+    "import signal\n"
+    f"for each in {[int(each) for each in _SIGNALS]}: signal.signal(each, signal.SIG_IGN)\n"
+    "signal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
+    "import json, sys\n"
+    "sys.path[:] = json.loads(sys.argv[3])\n"
+    "from omni.process.main import main\n"
+    "main(int(sys.argv[1]), int(sys.argv[2]))\n"
+)
 _KEPT_CHECKS = 1024
 _EXIT_SECONDS = 30.0
 """How long a process may take to exit after its last message, until it is killed."""
@@ -77,7 +82,7 @@ class RemoteEngine:
         self._receives: Codec[FromEngine] = Codec(FromEngine)
         self._channel: Channel[ToEngine, FromEngine] = Channel(ours, Codec(ToEngine), self._receives)
         # The process exits when its channel ends. Ctrl-C may drop this object at any point before `close`.
-        weakref.finalize(self, self._channel.close).atexit = False
+        weakref.finalize(self, ours.close).atexit = False
         self._process = _EngineProcess(theirs, self._channel)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
@@ -85,10 +90,10 @@ class RemoteEngine:
         self._sinks: dict[str, SafeSink] = {}
         self._gate = threading.Lock()
         self._numbers = itertools.count()
-        self._answers: dict[int, Future[Answer]] = {}
+        self._answers: dict[int, Future[Answer | None]] = {}
         # A request's parameters are checked when it is submitted and when it is prepared, and many requests have the same.
         self._checked: set[bytes] = set()
-        self._failure: OmniError | None = None
+        self._failure: tuple[str, str, str] | None = None  # of a StageError
         self._last: EngineState | None = None
         self._close_error: ErrorData | None = None
         self._closing = threading.RLock()
@@ -109,7 +114,7 @@ class RemoteEngine:
 
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
         """Has the process load a checked pipeline; returns at once."""
-        self._send(Start.of(checkpoint, pipeline, plugins, options, torch.get_num_threads()))
+        self._channel.send(Start.of(checkpoint, pipeline, plugins, options))
 
     def ready(self) -> None:
         """Waits until the stages are loaded. Raises the error of the process, of the same type and text as in this one."""
@@ -125,21 +130,22 @@ class RemoteEngine:
                     self._receives.ring = OutputRing(map_memory(ring))
                     self.memory, self._longest_prompts = memory, longest_prompts
                     return
-                case StartFailed(error), _:
+                case Failed(error), _:
                     raise error.rebuild("starting")
                 case message, _:
                     self._take(message)
 
     def start(self) -> None:
         """Starts the listener."""
-        self._listener = threading.Thread(target=self._listen, name="omni-listener", daemon=True)
-        self._listener.start()
+        listener = threading.Thread(target=self._listen, name="omni-listener", daemon=True)
+        listener.start()
+        self._listener = listener
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """See `Engine.submit`. A request that cannot be sent fails at once."""
         safe = SafeSink(request.id, sink)
         with self._gate:
-            failure = self._failure
+            failure: OmniError | None = self._failure_now()
             if failure is None:
                 if request.id in self._sinks:
                     raise AssertionError(f"request id {request.id!r} is in use")
@@ -168,7 +174,7 @@ class RemoteEngine:
             return
         answer = self._ask(lambda number: Check(number, dict(sampling), dict(fields)))
         if answer is None:
-            raise self._failure or _CLOSED
+            raise self._failure_now() or StageError("engine", "closing", "the engine was closed")
         if answer.error is not None:
             raise answer.error.rebuild("checking a request")
         if key is not None:
@@ -226,34 +232,44 @@ class RemoteEngine:
         return state if state is not None else EngineState({}, {}, True)
 
     def _ask(self, question: Callable[[int], Check | AskState]) -> Answer | None:
-        """The answer; None if the process ended."""
-        answer: Future[Answer] = Future()
+        """The answer; None if the process ended, and for the listener itself, which would wait for ever (in a log handler)."""
+        if threading.current_thread() is self._listener:
+            return None
+        answer: Future[Answer | None] = Future()
         with self._gate:
             if self._failure is not None:
                 return None
             number = next(self._numbers)
             self._answers[number] = answer
-        self._send(question(number))
         try:
+            self._send(question(number))
             return answer.result()
-        except StageError:
-            return None
+        finally:
+            self._answers.pop(number, None)
+
+    def _failure_now(self) -> StageError | None:
+        """Why the engine takes no requests any more. A new object each time: a raised error keeps the frames it went through."""
+        return StageError(*self._failure) if self._failure is not None else None
 
     # The listener.
 
     def _listen(self) -> None:
-        error: OmniError = _CLOSED
+        error = StageError("engine", "closing", "the engine was closed")
         try:
             while not self._ended:
-                received = self._channel.receive()
+                try:
+                    received = self._channel.receive()
+                except Undecodable as lost:
+                    self._fail_lost(lost)
+                    continue
                 assert received is not None
                 self._take(received[0])
         except ChannelClosed:
             error = self._death("running")
             _log.error("%s", error)
         except BaseException as unexpected:  # no request may wait for ever
-            _log.exception("outputs of the engine could not be taken")
-            error = known("engine", "taking its outputs", unexpected)
+            _log.exception("the engine's outputs cannot be taken")
+            error = StageError("engine", "taking its outputs", said(unexpected))
             self._process.kill()
         finally:
             try:
@@ -261,21 +277,34 @@ class RemoteEngine:
             finally:
                 self._stopped.set()
 
+    def _fail_lost(self, lost: Undecodable) -> None:
+        """Fails the requests whose outputs were in a message that is lost. Raises it if they are not known."""
+        match lost.raw:
+            case ["Turn", [*outputs], *_]:
+                for output in outputs:
+                    sink = self._pop(str(output[1]))
+                    if sink is not None:
+                        failure = StageError("engine", "taking its outputs", str(lost))
+                        self.abort(str(output[1]), failure)
+                        sink.finish(RequestFailed(failure))
+            case _:
+                raise lost
+
     def _take(self, message: FromEngine) -> None:
         match message:
-            case Outputs(items):
-                for item in items:
-                    self._deliver(item)
-            case Answer(number):
-                with self._gate:
-                    answer = self._answers.pop(number)
-                answer.set_result(message)
-            case LogRecordOut(logger, level, text):
-                target = logging.getLogger(logger)
-                if target.isEnabledFor(level):
-                    target.log(level, "%s", text)
+            case Turn(outputs, answers, logs):
+                for output in outputs:
+                    self._deliver(output)
+                for answer in answers:
+                    waiting = self._answers.pop(answer.number, None)
+                    if waiting is not None:
+                        waiting.set_result(answer)
+                for record in logs:
+                    _show(record)
             case Closed(state, error):
                 self._last, self._close_error, self._ended = state, error, True
+            case Failed(error):
+                raise error.rebuild("running")
             case _:
                 raise AssertionError(f"{type(message).__name__} after the start")
 
@@ -313,18 +342,18 @@ class RemoteEngine:
     def _death(self, doing: str) -> StageError:
         """The error after the process ended without a last message."""
         status = self._process.end()
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
         return StageError("engine", doing, f"its process {self.pid} {how}; load the model again")
 
-    def _end(self, error: OmniError) -> None:
+    def _end(self, error: StageError) -> None:
         with self._gate:
-            self._failure = error
+            self._failure = error.stage, error.doing, error.problem
             sinks, self._sinks = list(self._sinks.values()), {}
             answers, self._answers = list(self._answers.values()), {}
         for sink in sinks:
-            sink.finish(RequestFailed(error))
+            sink.finish(RequestFailed(StageError(*self._failure)))
         for answer in answers:
-            answer.set_exception(_CLOSED)
+            answer.set_result(None)
         self._release()
 
     def _release(self) -> None:
@@ -349,7 +378,10 @@ class _EngineProcess:
     def __init__(self, end: socket.socket, channel: Channel[ToEngine, FromEngine]) -> None:
         """end: of the process, closed here. Raises OSError if it cannot be started."""
         self._started: Future[subprocess.Popen[bytes]] = Future()
-        arguments = (end, weakref.ref(channel), self._started)
+        paths = [path for path in sys.path if isinstance(path, str)]  # Python ignores others too
+        # -P: no folder of the user's comes before `sys.path` is theirs.
+        command = [sys.executable, "-P", "-c", _BOOT, str(end.fileno()), str(os.getpid()), json.dumps(paths)]
+        arguments = (command, end, weakref.ref(channel), self._started)
         self._thread = threading.Thread(target=_run_process, args=arguments, name="omni-engine-process", daemon=True)
         self._thread.start()
         self._process = self._started.result()
@@ -371,15 +403,17 @@ class _EngineProcess:
 
 
 def _run_process(
+    command: list[str],
     end: socket.socket,
     channel: "weakref.ref[Channel[ToEngine, FromEngine]]",
     started: "Future[subprocess.Popen[bytes]]",
 ) -> None:
-    command = [sys.executable, "-c", _BOOT, str(end.fileno()), str(os.getpid()), json.dumps(sys.path)]
     with end:
         try:
+            # Until the process ignores them itself. It inherits this thread's mask.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             process = subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
-        except OSError as error:
+        except BaseException as error:
             started.set_exception(error)
             return
     started.set_result(process)
@@ -387,3 +421,20 @@ def _run_process(
     opened = channel()
     if opened is not None:
         opened.shutdown()
+
+
+def _show(record: LogRecordOut) -> None:
+    """Passes a record of the engine's process to the logging of this one."""
+    logger = logging.getLogger(record.logger)
+    if logger.isEnabledFor(record.level):
+        try:
+            logger.log(record.level, "%s", record.text)
+        except Exception:  # of a handler of the user's
+            _log.exception("a log record cannot be shown")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -1,5 +1,6 @@
 """The engine process's end of the channel: the mailbox of the engine's loop."""
 
+import logging
 import os
 import select
 import threading
@@ -13,7 +14,7 @@ from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, Requ
 from omni.engine.request import AbortRequest, EngineCommand, SafeSink, SubmitRequest
 from omni.errors import OmniError, known
 from omni.frontend.host_rules import HostRulesBuilder
-from omni.ipc import Channel, ChannelClosed, Typed
+from omni.ipc import Channel, ChannelClosed, Codec, Typed, Undecodable
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.errors import ErrorData
 from omni.process.messages import (
@@ -26,15 +27,18 @@ from omni.process.messages import (
     EngineState,
     FinishedOut,
     FromEngine,
+    LogRecordOut,
     OtherOut,
     Out,
-    Outputs,
     StageFinishedOut,
     Submit,
     ToEngine,
     TokensOut,
+    Turn,
 )
 from omni.sampling import HostRules, TextRules
+
+_log = logging.getLogger(__name__)
 
 EngineEnd = Channel[FromEngine, ToEngine]
 
@@ -44,7 +48,7 @@ _RETRY_MILLISECONDS = 1
 
 @dataclass(slots=True)
 class _Building:
-    """A request whose grammar is compiled in `GrammarThread`. aborts: commands for it that came in the meantime."""
+    """A request whose grammar is being compiled. commands: those for it that came in the meantime."""
 
     request: EngineRequest
     sink: SafeSink
@@ -63,9 +67,12 @@ class EngineServer:
         self._rules: HostRulesBuilder | None = None
         self._local: deque[EngineCommand] = deque()
         self._outputs: list[Out] = []
-        self._answers: deque[Answer] = deque()
+        self._answers: list[Answer] = []
+        self._logs: deque[LogRecordOut] = deque()
+        self._checker: Codec[OtherOut] = Codec(OtherOut)
         # The state is that after the turn, in which stages have dropped what ended before it.
         self._asked: deque[int] = deque()
+        self._sending_logs = 0
         self._building: dict[str, _Building] = {}
         self._built: deque[tuple[str, dict[str, HostRules] | OmniError]] = deque()
         self._jobs: SimpleQueue[tuple[str, dict[str, TextRules]]] = SimpleQueue()
@@ -106,34 +113,71 @@ class EngineServer:
         return bool(self._local or self._building)
 
     def flush(self) -> None:
-        if self._outputs and self._send(Outputs(self._outputs), block=False):
-            self._outputs = []
         while self._asked:
             self._answers.append(Answer(self._asked.popleft(), self.state()))
-        while self._answers and not self._outputs and self._send(self._answers[0], block=False):
-            self._answers.popleft()
+        if not self._unsent:
+            return
+        try:
+            sent = self._send(self._turn(), block=False)
+        except OSError as error:  # no memory or descriptor is free: the next turn tries again
+            _log.debug("outputs wait: %s", error)
+            return
+        if sent:
+            self._clear_sent()
 
     def wait(self) -> None:
-        unsent = self._outputs or self._answers
-        self._poll.poll(_RETRY_MILLISECONDS if unsent else None)
+        self._poll.poll(_RETRY_MILLISECONDS if self._unsent else None)
         with suppress(BlockingIOError):  # it was the channel
             os.eventfd_read(self._awake)
 
     def wake(self) -> None:
         os.eventfd_write(self._awake, 1)
 
+    def log(self, record: LogRecordOut) -> None:
+        """Adds a log record for the user's process. Any thread."""
+        self._logs.append(record)
+        self.wake()
+
     def finish(self) -> None:
         """Sends what is left."""
-        self._send(Outputs(self._outputs))
-        for answer in self._answers:
-            self._send(answer)
+        if self._unsent:
+            self._send(self._turn())
+            self._clear_sent()
+
+    @property
+    def _unsent(self) -> bool:
+        return bool(self._outputs or self._answers or self._logs)
+
+    def _turn(self) -> Turn:
+        self._sending_logs = len(self._logs)
+        return Turn(self._outputs, self._answers, [self._logs[index] for index in range(self._sending_logs)])
+
+    def _clear_sent(self) -> None:
+        self._outputs, self._answers = [], []
+        for _ in range(self._sending_logs):
+            self._logs.popleft()
 
     def _receive(self) -> ToEngine | None:
-        try:
-            received = self._channel.receive(block=False)
-        except ChannelClosed:
-            os._exit(1)
-        return received[0] if received is not None else None
+        while True:
+            try:
+                received = self._channel.receive(block=False)
+            except ChannelClosed:
+                os._exit(1)
+            except Undecodable as error:
+                self._refuse(error)
+            else:
+                return received[0] if received is not None else None
+
+    def _refuse(self, error: Undecodable) -> None:
+        """Fails the request or the question of a message that cannot be decoded, and nothing else."""
+        match error.raw:
+            case ["Submit", str(request_id), *_]:
+                failure = known("engine", "taking a request in its process", error.__cause__ or error)
+                self._outputs.append(FinishedOut(request_id, ErrorData.of(failure)))
+            case ["Check", int(number), *_]:
+                self._answers.append(Answer(number, error=ErrorData.of(error)))
+            case _:
+                _log.error("a message to the engine is lost: %s", error)
 
     def _send(self, message: FromEngine, *, block: bool = True) -> bool:
         try:
@@ -210,7 +254,7 @@ class EngineServer:
                 case StageOutput(modality, AudioChunk() as audio):
                     outputs(AudioOut(request_id, modality, audio.samples, audio.sample_rate))
                 case StageOutput(modality, meta):
-                    outputs(OtherOut(request_id, modality, Typed(meta)))
+                    outputs(self._checked(OtherOut(request_id, modality, Typed(meta))))
                 case StageFinished(stage, reason, counts, held):
                     outputs(StageFinishedOut(request_id, stage, reason, dict(counts), held))
                 case RequestFinished():
@@ -219,6 +263,12 @@ class EngineServer:
                     outputs(FinishedOut(request_id, ErrorData.of(error)))
 
         return take
+
+    def _checked(self, output: OtherOut) -> OtherOut:
+        """The output of a plugin's type, which can be encoded and decoded. Raises in its request's sink otherwise: in a turn's
+        message it would fail all requests."""
+        self._checker.decode(*self._checker.encode(output))
+        return output
 
     def _add(self, output: Out) -> None:
         self._outputs.append(output)
