@@ -2,13 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 
 from omni.engine import EngineOptions, EngineOutput, RequestFailed, RequestFinished
 from omni.engine.mailbox import LocalMailbox
+from omni.engine.request import EngineCommand
 from omni.errors import OmniError
 from tests.support.fake_graph import FakeGraph, FakeWorker, Recorder, host, lent, text_request
 from tests.support.patience import PATIENCE_SECONDS
@@ -135,6 +136,41 @@ def test_a_stage_that_raised_never_runs_again_and_the_engine_sleeps():
     graph.engine.close()
     assert broken.ticks == 1
     assert mailbox.waits <= 3 + 2, "it wakes for a request and for the close, not in between"
+
+
+class FlushedMailbox(LocalMailbox):
+    """flushed: whether `flush` was called since the last `take`. waited: that, of each `wait` that began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushed = False
+        self.waited: list[bool] = []
+        self.waits = threading.Semaphore(0)
+
+    def take(self) -> Sequence[EngineCommand]:
+        self.flushed = False
+        return super().take()
+
+    def flush(self) -> None:
+        self.flushed = True
+
+    def wait(self) -> None:
+        self.waited.append(self.flushed)
+        self.waits.release()
+        super().wait()
+
+
+def test_outputs_are_sent_before_the_loop_waits():
+    graph, sink, mailbox = FakeGraph(), Waiting(), FlushedMailbox()
+    graph.writer.answer = host(1)
+    graph.engine._mailbox = mailbox
+    graph.engine.start()
+    assert mailbox.waits.acquire(timeout=PATIENCE_SECONDS)
+    graph.engine.submit(text_request("r"), sink)
+    assert mailbox.waits.acquire(timeout=PATIENCE_SECONDS)
+    graph.engine.close()
+    assert sink.over
+    assert all(mailbox.waited)
 
 
 def test_idle_means_no_command_no_request_and_nothing_held():
