@@ -224,14 +224,23 @@ class GenerateCall:
         if not self._client.owner.forked:
             self._client.executor.ask(self._cancel)
 
-    def abandon(self) -> None:
-        """As `cancel_soon`. Safe in a finalizer."""
-        if not self.finished and not self._client.owner.forked:
-            self._client.executor.soon(self._cancel)
+    def abandon_with(self, stream: object) -> None:
+        """Cancels the unfinished answers when `stream` is garbage collected."""
+        # Not a method of the call: its outputs have errors, whose frames may refer to the stream, which would stay for ever.
+        weakref.finalize(stream, _abandon, self._client, self._handles).atexit = False
 
     def _cancel(self) -> None:
-        for handle in self._handles:
-            handle.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
+        _cancel(self._handles)
+
+
+def _abandon(client: "Client", handles: Sequence[RequestHandle]) -> None:
+    if not client.owner.forked and not all(handle.finished for handle in handles):
+        client.executor.soon(partial(_cancel, handles))
+
+
+def _cancel(handles: Sequence[RequestHandle]) -> None:
+    for handle in handles:
+        handle.cancel(StageError("request", "waiting for its outputs", "it was cancelled"))
 
 
 def _deliver(index: int, put: Callable[[Item], None], at: float, event: Event) -> None:
@@ -249,7 +258,7 @@ class CallOutputs:
         self._put = put
         self._closed = False
         # Not a `__del__`, which would also run for an object whose `__init__` was interrupted.
-        weakref.finalize(self, call.abandon).atexit = False
+        call.abandon_with(self)
 
     def submit(self) -> None:
         """Starts the requests. If it is interrupted, they are cancelled."""
