@@ -49,7 +49,7 @@ def _total(memory: dict[str, StageMemory]) -> int:
 
 
 @given(case=_cases(), extra=_sizes)
-def test_pages_stay_within_budget_and_bounds_and_less_than_a_page_of_each_stage_is_left(case: Case, extra: int) -> None:
+def test_pages_stay_within_bounds_and_fill_the_budget(case: Case, extra: int) -> None:
     footprints, working, least = case
     memory = divide(footprints, working, Budget(least + extra, "engine.memory_bytes"))
     assert _total(memory) <= least + extra
