@@ -42,8 +42,9 @@ def main(descriptor: int, parent: int) -> None:
     except ChannelClosed:
         pass  # nobody is left to report to
     except BaseException as error:
-        with suppress(ChannelClosed):
+        with suppress(Exception):  # the outputs that are left may be the cause
             server.finish()
+        with suppress(ChannelClosed):
             channel.send(Failed(ErrorData.of(error)))
     with suppress(OSError):
         sys.stderr.flush()

@@ -113,8 +113,8 @@ class RemoteEngine:
         return True
 
     def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
-        """Has the process load a checked pipeline; returns at once."""
-        self._channel.send(Start.of(checkpoint, pipeline, plugins, options))
+        """Has the process load a checked pipeline; returns at once. `ready` reports a process that is gone."""
+        self._send(Start.of(checkpoint, pipeline, plugins, options))
 
     def ready(self) -> None:
         """Waits until the stages are loaded. Raises the error of the process, of the same type and text as in this one."""
@@ -267,6 +267,9 @@ class RemoteEngine:
         except ChannelClosed:
             error = self._death("running")
             _log.error("%s", error)
+        except StageError as failed:  # of the process, which ends with it
+            error = failed
+            _log.error("%s", error, exc_info=failed)
         except BaseException as unexpected:  # no request may wait for ever
             _log.exception("the engine's outputs cannot be taken")
             error = StageError("engine", "taking its outputs", said(unexpected))
@@ -304,7 +307,8 @@ class RemoteEngine:
             case Closed(state, error):
                 self._last, self._close_error, self._ended = state, error, True
             case Failed(error):
-                raise error.rebuild("running")
+                failure = error.rebuild_known("running")
+                raise failure if isinstance(failure, StageError) else StageError("engine", "running", said(failure))
             case _:
                 raise AssertionError(f"{type(message).__name__} after the start")
 

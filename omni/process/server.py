@@ -69,7 +69,7 @@ class EngineServer:
         self._outputs: list[Out] = []
         self._answers: list[Answer] = []
         self._logs: deque[LogRecordOut] = deque()
-        self._checker: Codec[OtherOut] = Codec(OtherOut)
+        self._checker: Codec[OtherOut | StageFinishedOut] = Codec(OtherOut | StageFinishedOut)
         # The state is that after the turn, in which stages have dropped what ended before it.
         self._asked: deque[int] = deque()
         self._sending_logs = 0
@@ -256,7 +256,7 @@ class EngineServer:
                 case StageOutput(modality, meta):
                     outputs(self._checked(OtherOut(request_id, modality, Typed(meta))))
                 case StageFinished(stage, reason, counts, held):
-                    outputs(StageFinishedOut(request_id, stage, reason, dict(counts), held))
+                    outputs(self._checked(StageFinishedOut(request_id, stage, reason, dict(counts), held)))
                 case RequestFinished():
                     outputs(FinishedOut(request_id))
                 case RequestFailed(error):
@@ -264,8 +264,8 @@ class EngineServer:
 
         return take
 
-    def _checked(self, output: OtherOut) -> OtherOut:
-        """The output of a plugin's type, which can be encoded and decoded. Raises in its request's sink otherwise: in a turn's
+    def _checked(self, output: OtherOut | StageFinishedOut) -> OtherOut | StageFinishedOut:
+        """An output with values of a plugin, which can be encoded and decoded. Raises in its request's sink otherwise: in a turn's
         message it would fail all requests."""
         self._checker.decode(*self._checker.encode(output))
         return output
