@@ -1,13 +1,7 @@
 """An engine in a process of its own, with the methods of `Engine`."""
 
 import itertools
-import json
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -24,6 +18,7 @@ from omni.ipc.memory import OutputRing, map_memory
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.pipeline import Pipeline
 from omni.plugin.manager import Plugins
+from omni.process.child import EngineProcess, signal_name
 from omni.process.errors import ErrorData
 from omni.process.messages import (
     Abort,
@@ -53,21 +48,7 @@ from omni.stage import StageUsage
 
 _log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""They may reach both processes. The user's decides what they mean, and its end is the engine's."""
-
-_BOOT = (
-    "import signal\n"
-    f"for each in {[int(each) for each in _SIGNALS]}: signal.signal(each, signal.SIG_IGN)\n"
-    "signal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
-    "import json, sys\n"
-    "sys.path[:] = json.loads(sys.argv[3])\n"
-    "from omni.process.main import main\n"
-    "main(int(sys.argv[1]), int(sys.argv[2]))\n"
-)
 _KEPT_CHECKS = 1024
-_EXIT_SECONDS = 30.0
-"""How long a process may take to exit after its last message, until it is killed."""
 
 
 class RemoteEngine:
@@ -83,7 +64,7 @@ class RemoteEngine:
         self._channel: Channel[ToEngine, FromEngine] = Channel(ours, Codec(ToEngine), self._receives)
         # The process exits when its channel ends. Ctrl-C may drop this object at any point before `close`.
         weakref.finalize(self, ours.close).atexit = False
-        self._process = _EngineProcess(theirs, self._channel)
+        self._process = EngineProcess(theirs, self._channel)
         self.memory: Mapping[str, StageMemory] = {}
         """Device memory of each stage, divided at the start."""
         self._longest_prompts: Mapping[str, int | None] = {}
@@ -346,7 +327,7 @@ class RemoteEngine:
     def _death(self, doing: str) -> StageError:
         """The error after the process ended without a last message."""
         status = self._process.end()
-        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
         return StageError("engine", doing, f"its process {self.pid} {how}; load the model again")
 
     def _end(self, error: StageError) -> None:
@@ -375,58 +356,6 @@ def _key_of(sampling: Mapping[str, SamplingParams]) -> bytes | None:
         return None
 
 
-class _EngineProcess:
-    """Starts the process, and waits for its end in a thread: so it is reaped whatever happens to the object that started it, and
-    its end ends the channel. (The other end of the socket alone does not: a process that this one forked may hold it.)"""
-
-    def __init__(self, end: socket.socket, channel: Channel[ToEngine, FromEngine]) -> None:
-        """end: of the process, closed here. Raises OSError if it cannot be started."""
-        self._started: Future[subprocess.Popen[bytes]] = Future()
-        paths = [path for path in sys.path if isinstance(path, str)]  # Python ignores others too
-        # -P: no folder of the user's comes before `sys.path` is theirs.
-        command = [sys.executable, "-P", "-c", _BOOT, str(end.fileno()), str(os.getpid()), json.dumps(paths)]
-        arguments = (command, end, weakref.ref(channel), self._started)
-        self._thread = threading.Thread(target=_run_process, args=arguments, name="omni-engine-process", daemon=True)
-        self._thread.start()
-        self._process = self._started.result()
-        self.pid = self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def end(self) -> int:
-        """Waits for the end, for a while, then kills the process. Returns its status, as `subprocess` has it."""
-        self._thread.join(_EXIT_SECONDS)
-        if self._thread.is_alive():
-            _log.error("the engine's process %d did not exit and is killed", self.pid)
-            self.kill()
-            self._thread.join()
-        status = self._process.returncode
-        assert status is not None
-        return status
-
-
-def _run_process(
-    command: list[str],
-    end: socket.socket,
-    channel: "weakref.ref[Channel[ToEngine, FromEngine]]",
-    started: "Future[subprocess.Popen[bytes]]",
-) -> None:
-    with end:
-        try:
-            # Until the process ignores them itself. It inherits this thread's mask.
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-            process = subprocess.Popen(command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
-        except BaseException as error:
-            started.set_exception(error)
-            return
-    started.set_result(process)
-    process.wait()
-    opened = channel()
-    if opened is not None:
-        opened.shutdown()
-
-
 def _show(record: LogRecordOut) -> None:
     """Passes a record of the engine's process to the logging of this one."""
     logger = logging.getLogger(record.logger)
@@ -435,10 +364,3 @@ def _show(record: LogRecordOut) -> None:
             logger.log(record.level, "%s", record.text)
         except Exception:  # of a handler of the user's
             _log.exception("a log record cannot be shown")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

@@ -112,6 +112,6 @@ def test_a_process_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatc
 
 
 def test_a_process_that_ends_at_once_is_an_error_with_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("omni.process.remote._BOOT", "raise SystemExit(3)")
+    monkeypatch.setattr("omni.process.child._BOOT", "raise SystemExit(3)")
     with pytest.raises(StageError, match=r"failed while starting: its process \d+ exited with status 3"):
         Omni(odd_model(tmp_path), device="cpu", plugins=odd_plugins(), overrides={"engine.process": "process"})
