@@ -105,6 +105,10 @@ class StageError(OmniError):
         self.problem = problem
 
 
+class LostPeerError(StageError):
+    """A request failed because the process of one of its stages ended. It can run again, from its prompt."""
+
+
 def known(stage: str, doing: str, error: BaseException) -> OmniError:
     """The error itself if it is omni's own; any other as the cause of a StageError."""
     if isinstance(error, OmniError):

@@ -3,37 +3,51 @@ guards it.
 
 | object | holds | until |
 |---|---|---|
-| `LocalRef` | the payload, by reference | `release` or `abort` |
+| `LocalRef` | the payload, by reference | `LocalPending.release` or `abort` |
 | the producer's memory | the payload's tensors | `freed`: aborted, or released and the release event is done |
 """
 
-from omni.connector import Pending, Reach, Received, Ref
-from omni.device import COMPLETED, Event, Stream
+from collections.abc import Sequence
+
+import torch
+
+from omni.connector import EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sender
+from omni.device import COMPLETED, Event
 from omni.errors import OmniError
 from omni.payload import Payload
 
 
 class LocalRef:
-    """A payload on its way to the consumer."""
+    """A payload under way, at its producer. It is its own piece."""
 
     def __init__(self, payload: Payload, ready: Event) -> None:
         self.received: Received | None = Received(payload, ready)
-        self.end: Event | None = None
+        self.sent = False
+        self._end: Event | None = None
         """The end of the consumer's last use; None until the payload is released or aborted."""
-        self.abort_reason: str | None = None
 
     @property
     def released(self) -> bool:
-        return self.end is not None
+        return self._end is not None
 
     @property
     def freed(self) -> bool:
-        return self.end is not None and self.end.done()
+        return self._end is not None and self._end.done()
 
-    def release(self, end: Event) -> None:
-        """The consumer does not use the payload after `end`. Only the first call has an effect."""
-        if self.end is None:
-            self.end = end
+    def pieces(self) -> Sequence[object]:
+        if self.sent or self.released:
+            return ()
+        self.sent = True
+        return (self,)
+
+    def abort(self, reason: str) -> None:
+        if not self.sent:
+            self.end(COMPLETED)
+
+    def end(self, after: Event) -> None:
+        """Nothing reads the payload after `after`. Only the first call has an effect."""
+        if self._end is None:
+            self._end = after
             self.received = None
 
 
@@ -43,38 +57,69 @@ class LocalPending:
     def __init__(self, ref: LocalRef) -> None:
         self._ref = ref
 
+    def add(self, piece: object) -> None:
+        raise AssertionError("a payload of the local connector has one piece")
+
     def poll(self) -> Received | None:
-        if self._ref.abort_reason is not None:
-            raise OmniError(f"a payload was given up before it arrived: {self._ref.abort_reason}")
+        if self._ref.received is None:
+            raise OmniError("a payload was given up before it arrived")
         return self._ref.received
 
+    def release(self, after: Event) -> None:
+        self._ref.end(after)
 
-class LocalConnector:
-    """Moves payloads by reference. It enqueues no work and keeps no list, so `close` frees nothing."""
+    def abort(self) -> None:
+        self._ref.end(COMPLETED)
 
-    reach = Reach.PROCESS
-    raw_device_tensors = True
 
-    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
+class LocalSender:
+    """Enqueues no work and keeps no list, so `close` frees nothing."""
+
+    address = None
+
+    def send(self, payload: Payload, ready: Event) -> Ref:
         return LocalRef(payload, ready)
 
-    def receive(self, ref: Ref, stream: Stream) -> Pending:
-        return LocalPending(_own(ref))
-
-    def release(self, ref: Ref, after: Event) -> None:
-        _own(ref).release(after)
-
-    def abort(self, ref: Ref, reason: str) -> None:
-        own = _own(ref)
-        if own.end is None:
-            own.abort_reason = reason
-            own.release(COMPLETED)
+    def peer_lost(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
 
 
-def _own(ref: Ref) -> LocalRef:
-    if not isinstance(ref, LocalRef):
-        raise TypeError(f"a {type(ref).__name__} is not a reference of the local connector")
-    return ref
+class LocalReceiver:
+    busy = False
+
+    def receive(self, piece: object) -> Pending:
+        return LocalPending(_own(piece))
+
+    def discard(self, piece: object) -> None:
+        _own(piece).end(COMPLETED)
+
+    def tick(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LocalConnector:
+    """Moves payloads by reference."""
+
+    reach = Reach.PROCESS
+    raw_device_tensors = True
+
+    def serves(self, producer: torch.device, consumer: torch.device) -> bool:
+        return producer == consumer
+
+    def sender(self, end: EdgeEnd) -> Sender:
+        return LocalSender()
+
+    def receiver(self, end: EdgeEnd, address: object) -> Receiver:
+        return LocalReceiver()
+
+
+def _own(piece: object) -> LocalRef:
+    if not isinstance(piece, LocalRef):
+        raise TypeError(f"a {type(piece).__name__} is not a payload of the local connector")
+    return piece

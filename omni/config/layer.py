@@ -32,6 +32,14 @@ class Layer:
         """The settings that are not below one of `names`."""
         return self._where([path for path in self.values if path.partition(".")[0] not in names])
 
+    def spread(self, name: str) -> "Layer":
+        """A table of `name` as settings below it: `{"edges": {"a-b": x}}` as `{"edges.a-b": x}`."""
+        table = self.values.get(name)
+        if not isinstance(table, Mapping):
+            return self
+        spread = {f"{name}.{key}": value for key, value in table.items()}
+        return Layer(self.origin, {**{k: v for k, v in self.values.items() if k != name}, **spread}, self.file)
+
     def _where(self, paths: Sequence[str]) -> "Layer":
         return Layer(self.origin, {path: self.values[path] for path in paths}, self.file)
 

@@ -24,11 +24,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overlay(
-    options: Mapping[str, msgspec.Struct], layers: Sequence[Layer], others: Sequence[str] = ()
+    options: Mapping[str, msgspec.Struct], layers: Sequence[Layer], others: Sequence[str] = (), what: str = "stage"
 ) -> tuple[dict[str, msgspec.Struct], tuple[Setting, ...]]:
     """The options with each layer applied in turn, and the origin of every field of the result.
 
-    options: by the first part of their paths, a stage's name. others: first parts that are set elsewhere, for errors.
+    options: by the first part of their paths, as a stage's name. others: first parts that are set elsewhere, for
+        errors. what: the options, for errors.
 
     Raises ConfigError, naming path (and file), for an unknown stage or option and for a value of the wrong type or out
     of range; it names several paths if they contradict. Ranges are checked in the result, so a value may be set before
@@ -38,11 +39,12 @@ def overlay(
     origins: dict[str, Layer] = {}
     for layer in layers:
         for path, value in layer.values.items():
-            name, _, option = path.partition(".")
+            name = next((name for name in drafts if path == name or path.startswith(f"{name}.")), None)
             write = _Write(layer, origins, path)
-            if name not in drafts:
+            if name is None:
                 known = ", ".join((*drafts, *others))
-                raise write.error(f"there is no stage {name!r}", f"use one of {known}")
+                raise write.error(f"there is no {what} {path.partition('.')[0]!r}", f"use one of {known}")
+            option = path[len(name) + 1 :]
             write.put(drafts[name], option, value)
     changed = {name: draft.build(origins) for name, draft in drafts.items()}
     settings = []

@@ -1,5 +1,5 @@
-"""The connector contract: the transport of a payload from one stage to another."""
+"""The connector contract, and building blocks of connectors that copy payloads through a pool of memory."""
 
-from omni.connector.base import Connector, Pending, Reach, Received, Ref
+from omni.connector.base import Connector, EdgeEnd, Pending, Reach, Received, Receiver, Ref, Sender
 
-__all__ = ["Connector", "Pending", "Reach", "Received", "Ref"]
+__all__ = ["Connector", "EdgeEnd", "Pending", "Reach", "Received", "Receiver", "Ref", "Sender"]

@@ -1,17 +1,35 @@
-"""The connector contract. No call blocks the host or the device.
+"""The connector contract. No call blocks the host or the device; an engine calls all of them on its own thread.
+
+A connector has two ends, which may be in two processes. The engine carries small *pieces* from the sender to the
+receiver, in order; tensors do not travel with them. A payload takes one piece or several.
 
 | object | made by | used by | lives until |
 |---|---|---|---|
-| `Ref` | `send`, on the producer's side | the producer, which reuses the memory after `freed` | `freed` |
-| `Pending` | `receive`, on the consumer's side | the orchestrator, which polls it | `poll` returns the `Received` |
-| `Received` | `Pending.poll` | the consumer, which gathers after `ready` | `release(ref, after)` and `after` is done |
+| `Sender` | `Connector.sender`, in the producer's engine | the route of every request | the engine closes |
+| `Ref` | `Sender.send` | the producer, which reuses the memory after `freed`; the route, for `pieces` | `freed` |
+| a piece | `Ref.pieces` | the receiver | the receiver has added it |
+| `Receiver` | `Connector.receiver`, in the consumer's engine | the route of every request | the sender's engine ends |
+| `Pending` | `Receiver.receive` | the route, which polls it; then the consumer's lease | `release` or `abort` |
+| `Received` | `Pending.poll` | the consumer, which reads after `ready` | `Pending.release(after)` and `after` is done |
+
+| memory | written by | read by | free when |
+|---|---|---|---|
+| the payload's | the producer's phases, before `ready` | the sender's copies, or the consumer's phases | `Ref.freed` |
+| the connector's own (a pool) | the sender's copies | the receiver's copies, or the consumer's phases | the receiver says so |
+| `Received.payload` | as above | the consumer's phases | `Pending.release(after)` and `after` is done |
+
+A receiver copies what its consumer does not take soon into memory of its own. So a consumer that waits for room never
+keeps the sender from the payloads of other requests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from omni.device import Event, Stream
+import torch
+
+from omni.device import Device, Event
 from omni.payload import Payload
 
 
@@ -23,21 +41,17 @@ class Reach(Enum):
     NETWORK = "network"
 
 
-class Ref(Protocol):
-    """A payload on its way to the consumer, as the producer sees it."""
+@dataclass(frozen=True, slots=True)
+class EdgeEnd:
+    """The end of an edge that a sender or a receiver is opened for.
 
-    @property
-    def released(self) -> bool:
-        """Whether the payload is released or aborted. The release event may not be done yet.
+    edge: its name. device: of the stage at this end. pool_bytes: `Edge.pool_bytes`, the memory that the connector may
+    take for payloads under way on this edge.
+    """
 
-        Until then the producer may move the rows of a page slice (`PageSlice.relocate`).
-        """
-        ...
-
-    @property
-    def freed(self) -> bool:
-        """Whether the producer may reuse the payload's memory: released or aborted, and the release event is done."""
-        ...
+    edge: str
+    device: Device
+    pool_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,44 +62,130 @@ class Received:
     ready: Event
 
 
+class Ref(Protocol):
+    """A payload under way, at its producer."""
+
+    @property
+    def released(self) -> bool:
+        """Whether no more reads of the payload's memory are launched. Launched reads may still run.
+
+        Until then the producer may move the rows of a page slice (`PageSlice.relocate`).
+        """
+        ...
+
+    @property
+    def freed(self) -> bool:
+        """Whether the producer may reuse the payload's memory: released, and every read is complete."""
+        ...
+
+    @property
+    def sent(self) -> bool:
+        """Whether `pieces` has returned the last piece."""
+        ...
+
+    def pieces(self) -> Sequence[object]:
+        """Advances the payload. Returns the pieces that the receiver may have now, in order, each once; often none.
+
+        Beyond `Reach.PROCESS` a piece is a `msgspec.Struct`. Raises OmniError for a payload that is lost.
+        """
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Returns no further piece. The receiver gives up those that it has. Idempotent; a no-op once `sent`."""
+        ...
+
+
+class Sender(Protocol):
+    """The producer's end."""
+
+    @property
+    def address(self) -> object:
+        """What the receiver needs to reach this end. Beyond `Reach.PROCESS` a `msgspec.Struct`."""
+        ...
+
+    def send(self, payload: Payload, ready: Event) -> Ref:
+        """Sends a payload. Its tensors may be read once `ready` is done and the rows of its page slices are in place.
+
+        A sender that reads page slices follows the rules of `PageSlice`.
+        """
+        ...
+
+    def peer_lost(self) -> None:
+        """The receiver's process has ended: nothing reads the payloads that it had any more. A new one may follow."""
+        ...
+
+    def close(self) -> None:
+        """Frees the sender's resources. Idempotent."""
+        ...
+
+
 class Pending(Protocol):
-    """A payload on its way, as the consumer sees it."""
+    """A payload under way, at its consumer."""
+
+    def add(self, piece: object) -> None:
+        """Adds the next piece."""
+        ...
 
     def poll(self) -> Received | None:
-        """The payload once the consumer may read it, None before. Never blocks. Raises OmniError for a lost payload."""
+        """The payload once its pieces are there and the consumer may have it, None before. Raises OmniError for a
+        payload that is lost."""
+        ...
+
+    def release(self, after: Event) -> None:
+        """The consumer launches no more reads of the received payload; the launched ones are complete once `after` is
+        done. Called once."""
+        ...
+
+    def abort(self) -> None:
+        """No consumer reads the payload. Pieces that it lacks are discarded when they come. Idempotent; a no-op after
+        `release`."""
+        ...
+
+
+class Receiver(Protocol):
+    """The consumer's end."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `tick` has something to do, now or later."""
+        ...
+
+    def receive(self, piece: object) -> Pending:
+        """The payload whose first piece this is."""
+        ...
+
+    def discard(self, piece: object) -> None:
+        """Gives up a piece, the first or a later one, of a payload that no consumer wants any more."""
+        ...
+
+    def tick(self) -> None:
+        """Passes the memory of released payloads back to the sender. The engine calls it in every turn while `busy`."""
+        ...
+
+    def close(self) -> None:
+        """Frees the receiver's resources. Idempotent."""
         ...
 
 
 class Connector(Protocol):
-    """Moves payloads over one edge of the graph.
-
-    A connector that reads page slices itself is their consumer and follows the rules of `PageSlice`.
-    """
+    """A way to move payloads between two stages. One object opens both ends of every edge that uses it."""
 
     @property
     def reach(self) -> Reach: ...
 
     @property
     def raw_device_tensors(self) -> bool:
-        """Whether device tensors are passed directly, without a copy through the host."""
+        """Whether device tensors are passed without a copy through the host."""
         ...
 
-    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
-        """Sends a payload. Its tensors may be read once `ready` is done. Necessary work goes on `stream`."""
+    def serves(self, producer: torch.device, consumer: torch.device) -> bool:
+        """Whether it can connect stages on these devices of one host."""
         ...
 
-    def receive(self, ref: Ref, stream: Stream) -> Pending:
-        """Starts to receive `ref` on the consumer's side. Necessary work goes on `stream`."""
+    def sender(self, end: EdgeEnd) -> Sender:
+        """Opens the producer's end. Raises ConfigError if that is impossible here."""
         ...
 
-    def release(self, ref: Ref, after: Event) -> None:
-        """Reports that the consumer is done with the payload once `after` is done."""
-        ...
-
-    def abort(self, ref: Ref, reason: str) -> None:
-        """Gives up a payload that no consumer will gather any more. Idempotent; a no-op after `release`."""
-        ...
-
-    def close(self) -> None:
-        """Frees the connector's resources. Idempotent."""
+    def receiver(self, end: EdgeEnd, address: object) -> Receiver:
+        """Opens the consumer's end. address: of the sender. Raises ConfigError if that is impossible here."""
         ...

@@ -2,13 +2,11 @@
 
 from omni.engine.admission import Admission, Held, Rejected
 from omni.engine.build import (
-    ConnectorChoice,
     Plan,
     build_engine,
     check_formats,
     check_pipeline,
     check_shapes,
-    choose_connector,
     load_stages,
     measure_stages,
     open_checkpoint,
@@ -17,6 +15,7 @@ from omni.engine.build import (
 from omni.engine.engine import Engine, EngineClient
 from omni.engine.memory import StageMemory
 from omni.engine.options import EngineOptions, dtype_for, engine_options
+from omni.engine.placement import ConnectorChoice, ConnectorSelector, Placement, device_of
 from omni.engine.ranked import Ranked
 from omni.engine.request import (
     EngineOutput,
@@ -31,12 +30,14 @@ from omni.engine.request import (
 __all__ = [
     "Admission",
     "ConnectorChoice",
+    "ConnectorSelector",
     "Engine",
     "EngineClient",
     "EngineOptions",
     "EngineOutput",
     "EngineRequest",
     "Held",
+    "Placement",
     "Plan",
     "Ranked",
     "Rejected",
@@ -50,7 +51,7 @@ __all__ = [
     "check_formats",
     "check_pipeline",
     "check_shapes",
-    "choose_connector",
+    "device_of",
     "dtype_for",
     "engine_options",
     "load_stages",

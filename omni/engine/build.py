@@ -1,7 +1,7 @@
 """Builds an engine from a checkpoint: pipeline, overrides, validation, then stages in order."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,19 +12,20 @@ import torch
 
 from omni.checkpoint import Checkpoint, resolve
 from omni.config import Layer, Setting, overlay
-from omni.connector import Connector
+from omni.connector import EdgeEnd
 from omni.device import Device, SyncPoint, may_sync
 from omni.device.meta import MetaDevice
 from omni.engine.admission import Admission
 from omni.engine.engine import Engine
-from omni.engine.host import HostConnector
 from omni.engine.mailbox import Mailbox
-from omni.engine.memory import Budget, StageMemory, budget_of, divide
+from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
+from omni.engine.peers import EdgeEnds, OpenEdge
+from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.errors import CheckpointError, ConfigError, OmniError, shortened
-from omni.pipeline import ENGINE, FRONTEND, Edge, Pipeline, Stage, validate
+from omni.pipeline import EDGES, ENGINE, FRONTEND, Edge, Pipeline, Stage, validate
 from omni.pipeline.adapter import AdapterFactory
 from omni.plugin import LogitsProcessorEntry, locate
 from omni.plugin.manager import Plugins
@@ -32,7 +33,8 @@ from omni.stage import LoadedStage, StageContext, StageKind, StageWorker, memory
 from omni.timeline.file import TimelineFile
 
 _log = logging.getLogger(__name__)
-_DTYPE = "dtype"
+_STAGE_SETTINGS = (("dtype", str | None, None), ("place", str | None, None))
+"""Fields of `Stage` that users set beside its options."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -88,31 +90,54 @@ def resolve_pipeline(checkpoint: Checkpoint, plugins: Plugins, layers: Sequence[
 
 
 def configure(pipeline: Pipeline, layers: Sequence[Layer]) -> tuple[Pipeline, tuple[Setting, ...]]:
-    """The pipeline with its stages' options and dtypes from layers, and the origin of each. Raises ConfigError."""
+    """The pipeline with the settings of its stages and edges from layers, and the origin of each. Raises ConfigError."""
     before = {stage.name: _settable(stage) for stage in pipeline.stages}
-    others = (ENGINE, FRONTEND)
+    others = (EDGES, ENGINE, FRONTEND)
     after, settings = overlay(before, [layer.without(*others) for layer in layers], others)
     stages = tuple(_with_settings(stage, after[stage.name]) for stage in pipeline.stages)
-    return msgspec.structs.replace(pipeline, stages=stages), settings
+    edges, edge_settings = _configure_edges(pipeline.edges, layers)
+    return msgspec.structs.replace(pipeline, stages=stages, edges=edges), (*settings, *edge_settings)
 
 
 def _settable(stage: Stage) -> msgspec.Struct:
-    """The stage's options and, in a struct derived from theirs, its dtype."""
+    """The stage's options and, in a struct derived from theirs, what users set beside them."""
     options = type(stage.options)
-    if _DTYPE in options.__struct_fields__:
-        return stage.options
-    field = (_DTYPE, str | None, None)
-    derived = msgspec.defstruct(options.__name__, [field], bases=(options,), module=__name__, frozen=True, kw_only=True)
-    return derived(**msgspec.structs.asdict(stage.options), dtype=stage.dtype)
+    fields = [field for field in _STAGE_SETTINGS if field[0] not in options.__struct_fields__]
+    own = {
+        name: value for name, value in msgspec.structs.asdict(stage).items() if name in {field[0] for field in fields}
+    }
+    derived = msgspec.defstruct(options.__name__, fields, bases=(options,), module=__name__, frozen=True, kw_only=True)
+    return derived(**msgspec.structs.asdict(stage.options), **own)
 
 
 def _with_settings(stage: Stage, settings: msgspec.Struct) -> Stage:
     options = type(stage.options)
-    if type(settings) is options:
-        return msgspec.structs.replace(stage, options=settings)
     fields = msgspec.structs.asdict(settings)
-    dtype = fields.pop(_DTYPE)
-    return msgspec.structs.replace(stage, options=options(**fields), dtype=dtype)
+    own = {name: fields.pop(name) for name in list(fields) if name not in options.__struct_fields__}
+    return msgspec.structs.replace(stage, options=options(**fields), **own)
+
+
+class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `Edge` that users set."""
+
+    connector: str | None = None
+    credit: int = 64
+    pool_bytes: int = 64 * 2**20
+
+
+def _configure_edges(edges: Sequence[Edge], layers: Sequence[Layer]) -> tuple[tuple[Edge, ...], tuple[Setting, ...]]:
+    before: dict[str, msgspec.Struct] = {
+        edge.setting: EdgeSettings(connector=edge.connector, credit=edge.credit, pool_bytes=edge.pool_bytes)
+        for edge in edges
+    }
+    after, settings = overlay(before, [layer.only(EDGES).spread(EDGES) for layer in layers], what="setting")
+    configured = []
+    for edge in edges:
+        try:
+            configured.append(msgspec.structs.replace(edge, **msgspec.structs.asdict(after[edge.setting])))
+        except ValueError as error:
+            raise ConfigError(edge.setting, str(error), "use a value in the range it names") from error
+    return tuple(configured), settings
 
 
 def _unserved(model_type: str, plugins: Plugins) -> CheckpointError:
@@ -154,30 +179,16 @@ def check_formats(dtype: str, load_format: str = "auto", field: str = "dtype") -
         raise ConfigError("load_format", f"{load_format!r} is not known", 'use "auto" or "dummy"')
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorChoice:
-    """A connector's registered name, and the reason for it."""
-
-    name: str
-    why: str
-
-
-def choose_connector(edge: Edge) -> ConnectorChoice:
-    """The connector for the places of the edge's stages, at present always one process and one device."""
-    return ConnectorChoice("local", "same process, same device")
-
-
-def open_connector(edge: Edge, plugins: Plugins, device: Device) -> Connector:
-    """Opens the edge's connector, which delivers payloads in the memory that its consumer needs. Raises PluginError."""
-    name = choose_connector(edge).name
-    connector = cast(Callable[[], Connector], locate(plugins.connectors[name].connector, f"connectors.{name}"))()
-    return connector if edge.memory == "device" else HostConnector(connector, device, edge.name)
-
-
 def load_stages(
-    plan: Plan, checkpoint: Checkpoint, device: Device, dtype: str, load_format: str, graphs: bool = False
+    plan: Plan,
+    checkpoint: Checkpoint,
+    device: Device,
+    dtype: str,
+    load_format: str,
+    graphs: bool = False,
+    stages: Container[str] | None = None,
 ) -> dict[str, LoadedStage]:
-    """Loads every stage's weights onto `device`, in the pipeline's order.
+    """Loads the weights of `stages`, by default all, onto `device`, in the pipeline's order.
 
     dtype: of stages without a dtype of their own. graphs: whether stages capture their steps at start.
 
@@ -189,6 +200,8 @@ def load_stages(
     loaded: dict[str, LoadedStage] = {}
     with torch.inference_mode():
         for stage in plan.pipeline.order():
+            if stages is not None and stage.name not in stages:
+                continue
             own = _DTYPES[stage.dtype or dtype]
             context = StageContext(stage, stage.options, checkpoint, device, own, load_format, plan.processors, graphs)
             with memory_errors(stage.name, "weights and buffers", device), _built(stage.name):
@@ -202,9 +215,9 @@ def load_stages(
 def check_shapes(plan: Plan, checkpoint: Checkpoint, plugins: Plugins, options: EngineOptions) -> None:
     """Raises CheckpointError if weights do not have the stages' shapes. Allocates no memory, since a wrong width in
     config.json may exceed it. Raises PluginError first if a connector is not installed."""
-    for edge in plan.pipeline.edges:
-        plugins.connectors[choose_connector(edge).name]
     assert options.dtype is not None, "the caller chose it for the device"
+    assert options.device is not None, "the caller chose it"
+    ConnectorSelector(plugins).check(plan.pipeline, Placement.of(plan.pipeline, options.device))
     try:
         load_stages(plan, checkpoint, MetaDevice(), options.dtype, options.load_format)
     except (RuntimeError, NotImplementedError) as error:
@@ -232,31 +245,57 @@ def build_engine(
     device: Device,
     options: EngineOptions,
     mailbox: Mailbox | None = None,
+    *,
+    place: str | None = None,
+    share: DeviceShare = ALONE,
 ) -> Engine:
-    """Loads every stage onto `device`, measures the memory of steps if it is bounded, and divides the rest into
-    pages. mailbox: see `Engine`."""
+    """Loads the stages of a place onto `device`, measures the memory of steps if it is bounded, and divides the rest
+    into pages.
+
+    mailbox: see `Engine`. place: None for all stages. share: of the device's memory.
+    """
     assert options.dtype is not None, "the caller chose it for the device"
-    connectors = {edge.name: open_connector(edge, plugins, device) for edge in plan.pipeline.edges}
-    budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device))
-    timeline = None
-    if options.timeline is not None:
-        timeline = TimelineFile(options.timeline, device, tuple(stage.name for stage in plan.pipeline.order()))
-    graphs = device.captures if options.graphs is None else options.graphs
-    loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format, graphs)
-    memory = _divide(loaded, device, budget)
-    workers: dict[str, StageWorker] = {}
-    with torch.inference_mode():
-        for name, stage in loaded.items():
-            with memory_errors(name, f"{memory[name].pages} pages", device):
-                workers[name] = stage.start(memory[name].pages)
-    with may_sync(SyncPoint.LOAD):
-        device.synchronize()
-    transfer = device.stream("transfer")
+    selector = ConnectorSelector(plugins)
+    if place is None:
+        here = ""
+        edges = [
+            OpenEdge(edge, selector.choose(edge, here, here).connector, here, here) for edge in plan.pipeline.edges
+        ]
+        own = None
+    else:
+        here = place
+        placement = Placement.of(plan.pipeline, options.device or here)
+        edges, own = selector.open_edges(plan.pipeline, placement, here), placement.on(here)
+    ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
+    try:
+        budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
+        timeline = None
+        if options.timeline is not None:
+            stages = tuple(stage.name for stage in plan.pipeline.order() if own is None or stage.name in own)
+            timeline = TimelineFile(options.timeline, device, stages)
+        graphs = device.captures if options.graphs is None else options.graphs
+        loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format, graphs, own)
+        memory = _divide(loaded, device, budget)
+        workers: dict[str, StageWorker] = {}
+        with torch.inference_mode():
+            for name, stage in loaded.items():
+                with memory_errors(name, f"{memory[name].pages} pages", device):
+                    workers[name] = stage.start(memory[name].pages)
+        with may_sync(SyncPoint.LOAD):
+            device.synchronize()
+    except BaseException:
+        ends.close()
+        raise
     admission: Admission[SubmitRequest] = Admission(options.max_active_requests, options.max_waiting_requests)
-    orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, connectors, transfer, admission)
+    is_held = mailbox.holds if mailbox is not None else _never
+    orchestrator = Orchestrator(plan.pipeline, workers, plan.adapters, ends, admission, here, is_held)
     if timeline is not None:
         timeline.start()
-    return Engine(device, orchestrator, workers, connectors, memory, timeline, mailbox)
+    return Engine(device, orchestrator, workers, ends, memory, timeline, mailbox)
+
+
+def _never(request_id: str) -> bool:
+    return False
 
 
 def _divide(loaded: Mapping[str, LoadedStage], device: Device, budget: Budget | None) -> dict[str, StageMemory]:

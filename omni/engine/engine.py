@@ -1,4 +1,4 @@
-"""The engine: one thread per device drives all stage workers and the orchestrator."""
+"""The engine: one thread per device drives the stage workers there and their orchestrator."""
 
 import logging
 import threading
@@ -8,13 +8,14 @@ from typing import Protocol
 
 import torch
 
-from omni.connector import Connector
 from omni.device import Device, SyncCheck, SyncPoint, may_sync, sync_guard
 from omni.engine.mailbox import LocalMailbox, Mailbox
 from omni.engine.memory import StageMemory
 from omni.engine.orchestrator import Orchestrator
+from omni.engine.peers import EdgeEnds
 from omni.engine.request import (
     AbortRequest,
+    ConnectPeer,
     EngineRequest,
     RequestFailed,
     SafeSink,
@@ -77,7 +78,7 @@ class Engine:
         device: Device,
         orchestrator: Orchestrator,
         workers: Mapping[str, StageWorker],
-        connectors: Mapping[str, Connector],
+        ends: EdgeEnds,
         memory: Mapping[str, StageMemory],
         timeline: TimelineFile | None = None,
         mailbox: Mailbox | None = None,
@@ -88,7 +89,7 @@ class Engine:
         self._device = device
         self._orchestrator = orchestrator
         self._workers = workers
-        self._connectors = connectors
+        self._ends = ends
         self._timeline = timeline
         self._mailbox = mailbox or LocalMailbox()
         self._gate = threading.Lock()
@@ -157,7 +158,7 @@ class Engine:
     def idle(self) -> bool:
         """Whether no request is active or waiting and no stage holds resources."""
         held = any(count for usage in self.usage().values() for count in usage.values())
-        return not self._mailbox.waiting and not self._orchestrator.unfinished and not held
+        return not (self._mailbox.waiting or self._orchestrator.unfinished or held or self._orchestrator.busy)
 
     def close(self) -> None:
         """Aborts all requests, stops the loop and frees the stages. Idempotent.
@@ -192,7 +193,7 @@ class Engine:
         return [
             self._end_requests,
             *(worker.close for worker in self._workers.values()),
-            *(connector.close for connector in self._connectors.values()),
+            self._ends.close,
             *([self._timeline.close] if self._timeline is not None else []),
         ]
 
@@ -234,8 +235,12 @@ class Engine:
                     sink.finish(RequestFailed(self._failure))
                 case SubmitRequest():
                     self._orchestrator.submit(command)
-                case AbortRequest(request_id, error):
-                    self._orchestrator.abort(request_id, error)
+                case AbortRequest(request_id, error, number):
+                    self._orchestrator.abort(request_id, error, number)
+                case ConnectPeer(on_connected=on_connected) if self._failure is not None:
+                    on_connected(self._failure)
+                case ConnectPeer():
+                    self._orchestrator.connect(command)
         return bool(commands)
 
     def _run(self) -> None:

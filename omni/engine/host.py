@@ -1,28 +1,26 @@
-"""A connector that delivers tensors in host memory.
+"""A receiver that delivers tensors in host memory.
 
 | object | holds | until |
 |---|---|---|
-| `HostRef` | the producer's memory, through the wrapped connector | its copy is launched; free after the copy |
-| `HostRef` | a pinned slot, unless assembled from pieces | `release` or `abort`, and the release event is done |
+| `HostPending` | the payload of the wrapped receiver | its copy is launched; free after the copy |
+| `HostPending` | a pinned slot, unless assembled from pieces | `release` or `abort`, and the release event is done |
 
-Only the engine's thread uses it. `Pending.poll` drives each copy.
+Only the engine's thread uses it. `HostPending.poll` drives each copy.
 """
 
-import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omni.connector import Connector, Pending, Reach, Received, Ref
-from omni.device import COMPLETED, Device, Event, HostRing, HostSlot, Stream
-from omni.errors import OmniError
+from omni.connector import Pending, Received, Receiver
+from omni.connector.pieces import Part, Piece, cut, parts_of, view, whole
+from omni.device import COMPLETED, Device, Event, HostRing, HostSlot
 from omni.payload import PageSlice, Payload
-from omni.stage.receiver import PayloadReceiver, Transfer
+from omni.payload.receiver import PayloadReceiver
 
 _SLOTS = 32
 _SLOT_BYTES = 1 << 16
@@ -32,91 +30,6 @@ MAX_ROWS = 4096
 """Page rows of one copy at most."""
 _PIECE_SLOTS = 2
 """Slots: one piece is copied off the device while the host moves the one before."""
-_ALIGNMENT = 64
-"""Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A tensor of a payload, viewed as `[rows, columns]`, and its place in the payload's host memory.
-
-    shape: the consumer's shape.
-    """
-
-    name: str
-    tensor: Tensor | PageSlice
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def rows(self) -> int:
-        return self.shape[0] if self.shape else 1
-
-    @property
-    def columns(self) -> int:
-        return math.prod(self.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows * self.columns * self.dtype.itemsize
-
-    def in_memory(self, host: Tensor) -> Tensor:
-        """The part in the payload's host memory (uint8 `[n]`), with the consumer's dtype and shape."""
-        return host[self.start : self.start + self.nbytes].view(self.dtype).view(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows `first` to `end` and columns `left` to `right` of a part: consecutive bytes of the payload's host memory."""
-
-    part: Part
-    first: int
-    end: int
-    left: int
-    right: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.end - self.first, self.right - self.left
-
-    @property
-    def start(self) -> int:
-        """Its first byte in the payload's host memory."""
-        return self.part.start + (self.first * self.part.columns + self.left) * self.part.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.part.dtype.itemsize
-
-    def transfer(self, host: Tensor) -> Transfer:
-        """The copy into host memory, uint8 `[nbytes]`."""
-        into, source = host.view(self.part.dtype).view(self.shape), self.part.tensor
-        return Transfer(source, into, rows=slice(self.first, self.end), columns=slice(self.left, self.right))
-
-
-def parts_of(payload: Payload) -> tuple[tuple[Part, ...], int]:
-    """The payload's tensors as adjacent parts, and their total bytes in host memory."""
-    parts: list[Part] = []
-    start = 0
-    for name, tensor in payload.tensors.items():
-        parts.append(Part(name, tensor, tensor.dtype, tuple(tensor.shape), start))
-        start += -(-parts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
-    return tuple(parts), start
-
-
-def cut(part: Part, most_bytes: int, most_rows: int) -> Iterator[Piece]:
-    """Cuts a part into pieces of at most `most_bytes` and `most_rows`, in order: whole rows, or parts of large ones."""
-    if not part.nbytes:
-        return
-    columns = most_bytes // part.dtype.itemsize
-    rows = min(columns // part.columns, most_rows)
-    for first in range(0, part.rows, max(rows, 1)):
-        if rows:
-            yield Piece(part, first, min(first + rows, part.rows), 0, part.columns)
-            continue
-        for left in range(0, part.columns, columns):
-            yield Piece(part, first, first + 1, left, min(left + columns, part.columns))
 
 
 class Assembly:
@@ -152,7 +65,7 @@ class Assembly:
     def tensors(self) -> dict[str, Tensor]:
         """The consumer's tensors, complete once `over`."""
         memory = torch.from_numpy(self._bytes)
-        return {part.name: part.in_memory(memory) for part in self._parts}
+        return {part.name: view(memory, part.start, part.dtype, part.shape) for part in self._parts}
 
     def collect(self) -> None:
         """Moves pieces whose copies are complete to their places."""
@@ -170,41 +83,6 @@ class Assembly:
             slot.guard(receipt.end)
             receipt.check()
             self._under_way.append((piece, slot))
-
-
-class HostRef:
-    """A payload on its way to the consumer."""
-
-    def __init__(self, inner: Ref, inner_connector: Connector) -> None:
-        self.inner = inner
-        self.slot: Tensor | None = None
-        self.copied: Event = COMPLETED
-        self.abort_reason: str | None = None
-        self._connector = inner_connector
-        self._released = False
-
-    @property
-    def released(self) -> bool:
-        return self.inner.released
-
-    @property
-    def freed(self) -> bool:
-        return self.inner.freed
-
-    def release(self, after: Event) -> None:
-        """Nothing reads the producer's memory after `after`. Only the first call has an effect."""
-        if not self._released:
-            self._released = True
-            self._connector.release(self.inner, after)
-
-    def abort(self, reason: str, read_until: Event) -> None:
-        """Gives the payload up. read_until: the end of the launched copies; `COMPLETED` if there are none."""
-        self.abort_reason = reason
-        if read_until is not COMPLETED:
-            self.release(read_until)
-        elif not self._released:
-            self._released = True
-            self._connector.abort(self.inner, reason)
 
 
 class SlotPool:
@@ -238,28 +116,52 @@ class SlotPool:
 
 
 class HostPending:
-    """A payload that is copied to host memory once it is readable at its producer."""
+    """A payload that is copied to host memory once it is readable at its producer.
 
-    def __init__(self, connector: "HostConnector", ref: HostRef, inner: Pending) -> None:
-        self.ref = ref
+    slot: the payload's, if it has one. copied: the end of the copies launched so far.
+    """
+
+    def __init__(self, receiver: "HostReceiver", inner: Pending) -> None:
         self.assembly: Assembly | None = None
-        self._connector = connector
+        self.slot: Tensor | None = None
+        self.copied: Event = COMPLETED
+        self._receiver = receiver
         self._inner = inner
+        self._inner_over = False
         self._source: Received | None = None
 
+    def add(self, piece: object) -> None:
+        self._inner.add(piece)
+
     def poll(self) -> Received | None:
-        if self.ref.abort_reason is not None:
-            raise OmniError(f"a payload was given up before it arrived: {self.ref.abort_reason}")
         if self._source is None:
             self._source = self._inner.poll()
         source = self._source
         if source is None or not source.payload.tensors:
             return source
-        return self._connector.bring(self, source)
+        return self._receiver.bring(self, source)
+
+    def release(self, after: Event) -> None:
+        self._receiver.leave(self, after)
+        self.release_source(after)
+
+    def abort(self) -> None:
+        self._receiver.leave(self, COMPLETED)
+        if self.copied is not COMPLETED:
+            self.release_source(self.copied)
+        elif not self._inner_over:
+            self._inner_over = True
+            self._inner.abort()
+
+    def release_source(self, after: Event) -> None:
+        """Nothing reads the producer's memory after `after`. Only the first call has an effect."""
+        if not self._inner_over:
+            self._inner_over = True
+            self._inner.release(after)
 
 
-class HostConnector:
-    """Wraps the connector of an edge.
+class HostReceiver:
+    """Wraps the receiver of an edge.
 
     A payload that fits into a free slot is copied there and delivered with the copy's event; the consumer waits for the
     event before it reads. Other payloads, one at a time, pass through a few more slots in pieces and are delivered in
@@ -268,11 +170,9 @@ class HostConnector:
     The producer's payload is released once its copy is launched. The edge's credit limits the host memory of a request.
     """
 
-    raw_device_tensors = False
-
     def __init__(
         self,
-        inner: Connector,
+        inner: Receiver,
         device: Device,
         name: str,
         *,
@@ -290,26 +190,17 @@ class HostConnector:
         """Payloads to assemble from pieces, one after the other."""
 
     @property
-    def reach(self) -> Reach:
-        return self._inner.reach
+    def busy(self) -> bool:
+        return self._inner.busy
 
-    def send(self, payload: Payload, ready: Event, stream: Stream) -> Ref:
-        return HostRef(self._inner.send(payload, ready, stream), self._inner)
+    def receive(self, piece: object) -> Pending:
+        return HostPending(self, self._inner.receive(piece))
 
-    def receive(self, ref: Ref, stream: Stream) -> Pending:
-        own = _own(ref)
-        return HostPending(self, own, self._inner.receive(own.inner, stream))
+    def discard(self, piece: object) -> None:
+        self._inner.discard(piece)
 
-    def release(self, ref: Ref, after: Event) -> None:
-        own = _own(ref)
-        self._release_slot(own, after)
-        own.release(after)
-
-    def abort(self, ref: Ref, reason: str) -> None:
-        own = _own(ref)
-        self._release_slot(own, COMPLETED)
-        own.abort(reason, own.copied)
-        self._leave_queue(own)
+    def tick(self) -> None:
+        self._inner.tick()
 
     def close(self) -> None:
         self._queue.clear()
@@ -323,14 +214,21 @@ class HostConnector:
             parts, nbytes = parts_of(source.payload)
             slot = self._slot_for(parts, nbytes)
             if slot is not None:
-                self._leave_queue(pending.ref)
-                return self._copy(pending.ref, slot, source.payload, parts)
+                self._leave_queue(pending)
+                return self._copy(pending, slot, source.payload, parts)
             if pending not in self._queue:
                 self._queue.append(pending)
             if self._queue[0] is not pending:
                 return None
             pending.assembly = Assembly(parts, nbytes, self._receiver, self._pieces, self._piece_bytes)
-        return self._assemble(pending.ref, pending.assembly, source)
+        return self._assemble(pending, pending.assembly, source)
+
+    def leave(self, pending: HostPending, after: Event) -> None:
+        """The payload needs nothing more here; its consumer reads its slot until `after`."""
+        slot, pending.slot = pending.slot, None
+        if slot is not None:
+            self._slots.release(slot, after)
+        self._leave_queue(pending)
 
     def _slot_for(self, parts: Sequence[Part], nbytes: int) -> Tensor | None:
         rows = sum(part.rows for part in parts if isinstance(part.tensor, PageSlice))
@@ -338,47 +236,37 @@ class HostConnector:
             return None
         return self._slots.acquire()
 
-    def _copy(self, ref: HostRef, slot: Tensor, payload: Payload, parts: Sequence[Part]) -> Received:
+    def _copy(self, pending: HostPending, slot: Tensor, payload: Payload, parts: Sequence[Part]) -> Received:
         """Copies a payload into a slot. If that fails, `release` or `abort` returns the slot."""
-        ref.slot = slot
-        host = {part.name: part.in_memory(slot) for part in parts}
-        pieces = [Piece(part, 0, part.rows, 0, part.columns) for part in parts if part.nbytes]
+        pending.slot = slot
+        host = {part.name: view(slot, part.start, part.dtype, part.shape) for part in parts}
+        pieces = [whole(part) for part in parts if part.nbytes]
         receipt = self._receiver.receive([piece.transfer(slot[piece.start :][: piece.nbytes]) for piece in pieces])
-        ref.copied = receipt.end
+        pending.copied = receipt.end
         receipt.check()
-        ref.release(receipt.end)
-        return Received(Payload(payload.meta, host), ref.copied)
+        pending.release_source(receipt.end)
+        return Received(Payload(payload.meta, host), pending.copied)
 
-    def _assemble(self, ref: HostRef, assembly: Assembly, source: Received) -> Received | None:
+    def _assemble(self, pending: HostPending, assembly: Assembly, source: Received) -> Received | None:
         assembly.collect()
         if _arrived(source):
             try:
                 assembly.launch()
             finally:
-                ref.copied = assembly.copied
+                pending.copied = assembly.copied
         if assembly.launched:
-            ref.release(ref.copied)
+            pending.release_source(pending.copied)
         if not assembly.over:
             return None
-        self._leave_queue(ref)
+        self._leave_queue(pending)
         return Received(Payload(source.payload.meta, assembly.tensors()), COMPLETED)
 
-    def _leave_queue(self, ref: HostRef) -> None:
-        self._queue = deque(pending for pending in self._queue if pending.ref is not ref)
-
-    def _release_slot(self, ref: HostRef, after: Event) -> None:
-        slot, ref.slot = ref.slot, None
-        if slot is not None:
-            self._slots.release(slot, after)
+    def _leave_queue(self, pending: HostPending) -> None:
+        if self._queue:
+            self._queue = deque(each for each in self._queue if each is not pending)
 
 
 def _arrived(source: Received) -> bool:
     """Whether work launched now may read the tensors."""
     tensors = source.payload.tensors.values()
     return source.ready.done() and all(t.moved.done() for t in tensors if isinstance(t, PageSlice))
-
-
-def _own(ref: Ref) -> HostRef:
-    if not isinstance(ref, HostRef):
-        raise TypeError(f"a {type(ref).__name__} is not a reference of an edge into host memory")
-    return ref

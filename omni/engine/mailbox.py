@@ -24,6 +24,10 @@ class Mailbox(Protocol):
         """Whether there are commands that were not taken."""
         ...
 
+    def holds(self, request_id: str) -> bool:
+        """Whether a request has arrived that `take` does not return yet."""
+        ...
+
     def flush(self) -> None:
         """Sends the outputs that sinks have collected since the last call. Does not wait."""
         ...
@@ -57,6 +61,9 @@ class LocalMailbox:
     @property
     def waiting(self) -> bool:
         return bool(self._commands)
+
+    def holds(self, request_id: str) -> bool:
+        return False
 
     def flush(self) -> None:
         pass

@@ -34,9 +34,22 @@ class Budget:
     field: str
 
 
-def budget_of(asked: int | None, free: int | None, device: str) -> Budget | None:
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """An engine's part of its device: engines load one after the other and get equal parts. index: of this one, from 0."""
+
+    index: int = 0
+    engines: int = 1
+
+
+ALONE = DeviceShare()
+
+
+def budget_of(asked: int | None, free: int | None, device: str, share: DeviceShare = ALONE) -> Budget | None:
     """The stages' budget: `asked` (`engine.memory_bytes`), by default the `free` memory of the device minus a reserve.
     None if the memory is unbounded.
+
+    share: of the engine, if there are several on the device.
 
     The reserve, 2% and at least 256 MiB, covers memory that one measurement does not show: fragmentation of the
     allocator by other batch sizes, and later allocations of other processes.
@@ -47,9 +60,10 @@ def budget_of(asked: int | None, free: int | None, device: str) -> Budget | None
             raise ConfigError(
                 "engine.memory_bytes", f"{asked:,} are more than the {free:,} free on {device}", "lower it"
             )
-        return Budget(asked, "engine.memory_bytes")
+        return Budget(asked // share.engines, "engine.memory_bytes")
     if free is None:
         return None
+    free //= share.engines - share.index
     return Budget(free - max(free // _RESERVE_SHARE, _RESERVE_FLOOR), "engine.device")
 
 

@@ -1,13 +1,27 @@
 """Routes requests through the graph, by the stages' inboxes and outboxes only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from omni.connector import Connector
-from omni.device import COMPLETED, Stream
+from omni.device import COMPLETED
 from omni.engine.admission import Admission
+from omni.engine.peers import (
+    AcquiredOut,
+    EdgeEnds,
+    EndOut,
+    GiveUpOut,
+    Hello,
+    LeaveOut,
+    PieceOut,
+    RemoteConsumer,
+    RemoteProducer,
+    ToConsumer,
+    ToProducer,
+)
 from omni.engine.ranked import Rank
 from omni.engine.request import (
+    ConnectPeer,
     EngineRequest,
     RequestFailed,
     RequestFinished,
@@ -16,54 +30,70 @@ from omni.engine.request import (
     StageOutput,
     SubmitRequest,
 )
-from omni.engine.route import Credit, Route
-from omni.errors import InputError, OmniError, StageError, said
+from omni.engine.route import Credit, InRoute, OutRoute
+from omni.errors import InputError, LostPeerError, OmniError, StageError, said
 from omni.pipeline import FRONTEND, Edge, Pipeline
-from omni.pipeline.adapter import AdapterFactory
+from omni.pipeline.adapter import Adapter, AdapterFactory
 from omni.sampling import NO_RULES, SamplingParams
 from omni.stage import Abort, Done, Ended, Failed, Feed, Open, Outbound, Produced, StageWorker
+
+RouteT = TypeVar("RouteT", OutRoute, InRoute)
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveRequest:
-    """A request at the stages.
+    """A request at the stages of this engine.
 
     running: stages that have not finished it. awaited: those of them with a wanted output.
 
-    routes: by edge. credits: by producing stage.
+    outs, ins: the halves of its routes that are here, by edge. credits: by producing stage.
     """
 
     request: EngineRequest
     sink: SafeSink
     running: set[str]
     awaited: set[str]
-    routes: Mapping[str, Route]
+    outs: dict[str, OutRoute]
+    ins: dict[str, InRoute]
     credits: Mapping[str, Credit]
 
 
 class Orchestrator:
     """Admits requests, opens them at their stages, moves payloads along edges within each edge's credit, streams
-    outputs to sinks, and isolates failures."""
+    outputs to sinks, and isolates failures.
+
+    The stages of a request may be in several engines. Each has an orchestrator, which runs its own stages and the
+    halves of routes that end at them.
+    """
 
     def __init__(
         self,
         pipeline: Pipeline,
         workers: Mapping[str, StageWorker],
         adapters: Mapping[str, AdapterFactory],
-        connectors: Mapping[str, Connector],
-        transfer: Stream,
+        ends: EdgeEnds,
         admission: Admission[SubmitRequest],
+        place: str = "",
+        is_held: Callable[[str], bool] = lambda request_id: False,
     ) -> None:
+        """workers: of the stages on this engine's place. is_held: `Mailbox.holds`."""
         self._pipeline = pipeline
         self._edges_from = {stage.name: pipeline.edges_from(stage.name) for stage in pipeline.stages}
         self._workers = workers
         self._adapters = adapters
-        self._connectors = connectors
-        self._transfer = transfer
+        self._ends = ends
+        self._place = place
         self._admission = admission
         self._active: dict[str, ActiveRequest] = {}
-        self._busy: dict[Route, None] = {}
-        """Routes with payloads under way, the longest busy first. Waiting requests cost no time."""
+        self._sending: dict[OutRoute, None] = {}
+        self._receiving: dict[InRoute, None] = {}
+        """Halves of routes with payloads under way, the longest busy first. Waiting requests cost no time."""
+        self._draining: dict[str, None] = {}
+        """Requests whose stages here are done, while payloads are under way to other engines."""
+        self._is_held = is_held
+        self._connecting: dict[str, ConnectPeer] = {}
+        self._latest = 0
+        """The highest number of the requests that were submitted or aborted here."""
         self._changed: dict[Credit, None] = {}
         """Credits with changes to report."""
 
@@ -75,51 +105,76 @@ class Orchestrator:
     def submit(self, command: SubmitRequest) -> None:
         """Accepts a request. Its errors go to its sink."""
         request = command.request
+        self._latest = max(self._latest, request.number)
         try:
             self._check(request)
             self._stages_of(request)
             rejected = self._admission.join(request.id, command, request.priority, len(self._active))
         except OmniError as error:
-            command.sink.finish(RequestFailed(error))
+            self._refuse(command, error)
             return
         for each in rejected:
-            each.waiting.item.sink.finish(RequestFailed(each.error))
+            self._refuse(each.waiting.item, each.error)
         self._admit()
 
-    def abort(self, request_id: str, error: OmniError) -> None:
+    def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
         """Aborts a request and frees its resources. A no-op if it is finished."""
+        self._latest = max(self._latest, number)
         waiting = self._admission.leave(request_id)
         if waiting is not None:
-            waiting.item.sink.finish(RequestFailed(error))
+            self._refuse(waiting.item, error)
         active = self._active.pop(request_id, None)
         if active is not None:
             active.sink.finish(RequestFailed(error))
             self._clear(active, str(error))
+        self._drop_kept()
 
     def abort_all(self, error: OmniError) -> None:
         for waiting in self._admission.leave_all():
-            waiting.item.sink.finish(RequestFailed(error))
+            self._refuse(waiting.item, error)
         for request_id in list(self._active):
             self.abort(request_id, error)
 
     def tick(self) -> bool:
         """Empties every outbox, delivers arrived payloads, admits requests. Returns whether anything happened."""
-        moved = False
+        moved = self._take_from_peers()
         for name, worker in self._workers.items():
             while worker.outbox:
                 self._take(name, worker.outbox.popleft())
                 moved = True
-        for route in list(self._busy):
+        moved |= self._tick_routes(self._sending) | self._tick_routes(self._receiving)
+        while self._changed:
+            credit, _ = self._changed.popitem()
+            moved |= credit.report()
+        for request_id in list(self._draining):
+            if not any(out.busy for out in self._active[request_id].outs.values()):
+                self._end(self._active[request_id], "its stages here are done")
+        moved |= self._admit()
+        self._ends.tick()
+        self._ends.flush()
+        return moved
+
+    @property
+    def busy(self) -> bool:
+        """Whether `tick` has something to do without a request: memory to pass back, messages to send."""
+        return self._ends.busy
+
+    def connect(self, command: ConnectPeer) -> None:
+        """Connects to another engine, which may replace one that has ended."""
+        self._lose(command.place)
+        self._connecting[command.place] = command
+        self._ends.connect(command.place, command.link)
+
+    def _tick_routes(self, routes: dict[RouteT, None]) -> bool:
+        moved = False
+        for route in list(routes):
             try:
                 moved |= route.tick()
             except OmniError as error:
                 self.abort(route.request_id, error)
             if not route.busy:
-                self._busy.pop(route, None)
-        while self._changed:
-            credit, _ = self._changed.popitem()
-            moved |= credit.report()
-        return self._admit() or moved
+                routes.pop(route, None)
+        return moved
 
     def _admit(self) -> bool:
         admitted = False
@@ -129,20 +184,29 @@ class Orchestrator:
             try:
                 self._open(waiting.item, waiting.rank)
             except OmniError as error:
-                waiting.item.sink.finish(RequestFailed(error))
+                self._refuse(waiting.item, error)
         return admitted
+
+    def _refuse(self, command: SubmitRequest, error: OmniError) -> None:
+        """Ends a request that is not active."""
+        command.sink.finish(RequestFailed(error))
+        self._drop_kept()
 
     def _open(self, command: SubmitRequest, rank: Rank) -> None:
         request = command.request
         stages, awaited = self._stages_of(request)
+        own = [name for name in stages if name in self._workers]
         edges = [e for e in self._pipeline.edges if e.producer in stages and e.consumer in stages]
         credits = {
             e.producer: Credit(request.id, self._workers[e.producer], self._edges_from[e.producer], self._changed)
             for e in edges
+            if e.producer in own
         }
-        routes = {edge.name: self._route(request, edge, credits[edge.producer]) for edge in edges}
-        self._active[request.id] = ActiveRequest(request, command.sink, set(stages), set(awaited), routes, credits)
-        for name in stages:
+        active = ActiveRequest(request, command.sink, set(own), set(awaited), {}, {}, credits)
+        for edge in edges:
+            self._add_route(active, edge)
+        self._active[request.id] = active
+        for name in own:
             sources = {edge.name for edge in edges if edge.consumer == name} | (
                 {FRONTEND} if request.inputs.get(name) else set()
             )
@@ -151,10 +215,12 @@ class Orchestrator:
             opened = Open(request.id, sampling, frozenset(sources), rank, salt, index, rules)
             self._workers[name].inbox.append(opened)
         for name, payloads in request.inputs.items():
-            if name in stages:
+            if name in own:
                 inbox = self._workers[name].inbox
                 inbox.extend(Feed(request.id, payload, COMPLETED) for payload in payloads)
                 inbox.append(Ended(request.id, FRONTEND))
+        for place, message in self._ends.kept(request.id):
+            self._take_for_consumer(place, message)
 
     def _check(self, request: EngineRequest) -> None:
         if request.id in self._active or request.id in self._admission:
@@ -172,20 +238,46 @@ class Orchestrator:
                     raise InputError(field, f"the pipeline has no {name!r}", f"use one of {', '.join(sorted(known))}")
 
     def _stages_of(self, request: EngineRequest) -> tuple[frozenset[str], frozenset[str]]:
-        """The stages of the request, and those of them with a wanted output."""
+        """The stages of the request in all engines, and those of this one with a wanted output."""
+        wanted = frozenset(o.stage for o in self._pipeline.outputs if o.modality in request.modalities)
+        if request.places:
+            return frozenset(request.places), wanted & self._workers.keys()
         stages = self._pipeline.active(request.modalities, request.inputs)
-        awaited = frozenset(o.stage for o in self._pipeline.outputs if o.modality in request.modalities)
-        if not awaited or not awaited <= stages:
+        if not wanted or not wanted <= stages:
             raise StageError("pipeline", "routing the request", "no stage that it feeds leads to a wanted output")
-        return stages, awaited
+        return stages, wanted
 
-    def _route(self, request: EngineRequest, edge: Edge, credit: Credit) -> Route:
+    def _add_route(self, active: ActiveRequest, edge: Edge) -> None:
+        """Adds the halves of the route over an edge that are here."""
+        request = active.request
+        producer, consumer = (request.places.get(stage, self._place) for stage in (edge.producer, edge.consumer))
+        if self._place not in (producer, consumer):
+            return
         try:
-            adapter = self._adapters[edge.name](request.edges.get(edge.name))
+            here = None
+            if consumer == self._place:
+                receiver = self._ends.receiver(edge.name, producer)
+                worker = self._workers[edge.consumer]
+                here = InRoute(request.id, edge, self._adapter(request, edge), receiver, worker, self._is_receiving)
+                active.ins[edge.name] = here
+            if producer == self._place:
+                sender, credit = self._ends.sender(edge.name, consumer), active.credits[edge.producer]
+                far = here or RemoteConsumer(self._ends.link(consumer), request.id, request.number, edge.name)
+                active.outs[edge.name] = OutRoute(request.id, edge, sender, credit, far)
+            if here is not None:
+                local = active.outs.get(edge.name)
+                here.producer = local or RemoteProducer(self._ends.link(producer), request.id, edge.name)
+        except KeyError as error:  # no engine is connected there
+            raise LostPeerError(edge.name, "opening its route", f"no engine runs on {error.args[0]}") from None
+
+    def _adapter(self, request: EngineRequest, edge: Edge) -> Adapter:
+        try:
+            return self._adapters[edge.name](request.edges.get(edge.name))
         except Exception as error:
             raise StageError(edge.name, "opening its adapter", said(error)) from error
-        connector, consumer = self._connectors[edge.name], self._workers[edge.consumer]
-        return Route(request.id, edge, adapter, connector, consumer, self._transfer, credit)
+
+    def _is_receiving(self, route: InRoute) -> None:
+        self._receiving[route] = None
 
     def _take(self, stage: str, message: Outbound) -> None:
         active = self._active.get(message.request_id)
@@ -208,10 +300,10 @@ class Orchestrator:
     def _forward(self, active: ActiveRequest, stage: str, produced: Produced) -> None:
         try:
             for edge in self._edges_from[stage] if not produced.for_user else ():
-                route = active.routes.get(edge.name)
-                if route is not None and edge.consumer in active.running:
+                route = active.outs.get(edge.name)
+                if route is not None and not route.closed:
                     route.send(produced)
-                    self._busy[route] = None
+                    self._sending[route] = None
         finally:
             produced.close()
         if not produced.payload.tensors:
@@ -224,24 +316,105 @@ class Orchestrator:
         active.awaited.discard(stage)
         if stage in active.credits:
             active.credits[stage].close()
-        for edge in self._pipeline.edges_from(stage):
-            if edge.name in active.routes:
-                active.routes[edge.name].end(done.reason)
-                self._busy[active.routes[edge.name]] = None
+        for edge in self._edges_from[stage]:
+            if edge.name in active.outs:
+                active.outs[edge.name].end(done.reason)
+                self._sending[active.outs[edge.name]] = None
         for edge in self._pipeline.edges_into(stage):
-            if edge.name in active.routes:
-                active.routes[edge.name].abort(f"{stage} is done")
+            if edge.name in active.ins:
+                active.ins[edge.name].abort()
         active.sink.give(StageFinished(stage, done.reason, done.counts, done.held))
-        if not active.awaited:
-            del self._active[done.request_id]
-            self._clear(active, "all wanted outputs were given")
-            active.sink.finish(RequestFinished())
+        if not active.request.places:
+            if not active.awaited:
+                self._end(active, "all wanted outputs were given")
+        elif not active.running:
+            # The user's side knows when all wanted outputs were given, and aborts what still runs elsewhere.
+            self._draining[done.request_id] = None
+
+    def _end(self, active: ActiveRequest, reason: str) -> None:
+        del self._active[active.request.id]
+        self._clear(active, reason)
+        active.sink.finish(RequestFinished())
 
     def _clear(self, active: ActiveRequest, reason: str) -> None:
-        for route in active.routes.values():
-            route.abort(reason)
-            self._busy.pop(route, None)
+        self._draining.pop(active.request.id, None)
+        for out in active.outs.values():
+            out.abort(reason)
+            self._sending.pop(out, None)
+        for arriving in active.ins.values():
+            arriving.abort()
+            self._receiving.pop(arriving, None)
         for credit in active.credits.values():
             credit.close()
         for name in active.running:
             self._workers[name].inbox.append(Abort(active.request.id))
+
+    # Other engines.
+
+    def _take_from_peers(self) -> bool:
+        messages = self._ends.take()
+        for place, message in messages:
+            match message:
+                case None:
+                    self._lose(place)
+                case Hello():
+                    self._greet(place, message)
+                case AcquiredOut() | LeaveOut():
+                    self._take_for_producer(message)
+                case _:
+                    self._take_for_consumer(place, message)
+        return bool(messages)
+
+    def _take_for_producer(self, message: ToProducer) -> None:
+        active = self._active.get(message.request_id)
+        out = active.outs.get(message.edge) if active is not None else None
+        if out is not None:
+            out.acquired() if isinstance(message, AcquiredOut) else out.leave()
+
+    def _take_for_consumer(self, place: str, message: ToConsumer) -> None:
+        active = self._active.get(message.request_id)
+        if active is None and self._is_coming(message.request_id, message.number):
+            self._ends.keep(place, message)
+            return
+        route = active.ins.get(message.edge) if active is not None else None
+        if route is None:
+            self._ends.drop(place, message)
+            return
+        try:
+            match message:
+                case PieceOut(_, _, _, index, counted, piece):
+                    route.piece(index, counted, piece.value)
+                case EndOut(_, _, _, payloads, reason):
+                    route.end(payloads, reason)
+                case GiveUpOut():
+                    route.give_up()
+        except OmniError as error:
+            self.abort(message.request_id, error)
+
+    def _is_coming(self, request_id: str, number: int) -> bool:
+        """Whether a request that is not active may still be."""
+        return number > self._latest or request_id in self._admission or self._is_held(request_id)
+
+    def _drop_kept(self) -> None:
+        self._ends.drop_kept(lambda request_id, number: not self._is_coming(request_id, number))
+
+    def _greet(self, place: str, hello: Hello) -> None:
+        connecting = self._connecting.pop(place)
+        try:
+            self._ends.greet(place, hello)
+        except OmniError as error:
+            connecting.on_connected(error)
+        else:
+            connecting.on_connected(None)
+
+    def _lose(self, place: str) -> None:
+        """Forgets the engine on a place, and fails the requests with stages there."""
+        self._ends.lose(place)
+        connecting = self._connecting.pop(place, None)
+        if connecting is not None:
+            connecting.on_connected(StageError("engine", "connecting", f"the engine on {place} has ended"))
+        for active in list(self._active.values()):
+            lost = [stage for stage, at in active.request.places.items() if at == place]
+            if lost:
+                error = LostPeerError(lost[0], "running a request", f"its process on {place} has ended")
+                self.abort(active.request.id, error)

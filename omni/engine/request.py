@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from omni.engine.peers import Link
 from omni.errors import OmniError, StageError, said
 from omni.payload import Payload
 from omni.sampling import HostRules, SamplingParams, TextRules
@@ -21,6 +22,9 @@ class EngineRequest:
     modalities: wanted outputs. inputs: host payloads by stage. edges: adapter arguments by edge name. sampling: by
     stage. priority: lower numbers are served first. cache_salt: requests of different salts share no cached state.
     sample_index: the number of this sample among those of one user request.
+    number: its place in the order of all requests, from 1; 0 for a request of one engine alone.
+    places: of its stages, by stage, if they run in several engines. Each engine gets the whole request, but only the
+        inputs of its own stages.
     rules: host-side rules by stage. text_rules: the same as data, for an engine in another process, which builds them.
     """
 
@@ -34,6 +38,8 @@ class EngineRequest:
     sample_index: int = 0
     rules: Mapping[str, HostRules] = field(default_factory=dict)
     text_rules: Mapping[str, TextRules] = field(default_factory=dict)
+    number: int = 0
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,20 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
+    """number: as in `EngineRequest`: no request of an earlier number is still to come."""
+
     request_id: str
     error: OmniError
+    number: int = 0
 
 
-EngineCommand = SubmitRequest | AbortRequest
+@dataclass(frozen=True, slots=True)
+class ConnectPeer:
+    """Connects to the engine on a place. on_connected: called with None, or with the error that makes it impossible."""
+
+    place: str
+    link: Link
+    on_connected: Callable[[OmniError | None], None]
+
+
+EngineCommand = SubmitRequest | AbortRequest | ConnectPeer

@@ -1,15 +1,20 @@
-"""The route of a request over an edge: connector, adapter and payloads under way. The producer's credit on its
-edges."""
+"""The route of a request over an edge, in two halves that may be in two engines, and the producer's credit.
+
+    Produced -> OutRoute -- pieces --> InRoute -> adapter -> Feed
+                 Credit  <- acquired --
+
+In one engine the halves call each other. Between two engines, `omni.engine.peers` carries the calls as messages.
+"""
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from typing import Protocol
 
-from omni.connector import Connector, Pending, Received, Ref
-from omni.device import COMPLETED, Stream
-from omni.errors import OmniError, known
+from omni.connector import Pending, Received, Receiver, Ref, Sender
+from omni.device import COMPLETED
+from omni.errors import known
 from omni.pipeline import Edge
 from omni.pipeline.adapter import Adapter
 from omni.stage import Ended, Feed, Lease, Pause, Produced, Resume, StageWorker
@@ -73,121 +78,251 @@ class Credit:
         self._closed = True
 
 
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    """A payload under way. counted: whether it has tensors, and so counts against the edge's credit."""
+class RouteConsumer(Protocol):
+    """The consumer's half, as the producer's sees it."""
 
+    def piece(self, index: int, counted: bool, piece: object) -> None:
+        """A piece of the payload of this index. counted: whether it counts against the credit until it is acquired."""
+        ...
+
+    def end(self, payloads: int, reason: str) -> None:
+        """The producer is done, after this number of payloads."""
+        ...
+
+    def give_up(self) -> None:
+        """No further piece comes, and no end."""
+        ...
+
+
+class RouteProducer(Protocol):
+    """The producer's half, as the consumer's sees it."""
+
+    def acquired(self) -> None:
+        """One more counted payload is acquired or released."""
+        ...
+
+    def leave(self) -> None:
+        """The consumer wants no further payload."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """A payload that is not completely sent. counted: whether it has tensors, and so counts against the credit."""
+
+    index: int
     ref: Ref
+    counted: bool
+
+
+class OutRoute:
+    """The producer's half: passes the payloads of a request to the connector, and their pieces to the consumer."""
+
+    def __init__(self, request_id: str, edge: Edge, sender: Sender, credit: Credit, consumer: RouteConsumer) -> None:
+        self.edge = edge
+        self.request_id = request_id
+        self._sender = sender
+        self._credit = credit
+        self._consumer = consumer
+        self._sending: deque[_Sending] = deque()
+        self._sent = 0
+        self._end_reason: str | None = None
+        self.closed = False
+        """Whether it sends nothing more: it has sent the end, the request is over, or the consumer has left."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `tick` has something to do, now or later."""
+        return bool(self._sending) or (self._end_reason is not None and not self.closed)
+
+    def send(self, produced: Produced) -> None:
+        """Sends a payload of the producer. Raises OmniError if the connector fails."""
+        try:
+            ref = self._sender.send(produced.payload, produced.ready)
+        except Exception as error:
+            raise known(self.edge.name, "sending a payload", error) from error
+        produced.add(ref)
+        counted = bool(produced.payload.tensors)
+        self._sending.append(_Sending(self._sent, ref, counted))
+        self._sent += 1
+        if counted:
+            self._credit.acquire(self.edge.name)
+
+    def end(self, reason: str) -> None:
+        """The producer is done. The consumer's end follows the payloads under way."""
+        self._end_reason = reason
+
+    def tick(self) -> bool:
+        """Passes on the pieces that are there. Raises OmniError if a payload is lost."""
+        moved = False
+        for _ in range(len(self._sending)):
+            sending = self._sending.popleft()
+            moved |= self._pass_on(sending)
+            if not sending.ref.sent:
+                self._sending.append(sending)
+        if self._end_reason is not None and not self._sending and not self.closed:
+            self.closed = moved = True
+            self._consumer.end(self._sent, self._end_reason)
+        return moved
+
+    def abort(self, reason: str) -> None:
+        """Gives up what is not sent; the consumer's half gives up the rest. The edge no longer pauses its producer."""
+        while self._sending:
+            self._give_up(self._sending.popleft().ref, reason)
+        self._credit.close_edge(self.edge.name)
+        if not self.closed:
+            self.closed = True
+            self._consumer.give_up()
+
+    # As the consumer's half sees it.
+
+    def acquired(self) -> None:
+        self._credit.release(self.edge.name)
+
+    def leave(self) -> None:
+        self.abort("its consumer is done")
+
+    def _pass_on(self, sending: _Sending) -> bool:
+        try:
+            pieces = sending.ref.pieces()
+        except Exception as error:
+            self._give_up(sending.ref, "it is lost")
+            raise known(self.edge.name, "sending a payload", error) from error
+        for piece in pieces:
+            self._consumer.piece(sending.index, sending.counted, piece)
+        return bool(pieces)
+
+    def _give_up(self, ref: Ref, reason: str) -> None:
+        """Gives up a payload. If the connector fails, only the payload's memory is lost."""
+        try:
+            ref.abort(reason)
+        except Exception:
+            _log.exception("%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Receiving:
     pending: Pending
     counted: bool
 
 
-class Route:
-    """Moves payloads in order from producer to consumer, through the connector, then through the adapter."""
+class InRoute:
+    """The consumer's half: takes pieces, passes complete payloads to the adapter in order, and its inputs to the stage.
+
+    producer: set before the first piece.
+    """
+
+    producer: RouteProducer
 
     def __init__(
         self,
         request_id: str,
         edge: Edge,
         adapter: Adapter,
-        connector: Connector,
+        receiver: Receiver,
         consumer: StageWorker,
-        stream: Stream,
-        credit: Credit,
+        on_busy: "Callable[[InRoute], None]",
     ) -> None:
+        """on_busy: called when `tick` has something to do."""
         self.edge = edge
         self.request_id = request_id
         self._adapter = adapter
-        self._connector = connector
+        self._receiver = receiver
         self._consumer = consumer
-        self._stream = stream
-        self._credit = credit
-        self._under_way: deque[_UnderWay] = deque()
-        self._end_reason: str | None = None
-        self.closed = False
+        self._on_busy = on_busy
+        self._receiving: dict[int, _Receiving] = {}
+        self._delivered = 0
+        self._end: tuple[int, str] | None = None
+        self._closed = False
 
     @property
     def busy(self) -> bool:
         """Whether `tick` has something to do, now or later."""
-        return bool(self._under_way) or (self._end_reason is not None and not self.closed)
+        return not self._closed and (bool(self._receiving) or self._end is not None)
 
-    def send(self, produced: Produced) -> None:
-        """Sends a payload of the producer. Raises OmniError if the connector fails."""
-        try:
-            ref = self._connector.send(produced.payload, produced.ready, self._stream)
-        except Exception as error:
-            raise self._known("sending a payload", error) from error
-        produced.add(ref)
-        try:
-            pending = self._connector.receive(ref, self._stream)
-        except Exception as error:
-            self._give_up(ref, "it cannot be received")
-            raise self._known("receiving a payload", error) from error
-        counted = bool(produced.payload.tensors)
-        self._under_way.append(_UnderWay(ref, pending, counted))
-        if counted:
-            self._credit.acquire(self.edge.name)
+    # As the producer's half sees it.
 
-    def end(self, reason: str) -> None:
-        """The producer is done. The consumer's `Ended` follows the payloads under way."""
-        self._end_reason = reason
+    def piece(self, index: int, counted: bool, piece: object) -> None:
+        """Raises OmniError if the connector fails."""
+        try:
+            if self._closed:
+                self._discard(piece)
+            elif index in self._receiving:
+                self._receiving[index].pending.add(piece)
+            else:
+                self._receiving[index] = _Receiving(self._receiver.receive(piece), counted)
+                self._on_busy(self)
+        except Exception as error:
+            self._discard(piece)
+            raise known(self.edge.name, "receiving a payload", error) from error
+
+    def end(self, payloads: int, reason: str) -> None:
+        self._end = payloads, reason
+        self._on_busy(self)
+
+    def give_up(self) -> None:
+        """What was delivered is the consumer's."""
+        self._closed = True
+        while self._receiving:
+            _, receiving = self._receiving.popitem()
+            try:
+                receiving.pending.abort()
+            except Exception:  # only the payload's memory is lost
+                _log.exception("%s: the connector failed to abort a payload", self.edge.name)
+
+    # As the orchestrator sees it.
 
     def tick(self) -> bool:
         """Delivers payloads that have arrived. Raises OmniError if a payload was lost or the adapter failed."""
         moved = False
-        while self._under_way:
+        while (receiving := self._receiving.get(self._delivered)) is not None:
             try:
-                received = self._under_way[0].pending.poll()
+                received = receiving.pending.poll()
             except Exception as error:
-                raise self._known("receiving a payload", error) from error
+                raise known(self.edge.name, "receiving a payload", error) from error
             if received is None:
                 return moved
-            self._deliver(self._under_way[0], received)
+            self._deliver(receiving, received)
             moved = True
-        if self._end_reason is not None and not self.closed:
-            self._close(self._end_reason)
+        if self._end is not None and self._end[0] == self._delivered and not self._closed:
+            self._finish(self._end[1])
             moved = True
         return moved
 
-    def abort(self, reason: str) -> None:
-        """Gives up the payloads under way. The edge no longer pauses its producer."""
-        self.closed = True
-        while self._under_way:
-            self._give_up(self._under_way.popleft().ref, reason)
-        self._credit.close_edge(self.edge.name)
+    def abort(self) -> None:
+        """The consumer wants nothing more."""
+        if not self._closed:
+            self.give_up()
+            self.producer.leave()
 
-    def _deliver(self, item: _UnderWay, received: Received) -> None:
+    def _discard(self, piece: object) -> None:
+        try:
+            self._receiver.discard(piece)
+        except Exception:  # only the payload's memory is lost
+            _log.exception("%s: the connector failed to discard a payload", self.edge.name)
+
+    def _deliver(self, receiving: _Receiving, received: Received) -> None:
         try:
             inputs = self._adapter.push(received.payload)
         except Exception as error:
-            # The payload stays under way, so the request's end gives it up.
-            raise self._known("adapting a payload", error) from error
-        self._under_way.popleft()
+            # The payload stays here, so the request's end gives it up.
+            raise known(self.edge.name, "adapting a payload", error) from error
+        del self._receiving[self._delivered]
+        self._delivered += 1
         with_tensors = sum(1 for payload in inputs if payload.tensors)
-        acquired = partial(self._credit.release, self.edge.name) if item.counted else _nothing
-        lease = Lease(self._connector, item.ref, with_tensors, acquired)
+        lease = Lease(receiving.pending, with_tensors, self.producer.acquired if receiving.counted else _nothing)
         for payload in inputs:
             feed = Feed(self.request_id, payload, received.ready, lease if payload.tensors else None)
             self._consumer.inbox.append(feed)
 
-    def _give_up(self, ref: Ref, reason: str) -> None:
-        """Gives up a payload. If the connector fails, only the payload's memory is lost."""
-        try:
-            self._connector.abort(ref, reason)
-        except Exception:
-            _log.exception("%s: the connector failed to abort a payload of request %s", self.edge.name, self.request_id)
-
-    def _close(self, reason: str) -> None:
-        self.closed = True
+    def _finish(self, reason: str) -> None:
+        self._closed = True
         try:
             inputs = self._adapter.finish(reason)
         except Exception as error:
-            raise self._known("adapting a payload", error) from error
+            raise known(self.edge.name, "adapting a payload", error) from error
         self._consumer.inbox.extend(Feed(self.request_id, payload, COMPLETED) for payload in inputs)
         self._consumer.inbox.append(Ended(self.request_id, self.edge.name))
-
-    def _known(self, doing: str, error: Exception) -> OmniError:
-        return known(self.edge.name, doing, error)
 
 
 def _nothing() -> None:

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+EDGES = "edges"
+"""The first part of the paths of edges' settings; no stage may have this name."""
 Memory = Literal["device", "host"]
 """The place of a payload's tensors at the consumer."""
 
@@ -16,6 +18,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model: `"module:function"`; the kind specifies the function's type.
     options: an instance of the kind's options struct, with the family's defaults.
     priority: stream priority hint; lower values run first where the device supports it.
+    place: the device of the stage, `"cuda:1"`; several, separated by commas, for a replica on each; `"cpu/2"` for a
+        further process on a device. None uses the engine's device. Users set it as `"name.place"`.
     dtype: of weights and activations, `"float32"`, `"bfloat16"` or `"float16"`; None uses the engine's. Users set it as
         `"name.dtype"`, unless the options have a field of that name.
     """
@@ -26,6 +30,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     options: msgspec.Struct
     priority: int = 0
     dtype: str | None = None
+    place: str | None = None
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +42,10 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         pauses the request; it resumes when half of them are left.
     memory: `"device"`, tensors as produced, page slices not gathered; or `"host"`, copied into host memory as whole
         tensors.
+    connector: its registered name; None selects one by the places of the stages.
+    pool_bytes: memory for payloads under way between two processes.
+
+    Users set `connector`, `credit` and `pool_bytes` as `"edges.producer-consumer.credit"`.
     """
 
     producer: str
@@ -45,14 +54,22 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     keyed: bool = False
     credit: int = 64
     memory: Memory = "device"
+    connector: str | None = None
+    pool_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
-        if self.credit < 1:
-            raise ValueError("credit must be at least 1")
+        for name, least in {"credit": 1, "pool_bytes": 2**16}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}")
 
     @property
     def name(self) -> str:
         return f"{self.producer}->{self.consumer}"
+
+    @property
+    def setting(self) -> str:
+        """The path of its settings."""
+        return f"{EDGES}.{self.producer}-{self.consumer}"
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from typing import get_args
 
 from omni.errors import ConfigError
 from omni.pipeline.pipeline import ENGINE, FRONTEND, Pipeline
-from omni.pipeline.stage import Memory
+from omni.pipeline.stage import EDGES, Memory
 
 
 def validate(pipeline: Pipeline) -> None:
@@ -38,8 +38,8 @@ def _check_names(names: list[str]) -> None:
         raise ConfigError("pipeline.stages", "is empty", "add a stage")
     _check_unique("pipeline.stages", names)
     for name in names:
-        if name in (ENGINE, FRONTEND) or not name.isidentifier():
-            remedy = f"use an identifier other than {FRONTEND!r} and {ENGINE!r}"
+        if name in (EDGES, ENGINE, FRONTEND) or not name.isidentifier():
+            remedy = f"use an identifier other than {FRONTEND!r}, {ENGINE!r} and {EDGES!r}"
             raise ConfigError("pipeline.stages", f"{name!r} is no valid name of a stage", remedy)
 
 

@@ -11,6 +11,7 @@ from omni.errors import (
     ConfigError,
     ForkError,
     InputError,
+    LostPeerError,
     OmniError,
     OverloadedError,
     PluginError,
@@ -22,7 +23,7 @@ from omni.errors import (
 _ARGUMENTS: dict[type[BaseException], tuple[str, ...]] = {
     **dict.fromkeys((CheckpointError, ConfigError, InputError, OverloadedError), ("field", "problem", "remedy")),
     **dict.fromkeys((ForkError, OmniError, PluginError), ()),
-    StageError: ("stage", "doing", "problem"),
+    **dict.fromkeys((LostPeerError, StageError), ("stage", "doing", "problem")),
     SyncError: ("operation", "phase", "remedy"),
 }
 """The arguments of each error's constructor, by the names of its attributes. With none there, the text is the argument."""

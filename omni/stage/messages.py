@@ -8,18 +8,19 @@ The messages of a request keep their order. A payload's memory belongs to its pr
 | sent | an edge took it: its connector made a `Ref`, and it counts against the edge's `Credit` | `Produced.add` | |
 | closed | no further edge takes it | `Produced.close` | |
 | acquired | its consumer has room for each input made of it: it no longer counts | `Feed.acquire` | `Credit` |
-| released | no more reads of it are launched; its rows no longer move | `Feed.release`, `Connector.abort` | producer |
-| free | earlier reads are complete too: the producer may reuse the memory | events of the releases | producer |
+| released | no more reads of it are launched; its rows no longer move | `Ref.released` | producer |
+| free | earlier reads are complete too: the producer may reuse the memory | `Ref.freed` | producer |
 
-Three objects represent a payload under way: the connector's `Ref`, which crosses the edge, the consumer's `Lease`, and
-the producer's `Credit` (`omni.engine.route`).
+Three objects represent a payload under way: the connector's `Ref` at its producer, the consumer's `Lease` on the
+connector's `Pending`, and the producer's `Credit` (`omni.engine.route`). By reference, a payload is released and free
+when the consumer's lease is; a connector that copies it does so once its copies are launched and complete.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from omni.connector import Connector, Ref
+from omni.connector import Pending, Ref
 from omni.device import COMPLETED, Event
 from omni.errors import OmniError
 from omni.payload import PageSlice, Payload
@@ -53,12 +54,9 @@ class Lease:
     """A consumer's claim on one received payload, shared by the inputs that an adapter made of it. The payload is
     released once every input is, at the last input's event: one stream reads all inputs, so this event covers them."""
 
-    def __init__(
-        self, connector: Connector, ref: Ref, inputs: int, on_acquired: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, pending: Pending, inputs: int, on_acquired: Callable[[], None] = lambda: None) -> None:
         """inputs: their number; with none the payload is released at once. on_acquired: called once."""
-        self._connector = connector
-        self._ref = ref
+        self._pending = pending
         self._unacquired = self._unreleased = inputs
         self._on_acquired = on_acquired
         self._after: Event = COMPLETED
@@ -82,7 +80,7 @@ class Lease:
 
     def _end(self) -> None:
         try:
-            self._connector.release(self._ref, self._after)
+            self._pending.release(self._after)
         except Exception:
             # Must not fail a stage: only the payload's memory is lost.
             _log.exception("the connector failed to release a payload")

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from omni.device.cpu import CpuDevice
 from omni.errors import InputError
 from omni.sampling import PARAMETERS, HostRules, SamplingParams, StopVerdict
-from omni.stage.receiver import copy_rows
+from omni.payload.receiver import copy_rows
 from omni_ar.kernels.sampling.state import SamplingState
 from omni_ar.model import ArModel, Batch
 from omni_ar.options import ArOptions

@@ -1,0 +1,108 @@
+"""A payload's tensors as one stretch of bytes, cut into pieces."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from omni.payload import PageSlice, Payload
+from omni.payload.receiver import Transfer
+
+ALIGNMENT = 64
+"""Bytes. Every tensor starts at a multiple, so that its memory can be viewed in any dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of a payload, viewed as `[rows, columns]`, and its place in the payload's bytes.
+
+    shape: the consumer's shape.
+    """
+
+    name: str
+    tensor: Tensor | PageSlice
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def columns(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.columns * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `first` to `end` and columns `left` to `right` of a part: consecutive bytes of the payload."""
+
+    part: Part
+    first: int
+    end: int
+    left: int
+    right: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.end - self.first, self.right - self.left
+
+    @property
+    def start(self) -> int:
+        """Its first byte in the payload."""
+        return self.part.start + (self.first * self.part.columns + self.left) * self.part.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.part.dtype.itemsize
+
+    def transfer(self, memory: Tensor) -> Transfer:
+        """The copy into `memory`, uint8 `[nbytes]`."""
+        into, source = memory.view(self.part.dtype).view(self.shape), self.part.tensor
+        return Transfer(source, into, rows=slice(self.first, self.end), columns=slice(self.left, self.right))
+
+
+def parts_of(payload: Payload) -> tuple[tuple[Part, ...], int]:
+    """The payload's tensors as adjacent parts, and their total bytes."""
+    parts: list[Part] = []
+    start = 0
+    for name, tensor in payload.tensors.items():
+        parts.append(Part(name, tensor, tensor.dtype, tuple(tensor.shape), start))
+        start += -(-parts[-1].nbytes // ALIGNMENT) * ALIGNMENT
+    return tuple(parts), start
+
+
+def cut(part: Part, most_bytes: int, most_rows: int) -> Iterator[Piece]:
+    """Cuts a part into pieces of at most `most_bytes` and `most_rows`, in order: whole rows, or parts of large ones.
+
+    most_bytes: a multiple of 16.
+    """
+    if not part.nbytes:
+        return
+    columns = most_bytes // part.dtype.itemsize
+    rows = min(columns // part.columns, most_rows)
+    for first in range(0, part.rows, max(rows, 1)):
+        if rows:
+            yield Piece(part, first, min(first + rows, part.rows), 0, part.columns)
+            continue
+        for left in range(0, part.columns, columns):
+            yield Piece(part, first, first + 1, left, min(left + columns, part.columns))
+
+
+def whole(part: Part) -> Piece:
+    """A part as one piece."""
+    return Piece(part, 0, part.rows, 0, part.columns)
+
+
+def view(memory: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """A tensor in the payload's bytes (uint8 `[n]`)."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    # torch views no empty tensor as another type.
+    return memory[start : start + nbytes].view(dtype).view(shape) if nbytes else memory.new_empty(shape, dtype=dtype)

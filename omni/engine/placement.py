@@ -1,0 +1,162 @@
+"""Where stages run, and the connectors of edges that follow from it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+
+from omni.connector import Connector, Reach
+from omni.device import name_device
+from omni.engine.peers import OpenEdge
+from omni.errors import ConfigError
+from omni.pipeline import Edge, Pipeline
+from omni.plugin import locate
+from omni.plugin.manager import Plugins
+
+_DERIVED = ("cuda_ipc", "shm")
+"""Connectors between processes that are selected without a setting, the fastest first."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """stages: the places of each stage, one for each of its replicas.
+
+    A place is an engine, named by its device (`"cuda:1"`), or by its device and a further word (`"cpu/2"`) for one more
+    engine there. main: the place of stages without a setting.
+    """
+
+    stages: Mapping[str, tuple[str, ...]]
+    main: str
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, device: str) -> "Placement":
+        """By `Stage.place`. device: `engine.device`. Raises ConfigError for a place that is no device."""
+        main = str(name_device(device))
+        stages = {stage.name: _places(stage.place, f"{stage.name}.place") or (main,) for stage in pipeline.order()}
+        return cls(stages, main)
+
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """All places, in the order of the pipeline."""
+        return tuple(dict.fromkeys(place for places in self.stages.values() for place in places))
+
+    def on(self, place: str) -> frozenset[str]:
+        """The stages on a place."""
+        return frozenset(stage for stage, places in self.stages.items() if place in places)
+
+    def pairs(self, edge: Edge) -> tuple[tuple[str, str], ...]:
+        """The places of producer and consumer that a request may use: the same one where both have it."""
+        consumers = self.stages[edge.consumer]
+        return tuple(
+            (producer, consumer)
+            for producer in self.stages[edge.producer]
+            for consumer in ((producer,) if producer in consumers else consumers)
+        )
+
+    def place_request(self, pipeline: Pipeline, stages: frozenset[str], load: Mapping[str, int]) -> dict[str, str]:
+        """The places of a request's stages: that of a producer if possible, else the one of least load."""
+        chosen: dict[str, str] = {}
+        for stage in pipeline.order():
+            if stage.name in stages:
+                near = [chosen[e.producer] for e in pipeline.edges_into(stage.name) if e.producer in chosen]
+                places = self.stages[stage.name]
+                chosen[stage.name] = next((place for place in near if place in places), None) or min(
+                    places, key=lambda place: load.get(place, 0)
+                )
+        return chosen
+
+
+def device_of(place: str) -> torch.device:
+    """The device of a place. Raises ConfigError for an invalid name."""
+    return name_device(place.partition("/")[0])
+
+
+def _places(text: str | None, field: str) -> tuple[str, ...]:
+    places: list[str] = []
+    for each in text.split(",") if text is not None else ():
+        device, slash, name = each.strip().partition("/")
+        try:
+            place = f"{name_device(device)}{slash}{name}"
+        except ConfigError:
+            problem = f"{each.strip()!r} is not a device"
+            raise ConfigError(field, problem, 'use "cpu" or "cuda:N"; "cpu/2" is one more process there') from None
+        if slash and not name.isidentifier() and not name.isalnum():
+            raise ConfigError(field, f"{each.strip()!r} has no name after the slash", 'use a word: "cpu/2"')
+        if place in places:
+            raise ConfigError(field, f"{place!r} is named twice", "name each place once")
+        places.append(place)
+    return tuple(places)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorChoice:
+    """A connector for two places: its registered name, and the reason for it."""
+
+    name: str
+    why: str
+    connector: Connector
+
+
+class ConnectorSelector:
+    """Selects the connectors of edges by placement, and by the setting `edges.NAME.connector`."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+        self._made: dict[str, Connector] = {}
+
+    def choose(self, edge: Edge, producer: str, consumer: str) -> ConnectorChoice:
+        """For an edge between two places. Raises ConfigError for a setting that cannot work there, and PluginError for
+        a connector that is not installed."""
+        where = _where(producer, consumer)
+        if edge.connector is not None:
+            connector = self._connector(edge.connector)
+            problem = self._problem(edge.connector, connector, producer, consumer)
+            if problem is not None:
+                raise ConfigError(f"{edge.setting}.connector", problem, "leave it out, or place the stages otherwise")
+            return ConnectorChoice(edge.connector, f"as set; {where}", connector)
+        if producer == consumer:
+            return ConnectorChoice("local", where, self._connector("local"))
+        for name in _DERIVED:
+            connector = self._connector(name)
+            if self._problem(name, connector, producer, consumer) is None:
+                return ConnectorChoice(name, where, connector)
+        raise ConfigError(edge.setting, f"no connector serves {where}", "place the stages otherwise")
+
+    def open_edges(self, pipeline: Pipeline, placement: Placement, place: str) -> list[OpenEdge]:
+        """The edges with an end on a place."""
+        return [
+            OpenEdge(edge, self.choose(edge, producer, consumer).connector, producer, consumer)
+            for edge in pipeline.edges
+            for producer, consumer in placement.pairs(edge)
+            if place in (producer, consumer)
+        ]
+
+    def check(self, pipeline: Pipeline, placement: Placement) -> None:
+        """Raises ConfigError or PluginError if an edge has no connector."""
+        for edge in pipeline.edges:
+            for producer, consumer in placement.pairs(edge):
+                self.choose(edge, producer, consumer)
+
+    def _connector(self, name: str) -> Connector:
+        if name not in self._made:
+            entry = self._plugins.connectors[name]
+            self._made[name] = cast(Callable[[], Connector], locate(entry.connector, f"connectors.{name}"))()
+        return self._made[name]
+
+    def _problem(self, name: str, connector: Connector, producer: str, consumer: str) -> str | None:
+        if producer != consumer and connector.reach is Reach.PROCESS:
+            return f"{name!r} stays in one process, and the stages are on {producer} and {consumer}"
+        if not connector.serves(device_of(producer), device_of(consumer)):
+            return f"{name!r} does not connect {producer} and {consumer}"
+        return None
+
+
+def _where(producer: str, consumer: str) -> str:
+    if producer == consumer:
+        return "same process, same device"
+    devices = device_of(producer), device_of(consumer)
+    if devices[0] == devices[1]:
+        return f"two processes on {devices[0]}"
+    return f"two processes, on {devices[0]} and {devices[1]}"
