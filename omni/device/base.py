@@ -89,6 +89,10 @@ class SharedMemory(NamedTuple):
     device: torch.Tensor
 
 
+def _no_unpin() -> None:
+    pass
+
+
 _NOTHING = nullcontext()
 COMPLETED: Event = _Completed()
 """The event of data that needs no device work (host data)."""
@@ -128,6 +132,11 @@ class Device(ABC):
         """Host memory for non-blocking copies to and from the device (pinned on a GPU)."""
         # Allocated by numpy, so that it does not count as device memory, which is the same memory on the CPU.
         return torch.from_numpy(np.zeros(shape, np.dtype(str(dtype).removeprefix("torch."))))
+
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        """Lets copies to and from existing host memory run while the host goes on. Returns the function that ends
+        that. Only at start-up, or when a connection is made."""
+        return _no_unpin
 
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
         """Zeroed host memory that phases may write without a copy, at its speed: for a few numbers. The host reads it

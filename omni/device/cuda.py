@@ -165,6 +165,19 @@ class CudaDevice(Device):
         # device="cpu": torch's default device is the GPU while models are built.
         return torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True)
 
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        """Raises RuntimeError if the system does not allow it."""
+        runtime = torch.cuda.cudart()
+        address = memory.data_ptr()
+        with torch.cuda.device(self.torch_device):
+            torch.cuda.check_error(int(runtime.cudaHostRegister(address, memory.nbytes, 0)))
+
+        def unpin() -> None:
+            with torch.cuda.device(self.torch_device):
+                runtime.cudaHostUnregister(address)
+
+        return unpin
+
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> SharedMemory:
         host = self.host_tensor(shape, dtype)
         device = torch.as_tensor(_HostArray(host), device=self.torch_device)

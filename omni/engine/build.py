@@ -21,7 +21,7 @@ from omni.engine.mailbox import Mailbox
 from omni.engine.memory import ALONE, Budget, DeviceShare, StageMemory, budget_of, divide
 from omni.engine.options import EngineOptions
 from omni.engine.orchestrator import Orchestrator
-from omni.engine.peers import EdgeEnds, OpenEdge
+from omni.engine.peers import EdgeEnds
 from omni.engine.placement import ConnectorSelector, Placement
 from omni.engine.request import SubmitRequest
 from omni.errors import CheckpointError, ConfigError, OmniError, shortened
@@ -256,22 +256,18 @@ def build_engine(
     """
     assert options.dtype is not None, "the caller chose it for the device"
     selector = ConnectorSelector(plugins)
+    here = place if place is not None else str(device.torch_device)
     if place is None:
-        here = ""
-        edges = [
-            OpenEdge(edge, selector.choose(edge, here, here).connector, here, here) for edge in plan.pipeline.edges
-        ]
-        own = None
+        placement = Placement({stage.name: (here,) for stage in plan.pipeline.stages}, here)
     else:
-        here = place
         placement = Placement.of(plan.pipeline, options.device or here)
-        edges, own = selector.open_edges(plan.pipeline, placement, here), placement.on(here)
+    edges, own = selector.open_edges(plan.pipeline, placement, here), placement.on(here)
     ends = EdgeEnds(here, edges, lambda edge: EdgeEnd(edge.name, device, edge.pool_bytes))
     try:
         budget = budget_of(options.memory_bytes, device.free_memory(), str(device.torch_device), share)
         timeline = None
         if options.timeline is not None:
-            stages = tuple(stage.name for stage in plan.pipeline.order() if own is None or stage.name in own)
+            stages = tuple(stage.name for stage in plan.pipeline.order() if stage.name in own)
             timeline = TimelineFile(options.timeline, device, stages)
         graphs = device.captures if options.graphs is None else options.graphs
         loaded = load_stages(plan, checkpoint, device, options.dtype, options.load_format, graphs, own)

@@ -3,6 +3,7 @@
 import mmap
 import os
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +33,19 @@ def map_memory(descriptor: int) -> mmap.mmap:
         return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
+
+
+class SharedMemoryAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of a process, which other processes of the same user can map while that process has it open."""
+
+    pid: int
+    descriptor: int
+    nbytes: int
+
+    def map(self) -> mmap.mmap:
+        """The memory, mapped here too. Raises OSError if its process has ended, or does not let this one reach it."""
+        descriptor = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        return map_memory(descriptor)
 
 
 class OutputRing:

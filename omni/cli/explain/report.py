@@ -5,7 +5,7 @@ import msgspec
 from omni.cli.memory import MemoryReport, count_memory, measure_memory
 from omni.cli.target import Target
 from omni.config import Setting
-from omni.engine import choose_connector
+from omni.engine import ConnectorSelector, Placement
 from omni.pipeline import Pipeline, Stage
 from omni.process import runs_in_process
 
@@ -108,20 +108,22 @@ def _prefix_cache(pipeline: Pipeline, stage: Stage) -> PrefixCache | None:
 
 
 def _edges(target: Target) -> list[EdgeReport]:
+    placement = Placement.of(target.plan.pipeline, str(target.engine.device))
+    selector = ConnectorSelector(target.plugins)
     reports = []
     for edge in target.plan.pipeline.edges:
-        choice = choose_connector(edge)
-        target.plugins.connectors[choice.name]  # raises the errors of a start
-        reports.append(
-            EdgeReport(
-                producer=edge.producer,
-                consumer=edge.consumer,
-                adapter=edge.adapter,
-                keyed=edge.keyed,
-                credit=edge.credit,
-                memory=edge.memory,
-                connector=choice.name,
-                why=choice.why,
+        for producer, consumer in placement.pairs(edge):
+            choice = selector.choose(edge, producer, consumer)  # raises the errors of a start
+            reports.append(
+                EdgeReport(
+                    producer=edge.producer,
+                    consumer=edge.consumer,
+                    adapter=edge.adapter,
+                    keyed=edge.keyed,
+                    credit=edge.credit,
+                    memory=edge.memory,
+                    connector=choice.name,
+                    why=choice.why,
+                )
             )
-        )
     return reports

@@ -1,0 +1,1 @@
+"""Connector `"shm"`: payloads between two processes of a host, through shared host memory."""
