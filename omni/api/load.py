@@ -14,6 +14,7 @@ from omni.device import Device, name_device, open_device
 from omni.engine import (
     EngineClient,
     EngineOptions,
+    Placement,
     build_engine,
     check_shapes,
     dtype_for,
@@ -21,7 +22,7 @@ from omni.engine import (
     open_checkpoint,
     resolve_pipeline,
 )
-from omni.errors import CheckpointError
+from omni.errors import CheckpointError, ConfigError
 from omni.frontend.base import Frontend
 from omni.frontend.build import build_frontend
 from omni.frontend.compile import SamplingCompiler
@@ -29,7 +30,7 @@ from omni.frontend.encoding import PromptLimit
 from omni.frontend.options import FrontendOptions, frontend_options
 from omni.pipeline import ENGINE, Pipeline
 from omni.plugin.manager import Plugins, load_plugins
-from omni.process import RemoteEngine, runs_in_process
+from omni.process import EngineGroup, runs_in_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,25 @@ def load(
     named = name_device(options.device)
     options = msgspec.structs.replace(options, device=str(named), dtype=dtype_for(options, named))
     if runs_in_process(options, named):
-        # It imports what it needs while this process reads settings and files.
-        remote = RemoteEngine()
-        try:
-            return _load(model, layers, plugins, options, front, remote)
-        except BaseException:
-            remote.kill()
-            raise
+        return _load_in_processes(model, layers, plugins, options, front)
     adapt_to_fork(named)
     return _load(model, layers, plugins, options, front, open_device(options.device))
+
+
+def _load_in_processes(
+    model: str | os.PathLike[str],
+    layers: Sequence[Layer],
+    plugins: Plugins | None,
+    options: EngineOptions,
+    front: FrontendOptions,
+) -> Loaded:
+    # The first process imports what it needs while this one reads settings and files.
+    group = EngineGroup()
+    try:
+        return _load(model, layers, plugins, options, front, group)
+    except BaseException:
+        group.kill()
+        raise
 
 
 def _load(
@@ -74,18 +85,25 @@ def _load(
     plugins: Plugins | None,
     options: EngineOptions,
     front: FrontendOptions,
-    place: RemoteEngine | Device,
+    place: EngineGroup | Device,
 ) -> Loaded:
-    """place: where the engine is built: a process, or a device of this one."""
+    """place: where the engine is built: in processes, or on a device of this one."""
     plugins = plugins if plugins is not None else load_plugins()
     checkpoint = open_checkpoint(model if isinstance(model, str) else Path(model), plugins)
     plan = resolve_pipeline(checkpoint, plugins, layers)
-    if isinstance(place, RemoteEngine):
+    if isinstance(place, Device):
+        several = len(Placement.of(plan.pipeline, str(options.device)).places) > 1
+        if several and options.process == "thread":
+            problem = 'is "thread", and the stages are placed on several devices or processes'
+            raise ConfigError("engine.process", problem, 'leave it out, or set it to "process"')
+        if several:
+            return _load_in_processes(model, layers, plugins, options, front)
+    if isinstance(place, EngineGroup):
         place.load(str(checkpoint.path), plan.pipeline, plugins, options)
     frontend = build_frontend(plan.pipeline, checkpoint)
     compiler = SamplingCompiler(plan.pipeline, plan.pipeline.text_stage, frontend.vocabulary())
     engine: EngineClient
-    if isinstance(place, RemoteEngine):
+    if isinstance(place, EngineGroup):
         place.ready()
         engine = place
     else:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0001
-_LANE = "engine"
+LANE = "engine"
 """The timeline's lane of the loop's thread: the turns of each stage's worker and of the orchestrator."""
 _CLOSED = StageError("engine", "closing", "the engine was closed")
 
@@ -224,7 +224,7 @@ class Engine:
         since = self._device.host_time()
         moved = tick()
         if moved:
-            self._device.host_did(_LANE, name, since)
+            self._device.host_did(LANE, name, since)
         return moved
 
     def _take_commands(self) -> bool:

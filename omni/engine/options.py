@@ -26,6 +26,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_bytes: device memory that the stages share; None uses the free memory of a CUDA device, and sets no bound on
         the CPU.
     timeline: a file for the timeline of the stages' launches, written when the engine closes; None records none.
+    restarts: how often an engine's process that ended is started again, before the requests of its stages are refused.
+        Counted anew when it has run for a minute.
+    restart_seconds: the wait before the first of them; each further wait is twice as long.
     max_active_requests: requests at the stages at once; more wait on the host.
     max_waiting_requests: requests that may wait, for downloads, preparation or a place at the stages.
     max_waiting_bytes: host memory of the waiting requests: first their messages, then their prepared inputs. Beyond
@@ -39,12 +42,21 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     graphs: bool | None = None
     memory_bytes: int | None = None
     timeline: str | None = None
+    restarts: int = 3
+    restart_seconds: float = 0.5
     max_active_requests: int = 256
     max_waiting_requests: int = 10_000
     max_waiting_bytes: int = 8 * 2**30
 
     def __post_init__(self) -> None:
-        limits = {"memory_bytes": 1, "max_active_requests": 1, "max_waiting_requests": 0, "max_waiting_bytes": 1}
+        limits = {
+            "restarts": 0,
+            "restart_seconds": 0,
+            "memory_bytes": 1,
+            "max_active_requests": 1,
+            "max_waiting_requests": 0,
+            "max_waiting_bytes": 1,
+        }
         for name, least in limits.items():
             value = getattr(self, name)
             if value is not None and value < least:

@@ -81,12 +81,16 @@ class Codec(Generic[MessageT]):
     `encode` and `decode` are for one thread at a time each.
     """
 
-    def __init__(self, messages: object, ring: OutputRing | None = None) -> None:
+    def __init__(
+        self, messages: object, ring: OutputRing | None = None, inline_bytes: int | None = INLINE_BYTES
+    ) -> None:
+        """inline_bytes: arrays up to this size travel inside the message; None: all."""
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_object)
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(
             messages, ext_hook=self._decode_extension, dec_hook=_already_made
         )
         self.ring = ring
+        self._inline_bytes = inline_bytes
         self._memory = _Memory()
         self._mapping: mmap.mmap | None = None
         self._struct_decoder = cache(self._make_decoder)
@@ -129,7 +133,7 @@ class Codec(Generic[MessageT]):
 
     def _extension(self, code: int, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> msgspec.msgpack.Ext:
         array = _Array(dtype, shape)
-        if len(data) <= INLINE_BYTES:
+        if self._inline_bytes is None or len(data) <= self._inline_bytes:
             array = _Array(dtype, shape, data.tobytes())
         elif self.ring is not None and (position := self.ring.write(data)) is not None:
             array = _Array(dtype, shape, position=position)

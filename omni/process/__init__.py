@@ -1,6 +1,6 @@
-"""An engine in a process of its own."""
+"""Engines in processes of their own."""
 
-from omni.process.remote import RemoteEngine
+from omni.process.group import EngineGroup
 from omni.process.select import runs_in_process
 
-__all__ = ["RemoteEngine", "runs_in_process"]
+__all__ = ["EngineGroup", "runs_in_process"]

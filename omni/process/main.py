@@ -12,7 +12,7 @@ import torch
 
 from omni.checkpoint import Checkpoint
 from omni.device import open_device
-from omni.engine import Engine, build_engine, check_pipeline, check_shapes
+from omni.engine import Engine, build_engine, check_pipeline, check_shapes, device_of
 from omni.frontend.build import build_frontend
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec
@@ -61,7 +61,7 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
         logging.getLogger(name or None).setLevel(level)
     engine, rules = _load(start, server)
     ring, sends.ring = OutputRing.create(RING_BYTES)
-    prompts = {stage.name: engine.longest_prompt(stage.name) for stage in start.pipeline.stages}
+    prompts = {stage: engine.longest_prompt(stage) for stage in engine.memory}
     server.finish()
     try:
         channel.send(Ready(dict(engine.memory), prompts), extra=ring)
@@ -76,14 +76,16 @@ def _serve(channel: EngineEnd, sends: Codec[FromEngine], server: EngineServer) -
 def _load(start: Start, server: EngineServer) -> tuple[Engine, HostRulesBuilder | None]:
     torch.set_num_threads(start.threads)
     # Opened first: importing and reading below take seconds, and a missing device is found at once.
-    device = open_device(start.options.device)
+    device = open_device(str(device_of(start.place)))
     pipeline, checkpoint = start.whole_pipeline(), Checkpoint(start.checkpoint)
     plan = check_pipeline(pipeline, start.plugins)
     vocabulary = _RulesLoader(pipeline, Checkpoint(start.checkpoint))
     vocabulary.start()
     if start.options.load_format == "auto":
         check_shapes(plan, checkpoint, start.plugins, start.options)
-    engine = build_engine(plan, checkpoint, start.plugins, device, start.options, server)
+    engine = build_engine(
+        plan, checkpoint, start.plugins, device, start.options, server, place=start.place, share=start.share
+    )
     try:
         return engine, vocabulary.result()
     except BaseException:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from omni.engine import EngineOptions, EngineRequest, StageMemory
+from omni.engine.memory import DeviceShare
 from omni.ipc import Typed
 from omni.payload import Payload
 from omni.pipeline import Pipeline
@@ -33,22 +34,33 @@ class PayloadData(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Load this and serve it. checkpoint: its folder. threads: of torch on the CPU. levels: of the user's loggers, by name."""
+    """Load the stages of a place and serve them. checkpoint: its folder. share: of the device's memory. threads: of
+    torch on the CPU. levels: of the user's loggers, by name."""
 
     checkpoint: str
     pipeline: Pipeline
     stage_options: dict[str, Typed[msgspec.Struct]]
     plugins: Plugins
     options: EngineOptions
+    place: str
+    share: DeviceShare
     threads: int
     levels: dict[str, int]
 
     @classmethod
-    def of(cls, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> "Start":
+    def of(
+        cls,
+        checkpoint: str,
+        pipeline: Pipeline,
+        plugins: Plugins,
+        options: EngineOptions,
+        place: str,
+        share: DeviceShare,
+    ) -> "Start":
         typed = {stage.name: Typed(stage.options) for stage in pipeline.stages}
         bare = tuple(msgspec.structs.replace(stage, options=_NoOptions()) for stage in pipeline.stages)
         plain, threads = msgspec.structs.replace(pipeline, stages=bare), torch.get_num_threads()
-        return cls(checkpoint, plain, typed, plugins, options, threads, _log_levels())
+        return cls(checkpoint, plain, typed, plugins, options, place, share, threads, _log_levels())
 
     def whole_pipeline(self) -> Pipeline:
         stages = tuple(
@@ -70,6 +82,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     cache_salt: str
     sample_index: int
     text_rules: dict[str, TextRules]
+    number: int
+    places: dict[str, str]
 
     @classmethod
     def of(cls, request: EngineRequest) -> "Submit":
@@ -85,6 +99,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
             request.cache_salt,
             request.sample_index,
             dict(request.text_rules),
+            request.number,
+            dict(request.places),
         )
 
     def request(self) -> EngineRequest:
@@ -98,12 +114,17 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
             self.priority,
             self.cache_salt,
             self.sample_index,
+            number=self.number,
+            places=self.places,
         )
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """number: as in `AbortRequest`."""
+
     request_id: str
     error: ErrorData
+    number: int
 
 
 class Check(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -120,11 +141,18 @@ class AskState(msgspec.Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
+class Connect(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Connect to the engine on a place, through the socket that comes with the message. The answer is an `Answer`."""
+
+    number: int
+    place: str
+
+
 class Close(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Abort every request, free everything and exit, after `Closed`."""
 
 
-ToEngine = Start | Submit | Abort | Check | AskState | Close
+ToEngine = Start | Submit | Abort | Check | AskState | Connect | Close
 
 
 # From the engine.
@@ -194,7 +222,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """To a `Check` (error: why it fails) or an `AskState`."""
+    """To a `Check` or a `Connect` (error: why it fails), or to an `AskState`."""
 
     number: int
     state: EngineState | None = None

@@ -1,23 +1,23 @@
-"""An engine in a process of its own, with the methods of `Engine`."""
+"""One engine in a process of its own, as the user's process sees it."""
 
 import itertools
 import logging
+import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
-from omni.engine import EngineOptions, EngineOutput, EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
+from omni.engine import EngineOutput, EngineRequest, RequestFailed, RequestFinished, Sink, StageMemory
 from omni.engine.request import SafeSink, StageFinished, StageOutput
-from omni.errors import OmniError, StageError, known, said
+from omni.errors import LostPeerError, OmniError, StageError, known, said
 from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
 from omni.ipc.memory import OutputRing, map_memory
 from omni.payload import AudioChunk, GeneratedTokens
-from omni.pipeline import Pipeline
-from omni.plugin.manager import Plugins
 from omni.process.child import EngineProcess, signal_name
 from omni.process.errors import ErrorData
 from omni.process.messages import (
@@ -28,6 +28,7 @@ from omni.process.messages import (
     Check,
     Close,
     Closed,
+    Connect,
     EngineState,
     Failed,
     FinishedOut,
@@ -52,13 +53,15 @@ _KEPT_CHECKS = 1024
 
 
 class RemoteEngine:
-    """Starts the process at once; `load` has it load a model, `ready` waits for that, and `start` begins to take its outputs.
+    """Starts the process at once; `load` has it load stages, `ready` waits for that, and `start` begins to take its outputs.
 
     Sinks are called by one thread, the listener. It ends with the process, whether that was closed or died: then every request
-    fails with an error that says so.
+    fails, with a LostPeerError if it died.
     """
 
     def __init__(self) -> None:
+        self.name = "engine"
+        """The stages, for errors."""
         ours, theirs = Channel.pair()
         self._receives: Codec[FromEngine] = Codec(FromEngine)
         self._channel: Channel[ToEngine, FromEngine] = Channel(ours, Codec(ToEngine), self._receives)
@@ -74,7 +77,8 @@ class RemoteEngine:
         self._answers: dict[int, Future[Answer | None]] = {}
         # A request's parameters are checked when it is submitted and when it is prepared, and many requests have the same.
         self._checked: set[bytes] = set()
-        self._failure: tuple[str, str, str] | None = None  # of a StageError
+        self._failure: Callable[[], StageError] | None = None
+        self._on_death: Callable[[StageError], None] = lambda error: None
         self._last: EngineState | None = None
         self._close_error: ErrorData | None = None
         self._closing = threading.RLock()
@@ -93,9 +97,10 @@ class RemoteEngine:
         """True: the engine's process builds rules."""
         return True
 
-    def load(self, checkpoint: str, pipeline: Pipeline, plugins: Plugins, options: EngineOptions) -> None:
-        """Has the process load a checked pipeline; returns at once. `ready` reports a process that is gone."""
-        self._send(Start.of(checkpoint, pipeline, plugins, options))
+    def load(self, start: Start, stages: Iterable[str]) -> None:
+        """Has the process load stages of a checked pipeline; returns at once. `ready` reports a process that is gone."""
+        self.name = ", ".join(stages)
+        self._send(start)
 
     def ready(self) -> None:
         """Waits until the stages are loaded. Raises the error of the process, of the same type and text as in this one."""
@@ -116,8 +121,9 @@ class RemoteEngine:
                 case message, _:
                     self._take(message)
 
-    def start(self) -> None:
-        """Starts the listener."""
+    def start(self, on_death: Callable[[StageError], None]) -> None:
+        """Starts the listener. on_death: called by it if the process ends without `close`, before requests fail."""
+        self._on_death = on_death
         listener = threading.Thread(target=self._listen, name="omni-listener", daemon=True)
         listener.start()
         self._listener = listener
@@ -143,9 +149,15 @@ class RemoteEngine:
         if failure is not None:
             safe.finish(RequestFailed(failure))
 
-    def abort(self, request_id: str, error: OmniError) -> None:
-        """See `Engine.abort`."""
-        self._send(Abort(request_id, ErrorData.of(error)))
+    def abort(self, request_id: str, error: OmniError, number: int = 0) -> None:
+        """See `Engine.abort`. number: of the request."""
+        self._send(Abort(request_id, ErrorData.of(error), number))
+
+    def connect(self, place: str, end: socket.socket) -> "Future[Answer | None]":
+        """Connects the engine to the one on a place, through a socket, which is closed here. The answer has the error, if any;
+        None if the process ended."""
+        with end:
+            return self._post(lambda number: Connect(number, place), end.fileno())[1]
 
     def check(self, sampling: Mapping[str, SamplingParams], fields: Mapping[str, str]) -> None:
         """See `Engine.check`: one round trip for parameters that were not checked lately. Raises StageError if the process is
@@ -202,10 +214,10 @@ class RemoteEngine:
         self._process.kill()
         self._release()
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: ToEngine, extra: int | None = None) -> None:
         """If the process is gone, the listener reports it."""
         with suppress(ChannelClosed):
-            self._channel.send(message)
+            self._channel.send(message, extra)
 
     def _state(self) -> EngineState:
         answer = self._ask(AskState)
@@ -216,26 +228,35 @@ class RemoteEngine:
         """The answer; None if the process ended, and for the listener itself, which would wait for ever (in a log handler)."""
         if threading.current_thread() is self._listener:
             return None
-        answer: Future[Answer | None] = Future()
-        with self._gate:
-            if self._failure is not None:
-                return None
-            number = next(self._numbers)
-            self._answers[number] = answer
+        number, answer = self._post(question)
         try:
-            self._send(question(number))
             return answer.result()
         finally:
             self._answers.pop(number, None)
 
+    def _post(
+        self, question: Callable[[int], Check | AskState | Connect], extra: int | None = None
+    ) -> "tuple[int, Future[Answer | None]]":
+        """Sends a question. Returns its number and the answer to come."""
+        answer: Future[Answer | None] = Future()
+        with self._gate:
+            number = next(self._numbers)
+            if self._failure is not None:
+                answer.set_result(None)
+                return number, answer
+            self._answers[number] = answer
+        self._send(question(number), extra)
+        return number, answer
+
     def _failure_now(self) -> StageError | None:
         """Why the engine takes no requests any more. A new object each time: a raised error keeps the frames it went through."""
-        return StageError(*self._failure) if self._failure is not None else None
+        return self._failure() if self._failure is not None else None
 
     # The listener.
 
     def _listen(self) -> None:
         error = StageError("engine", "closing", "the engine was closed")
+        died = True
         try:
             while not self._ended:
                 try:
@@ -245,6 +266,7 @@ class RemoteEngine:
                     continue
                 assert received is not None
                 self._take(received[0])
+            died = False
         except ChannelClosed:
             error = self._death("running")
             _log.error("%s", error)
@@ -257,7 +279,7 @@ class RemoteEngine:
             self._process.kill()
         finally:
             try:
-                self._end(error)
+                self._end(error, died)
             finally:
                 self._stopped.set()
 
@@ -324,19 +346,22 @@ class RemoteEngine:
         with self._gate:
             return self._sinks.pop(request_id, None)
 
-    def _death(self, doing: str) -> StageError:
+    def _death(self, doing: str) -> LostPeerError:
         """The error after the process ended without a last message."""
         status = self._process.end()
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
-        return StageError("engine", doing, f"its process {self.pid} {how}; load the model again")
+        return LostPeerError(self.name, doing, f"its process {self.pid} {how}")
 
-    def _end(self, error: StageError) -> None:
+    def _end(self, error: StageError, died: bool) -> None:
+        kind, arguments = type(error), (error.stage, error.doing, error.problem)
+        if died:
+            self._on_death(kind(*arguments))
         with self._gate:
-            self._failure = error.stage, error.doing, error.problem
+            self._failure = partial(kind, *arguments)
             sinks, self._sinks = list(self._sinks.values()), {}
             answers, self._answers = list(self._answers.values()), {}
         for sink in sinks:
-            sink.finish(RequestFailed(StageError(*self._failure)))
+            sink.finish(RequestFailed(self._failure()))
         for answer in answers:
             answer.set_result(None)
         self._release()

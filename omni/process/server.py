@@ -3,6 +3,7 @@
 import logging
 import os
 import select
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,12 +12,13 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from omni.engine import Engine, EngineOutput, EngineRequest, RequestFailed, RequestFinished, StageFinished, StageOutput
-from omni.engine.request import AbortRequest, EngineCommand, SafeSink, SubmitRequest
+from omni.engine.request import AbortRequest, ConnectPeer, EngineCommand, SafeSink, SubmitRequest
 from omni.errors import OmniError, known
 from omni.frontend.host_rules import HostRulesBuilder
 from omni.ipc import Channel, ChannelClosed, Codec, Typed, Undecodable
 from omni.payload import AudioChunk, GeneratedTokens
 from omni.process.errors import ErrorData
+from omni.process.link import ChannelLink
 from omni.process.messages import (
     Abort,
     Answer,
@@ -24,6 +26,7 @@ from omni.process.messages import (
     AudioOut,
     Check,
     Close,
+    Connect,
     EngineState,
     FinishedOut,
     FromEngine,
@@ -104,13 +107,16 @@ class EngineServer:
             commands.append(self._local.popleft())
         while self._built:
             commands += self._finish_building(*self._built.popleft())
-        while (message := self._receive()) is not None:
-            commands += self._commands(message)
+        while (received := self._receive()) is not None:
+            commands += self._commands(*received)
         return commands
 
     @property
     def waiting(self) -> bool:
         return bool(self._local or self._building)
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._building
 
     def flush(self) -> None:
         while self._asked:
@@ -157,7 +163,7 @@ class EngineServer:
         for _ in range(self._sending_logs):
             self._logs.popleft()
 
-    def _receive(self) -> ToEngine | None:
+    def _receive(self) -> tuple[ToEngine, int | None] | None:
         while True:
             try:
                 received = self._channel.receive(block=False)
@@ -166,7 +172,7 @@ class EngineServer:
             except Undecodable as error:
                 self._refuse(error)
             else:
-                return received[0] if received is not None else None
+                return received
 
     def _refuse(self, error: Undecodable) -> None:
         """Fails the request or the question of a message that cannot be decoded, and nothing else."""
@@ -174,7 +180,7 @@ class EngineServer:
             case ["Submit", str(request_id), *_]:
                 failure = known("engine", "taking a request in its process", error.__cause__ or error)
                 self._outputs.append(FinishedOut(request_id, ErrorData.of(failure)))
-            case ["Check", int(number), *_]:
+            case ["Check" | "Connect", int(number), *_]:
                 self._answers.append(Answer(number, error=ErrorData.of(error)))
             case _:
                 _log.error("a message to the engine is lost: %s", error)
@@ -185,13 +191,13 @@ class EngineServer:
         except ChannelClosed:
             os._exit(1)
 
-    def _commands(self, message: ToEngine) -> Sequence[EngineCommand]:
+    def _commands(self, message: ToEngine, descriptor: int | None) -> Sequence[EngineCommand]:
         assert self._engine is not None
         match message:
             case Submit():
                 return self._submit(message)
-            case Abort(request_id, error):
-                abort = AbortRequest(request_id, error.rebuild_known("aborting a request"))
+            case Abort(request_id, error, number):
+                abort = AbortRequest(request_id, error.rebuild_known("aborting a request"), number)
                 if request_id not in self._building:
                     return [abort]
                 self._building[request_id].commands.append(abort)
@@ -199,11 +205,23 @@ class EngineServer:
                 self._asked.append(number)
             case Check():
                 self._answers.append(self._check(message, self._engine))
+            case Connect(number, place):
+                assert descriptor is not None
+                return [self._connect(number, place, descriptor)]
             case Close():
                 self._engine.stop()
             case _:
                 raise AssertionError(f"{type(message).__name__} after the start")
         return []
+
+    def _connect(self, number: int, place: str, descriptor: int) -> ConnectPeer:
+        link = ChannelLink(socket.socket(fileno=descriptor), self._poll.unregister)
+        self._poll.register(link.descriptor, select.POLLIN)
+
+        def on_connected(error: OmniError | None) -> None:
+            self._answers.append(Answer(number, error=ErrorData.of(error) if error is not None else None))
+
+        return ConnectPeer(place, link, on_connected)
 
     def _check(self, message: Check, engine: Engine) -> Answer:
         try:

@@ -27,6 +27,7 @@ _Place = dict[str, int]
 def write_trace(trace: Trace, path: PathLike) -> None:
     """Writes `trace` as JSON. Raises InputError if it cannot be written; an existing file then stays unchanged."""
     counts = {"dropped": trace.dropped, "unfinished": trace.unfinished, "error_ns": trace.error}
+    counts["started_ns"] = trace.started
     head = {"format": FORMAT, "device": trace.device, **counts}
     try:
         with replacing(path) as file:

@@ -23,6 +23,7 @@ class _Head(msgspec.Struct, frozen=True):
     dropped: int
     unfinished: int
     error_ns: int
+    started_ns: int = 0
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -92,7 +93,7 @@ class _Reader:
         for place, event in slices[WORK]:
             numbers = self._decode(event.args, dict[str, int], f"{place}.args")
             host.append(HostSpan(self._stage(place, event), event.name, numbers, _interval(event)))
-        return Trace(head.device, phases, tuple(host), head.dropped, head.unfinished, head.error_ns)
+        return Trace(head.device, phases, tuple(host), head.dropped, head.unfinished, head.error_ns, head.started_ns)
 
     def _take_name(self, place: str, event: _Event) -> None:
         if event.name in ("process_name", "thread_name"):

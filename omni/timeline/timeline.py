@@ -63,7 +63,7 @@ class Timeline:
         host.sort(key=lambda span: span.took.start)
         device = self._device.torch_device
         name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-        return Trace(name, tuple(phases), tuple(host), recorder.dropped, recorder.unread, fit.error)
+        return Trace(name, tuple(phases), tuple(host), recorder.dropped, recorder.unread, fit.error, zero)
 
     def close(self) -> None:
         """Stops observing."""

@@ -56,6 +56,7 @@ class Trace:
 
     device: the device's name. dropped: number of the oldest spans, lost for lack of room. unfinished: number of phases
     that had not run at the end. error: bound of the shift between launches and runs, in nanoseconds.
+    started: the time 0, on the host's monotonic clock, which all processes of a host share.
     """
 
     device: str
@@ -64,6 +65,7 @@ class Trace:
     dropped: int = 0
     unfinished: int = 0
     error: int = 0
+    started: int = 0
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -1,0 +1,77 @@
+"""The messages between two engines in processes of their own."""
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from omni.engine.peers import LinkClosed, PeerMessage
+from omni.ipc import Channel, ChannelClosed, Codec, Undecodable
+
+_log = logging.getLogger(__name__)
+
+
+class _Batch(msgspec.Struct, frozen=True, array_like=True):
+    """Encoded messages, in order."""
+
+    messages: list[bytes]
+
+
+class ChannelLink:
+    """A `Link` through a socket. The messages of a turn are one packet.
+
+    A message is encoded when it is added, so one that cannot be sent fails its own request.
+    """
+
+    def __init__(self, end: socket.socket, on_close: Callable[[int], object]) -> None:
+        """on_close: called with the descriptor, before it is closed."""
+        self._channel: Channel[_Batch, _Batch] = Channel(end, Codec(_Batch), Codec(_Batch))
+        self._codec: Codec[PeerMessage] = Codec(PeerMessage, inline_bytes=None)
+        self._unsent: list[bytes] = []
+        self._on_close = on_close
+        self._closed = False
+
+    @property
+    def descriptor(self) -> int:
+        return self._channel.descriptor
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def send(self, message: PeerMessage) -> None:
+        if not self._closed:
+            self._unsent.append(self._codec.encode(message)[0])
+
+    def flush(self) -> None:
+        if not self._unsent:
+            return
+        try:
+            if self._channel.send(_Batch(self._unsent), block=False):
+                self._unsent = []
+        except ChannelClosed:
+            self._unsent = []  # `take` reports it
+        except OSError as error:  # no memory or descriptor is free: the next turn tries again
+            _log.debug("messages to another engine wait: %s", error)
+
+    def take(self) -> Sequence[PeerMessage]:
+        taken: list[PeerMessage] = []
+        try:
+            while (received := self._channel.receive(block=False)) is not None:
+                taken += [self._codec.decode(body, None) for body in received[0].messages]
+        except ChannelClosed as error:
+            if taken:
+                return taken
+            raise LinkClosed(str(error)) from error
+        except (Undecodable, msgspec.MsgspecError, ImportError, TypeError) as error:
+            _log.exception("a message of another engine cannot be read")
+            raise LinkClosed(str(error)) from error
+        return taken
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._unsent = []
+            self._on_close(self._channel.descriptor)
+            self._channel.close()
