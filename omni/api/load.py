@@ -135,6 +135,7 @@ def layers_of(
     dtype: str | torch.dtype | None = None,
     load_format: str | None = None,
     timeline: str | os.PathLike[str] | None = None,
+    place: Mapping[str, str] | None = None,
     origin: str = "overrides",
 ) -> list[Layer]:
     """All settings of the user, later ones overriding earlier ones: file, overrides, arguments.
@@ -148,5 +149,6 @@ def layers_of(
         "timeline": os.fspath(timeline) if timeline is not None else None,
     }
     given = {f"{ENGINE}.{name}": value for name, value in names.items() if value is not None}
+    given |= {f"{stage}.place": device for stage, device in (place or {}).items()}
     file = [read_config(config)] if config is not None else []
     return [*file, Layer(origin, overrides or {}), Layer("argument", given)]

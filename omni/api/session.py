@@ -49,6 +49,8 @@ class Session:
     overrides: settings by dotted path, such as `{"talker.max_num_seqs": 8, "engine.memory_bytes": 2**34}`. They override the
     file's, and `device`, `dtype` and `load_format` override both.
     plugins: of `omni.plugin.manager.load_plugins`; None loads the installed ones.
+    place: the devices of stages that are not on `device`: `{"talker": "cuda:1"}`; `"cuda:1,cuda:2"` for a replica on each,
+    `"cpu/2"` for a further process.
     timeline: a file for the timeline of the stages' launches, written at `close`. `omni timeline` reads it.
 
     Raises ConfigError, CheckpointError or PluginError. The model stays in memory until `close`, or until this object
@@ -66,9 +68,16 @@ class Session:
         overrides: Mapping[str, object] | None = None,
         plugins: Plugins | None = None,
         timeline: str | os.PathLike[str] | None = None,
+        place: Mapping[str, str] | None = None,
     ) -> None:
         layers = layers_of(
-            config=config, overrides=overrides, device=device, dtype=dtype, load_format=load_format, timeline=timeline
+            config=config,
+            overrides=overrides,
+            device=device,
+            dtype=dtype,
+            load_format=load_format,
+            timeline=timeline,
+            place=place,
         )
         client = Client(load(model, layers=layers, plugins=plugins))
         self._client = client

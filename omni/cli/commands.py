@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from omni.cli.errors import reported
-from omni.cli.options import Choices, Config, Debug, DeviceName, DType, Json, LoadFormat, Model, Settings
+from omni.cli.options import Choices, Config, Debug, DeviceName, DType, Json, LoadFormat, Model, Places, Settings
 from omni.version import __version__
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
@@ -53,6 +53,7 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Write the timeline of all phases, for `omni timeline`.")
     ] = None,
     device: DeviceName = None,
+    places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
     eager: Annotated[
@@ -83,7 +84,7 @@ def run(
                 seed=seed,
                 n=n,
                 timeline=timeline,
-                choices=_choices(config, given, device, dtype, load_format),
+                choices=_choices(config, given, device, places, dtype, load_format),
             )
         )
 
@@ -124,6 +125,7 @@ def explain(
     config: Config = None,
     settings: Settings = None,
     device: DeviceName = None,
+    places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
     as_json: Json = False,
@@ -136,7 +138,7 @@ def explain(
     with reported(debug):
         from omni.cli.explain import explain as show
 
-        show(model, _choices(config, settings, device, dtype, load_format), measure=measure, as_json=as_json)
+        show(model, _choices(config, settings, device, places, dtype, load_format), measure=measure, as_json=as_json)
 
 
 @app.command()
@@ -147,6 +149,7 @@ def doctor(
     config: Config = None,
     settings: Settings = None,
     device: DeviceName = None,
+    places: Places = None,
     dtype: DType = None,
     load_format: LoadFormat = None,
     as_json: Json = False,
@@ -156,7 +159,7 @@ def doctor(
     with reported(debug):
         from omni.cli.doctor import examine
 
-        healthy = examine(model, _choices(config, settings, device, dtype, load_format), as_json=as_json)
+        healthy = examine(model, _choices(config, settings, device, places, dtype, load_format), as_json=as_json)
         raise typer.Exit(0 if healthy else 1)
 
 
@@ -190,6 +193,18 @@ def tiny(
 
 
 def _choices(
-    config: Path | None, settings: list[str] | None, device: str | None, dtype: str | None, load_format: str | None
+    config: Path | None,
+    settings: list[str] | None,
+    device: str | None,
+    places: list[str] | None,
+    dtype: str | None,
+    load_format: str | None,
 ) -> Choices:
-    return Choices(config=config, settings=tuple(settings or ()), device=device, dtype=dtype, load_format=load_format)
+    return Choices(
+        config=config,
+        settings=tuple(settings or ()),
+        places=tuple(places or ()),
+        device=device,
+        dtype=dtype,
+        load_format=load_format,
+    )

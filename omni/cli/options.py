@@ -19,6 +19,15 @@ Settings = Annotated[
 DeviceName = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda or cuda:N. (default: cuda if there is one)")
 ]
+Places = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--place",
+        metavar="STAGE=DEVICE",
+        help="Run a stage on another device (`talker=cuda:1`), on several as replicas (`talker=cuda:1,cuda:2`), or in "
+        "a process of its own (`talker=cpu/2`); repeatable.",
+    ),
+]
 DType = Annotated[
     str | None, typer.Option("--dtype", help="Of the weights. (default: float32 on the CPU, bfloat16 on CUDA)")
 ]
@@ -35,10 +44,12 @@ class Choices:
 
     config: Path | None = None
     settings: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
     device: str | None = None
     dtype: str | None = None
     load_format: str | None = None
 
     def overrides(self) -> dict[str, str]:
-        """`--set`, by path. Raises ConfigError."""
-        return dict(parse_override(text) for text in self.settings)
+        """`--set` and `--place`, by path. Raises ConfigError."""
+        places = (parse_override(text, "--place", "stage=device") for text in self.places)
+        return dict(map(parse_override, self.settings)) | {f"{stage}.place": device for stage, device in places}

@@ -44,9 +44,9 @@ class Layer:
         return Layer(self.origin, {path: self.values[path] for path in paths}, self.file)
 
 
-def parse_override(text: str) -> tuple[str, str]:
-    """`"stage.option=value"` as (path, value). Raises ConfigError."""
+def parse_override(text: str, option: str = "--set", form: str = "stage.option=value") -> tuple[str, str]:
+    """A text of the form as (path, value). option: of the command line, for errors. Raises ConfigError."""
     path, equals, value = text.partition("=")
-    if not equals or "." not in path:
-        raise ConfigError("--set", f"{text!r} is not an override", "write stage.option=value")
+    if not equals or not path.strip() or ("." in form and "." not in path):
+        raise ConfigError(option, f"{text!r} is not of its form", f"write {form}")
     return path.strip(), value.strip()

@@ -1,6 +1,6 @@
 """A pipeline as boxes and arrows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omni.cli.drawing.canvas import Canvas
@@ -11,12 +11,15 @@ _WIDTH = 80
 _FRAME = 2
 
 
-def draw(pipeline: Pipeline, *, ascii_only: bool = False) -> str:
-    """Stages as boxes with name and kind, outputs as words below them, arrows from producers to consumers.
+def draw(pipeline: Pipeline, places: Mapping[str, Sequence[str]] | None = None, *, ascii_only: bool = False) -> str:
+    """Stages as boxes with name, kind and places, if given, outputs as words below them, arrows from producers to consumers.
 
     80 columns wide, unless long names or many arrows need more. ascii_only: for terminals without line characters.
     """
-    stages = [Node(stage.name, (stage.name, stage.kind), framed=True) for stage in pipeline.order()]
+    stages = [
+        Node(stage.name, (stage.name, stage.kind, *(places or {}).get(stage.name, ())), framed=True)
+        for stage in pipeline.order()
+    ]
     outputs = [Node(f"output {output.modality}", (output.modality,)) for output in pipeline.outputs]
     arrows = [(edge.producer, edge.consumer) for edge in pipeline.edges]
     arrows += [(output.stage, f"output {output.modality}") for output in pipeline.outputs]

@@ -18,21 +18,24 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """dtype: the stage's own, by default the engine's. prefix_cache: None for kinds without one."""
+    """dtype: the stage's own, by default the engine's. places: one for each replica. prefix_cache: None for kinds without one."""
 
     name: str
     kind: str
     model: str
     priority: int
     dtype: str
+    places: tuple[str, ...]
     prefix_cache: PrefixCache | None
 
 
 class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """connector: its name. why: the reason for the choice. memory: of the tensors for the consumer, `"device"` or `"host"`."""
+    """An edge between two places. connector: its name. why: the reason for the choice. memory: of the tensors for the consumer,
+    `"device"` or `"host"`."""
 
     producer: str
     consumer: str
+    places: tuple[str, str]
     adapter: str
     keyed: bool
     credit: int
@@ -47,13 +50,17 @@ class OutputReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """main_stage: the stage that stage-less sampling parameters apply to; None if no stage samples. settings: all, with origins."""
+    """places: of the engines; each has a process of its own, unless it is the only one and `process` is false.
+
+    main_stage: the stage that stage-less sampling parameters apply to; None if no stage samples. settings: all, with origins.
+    """
 
     model: str
     folder: str
     family: str
     device: str
     process: bool
+    places: tuple[str, ...]
     dtype: str
     load_format: str
     stages: list[StageReport]
@@ -67,12 +74,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def make_report(model: str, target: Target, *, measure: bool) -> Report:
     """Raises OmniError: PluginError if a connector is not installed, and with `measure` any error of loading."""
     pipeline, engine = target.plan.pipeline, target.engine
+    placement = Placement.of(pipeline, str(engine.device))
     return Report(
         model=model,
         folder=str(target.checkpoint.path),
         family=pipeline.family,
         device=str(engine.device),
-        process=runs_in_process(engine.options, engine.device),
+        process=len(placement.places) > 1 or runs_in_process(engine.options, engine.device),
+        places=placement.places,
         dtype=engine.dtype,
         load_format=engine.options.load_format,
         stages=[
@@ -82,11 +91,12 @@ def make_report(model: str, target: Target, *, measure: bool) -> Report:
                 model=stage.model,
                 priority=stage.priority,
                 dtype=stage.dtype or engine.dtype,
+                places=placement.stages[stage.name],
                 prefix_cache=_prefix_cache(pipeline, stage),
             )
             for stage in pipeline.order()
         ],
-        edges=_edges(target),
+        edges=_edges(target, placement),
         outputs=[OutputReport(modality=output.modality, stage=output.stage) for output in pipeline.outputs],
         main_stage=pipeline.main_stage,
         memory=measure_memory(target) if measure else count_memory(target),
@@ -107,8 +117,7 @@ def _prefix_cache(pipeline: Pipeline, stage: Stage) -> PrefixCache | None:
     return PrefixCache(works=True, why="all inputs of the stage have a content key")
 
 
-def _edges(target: Target) -> list[EdgeReport]:
-    placement = Placement.of(target.plan.pipeline, str(target.engine.device))
+def _edges(target: Target, placement: Placement) -> list[EdgeReport]:
     selector = ConnectorSelector(target.plugins)
     reports = []
     for edge in target.plan.pipeline.edges:
@@ -118,6 +127,7 @@ def _edges(target: Target) -> list[EdgeReport]:
                 EdgeReport(
                     producer=edge.producer,
                     consumer=edge.consumer,
+                    places=(producer, consumer),
                     adapter=edge.adapter,
                     keyed=edge.keyed,
                     credit=edge.credit,

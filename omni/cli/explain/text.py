@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from omni.cli.drawing import draw
-from omni.cli.explain.report import Report, StageReport
+from omni.cli.explain.report import EdgeReport, Report, StageReport
 from omni.cli.memory import MemoryReport
 from omni.pipeline import Pipeline
 from omni.utils.table import columns
@@ -16,12 +16,14 @@ _LONGEST_VALUE = 34
 def as_text(report: Report, pipeline: Pipeline, *, ascii_only: bool) -> str:
     """The drawing, then a section for each other part of the report."""
     weights = "random weights" if report.load_format == "dummy" else "weights from the checkpoint"
-    place = "a process of its own" if report.process else "a thread"
+    several = len(report.places) > 1
+    place = "processes of their own" if several else "a process of its own" if report.process else "a thread"
     settings = ((setting.path, _value(setting.value), setting.origin) for setting in report.settings)
     lines = [
         f"{report.model}: family {report.family}, on {report.device} in {report.dtype}, in {place}, {weights}",
         "",
-        draw(pipeline, ascii_only=ascii_only),
+        draw(pipeline, {stage.name: stage.places for stage in report.stages} if several else {}, ascii_only=ascii_only),
+        *_section("Processes", _processes(report) if several else ()),
         *_section("Stages", _stages(report.stages)),
         *_section("Outputs", _outputs(report)),
         *_section("Connectors", _connectors(report)),
@@ -45,6 +47,11 @@ def _stages(stages: list[StageReport]) -> Iterator[str]:
             yield f"  {stage.name}: prefix cache {state}: {stage.prefix_cache.why}"
 
 
+def _processes(report: Report) -> Iterator[str]:
+    rows = [(place, ", ".join(each.name for each in report.stages if place in each.places)) for place in report.places]
+    yield from columns([("PLACE", "STAGES"), *rows])
+
+
 def _outputs(report: Report) -> Iterator[str]:
     yield from columns([("MODALITY", "STAGE"), *((output.modality, output.stage) for output in report.outputs)])
     if report.main_stage is not None:
@@ -53,8 +60,17 @@ def _outputs(report: Report) -> Iterator[str]:
 
 def _connectors(report: Report) -> Iterator[str]:
     if report.edges:
-        rows = [(f"{edge.producer} -> {edge.consumer}", edge.connector, edge.memory, edge.why) for edge in report.edges]
+        rows = [
+            (f"{edge.producer} -> {edge.consumer}{_places(edge, report)}", edge.connector, edge.memory, edge.why)
+            for edge in report.edges
+        ]
         yield from columns([("EDGE", "CONNECTOR", "MEMORY", "WHY"), *rows])
+
+
+def _places(edge: EdgeReport, report: Report) -> str:
+    """The places of an edge that connects several pairs of them."""
+    pairs = [each for each in report.edges if (each.producer, each.consumer) == (edge.producer, edge.consumer)]
+    return f" ({' -> '.join(edge.places)})" if len(pairs) > 1 else ""
 
 
 def _memory(memory: MemoryReport) -> Iterator[str]:
