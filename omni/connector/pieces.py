@@ -80,14 +80,16 @@ def parts_of(payload: Payload) -> tuple[tuple[Part, ...], int]:
 
 
 def cut(part: Part, most_bytes: int, most_rows: int) -> Iterator[Piece]:
-    """Cuts a part into pieces of at most `most_bytes` and `most_rows`, in order: whole rows, or parts of large ones.
+    """Cuts a part into pieces of at most `most_bytes`, in order: whole rows, or parts of large ones.
 
-    most_bytes: a multiple of 16.
+    most_bytes: a multiple of 16. most_rows: of a page slice, since its slots are uploaded.
     """
     if not part.nbytes:
         return
     columns = most_bytes // part.dtype.itemsize
-    rows = min(columns // part.columns, most_rows)
+    rows = columns // part.columns
+    if isinstance(part.tensor, PageSlice):
+        rows = min(rows, most_rows)
     for first in range(0, part.rows, max(rows, 1)):
         if rows:
             yield Piece(part, first, min(first + rows, part.rows), 0, part.columns)
