@@ -18,8 +18,18 @@ receiver, in order; tensors do not travel with them. A payload takes one piece o
 | the connector's own (a pool) | the sender's copies | the receiver's copies, or the consumer's phases | the receiver says so |
 | `Received.payload` | as above | the consumer's phases | `Pending.release(after)` and `after` is done |
 
-A receiver copies what its consumer does not take soon into memory of its own. So a consumer that waits for room never
-keeps the sender from the payloads of other requests.
+Rules for both ends:
+
+- Events are polled (`Event.done`). They may be composites, so `Device.wait` does not take them.
+- A receiver works in `receive`, `add` and `tick`, never in `poll`: the engine polls only the oldest payload of a
+  request. `busy` covers all that `tick` has to do.
+- A receiver may hand out memory of the pool, but bounded: what is beyond half of the pool it copies into memory of its
+  own at once. So a consumer that waits for room never keeps the sender from the payloads of other requests. A released
+  payload whose `after` is not done counts as held.
+- Beyond `Reach.PROCESS` page slices arrive gathered, as tensors, and every tensor is on the receiver's device.
+- When the receiver's process has ended, the engine aborts the refs that are not sent, and calls `peer_lost`. When the
+  sender's has ended, the engine closes the receiver once it is not `busy`; until then its consumers may read.
+- Before `close` the engine waits for the device.
 """
 
 from collections.abc import Sequence
@@ -45,8 +55,8 @@ class Reach(Enum):
 class EdgeEnd:
     """The end of an edge that a sender or a receiver is opened for.
 
-    edge: its name. device: of the stage at this end. pool_bytes: `Edge.pool_bytes`, the memory that the connector may
-    take for payloads under way on this edge.
+    edge: its name; several places may have ends of one edge. device: of the stage at this end. pool_bytes:
+    `Edge.pool_bytes`, at least 64 KiB: the memory that the connector may take for payloads under way on this edge.
     """
 
     edge: str
@@ -137,8 +147,8 @@ class Pending(Protocol):
         ...
 
     def abort(self) -> None:
-        """No consumer reads the payload. Pieces that it lacks are discarded when they come. Idempotent; a no-op after
-        `release`."""
+        """No consumer has launched or launches a read of the payload. Pieces that it lacks are discarded when they
+        come. Idempotent; a no-op after `release`."""
         ...
 
 
@@ -155,11 +165,13 @@ class Receiver(Protocol):
         ...
 
     def discard(self, piece: object) -> None:
-        """Gives up a piece, the first or a later one, of a payload that no consumer wants any more."""
+        """Gives up a piece, the first or a later one, of a payload that no consumer wants any more, or that `receive`
+        or `add` has failed for."""
         ...
 
     def tick(self) -> None:
-        """Passes the memory of released payloads back to the sender. The engine calls it in every turn while `busy`."""
+        """Goes on with the receiver's work: copies, and memory of released payloads that goes back to the sender. The
+        engine calls it in every turn while `busy`."""
         ...
 
     def close(self) -> None:
@@ -168,14 +180,14 @@ class Receiver(Protocol):
 
 
 class Connector(Protocol):
-    """A way to move payloads between two stages. One object opens both ends of every edge that uses it."""
+    """A way to move payloads between two stages. An engine has one object, which opens the ends of all its edges."""
 
     @property
     def reach(self) -> Reach: ...
 
     @property
     def raw_device_tensors(self) -> bool:
-        """Whether device tensors are passed without a copy through the host."""
+        """Whether device tensors are passed without a copy through the host. On the CPU it has no effect."""
         ...
 
     def serves(self, producer: torch.device, consumer: torch.device) -> bool:

@@ -31,9 +31,10 @@ from omni.payload.receiver import PayloadReceiver
 
 _MAX_ROWS = 4096
 """Page rows of one copy at most."""
-_MOST_PIECE_BYTES = 16 * 2**20
+_MOST_PIECE_BYTES = 64 * 2**20
 _ALIGNMENT = 256
 """Bytes, of ranges of the pool. A GPU copies aligned memory faster."""
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 BOARD_SLOTS = 1024
 """Pieces of one sender under way at most."""
 BOARD_BYTES = BOARD_SLOTS * 8
@@ -344,9 +345,8 @@ class PoolPending:
             return None
         tensors: dict[str, Tensor | PageSlice] = {}
         for each in self._layout.tensors:
-            dtype: torch.dtype = getattr(torch, each.dtype)
             memory = self._bytes if self._bytes is not None else self._receiver.nothing
-            tensors[each.name] = view(memory, each.start, dtype, each.shape)
+            tensors[each.name] = view(memory, each.start, _DTYPES[each.dtype], each.shape)
         return Received(Payload(self._layout.meta.value, tensors), self._copied)
 
     def release(self, after: Event) -> None:
@@ -360,7 +360,7 @@ class PoolPending:
             self.release(self._copied)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
     """What is in use until `after`: a piece of the pool, or memory of the receiver's own."""
 
@@ -404,12 +404,13 @@ class PoolReceiver:
         self._acknowledge(piece)
 
     def tick(self) -> None:
-        done = [kept for kept in self._kept if kept.after.done()]
-        if done:
-            self._kept = [kept for kept in self._kept if kept not in done]
-        for kept in done:
-            if kept.piece is not None:
+        waiting = []
+        for kept in self._kept:
+            if not kept.after.done():
+                waiting.append(kept)
+            elif kept.piece is not None:
                 self._acknowledge(kept.piece)
+        self._kept = waiting
 
     def close(self) -> None:
         if not self._closed:

@@ -44,7 +44,7 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     connector: str | None = None
     credit: int = 64
-    pool_bytes: int = 64 * 2**20
+    pool_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
         for name, value, least in (("credit", self.credit, 1), ("pool_bytes", self.pool_bytes, 2**16)):
