@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 
 from omni.connector import Connector, Reach
-from omni.device import Device
+from omni.device import Device, SyncPoint, may_sync
 from omni.device.cpu import CpuDevice
 from omni.device.cuda import CudaDevice
 from omni.plugin import locate
@@ -135,6 +135,10 @@ def _named(check: Callable[..., None], bench: Bench, *ends: RemoteEnd) -> None:
         where = "in two processes" if isinstance(bench.end, RemoteEnd) else "in one thread"
         error.add_note(f"in the check {check.__name__}, with both ends {where}")
         raise
+    # Copies may still read what their payloads' refs no longer answer for.
+    with may_sync(SyncPoint.CLOSE):
+        bench.producer.device.synchronize()
+        bench.consumer_device.synchronize()
 
 
 def _make(factory: Callable[[], Connector] | str) -> Connector:

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -179,7 +180,7 @@ class Bench:
 
     def arrive(self, *sents: Sent) -> None:
         for sent in sents:
-            self.until(lambda sent=sent: self._arrived(sent), _of(sent, "a payload that is ready arrives"), _size(sent))  # type: ignore[misc]
+            self._until(self._arrived, sent, "a payload that is ready arrives")
 
     def _arrived(self, sent: Sent) -> bool:
         state = self.state(sent)
@@ -191,11 +192,10 @@ class Bench:
         for sent in sents:
             before = self.state(sent).reads
             self.do("read", sent)
-            self.until(
-                lambda sent=sent, before=before: self.state(sent).reads > before,  # type: ignore[misc]
-                _of(sent, "an arrived payload can be read"),
-                _size(sent),
-            )
+            self._until(partial(self._read, before), sent, "an arrived payload can be read")
+
+    def _read(self, before: int, sent: Sent) -> bool:
+        return self.state(sent).reads > before
 
     def take(self, *sents: Sent) -> None:
         self.arrive(*sents)
@@ -207,8 +207,10 @@ class Bench:
 
     def freed(self, *sents: Sent, promise: str) -> None:
         for sent in sents:
-            over = lambda sent=sent: sent.spoiled and (sent.over or sent.aborted)  # type: ignore[misc] # noqa: E731
-            self.until(over, _of(sent, promise), _size(sent))
+            self._until(lambda sent: sent.spoiled and (sent.over or sent.aborted), sent, promise)
+
+    def _until(self, ask: Callable[[Sent], bool], sent: Sent, promise: str) -> None:
+        self.until(lambda: ask(sent), _of(sent, promise), _size(sent))
 
     def through(self, key: int, *metas: Meta) -> None:
         """Sends payloads, reads them, and releases them."""

@@ -35,10 +35,11 @@ def main(descriptor: int) -> None:
 def _serve(channel: "Channel[Report, Commands]") -> None:
     received = channel.receive()
     assert received is not None
-    (start,) = received[0].each
+    start, *commands = received[0].each
     assert isinstance(start, Start)
     torch.set_num_threads(start.threads)
     end = _End(start)
+    end.turn(Commands(commands))
     channel.send(Report())
     while True:
         select.select([channel.descriptor], [], [], 0 if end.moved else TURN_SECONDS)

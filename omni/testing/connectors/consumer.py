@@ -49,6 +49,11 @@ class _Taken:
         self.wanted = 0
         self.over = False
 
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing to do in a turn."""
+        return self.over and self.wanted == self.state.reads
+
     def of(self, promise: str) -> str:
         """The promise, with the payload."""
         return f"{promise} (payload {self.meta.number} of {len(self.meta.tensors)} tensors)"
@@ -101,7 +106,7 @@ class Consumer:
             with calling("Receiver.tick"):
                 if receiver.busy:
                     receiver.tick()
-        for taken in [each for each in self.taken.values() if each.pending is not None]:
+        for taken in [each for each in self.taken.values() if each.pending is not None and not each.done]:
             if taken.polls and taken.received is None and not taken.over:
                 self._poll(taken)
             self._advance(taken)

@@ -152,9 +152,9 @@ def slow_consumers(bench: Bench) -> None:
             bench.arrive(*slow)
         for meta in (bench.small(), bench.full()):
             quick = bench.send(edge, meta)
-            state = lambda quick=quick: bench.state(quick).ready  # type: ignore[misc] # noqa: E731
             held = "received and not released" if polls else "not asked for"
-            bench.until(state, f"payloads that a slow consumer holds ({held}) never keep others from arriving")
+            promise = f"payloads that a slow consumer holds ({held}) never keep others from arriving"
+            bench.until(lambda quick=quick: bench.state(quick).ready, promise)  # type: ignore[misc]
             bench.read(quick)
             bench.release(quick)
         bench.do("poll", *slow)
@@ -205,7 +205,7 @@ def in_all_states(bench: Bench, edge: int) -> list[Sent]:
 def nothing_leaks(bench: Bench) -> None:
     """Catches memory of the pool that is lost, a little at each ending of a payload."""
     edge, pool = bench.open(), bench.pool_bytes
-    for _ in range(12):
+    for _ in range(8):
         discarded, aborted, taken = (bench.send(edge, bench.bytes_of(pool // 6)) for _ in range(3))
         bench.discard(discarded)
         bench.take(taken)

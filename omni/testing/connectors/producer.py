@@ -101,7 +101,9 @@ class Producer:
     def turn(self) -> list[tuple[Sent, object]]:
         """The pieces that the receivers may have now."""
         pieces: list[tuple[Sent, object]] = []
-        for sent in [each for each in self.sent.values() if not each.gone]:
+        for sent in list(self.sent.values()):
+            if sent.gone or (sent.over and sent.spoiled):
+                continue
             sent.watch()
             pieces += [(sent, piece) for piece in self._pieces(sent)]
             if sent.ref.freed and not sent.spoiled:
