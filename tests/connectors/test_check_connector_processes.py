@@ -11,7 +11,7 @@ from omni.testing.connectors import deaths
 from omni.testing.connectors.arrivals import every_dtype_and_layout
 from omni.testing.connectors.bench import Bench
 from omni.testing.connectors.ends import RemoteEnd, path_of
-from tests.connectors import faults
+from tests.connectors import inline_faults
 from tests.connectors.inline import InlineConnector
 
 pytestmark = pytest.mark.thorough
@@ -38,14 +38,14 @@ def bench() -> Iterator[Callable[[type[InlineConnector]], Bench]]:
 
 
 def test_pieces_that_cannot_be_sent_are_found(bench):
-    made = bench(faults.InlineSendsWhatCannotBeSent)
+    made = bench(inline_faults.InlineSendsWhatCannotBeSent)
     with pytest.raises(AssertionError, match="pieces and addresses can be sent"):
         every_dtype_and_layout(made)
 
 
 def test_a_sender_that_is_mute_after_its_peer_is_lost_is_found(bench, monkeypatch):
-    made = bench(faults.InlineForgetsThePeer)
-    end, following = made.end, RemoteEnd(path_of(faults.InlineForgetsThePeer), CpuDevice())
+    made = bench(inline_faults.InlineForgetsThePeer)
+    end, following = made.end, RemoteEnd(path_of(inline_faults.InlineForgetsThePeer), CpuDevice())
     try:
         made.until(lambda: end.started and following.started, "both processes start") if following.turn() else None
         monkeypatch.setattr("omni.testing.connectors.promises.PATIENCE_SECONDS", 3.0)
@@ -57,6 +57,6 @@ def test_a_sender_that_is_mute_after_its_peer_is_lost_is_found(bench, monkeypatc
 
 def test_a_receiver_that_waits_for_a_dead_sender_is_found(bench, monkeypatch):
     monkeypatch.setattr(deaths, "CLOSE_SECONDS", 0.5)
-    made = bench(faults.InlineWaitsForThePeer)
+    made = bench(inline_faults.InlineWaitsForThePeer)
     with pytest.raises(AssertionError, match="sender's process has ended is idle"):
         deaths.sender_killed(made, made.end)

@@ -19,11 +19,11 @@ LARGEST_BYTES = 2**23
 
 CHECKS: tuple[Callable[[Bench], None], ...] = (
     arrivals.claims,
+    arrivals.same_memory,
     arrivals.every_dtype_and_layout,
     arrivals.every_size,
     arrivals.in_order,
     arrivals.not_before_ready,
-    arrivals.same_memory,
     arrivals.rows_moved_first,
     arrivals.rows_on_the_way,
     arrivals.rows_moved_midway,
@@ -57,10 +57,10 @@ def check_connector(
     factory: makes a connector; or its import path, `"module:attribute"`.
     device: of the producer. consumer_device: of the consumer; `device` by default.
     processes: whether the checks also run with the consumer's end in a second process. By default they do beyond
-        `Reach.PROCESS`, unless a device is of a kind that only a test has (`SimulatedDevice`). The second process is a
-        fresh interpreter that imports the factory: one that it cannot import raises ConfigError.
+        `Reach.PROCESS`, unless a device is one that only tests have (`SimulatedDevice`). The second process is a fresh
+        interpreter that imports the factory: one that it cannot import raises ConfigError. It opens the device by name.
     largest_bytes: of a payload. Each edge has a pool of an eighth of it, 64 KiB at least and 64 MiB at most, so that
-        large payloads pass in pieces. The largest payloads need about four times as much memory at the producer.
+        large payloads pass in pieces. A check has up to ten pools, or twice this number, of payloads at one time.
 
     The suite does what the engine does between two ends, in its order: it passes on the pieces in every turn, those of
     several payloads in between each other, ticks a receiver while it is `busy`, and polls only payloads that their

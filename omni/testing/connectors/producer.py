@@ -38,7 +38,8 @@ class Sent:
 
     def watch(self) -> None:
         """Requires what holds at any time."""
-        released, freed = self.ref.released, self.ref.freed
+        freed = self.ref.freed  # before `released`: events go on between two calls
+        released = self.ref.released
         require(released or not freed, "a payload that is freed is released (Ref.freed, Ref.released)")
         require(released or not self._released, "a released payload stays released (Ref.released)")
         require(freed or not self.spoiled, "a freed payload stays freed (Ref.freed)")
