@@ -59,7 +59,7 @@ def check_connector(
     processes: whether the checks also run with the consumer's end in a second process. By default they do beyond
         `Reach.PROCESS`, unless a device is one that only tests have (`SimulatedDevice`). The second process is a fresh
         interpreter that imports the factory: one that it cannot import raises ConfigError. It opens the device by name.
-    largest_bytes: of a payload. Each edge has a pool of an eighth of it, 64 KiB at least and 64 MiB at most, so that
+    largest_bytes: of a payload. Each edge has a pool of an eighth of it, 64 KiB at least and 16 MiB at most, so that
         large payloads pass in pieces. A check has up to ten pools, or twice this number, of payloads at one time.
 
     The suite does what the engine does between two ends, in its order: it passes on the pieces in every turn, those of

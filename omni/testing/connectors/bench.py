@@ -35,7 +35,7 @@ class Bench:
         """devices: of the producer and of the consumer."""
         self.connector = connector
         self.largest_bytes = largest_bytes
-        self.pool_bytes = min(max(largest_bytes // 8, 2**16), 2**26)
+        self.pool_bytes = min(max(largest_bytes // 8, 2**16), 2**24)
         self.end = end
         self.producer = Producer(connector, devices[0])
         self.consumer_device = devices[1]

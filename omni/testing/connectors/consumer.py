@@ -140,6 +140,8 @@ class Consumer:
                 taken.over = True
                 with calling("Pending.release"):
                     taken.pending.release(after)
+                if command.gate is None:  # else the check reads it until the gate opens
+                    taken.received = None
             case "abort":
                 taken.over = True
                 if taken.pending is not None:

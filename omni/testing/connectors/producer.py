@@ -47,7 +47,10 @@ class Sent:
 
 
 class Producer:
-    """Overwrites the memory of each payload as soon as it is freed."""
+    """Overwrites the memory of each payload as soon as it is freed.
+
+    sent: by number, until their last piece is returned and they are freed.
+    """
 
     def __init__(self, connector: Connector, device: Device) -> None:
         self.sent: dict[int, Sent] = {}
@@ -103,6 +106,8 @@ class Producer:
         """The pieces that the receivers may have now."""
         pieces: list[tuple[Sent, object]] = []
         for sent in list(self.sent.values()):
+            if sent.over and sent.spoiled:
+                del self.sent[sent.number]  # its memory may be large
             if sent.gone or (sent.over and sent.spoiled):
                 continue
             sent.watch()
