@@ -1,0 +1,232 @@
+"""The consumer's ends of the checks' edges, in this process."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omni.connector import Connector, EdgeEnd, Pending, Reach, Received, Receiver
+from omni.device import Device, Event
+from omni.errors import OmniError
+from omni.payload import PageSlice
+from omni.testing.connectors.messages import (
+    CloseReceiver,
+    Command,
+    Do,
+    Expect,
+    OpenGate,
+    OpenReceiver,
+    PieceOf,
+    State,
+)
+from omni.testing.connectors.promises import Gate, calling, require
+from omni.testing.connectors.values import Meta, fetch
+
+
+@dataclass
+class _Reading:
+    """A copy of all tensors to the host."""
+
+    host: list[Tensor]
+    end: Event
+
+
+class _Taken:
+    """A payload on its way to the consumer, or there.
+
+    over: released or aborted. wanted: number of reads that the check asked for.
+    """
+
+    def __init__(self, expected: Expect) -> None:
+        self.key = expected.key
+        self.meta = expected.meta
+        self.polls = expected.poll
+        self.state = State(expected.meta.number)
+        self.pending: Pending | None = None
+        self.received: Received | None = None
+        self.reading: _Reading | None = None
+        self.wanted = 0
+        self.over = False
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing to do in a turn."""
+        return self.over and self.wanted == self.state.reads
+
+    def of(self, promise: str) -> str:
+        """The promise, with the payload."""
+        return f"{promise} (payload {self.meta.number} of {len(self.meta.tensors)} tensors)"
+
+
+class Consumer:
+    """Takes the checks' commands.
+
+    changed: states that the calling thread has not heard of. busy: whether a receiver is.
+    """
+
+    def __init__(self, connector: Connector, device: Device) -> None:
+        self.receivers: dict[int, Receiver] = {}
+        self.changed: dict[int, State] = {}
+        self.taken: dict[int, _Taken] = {}
+        self._connector = connector
+        self._device = device
+        self._stream = device.stream("check-consumer")
+        self._gates: dict[int, Gate] = {}
+
+    @property
+    def busy(self) -> bool:
+        with calling("Receiver.busy"):
+            return any(receiver.busy for receiver in self.receivers.values())
+
+    def do(self, command: Command) -> None:
+        match command:
+            case OpenReceiver():
+                end = EdgeEnd(command.name, self._device, command.pool_bytes)
+                with calling("Connector.receiver"):
+                    self.receivers[command.key] = self._connector.receiver(end, command.address.value)
+            case Expect():
+                self.taken[command.meta.number] = _Taken(command)
+            case PieceOf():
+                self._take(self.taken[command.number], command)
+            case Do():
+                self._do(self.taken[command.number], command)
+            case OpenGate():
+                self._gates[command.gate].open = True
+            case CloseReceiver():
+                self._close(command.key)
+            case _:
+                raise TypeError(type(command).__name__)
+
+    def turn(self) -> None:
+        """What the engine does in a turn: `tick` of receivers that are busy, `poll` of payloads that are asked for."""
+        for gate in self._gates.values():
+            gate.rest()
+        for receiver in list(self.receivers.values()):
+            with calling("Receiver.tick"):
+                if receiver.busy:
+                    receiver.tick()
+        for taken in [each for each in self.taken.values() if each.pending is not None and not each.done]:
+            if taken.polls and taken.received is None and not taken.over:
+                self._poll(taken)
+            self._advance(taken)
+
+    def _take(self, taken: _Taken, command: PieceOf) -> None:
+        piece: object = command.piece.value
+        receiver = self.receivers.get(taken.key)
+        if receiver is None:  # the check has closed it
+            return
+        if command.discard or taken.over:
+            with calling("Receiver.discard"):
+                receiver.discard(piece)
+        elif taken.pending is None:
+            with calling("Receiver.receive"):
+                taken.pending = receiver.receive(piece)
+        else:
+            with calling("Pending.add"):
+                taken.pending.add(piece)
+
+    def _do(self, taken: _Taken, command: Do) -> None:
+        match command.action:
+            case "poll":
+                taken.polls = True
+            case "read":
+                taken.wanted += 1
+            case "release":
+                assert taken.pending is not None
+                after: Event = (
+                    self._gate(command.gate) if command.gate is not None else self._device.record(self._stream)
+                )
+                taken.over = True
+                with calling("Pending.release"):
+                    taken.pending.release(after)
+                if command.gate is None:  # else the check reads it until the gate opens
+                    taken.received = None
+            case "abort":
+                taken.over = True
+                if taken.pending is not None:
+                    with calling("Pending.abort"):
+                        taken.pending.abort()
+            case _:
+                raise ValueError(command.action)
+
+    def _gate(self, number: int) -> Gate:
+        return self._gates.setdefault(number, Gate())
+
+    def _close(self, key: int) -> None:
+        with calling("Receiver.close"):
+            self.receivers[key].close()
+            self.receivers[key].close()
+        del self.receivers[key]
+        for number in [number for number, each in self.taken.items() if each.key == key]:
+            del self.taken[number]
+
+    def _poll(self, taken: _Taken) -> None:
+        assert taken.pending is not None
+        with calling("Pending.poll"):
+            try:
+                taken.received = taken.pending.poll()
+            except OmniError as error:
+                taken.polls, taken.state.lost = False, str(error)
+                self.changed[taken.meta.number] = taken.state
+        if taken.received is not None:
+            self._compare_kinds(taken, taken.received)
+            taken.state.arrived = True
+            self.changed[taken.meta.number] = taken.state
+
+    def _compare_kinds(self, taken: _Taken, received: Received) -> None:
+        payload = received.payload
+        require(
+            payload.meta == taken.meta, taken.of("each payload arrives with its own meta, the one it was sent with")
+        )
+        names = {each.name for each in taken.meta.tensors}
+        require(set(payload.tensors) == names, taken.of("tensors keep their names"))
+        for each in taken.meta.tensors:
+            tensor = payload.tensors[each.name]
+            require(tensor.dtype == each.torch_dtype, taken.of(f"tensor {each.name!r} keeps its dtype"))
+            require(tuple(tensor.shape) == each.shape, taken.of(f"tensor {each.name!r} keeps its shape"))
+            gathered = self._connector.reach is Reach.PROCESS or isinstance(tensor, Tensor)
+            require(gathered, "beyond Reach.PROCESS page slices arrive as tensors")
+
+    def _advance(self, taken: _Taken) -> None:
+        """Launches a read that the check asked for once the payload is ready, and compares it at its end."""
+        received, state = taken.received, taken.state
+        if received is None:
+            return
+        if not state.ready and received.ready.done():
+            state.ready = True
+            self.changed[state.number] = state
+        if taken.reading is not None and taken.reading.end.done():
+            self._compare(taken, taken.reading)
+            taken.reading = None
+        if taken.wanted > state.reads and taken.reading is None and state.ready and _in_place(received):
+            taken.reading = self._read(taken.meta, received)
+
+    def _read(self, meta: Meta, received: Received) -> _Reading:
+        host = []
+        for each in meta.tensors:
+            tensor = received.payload.tensors[each.name]
+            nbytes = int(np.prod(each.shape, dtype=np.int64)) * each.torch_dtype.itemsize
+            host.append(self._device.host_tensor((nbytes,), torch.uint8))
+            self._device.launch(self._stream, fetch, host[-1], tensor)
+        end = self._device.record(self._stream)
+        for tensor in received.payload.tensors.values():
+            if isinstance(tensor, PageSlice):
+                tensor.gathered(end)
+        return _Reading(host, end)
+
+    def _compare(self, taken: _Taken, reading: _Reading) -> None:
+        state = taken.state
+        for index, each in enumerate(taken.meta.tensors):
+            if self._device.host_observer is not None:
+                self._device.host_observer.host_reads(reading.host[index])
+            same = np.array_equal(reading.host[index].numpy(), taken.meta.expected(index))
+            again = ", also when it is read late" if state.reads else ""
+            kind = f"{each.dtype} {list(each.shape)}, {each.layout}"
+            require(same, taken.of(f"tensor {each.name!r} ({kind}) keeps its contents{again}"))
+        state.reads += 1
+        self.changed[state.number] = state
+
+
+def _in_place(received: Received) -> bool:
+    return all(t.moved.done() for t in received.payload.tensors.values() if isinstance(t, PageSlice))

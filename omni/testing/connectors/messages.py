@@ -1,0 +1,118 @@
+"""What the calling thread tells the other end, and what it hears of it. Both ends in one thread use the same structs."""
+
+from typing import Any, cast
+
+import msgspec
+
+from omni.ipc import Typed
+from omni.testing.connectors.values import Meta
+
+
+def typed(value: object) -> Typed[Any]:
+    """A piece or an address. In one thread it need not be a struct."""
+    return Typed(cast(Any, value))
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """factory: `module:attribute`. device: of the other process's end, by name."""
+
+    factory: str
+    device: str
+    threads: int
+
+
+class OpenReceiver(msgspec.Struct, frozen=True, tag=True):
+    """key: of the edge. name, pool_bytes: of its `EdgeEnd`."""
+
+    key: int
+    name: str
+    pool_bytes: int
+    address: Typed[msgspec.Struct]
+
+
+class OpenSender(msgspec.Struct, frozen=True, tag=True):
+    key: int
+    name: str
+    pool_bytes: int
+
+
+class Expect(msgspec.Struct, frozen=True, tag=True):
+    """A payload that will come. poll: whether its consumer asks for it from the start."""
+
+    key: int
+    meta: Meta
+    poll: bool
+
+
+class PieceOf(msgspec.Struct, frozen=True, tag=True):
+    """number: of the payload. discard: no consumer wants the payload any more."""
+
+    number: int
+    piece: Typed[msgspec.Struct]
+    discard: bool = False
+
+
+class Do(msgspec.Struct, frozen=True, tag=True):
+    """An action on a payload: `poll`, `read`, `abort`, or `release` after the gate, if there is one."""
+
+    action: str
+    number: int
+    gate: int | None = None
+
+
+class OpenGate(msgspec.Struct, frozen=True, tag=True):
+    gate: int
+
+
+class CloseReceiver(msgspec.Struct, frozen=True, tag=True):
+    key: int
+
+
+class SendPayload(msgspec.Struct, frozen=True, tag=True):
+    """The other process sends a payload of its own. ready: False for one that never becomes ready."""
+
+    key: int
+    meta: Meta
+    ready: bool
+
+
+class Turns(msgspec.Struct, frozen=True, tag=True):
+    """Asks for a `Report` with this `token` after some more turns."""
+
+    token: int
+    count: int
+
+
+Command = Start | OpenReceiver | OpenSender | Expect | PieceOf | Do | OpenGate | CloseReceiver | SendPayload | Turns
+
+
+class Commands(msgspec.Struct, frozen=True, tag=True):
+    each: list[Command]
+
+
+class State(msgspec.Struct):
+    """A payload at its consumer.
+
+    reads: number of reads that had the right values. lost: what `Pending.poll` raised.
+    """
+
+    number: int
+    arrived: bool = False
+    ready: bool = False
+    reads: int = 0
+    lost: str = ""
+
+
+class Report(msgspec.Struct, tag=True):
+    """What is new at the other end; its first one says that it is there.
+
+    broken: the text of an AssertionError. busy: a receiver is. pieces: of payloads
+    that the other end sends.
+    """
+
+    states: list[State] = []
+    busy: bool = False
+    broken: str = ""
+    token: int = 0
+    addresses: dict[int, Typed[msgspec.Struct]] = {}
+    pieces: list[PieceOf] = []

@@ -1,0 +1,54 @@
+"""How a check fails: with the promise of `omni.connector.base` that was broken."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PATIENCE_SECONDS = 60.0
+"""How long a check waits for what must come, before it fails. Longer for large payloads."""
+WAIT_SECONDS = 10.0
+MAX_QUERIES = 50_000
+
+
+class Gate:
+    """An event that the check completes.
+
+    A connector's call that polls it until it is done fails the check: by the number of queries or by the time since the
+    first one, both since the last `rest`.
+    """
+
+    def __init__(self) -> None:
+        self.open = False
+        self.rest()
+
+    def rest(self) -> None:
+        """No call is under way."""
+        self._queries = 0
+        self._since = 0.0
+
+    def done(self) -> bool:
+        if not self.open:
+            now = time.monotonic()
+            self._since = self._since or now
+            self._queries += 1
+            require(self._queries < MAX_QUERIES and now - self._since < WAIT_SECONDS, "no call waits for an event")
+        return self.open
+
+
+def require(kept: bool, promise: str) -> None:
+    """Raises AssertionError, which names the promise, if it is not kept."""
+    if not kept:
+        raise AssertionError(f"connector contract broken: {promise}")
+
+
+@contextmanager
+def calling(call: str) -> Iterator[None]:
+    """While entered, an exception is one that the contract does not allow: it becomes an AssertionError."""
+    try:
+        yield
+    except AssertionError as error:
+        if str(error).startswith("connector contract broken"):
+            raise
+        raise AssertionError(f"connector contract broken: {call} does not fail ({error!r})") from error
+    except Exception as error:
+        raise AssertionError(f"connector contract broken: {call} does not fail ({error!r})") from error

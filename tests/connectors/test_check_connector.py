@@ -1,0 +1,77 @@
+"""The conformance suite of connectors passes a reference connector and finds each broken promise, in one thread."""
+
+from collections.abc import Callable
+
+import pytest
+
+from omni.connector import Connector
+from omni.device.cpu import CpuDevice
+from omni.errors import ConfigError
+from omni.testing import SimulatedDevice, check_connector
+from tests.connectors import inline_faults, local_faults
+from tests.connectors.inline import InlineConnector
+
+SMALL = 2**19
+
+
+def test_a_connector_with_inline_pieces_keeps_the_contract():
+    check_connector(InlineConnector, CpuDevice(), processes=False, largest_bytes=2**21)
+
+
+def test_it_keeps_the_contract_on_a_device_whose_work_is_late():
+    device = SimulatedDevice(seed=1)
+    check_connector(InlineConnector, device, largest_bytes=SMALL)
+    device.assert_no_races()
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"),
+    [
+        (local_faults.LocalFreesEarly, "not free before the release event"),
+        (local_faults.LocalAbortsReleased, "does not free what is still being read"),
+        (local_faults.LocalForgetsTheProducersAbort, "an aborted payload"),
+        (local_faults.LocalForgetsTheConsumersAbort, "an aborted payload is freed"),
+        (local_faults.LocalAbortsSent, "keeps its contents"),
+        (local_faults.LocalIgnoresReady, "nothing is ready before"),
+        (local_faults.LocalCopies, "without a copy"),
+        (local_faults.LocalCopiesSlices, "page slices travel as they are"),
+        (local_faults.LocalDeniesItsReferences, "passes the same memory says so"),
+        (local_faults.LocalWaits, "no call waits"),
+        (local_faults.LocalMixesUp, "with its own meta"),
+        (local_faults.LocalForgetsDiscards, "Receiver.discard"),
+        (local_faults.LocalRepeatsPieces, "each piece once"),
+        (local_faults.LocalClosesOnce, "Sender.close does not fail"),
+        (local_faults.LocalServesNothing, "Connector.serves"),
+        (local_faults.LocalClaimsTheHost, "is a msgspec.Struct"),
+        (inline_faults.InlineIgnoresReady, "nothing is ready before"),
+        (inline_faults.InlineIgnoresMoved, "pages.* keeps its contents"),
+        (inline_faults.InlineNeverReportsGathers, "reports each gather"),
+        (inline_faults.InlineKeepsThePlace, "pages.* keeps its contents"),
+        (inline_faults.InlineReversesPieces, "Receiver.receive does not fail"),
+        (inline_faults.InlineFreesBeforeItReads, "keeps its contents"),
+        (inline_faults.InlineChangesADtype, "keeps its dtype"),
+        (inline_faults.InlineLosesEmptyPayloads, "a payload that is ready arrives"),
+        (inline_faults.InlineWaits, "no call waits"),
+        (inline_faults.InlineSendsAborted, "an aborted payload"),
+        (inline_faults.InlineSendsNoStructs, "a piece is a msgspec.Struct"),
+        (inline_faults.InlineHasNoAddress, "an address is a msgspec.Struct"),
+        (inline_faults.InlineIsAlwaysBusy, "not busy any more"),
+        (inline_faults.InlineReusesReleasedMemory, "also when it is read late"),
+        (inline_faults.InlineFreesAborted, "also when it is read late"),
+        (inline_faults.InlineMixesEdges, "keeps its|own meta|arrives"),
+        (inline_faults.InlinePoolNeverDrains, "never keep others from arriving|is ready arrives"),
+        (inline_faults.InlinePoolLosesDiscarded, "Receiver.discard|is ready arrives"),
+        (inline_faults.InlinePoolLosesAborted, "Pending.abort|is ready arrives"),
+    ],
+)
+def test_the_suite_finds_a_broken_connector(
+    broken: Callable[[], Connector], promise: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("omni.testing.connectors.promises.PATIENCE_SECONDS", 0.5)
+    with pytest.raises(AssertionError, match=f"connector contract broken: .*({promise})"):
+        check_connector(broken, CpuDevice(), processes=False, largest_bytes=SMALL)
+
+
+def test_a_factory_that_a_second_process_cannot_import_is_refused():
+    with pytest.raises(ConfigError, match=r"second process cannot import .*processes=False"):
+        check_connector(lambda: InlineConnector(), CpuDevice())
